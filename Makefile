@@ -1,0 +1,39 @@
+# make demo    the whole pipeline on real input, from nothing
+# make test    every test that needs no GPU, the simulator's in a run of its own
+# make gpu-test  the tests that need a GPU; fails where none ran
+# make lint    ruff, mypy, import direction
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo test gpu-test lint clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+# The stamp depends on pyproject.toml alone: the install is editable, so source changes need no new one.
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/tilewright demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m 'not gpu and not multigpu'
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest tests/kernels -m simulator
+
+gpu-test: $(INSTALLED)
+	$(BIN)/python -m pytest -m 'gpu or multigpu'
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_imports.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo-output

@@ -1,0 +1,31 @@
+"""Errors that a caller can cause. Each message says what was found, what is allowed and what to change.
+
+They live in the lowest layer so that every layer can raise them; ``tilewright.pipeline.errors`` adds those
+that speak of stores, plans and clusters.
+"""
+
+from __future__ import annotations
+
+
+class TilewrightError(Exception):
+    """The base of every error that Tilewright raises on purpose."""
+
+
+class ShapeError(TilewrightError, ValueError):
+    """Sides that do not match, or an array with the wrong number of dimensions."""
+
+
+class DTypeError(TilewrightError, TypeError):
+    """An element type that the operation does not take."""
+
+
+class OptionError(TilewrightError, ValueError):
+    """An argument outside the values it may have."""
+
+
+class OutputError(TilewrightError, ValueError):
+    """An output array of the wrong shape, dtype or device, or one that overlaps an input."""
+
+
+class DeviceUnavailableError(TilewrightError, RuntimeError):
+    """The device that was asked for is not there, or cannot be used."""

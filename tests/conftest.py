@@ -1,0 +1,59 @@
+"""Markers that cannot pass by running nothing, and the seeds every random test shares."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports numba: the simulator is a mode of a whole process, chosen by the environment.
+SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+# Compilation makes the first example slow, so a deadline would measure the compiler.
+settings.register_profile(
+    "tilewright",
+    deadline=None,
+    max_examples=40,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("tilewright")
+
+NEEDS = {"gpu": 1, "multigpu": 2}
+
+
+def gpu_count() -> int:
+    """CUDA GPUs that this process can use; the simulator's pretended one does not count."""
+    if SIMULATOR:
+        return 0
+    from numba import cuda
+
+    return len(cuda.gpus) if cuda.is_available() else 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    selected = config.option.markexpr or ""
+    asked = any(word in NEEDS for word in selected.replace("not gpu", "").replace("not multigpu", "").split())
+    if asked:
+        return  # a run that asks for the GPU gets failures, not skips, where there is none
+    count = gpu_count()
+    for item in items:
+        for marker, needed in NEEDS.items():
+            if item.get_closest_marker(marker) and count < needed:
+                item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA GPU(s), found {count}"))
+        in_simulator = item.get_closest_marker("simulator") is not None
+        if in_simulator and not SIMULATOR:
+            item.add_marker(pytest.mark.skip(reason="runs under NUMBA_ENABLE_CUDASIM=1, in a run of its own"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, needed in NEEDS.items():
+        if item.get_closest_marker(marker) and gpu_count() < needed:
+            pytest.fail(f"this test needs {needed} CUDA GPU(s), found {gpu_count()}", pytrace=False)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20261121)

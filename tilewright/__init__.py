@@ -1,0 +1,57 @@
+"""Tilewright: multiply Zarr matrices larger than a GPU, and count text corpora, with Dask and Numba CUDA.
+
+The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a
+machine without CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Device": "tilewright.kernels.device",
+    "Histogram": "tilewright.pipeline.reduce",
+    "MatmulPlan": "tilewright.pipeline.plan",
+    "MatmulRun": "tilewright.pipeline.execute",
+    "TilewrightError": "tilewright.kernels.errors",
+    "Verification": "tilewright.pipeline.verify",
+    "devices": "tilewright.workflows.devices",
+    "dot": "tilewright.workflows.dot",
+    "histogram": "tilewright.workflows.histogram",
+    "matmul": "tilewright.workflows.matmul",
+    "open_cluster": "tilewright.pipeline.cluster",
+    "plan_matmul": "tilewright.workflows.matmul",
+    "verify": "tilewright.workflows.verify",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+if TYPE_CHECKING:
+    from tilewright.kernels.device import Device as Device
+    from tilewright.kernels.errors import TilewrightError as TilewrightError
+    from tilewright.pipeline.cluster import open_cluster as open_cluster
+    from tilewright.pipeline.execute import MatmulRun as MatmulRun
+    from tilewright.pipeline.plan import MatmulPlan as MatmulPlan
+    from tilewright.pipeline.reduce import Histogram as Histogram
+    from tilewright.pipeline.verify import Verification as Verification
+    from tilewright.workflows.devices import devices as devices
+    from tilewright.workflows.dot import dot as dot
+    from tilewright.workflows.histogram import histogram as histogram
+    from tilewright.workflows.matmul import matmul as matmul
+    from tilewright.workflows.matmul import plan_matmul as plan_matmul
+    from tilewright.workflows.verify import verify as verify
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tilewright' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
