@@ -10,7 +10,7 @@ knows its layout, and one multiply-add is cheaper than a two-dimensional index. 
 zero-extended, so 32-bit offsets reach 2^32 elements. "Registers" means a ``cuda.local.array`` whose every index
 is a compile-time constant: LLVM then keeps it in registers.
 
-Sections: vector loads and stores; asynchronous copies (``cp.async``).
+Sections: vector loads and stores; asynchronous copies (``cp.async``); double-precision tensor cores.
 """
 
 from __future__ import annotations
@@ -192,3 +192,127 @@ def wait_copies(typingctx, pending):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.void(pending), generate
+
+
+# --- Double-precision tensor cores --------------------------------------------------------------------------
+
+
+@intrinsic
+def global_array(typingctx, address, dtype):  # type: ignore[no-untyped-def]
+    """A flat array of ``dtype`` that begins at a global-memory address (an integer). It has no bounds.
+
+    A kernel that takes addresses is compiled once for every layout, and complex numbers can be read as the
+    pairs of floats they are; passing arrays would need a compilation for each combination of Numba's layouts.
+    """
+    if not isinstance(address, types.Integer):
+        return None
+    array_type = types.Array(dtype.dtype, 1, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        element = context.get_data_type(array_type.dtype)
+        wide = context.cast(builder, arguments[0], signature.args[0], types.uint64)
+        # Through the global address space, so that LLVM emits ld.global and st.global, not generic accesses.
+        data = builder.addrspacecast(
+            builder.inttoptr(wide, ir.PointerType(element, 1)), ir.PointerType(element)
+        )
+        itemsize = context.get_constant(types.intp, context.get_abi_sizeof(element))
+        nothing = context.get_constant(types.intp, 0)
+        array = context.make_array(array_type)(context, builder)
+        context.populate_array(
+            array, data=data, shape=[nothing], strides=[itemsize], itemsize=itemsize, meminfo=None
+        )
+        return array._getvalue()
+
+    return array_type(address, dtype), generate
+
+
+def _multiply_native(k: int) -> Callable[..., list[Any]]:
+    """``mma.sync.m16n8k{k}`` for float64, which compute capability 9.0 brought."""
+    double = ir.DoubleType()
+    inputs = [f"${4 + i}" for i in range(3 * k // 4)]
+    sums = "{$0, $1, $2, $3}"
+    text = (
+        f"mma.sync.aligned.m16n8k{k}.row.col.f64.f64.f64.f64 {sums}, "
+        f"{{{', '.join(inputs[: k // 2])}}}, {{{', '.join(inputs[k // 2 :])}}}, {sums};"
+    )
+    constraints = ",".join(["=d"] * 4 + ["d"] * len(inputs) + ["0", "1", "2", "3"])
+    function = ir.FunctionType(ir.LiteralStructType([double] * 4), [double] * (len(inputs) + 4))
+    instruction = ir.InlineAsm(function, text, constraints)
+
+    def emit(builder: Any, c: list[Any], a: list[Any], b: list[Any]) -> list[Any]:
+        result = builder.call(instruction, [*a, *b, *c])
+        return [builder.extract_value(result, i) for i in range(4)]
+
+    return emit
+
+
+def _multiply_8x8x4(k: int) -> Callable[..., list[Any]]:
+    """The same product from ``mma.sync.m8n8k4``, the one float64 shape of compute capability 8.0.
+
+    The larger shape's fragments are made of the smaller one's: A's register 2 j + h holds half h of the rows
+    at step j of four k, B's register j the same k, and C's registers 2 h and 2 h + 1 half h of the rows.
+    """
+    double = ir.DoubleType()
+    text = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {$0, $1}, {$2}, {$3}, {$0, $1};"
+    function = ir.FunctionType(ir.LiteralStructType([double] * 2), [double] * 4)
+    instruction = ir.InlineAsm(function, text, "=d,=d,d,d,0,1")
+
+    def emit(builder: Any, c: list[Any], a: list[Any], b: list[Any]) -> list[Any]:
+        sums = list(c)
+        for j in range(k // 4):
+            for half in range(2):
+                low, high = 2 * half, 2 * half + 1
+                result = builder.call(instruction, [a[2 * j + half], b[j], sums[low], sums[high]])
+                sums[low], sums[high] = (builder.extract_value(result, i) for i in range(2))
+        return sums
+
+    return emit
+
+
+def mma_f64(k: int, *, native: bool, a_strides: tuple[int, int], b_stride: int) -> Callable[..., Any]:
+    """``mma(c, c0, a, a0, b, b0)``: a warp adds its 16 × 8 product over ``k`` (4, 8, 16) to registers ``c``.
+
+    The three are float64 register arrays. With g = lane / 4 and t = lane % 4 (PTX ISA, the fragments of
+    m16n8k{4,8,16} for float64), and r, s, h counting from 0:
+
+    - ``a[a0 + s * a_strides[0] + h * a_strides[1]]`` is A at row g + 8 h, column t + 4 s (h < 2, s < k / 4);
+    - ``b[b0 + s * b_stride]`` is B at row t + 4 s, column g;
+    - ``c[c0 + 2 h + r]`` is C at row g + 8 h, column 2 t + r (r < 2).
+
+    ``native`` asks for the instruction of that very shape (compute capability 9.0); without it the product is
+    put together from m8n8k4 (8.0).
+    """
+    multiply = (_multiply_native if native else _multiply_8x8x4)(k)
+    a_offsets = [s * a_strides[0] + h * a_strides[1] for s in range(k // 4) for h in range(2)]
+    b_offsets = [s * b_stride for s in range(k // 4)]
+
+    @intrinsic
+    def mma(typingctx, c, c0, a, a0, b, b0):  # type: ignore[no-untyped-def]
+        if not _require_array(c, a, b):
+            return None
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            def registers(position: int, offsets: list[int]) -> list[Any]:
+                first = _element_pointer(
+                    context,
+                    builder,
+                    signature.args[position],
+                    arguments[position],
+                    signature.args[position + 1],
+                    arguments[position + 1],
+                )
+                return [builder.gep(first, [ir.Constant(ir.IntType(64), offset)]) for offset in offsets]
+
+            sums = registers(0, [0, 1, 2, 3])
+            operands = [
+                [builder.load(register) for register in registers(position, offsets)]
+                for position, offsets in ((2, a_offsets), (4, b_offsets))
+            ]
+            result = multiply(builder, [builder.load(register) for register in sums], *operands)
+            for value, register in zip(result, sums, strict=True):
+                builder.store(value, register)
+            return context.get_dummy_value()
+
+        return types.void(c, c0, a, a0, b, b0), generate
+
+    return mma
