@@ -1,20 +1,21 @@
 """Every intrinsic and inline-PTX wrapper; nothing else in the project has any.
 
-Numba's scalar language reaches neither 128-bit memory accesses nor the asynchronous copies and tensor-core
-instructions. Each function here is an ``@intrinsic``, callable from a ``cuda.jit`` kernel, that lowers to the one
-instruction its docstring names. The simulator cannot run them: a module that imports this one has a portable
-sibling.
+Numba's scalar language reaches neither 128-bit accesses nor asynchronous copies nor the tensor cores. Each
+function here is an ``@intrinsic``, callable from a ``cuda.jit`` kernel, that lowers to the one instruction its
+docstring names. The simulator cannot run them: a module that imports this one has a portable sibling.
 
-Arrays are addressed by element offsets from their first element, whatever their shape and strides: the caller
-knows its layout, and one multiply-add is cheaper than a two-dimensional index. Unsigned offsets are
-zero-extended, so 32-bit offsets reach 2^32 elements. "Registers" means a ``cuda.local.array`` whose every index
-is a compile-time constant: LLVM then keeps it in registers.
+Arrays are addressed by element offsets from their first element, whatever their shape and strides: the
+caller knows its layout, and one multiply-add is cheaper than a two-dimensional index. Unsigned offsets are
+zero-extended, so 32-bit offsets reach 2^32 elements. "Registers" means a ``cuda.local.array`` whose every
+index is a compile-time constant: LLVM then keeps it in registers.
 
-Sections: vector loads and stores; asynchronous copies (``cp.async``); double-precision tensor cores.
+Sections: unrolling; vector loads and stores; asynchronous copies (``cp.async``); double-precision tensor
+cores; Hopper's barriers, clusters and bulk copies; Hopper's warpgroup tensor cores.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,8 @@ from numba.cuda.extending import intrinsic
 
 VECTOR_NBYTES = 16
 """The widest access of one thread: 128 bits."""
+SHARED_SPACE = 3
+"""LLVM's number for shared memory."""
 
 
 def _element_pointer(
@@ -41,7 +44,34 @@ def _require_array(*array_types: Any) -> bool:
     return all(isinstance(array_type, types.Array) for array_type in array_types)
 
 
-# --- Vector loads and stores -------------------------------------------------------------------------------------
+# --- Unrolling --------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def unroll(typingctx, function, count, arguments):  # type: ignore[no-untyped-def]
+    """Call ``function(i, *arguments)`` for i = 0, 1, ... ``count`` - 1, written out at compile time.
+
+    ``count`` is a constant and ``function`` a device function that returns nothing; in each call ``i`` is a
+    constant, so what is indexed by it may live in registers. LLVM unrolls short loops by itself, but not one
+    whose body holds hundreds of multiply-adds.
+    """
+    if not isinstance(count, types.IntegerLiteral) or not isinstance(arguments, types.BaseTuple):
+        return None
+    call = types.void(types.int32, *arguments.types)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        # Compiled as part of the caller: a device function of its own would ask for a GPU to compile for.
+        body = context.compile_subroutine(builder, function.dispatcher.py_func, call)
+        unpacked = [builder.extract_value(values[2], i) for i in range(len(arguments.types))]
+        for i in range(count.literal_value):
+            step = [ir.Constant(ir.IntType(32), i), *unpacked]
+            context.call_internal(builder, body.fndesc, call, step)
+        return context.get_dummy_value()
+
+    return types.void(function, count, arguments), generate
+
+
+# --- Vector loads and stores ------------------------------------------------------------------------------
 
 
 def _elements_per_vector(context: Any, array_type: Any) -> int:
@@ -51,12 +81,13 @@ def _elements_per_vector(context: Any, array_type: Any) -> int:
 
 @intrinsic
 def load_vector(typingctx, registers, register_index, array, index):  # type: ignore[no-untyped-def]
-    """``registers[register_index + t] = array[index + t]`` for the 16 / itemsize elements of one 128-bit load.
+    """One 128-bit load: ``registers[register_index...] = array[index...]``, 16 / itemsize elements.
 
     ``array`` lies in global or shared memory (LLVM tells which: ``ld.global.v4`` or ``ld.shared.v4``); the
-    address of ``array[index]`` must be a multiple of 16 bytes. Both arrays have the same element type.
+    address of ``array[index]`` must be a multiple of 16 bytes. ``registers`` has the type of ``array``, or
+    its real type where ``array`` is complex: then ``register_index`` counts reals.
     """
-    if not _require_array(registers, array) or registers.dtype != array.dtype:
+    if not _require_array(registers, array) or not _same_scalar(registers, array):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -80,8 +111,8 @@ def load_vector(typingctx, registers, register_index, array, index):  # type: ig
 
 @intrinsic
 def store_vector(typingctx, array, index, registers, register_index):  # type: ignore[no-untyped-def]
-    """``array[index + t] = registers[register_index + t]``, one 128-bit store; the mirror of ``load_vector``."""
-    if not _require_array(registers, array) or registers.dtype != array.dtype:
+    """One 128-bit store, ``array[index...] = registers[register_index...]``: ``load_vector``'s mirror."""
+    if not _require_array(registers, array) or not _same_scalar(registers, array):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -104,6 +135,10 @@ def store_vector(typingctx, array, index, registers, register_index):  # type: i
     return types.void(array, index, registers, register_index), generate
 
 
+def _same_scalar(registers: Any, array: Any) -> bool:
+    return registers.dtype in (array.dtype, getattr(array.dtype, "underlying_float", None))
+
+
 def _scalar(element: ir.Type) -> ir.Type:
     """The machine type under an element type: a complex number is a struct of two floats."""
     return element.elements[0] if isinstance(element, ir.LiteralStructType) else element
@@ -113,7 +148,20 @@ def _scalars(element: ir.Type) -> int:
     return len(element.elements) if isinstance(element, ir.LiteralStructType) else 1
 
 
-# --- Asynchronous copies -----------------------------------------------------------------------------------------
+# --- Asynchronous copies ----------------------------------------------------------------------------------
+
+
+@intrinsic
+def address_of(typingctx, array):  # type: ignore[no-untyped-def]
+    """The address (uint64) of the first element of an array in global memory."""
+    if not _require_array(array):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, value=arguments[0]).data
+        return builder.ptrtoint(data, ir.IntType(64))
+
+    return types.uint64(array), generate
 
 
 def _copy_async(nbytes: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -124,16 +172,13 @@ def _copy_async(nbytes: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     cache = "cg" if nbytes == VECTOR_NBYTES else "ca"
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        shared_type, shared_index_type, source_type, index_type = signature.args[:4]
-        target = _element_pointer(
-            context, builder, shared_type, arguments[0], shared_index_type, arguments[1]
-        )
-        target = builder.addrspacecast(target, ir.PointerType(target.type.pointee, 3))
-        origin = _element_pointer(context, builder, source_type, arguments[2], index_type, arguments[3])
-        operands = [builder.ptrtoint(target, ir.IntType(32)), builder.ptrtoint(origin, ir.IntType(64))]
+        array_type, index_type = signature.args[:2]
+        target = _element_pointer(context, builder, array_type, arguments[0], index_type, arguments[1])
+        target = builder.addrspacecast(target, ir.PointerType(target.type.pointee, SHARED_SPACE))
+        operands = [builder.ptrtoint(target, ir.IntType(32)), arguments[2]]
         text = f"cp.async.{cache}.shared.global [$0], [$1], {nbytes}"
-        if len(arguments) == 5:
-            wanted = builder.icmp_signed("!=", arguments[4], ir.Constant(arguments[4].type, 0))
+        if len(arguments) == 4:
+            wanted = builder.icmp_signed("!=", arguments[3], ir.Constant(arguments[3].type, 0))
             whole, nothing = ir.Constant(ir.IntType(32), nbytes), ir.Constant(ir.IntType(32), 0)
             operands.append(builder.select(wanted, whole, nothing))
             text += ", $2"
@@ -143,24 +188,24 @@ def _copy_async(nbytes: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return context.get_dummy_value()
 
     @intrinsic
-    def copy(typingctx, shared, shared_index, source, index):  # type: ignore[no-untyped-def]
-        if not _require_array(shared, source) or shared.dtype != source.dtype:
+    def copy(typingctx, shared, index, address):  # type: ignore[no-untyped-def]
+        if not _require_array(shared) or address != types.uint64:
             return None
-        return types.void(shared, shared_index, source, index), emit
+        return types.void(shared, index, address), emit
 
     @intrinsic
-    def copy_or_zero(typingctx, shared, shared_index, source, index, wanted):  # type: ignore[no-untyped-def]
-        if not _require_array(shared, source) or shared.dtype != source.dtype:
+    def copy_or_zero(typingctx, shared, index, address, wanted):  # type: ignore[no-untyped-def]
+        if not _require_array(shared) or address != types.uint64:
             return None
-        return types.void(shared, shared_index, source, index, wanted), emit
+        return types.void(shared, index, address, types.boolean), emit
 
     return copy, copy_or_zero
 
 
-# ``copy_async_N(shared, shared_index, source, index)`` starts copying N bytes from ``source[index...]`` to
-# ``shared[shared_index...]``; both addresses must be multiples of N bytes. ``copy_async_N_or_zero`` takes one
-# argument more, ``wanted``: where it is false nothing is read and the bytes in shared memory become zero. A copy is
-# complete for its thread after ``wait_copies``, and for the block after a barrier behind that.
+# ``copy_async_N(shared, index, address)`` starts copying N bytes from a global address (uint64) to
+# ``shared[index...]``; both must be multiples of N bytes. ``copy_async_N_or_zero`` takes one argument more,
+# ``wanted``: where it is false nothing is read and the bytes in shared memory become zero. A copy is complete
+# for its thread after ``wait_copies``, and for the block after a barrier behind that.
 copy_async_4, copy_async_4_or_zero = _copy_async(4)
 copy_async_8, copy_async_8_or_zero = _copy_async(8)
 copy_async_16, copy_async_16_or_zero = _copy_async(16)
@@ -180,7 +225,7 @@ def commit_copies(typingctx):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def wait_copies(typingctx, pending):  # type: ignore[no-untyped-def]
-    """``cp.async.wait_group``: wait until at most ``pending`` (a constant) of this thread's groups are under way."""
+    """``cp.async.wait_group``: wait until this thread has at most ``pending`` (a constant) groups under way."""
     if not isinstance(pending, types.IntegerLiteral):
         return None
 
@@ -194,7 +239,7 @@ def wait_copies(typingctx, pending):  # type: ignore[no-untyped-def]
     return types.void(pending), generate
 
 
-# --- Double-precision tensor cores --------------------------------------------------------------------------
+# --- Double-precision tensor cores ------------------------------------------------------------------------
 
 
 @intrinsic
@@ -316,3 +361,222 @@ def mma_f64(k: int, *, native: bool, a_strides: tuple[int, int], b_stride: int) 
         return types.void(c, c0, a, a0, b, b0), generate
 
     return mma
+
+
+# --- Hopper: barriers in shared memory, clusters and the bulk copy engine ---------------------------------
+
+
+def _instruction(
+    text: str,
+    constraints: str,
+    arguments: tuple[Any, ...],
+    result: Any = types.void,
+    description: str = "",
+) -> Callable[..., Any]:
+    """An ``@intrinsic`` of scalars that is one inline assembly: ``$0`` is the result if there is one."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        returned = ir.VoidType() if result is types.void else context.get_value_type(result)
+        function = ir.FunctionType(returned, [value.type for value in values])
+        clobbered = ",".join(part for part in (constraints, "~{memory}") if part)
+        value = builder.call(ir.InlineAsm(function, text, clobbered, side_effect=True), values)
+        return context.get_dummy_value() if result is types.void else value
+
+    def declare(typingctx, *given):  # type: ignore[no-untyped-def]
+        return (result(*arguments), generate) if len(given) == len(arguments) else None
+
+    declare.__doc__ = description
+    # Numba binds a call's arguments by name, so the signature must show one name for each.
+    names = ["typingctx", *(f"argument_{i}" for i in range(len(arguments)))]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    declare.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    return intrinsic(declare)
+
+
+@intrinsic
+def shared_address(typingctx, array):  # type: ignore[no-untyped-def]
+    """The address (uint32, in the block's shared window) of the first element of a shared array."""
+    if not _require_array(array):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, value=arguments[0]).data
+        shared = builder.addrspacecast(data, ir.PointerType(data.type.pointee, 3))
+        return builder.ptrtoint(shared, ir.IntType(32))
+
+    return types.uint32(array), generate
+
+
+_U32, _U64, _I32 = types.uint32, types.uint64, types.int32
+
+barrier_init = _instruction(
+    "mbarrier.init.shared::cta.b64 [$0], $1;",
+    "r,r",
+    (_U32, _U32),
+    description="``barrier_init(barrier, count)``: a phase completes after ``count`` arrivals and all expected bytes.",
+)
+barrier_init_fence = _instruction(
+    "fence.mbarrier_init.release.cluster;",
+    "",
+    (),
+    description="Makes initialised barriers visible to the cluster and to the copy engine.",
+)
+barrier_expect = _instruction(
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;",
+    "r,r",
+    (_U32, _U32),
+    description="``barrier_expect(barrier, nbytes)``: arrive, and hold the phase open until that many bytes came.",
+)
+barrier_arrive = _instruction(
+    "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1;"
+    " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }",
+    "r,r",
+    (_U32, _U32),
+    description="``barrier_arrive(barrier, rank)``: arrive at the same barrier of the cluster's block ``rank``.",
+)
+barrier_wait = _instruction(
+    "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;"
+    " @done bra finished; bra again; finished: }",
+    "r,r",
+    (_U32, _U32),
+    description="``barrier_wait(barrier, parity)``: sleep until the phase of that parity has completed.",
+)
+cluster_rank = _instruction(
+    "mov.u32 $0, %cluster_ctarank;", "=r", (), _U32, description="This block's number in its cluster."
+)
+cluster_barrier = _instruction(
+    "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
+    "",
+    (),
+    description="Every thread of every block of the cluster waits for all the others.",
+)
+tensor_map_acquire = _instruction(
+    "fence.proxy.tensormap::generic.acquire.gpu [$0], 128;",
+    "l",
+    (_U64,),
+    description="Lets the copy engine see a tensor map that was written to global memory.",
+)
+_BULK = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+tensor_load = _instruction(
+    f"{_BULK} [$0], [$1, {{$3, $4, $5}}], [$2];",
+    "r,l,r,r,r,r",
+    (_U32, _U64, _U32, _I32, _I32, _I32),
+    description="``tensor_load(shared, map, barrier, x, y, z)``: the box of a tensor map that begins at (x, y, z), "
+    "zeros outside the tensor; its bytes count at the barrier. One thread calls it.",
+)
+tensor_load_multicast = _instruction(
+    f"{_BULK}.multicast::cluster [$0], [$1, {{$3, $4, $5}}], [$2], $6;",
+    "r,l,r,r,r,r,h",
+    (_U32, _U64, _U32, _I32, _I32, _I32, types.uint16),
+    description="The same into every block of the cluster whose bit in the last argument is set, at the same place.",
+)
+
+
+def register_budget(count: int, *, grow: bool) -> Callable[..., Any]:
+    """``setmaxnreg`` for the calling warpgroup: producers give registers up, consumers take them."""
+    direction = "inc" if grow else "dec"
+    return _instruction(f"setmaxnreg.{direction}.sync.aligned.u32 {count};", "", ())
+
+
+@intrinsic
+def store_pair(typingctx, array, index, first, second):  # type: ignore[no-untyped-def]
+    """``array[index], array[index + 1] = first, second`` in one access, aligned to two elements."""
+    if not _require_array(array):
+        return None
+    element_type = array.dtype
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_type, index_type = signature.args[:2]
+        element = context.get_data_type(element_type)
+        vector_type = ir.VectorType(element, 2)
+        vector: Any = ir.Constant(vector_type, ir.Undefined)
+        for lane in range(2):
+            vector = builder.insert_element(vector, arguments[2 + lane], ir.Constant(ir.IntType(32), lane))
+        target = _element_pointer(context, builder, array_type, arguments[0], index_type, arguments[1])
+        nbytes = 2 * context.get_abi_sizeof(element)
+        builder.store(vector, builder.bitcast(target, vector_type.as_pointer()), align=nbytes)
+        return context.get_dummy_value()
+
+    return types.void(array, index, element_type, element_type), generate
+
+
+# --- Hopper: warpgroup tensor cores -----------------------------------------------------------------------
+
+_WGMMA_STEP_NBYTES = 32
+"""Bytes of k that one ``wgmma`` eats, whatever the element type."""
+
+wgmma_fence = _instruction(
+    "wgmma.fence.sync.aligned;",
+    "",
+    (),
+    description="Orders the registers' earlier accesses before the products that follow.",
+)
+wgmma_commit = _instruction(
+    "wgmma.commit_group.sync.aligned;", "", (), description="The products issued so far become one group."
+)
+
+
+def wgmma_wait(pending: int) -> Callable[..., Any]:
+    """Wait until at most ``pending`` groups of products are under way."""
+    return _instruction(f"wgmma.wait_group.sync.aligned {pending};", "", ())
+
+
+def shared_tile(address: int, leading_nbytes: int, stride_nbytes: int) -> int:
+    """What a ``wgmma`` descriptor holds besides the address: 128-byte swizzle and two strides (PTX ISA 9.7.15.5)."""
+    return (1 << 62) | ((stride_nbytes >> 4) << 32) | ((leading_nbytes >> 4) << 16) | (address >> 4)
+
+
+def wgmma(
+    n: int, kind: str, steps: int, *, advance_a: int = 32, advance_b: int = 32, transpose_b: bool = False
+) -> Callable[..., Any]:
+    """``multiply(sums, a, b, keep)``: ``steps`` products ``m64n{n}`` of the calling warpgroup.
+
+    ``kind`` is the PTX type string, such as ``s32.s8.s8`` or ``f32.bf16.bf16``. ``sums`` is a register array of
+    n / 2 int32 or float32; ``a`` and ``b`` are descriptors of tiles in shared memory, moved by ``advance_a`` and
+    ``advance_b`` bytes a step. ``keep`` = 0 starts from zero, else the products are added to ``sums``.
+    """
+    registers = n // 2
+    itemsizes = {"s8": 1, "u8": 1, "bf16": 2, "f16": 2, "tf32": 4}
+    k = _WGMMA_STEP_NBYTES // itemsizes[kind.split(".")[1]]
+    integer = kind.startswith("s32")
+    outputs = "{" + ", ".join(f"${i}" for i in range(registers)) + "}"
+    a, b, keep = (f"${registers + i}" for i in range(3))
+    modes = "" if integer else ", 1, 1"
+    if kind.split(".")[1] in ("bf16", "f16"):
+        modes += f", 0, {int(transpose_b)}"
+    lines = ["{ .reg .pred p, always; .reg .b64 da, db;"]
+    lines.append(f"setp.ne.b32 p, {keep}, 0; setp.eq.b32 always, 0, 0;")
+    for step in range(steps):
+        lines.append(f"add.s64 da, {a}, {step * advance_a >> 4}; add.s64 db, {b}, {step * advance_b >> 4};")
+        scale = "p" if step == 0 else "always"
+        lines.append(f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{kind} {outputs}, da, db, {scale}{modes};")
+    text = "\n".join([*lines, "}"])
+    letter = "r" if integer else "f"
+    constraints = ",".join(
+        [f"={letter}"] * registers + ["l", "l", "r"] + [str(i) for i in range(registers)] + ["~{memory}"]
+    )
+    machine = ir.IntType(32) if integer else ir.FloatType()
+
+    @intrinsic
+    def multiply(typingctx, sums, a, b, keep):  # type: ignore[no-untyped-def]
+        """Issue the products; see ``wgmma``."""
+        if not _require_array(sums):
+            return None
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, value=arguments[0]).data
+            places = [builder.gep(data, [ir.Constant(ir.IntType(32), i)]) for i in range(registers)]
+            values = [builder.load(place) for place in places]
+            function = ir.FunctionType(
+                ir.LiteralStructType([machine] * registers),
+                [ir.IntType(64), ir.IntType(64), ir.IntType(32)] + [machine] * registers,
+            )
+            assembly = ir.InlineAsm(function, text, constraints, side_effect=True)
+            results = builder.call(assembly, [*arguments[1:], *values])
+            for i, place in enumerate(places):
+                builder.store(builder.extract_value(results, i), place)
+            return context.get_dummy_value()
+
+        return types.void(sums, types.uint64, types.uint64, types.int32), generate
+
+    return multiply
