@@ -1,23 +1,49 @@
-"""What every matrix-product kernel of the ladder has in common: the problem it is given and the record it offers.
+"""What every matrix-product kernel of the ladder has in common: the problem it is given and the record it
+offers.
 
-``select.py`` walks the records and takes the first whose ``supports`` accepts the problem. A kernel never sees
-a transpose flag: ``op(A)`` and ``op(B)`` arrive as views whose strides say how they lie in memory.
+``select.py`` walks the records and takes the first whose ``supports`` accepts the problem. A kernel never
+sees a transpose flag: ``op(A)`` and ``op(B)`` arrive as views whose strides say how they lie in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 Capability = tuple[int, int]
 
+INTEGERS = tuple(np.dtype(code) for code in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
+FLOATS = tuple(np.dtype(code) for code in ("f2", "f4", "f8"))
+COMPLEX = tuple(np.dtype(code) for code in ("c8", "c16"))
+ELEMENTS = INTEGERS + FLOATS + COMPLEX
+"""Every element type that can be multiplied."""
+
+PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
+
+_COMPUTE = {
+    np.dtype(narrow): np.dtype(wide)
+    for narrow, wide in {"i1": "i4", "i2": "i4", "u1": "u4", "u2": "u4", "f2": "f4"}.items()
+}
+
+
+def compute_dtype(result: np.dtype) -> np.dtype:
+    """The type in which products are formed and added up.
+
+    The result's own, except where a wider one costs nothing: 8- and 16-bit integers in 32 bits, which wraps
+    to the same answer in the end, and float16 in float32, rounded once, which is more accurate.
+    """
+    return _COMPUTE.get(result, result)
+
 
 @dataclass(frozen=True)
 class Operand:
-    """How one matrix lies in memory. Strides are in elements; a row-major matrix has strides (columns, 1)."""
+    """How one matrix lies in memory. Strides are in elements; a row-major matrix has strides (columns, 1).
+
+    Strides may be larger than a row, zero (a broadcast operand) or negative: ``supports`` must look at them.
+    """
 
     rows: int
     columns: int
@@ -38,7 +64,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Problem:
-    """C = op(A) op(B) (+ C when ``accumulate``), with op applied already: A is m × k, B is k × n, C is m × n."""
+    """C = op(A) op(B) (+ C when ``accumulate``), with op applied: A is m × k, B is k × n, C is m × n."""
 
     a: Operand
     b: Operand
@@ -63,12 +89,31 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """One specialisation of a kernel, with what it takes to compile it where there is no GPU."""
+
+    name: str
+    function: Any
+    """The plain Python function, for ``numba.cuda.compile_ptx``."""
+    signature: Any
+    minimum: Capability = (8, 0)
+    """The lowest compute capability it is written for."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """More keyword arguments of ``compile_ptx``, such as ``launch_bounds``."""
+
+
+def no_variants() -> Iterable[Variant]:
+    return ()
+
+
+@dataclass(frozen=True)
 class GemmKernel:
     """One rung of the ladder: a name for reports, what it accepts, and how it is launched.
 
-    ``launch(a, b, c, accumulate, stream)`` takes two-dimensional Numba device arrays (``a`` m × k, ``b`` k × n,
-    ``c`` m × n, any strides that ``supports`` accepted), enqueues the product on ``stream`` and returns at once.
-    With ``accumulate`` it adds into ``c``; otherwise it overwrites every element of ``c`` and reads none.
+    ``launch(a, b, c, accumulate, stream)`` takes two-dimensional Numba device arrays (``a`` m × k, ``b`` k ×
+    n, ``c`` m × n, any strides that ``supports`` accepted), enqueues the product on ``stream`` and returns at
+    once. With ``accumulate`` it adds into ``c``; otherwise it overwrites every element of ``c`` and reads
+    none. It is never called with m, n or k = 0.
     """
 
     name: str
@@ -77,3 +122,5 @@ class GemmKernel:
     launch: Callable[[Any, Any, Any, bool, Any], None]
     portable: bool = False
     """Whether the simulator can run it: no inline PTX, no warp intrinsics."""
+    variants: Callable[[], Iterable[Variant]] = no_variants
+    """Every specialisation worth compiling in a test, without a GPU."""

@@ -1,0 +1,142 @@
+"""Everything that can be wrong with a product, found before anything is launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
+from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
+
+_ELEMENT_NAMES = ", ".join(str(dtype) for dtype in ELEMENTS)
+
+
+def product_shape(
+    a: tuple[int, ...], b: tuple[int, ...], transpose_a: bool, transpose_b: bool
+) -> tuple[int, int, int]:
+    """(m, n, k) of op(A) op(B), or ShapeError."""
+    for name, shape in (("a", a), ("b", b)):
+        if len(shape) != 2:
+            raise ShapeError(
+                f"{name} has {len(shape)} dimension(s), shape {tuple(shape)}; a product takes matrices "
+                "(multiply a stack's members one by one; reshape a vector to a row or a column)"
+            )
+    m, k = reversed(a) if transpose_a else a
+    k_of_b, n = reversed(b) if transpose_b else b
+    if k != k_of_b:
+        raise ShapeError(
+            f"the inner sides differ: op(A) is {m} × {k} and op(B) is {k_of_b} × {n} (a: {tuple(a)}, "
+            f"transpose_a={transpose_a}; b: {tuple(b)}, transpose_b={transpose_b})"
+        )
+    return int(m), int(n), int(k)
+
+
+def result_dtype(a: np.dtype, b: np.dtype, dtype: Any = None) -> np.dtype:
+    """The element type of the product: numpy.matmul's, or ``dtype`` where both inputs cast to it
+    ``same_kind``.
+
+    Booleans are refused: numpy.matmul makes of them a logical product, of which there is no accumulate.
+    """
+    for name, found in (("a", a), ("b", b)):
+        if found.newbyteorder("=") not in ELEMENTS:
+            hint = f"; view it as uint8: {name}.view(numpy.uint8)" if found == np.bool_ else ""
+            raise DTypeError(
+                f"{name} holds {found}, which cannot be multiplied here; allowed are {_ELEMENT_NAMES}{hint}"
+            )
+    result = np.result_type(a, b)
+    if dtype is None:
+        return result
+    try:
+        wanted = np.dtype(dtype)
+    except TypeError:
+        raise DTypeError(f"dtype={dtype!r} is not an element type; allowed are {_ELEMENT_NAMES}") from None
+    if wanted not in ELEMENTS:
+        raise DTypeError(f"dtype={wanted} cannot be a product's type; allowed are {_ELEMENT_NAMES}")
+    for name, found in (("a", a), ("b", b)):
+        if not np.can_cast(found, wanted, "same_kind"):
+            raise DTypeError(
+                f"{name} holds {found}, which does not cast to dtype={wanted} within its kind; "
+                f"leave dtype out for {result}, or convert {name} first"
+            )
+    return wanted
+
+
+def precision(name: str, result: np.dtype) -> None:
+    if name not in PRECISIONS:
+        raise OptionError(f"precision={name!r} is unknown; it may be {', '.join(map(repr, PRECISIONS))}")
+    if name != "full" and result != np.float32:
+        raise OptionError(
+            f"precision={name!r} is a choice for float32 products; this one is {result}: use precision='full'"
+        )
+
+
+def layout(name: str, strides: tuple[int, ...], dtype: np.dtype) -> None:
+    """Refuse strides that are no whole number of elements (a field of a structured array)."""
+    if any(stride % dtype.itemsize for stride in strides):
+        raise ShapeError(
+            f"{name} has strides {tuple(strides)} bytes, which are no multiples of its {dtype.itemsize}-byte "
+            f"elements; copy it first"
+        )
+
+
+def output(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype, m: int, n: int, result: np.dtype
+) -> None:
+    """OutputError unless an array of this shape, strides (bytes) and dtype can hold an m × n product."""
+    if tuple(shape) != (m, n):
+        raise OutputError(f"out has shape {tuple(shape)}, but the product has {(m, n)}")
+    if dtype != result:
+        raise OutputError(
+            f"out holds {dtype}, the product is {result}; pass an out of {result}, or dtype={dtype.name!r}"
+        )
+    down, across = abs(strides[0]), abs(strides[1])
+    if m > 1 and n > 1:
+        distinct = min(down, across) >= dtype.itemsize and (down >= n * across or across >= m * down)
+    else:
+        distinct = (m <= 1 or down >= dtype.itemsize) and (n <= 1 or across >= dtype.itemsize)
+    if not distinct:
+        raise OutputError(
+            f"out has strides {tuple(strides)} bytes for shape {tuple(shape)}: elements of it share memory; "
+            "pass an array whose elements lie apart"
+        )
+
+
+class _Memory:
+    """An array's memory as numbers, so that NumPy can compare two regions without touching them."""
+
+    def __init__(
+        self, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype
+    ) -> None:
+        self.__array_interface__ = {
+            "data": (pointer, True),
+            "shape": tuple(shape),
+            "strides": tuple(strides),
+            "typestr": dtype.str,
+            "version": 3,
+        }
+
+
+def _extent(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    reach = [(side - 1) * stride for side, stride in zip(shape, strides, strict=True)]
+    low = sum(min(distance, 0) for distance in reach)
+    high = sum(max(distance, 0) for distance in reach)
+    return pointer + low, pointer + high + itemsize
+
+
+def overlap(name: str, operand: tuple[int, Any], out: tuple[int, Any]) -> None:
+    """OutputError if ``out`` shares memory with an operand; both are (address, array).""""""
+    (pointer, array), (out_pointer, out_array) = operand, out
+    if 0 in array.shape or 0 in out_array.shape:
+        return
+    low, high = _extent(pointer, array.shape, array.strides, array.dtype.itemsize)
+    out_low, out_high = _extent(out_pointer, out_array.shape, out_array.strides, out_array.dtype.itemsize)
+    if high <= out_low or out_high <= low:
+        return
+    first = np.asarray(_Memory(pointer, array.shape, array.strides, array.dtype))
+    second = np.asarray(_Memory(out_pointer, out_array.shape, out_array.strides, out_array.dtype))
+    if np.shares_memory(first, second):
+        raise OutputError(
+            f"out overlaps {name} in memory: the product would overwrite what it still has to read; "
+            "pass an out of its own"
+        )

@@ -1,0 +1,169 @@
+"""Exact integer products from units that multiply narrower numbers: the arithmetic of it, and nothing else.
+
+An integer x is written in balanced digits of w bits, x = d0 + d1 2**w + d2 2**2w + ..., with every digit but
+the last in [-2**(w-1), 2**(w-1) - 1]. Then A B is the sum of d_i(A) d_j(B) 2**(w (i + j)), each of those
+products is small enough to be exact in float64, float32 or int8 arithmetic, and where the result wraps modulo
+2**bits, the pairs whose weight reaches 2**bits are not needed at all. Everything is computed modulo 2**64, a
+ring, so a weight may as well be negative or a sum of powers.
+
+The splitting is classical (Ozaki, Ogita, Oishi and Rump, "Error-free transformations of matrix
+multiplication", 2012); forming d0 e1 + d1 e0 from (d0 + d1)(e0 + e1) is Karatsuba's (1962).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+MODULUS = 1 << 64
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An arithmetic unit that adds products up exactly as long as no sum exceeds ``2**exact_bits``."""
+
+    name: str
+    exact_bits: int
+    cost: float
+    """Time of one multiply-add, relative to float64's."""
+
+
+FLOAT64 = Unit("float64", 53, 1.0)
+FLOAT32 = Unit("float32", 24, 0.5)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product of sums of digits, and the weight (modulo 2**64) with which it enters the result."""
+
+    a: tuple[int, ...]
+    """Which digits of A are added up to make the left operand."""
+    b: tuple[int, ...]
+    weight: int
+
+
+@dataclass(frozen=True)
+class DigitPlan:
+    """How a product of integer matrices is computed exactly."""
+
+    unit: Unit
+    width: int
+    """Bits of a digit."""
+    digits_a: int
+    digits_b: int
+    products: tuple[Product, ...]
+    depth: int
+    """The largest k for which every sum of every product is exact."""
+
+    @property
+    def parts_a(self) -> tuple[tuple[int, ...], ...]:
+        """The distinct left operands, in the order of their first use."""
+        return tuple(dict.fromkeys(product.a for product in self.products))
+
+    @property
+    def parts_b(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(dict.fromkeys(product.b for product in self.products))
+
+
+def magnitudes(largest: int, width: int, count: int) -> tuple[int, ...]:
+    """Bounds on the absolute digits of any |x| <= largest, split into ``count`` digits of ``width`` bits.
+
+    The last digit keeps whatever is left, so any count represents any number.
+    """
+    bounds = []
+    for _ in range(count - 1):
+        bounds.append(min(1 << (width - 1), largest))
+        largest = (largest + (1 << (width - 1))) >> width
+    return (*bounds, largest)
+
+
+def digit_count(largest: int, width: int) -> int:
+    """The fewest balanced digits of ``width`` bits that hold every |x| <= largest, the last one too."""
+    count = 1
+    while magnitudes(largest, width, count)[-1] > 1 << (width - 1):
+        count += 1
+    return count
+
+
+def schoolbook(digits_a: int, digits_b: int, width: int, bits: int) -> tuple[Product, ...]:
+    """Every pair of digits whose weight is below 2**bits."""
+    return tuple(
+        Product((i,), (j,), 1 << (width * (i + j)))
+        for i in range(digits_a)
+        for j in range(digits_b)
+        if width * (i + j) < bits
+    )
+
+
+def karatsuba(digits_a: int, digits_b: int, width: int, bits: int) -> tuple[Product, ...]:
+    """The same sum with one product fewer: both mixed pairs of digits 0 and 1 come from a product of sums."""
+    one = 1 << width
+    rest = tuple(
+        product
+        for product in schoolbook(digits_a, digits_b, width, bits)
+        if not {product.a[0], product.b[0]} <= {0, 1}
+    )
+    low = Product((0,), (0,), (1 - one) % MODULUS)
+    high = Product((1,), (1,), (one * one - one) % MODULUS)
+    return (low, Product((0, 1), (0, 1), one), high, *rest)
+
+
+def exact_depth(products: tuple[Product, ...], a: tuple[int, ...], b: tuple[int, ...], unit: Unit) -> int:
+    """The largest k whose sums stay exact; ``a`` and ``b`` bound the absolute digits of the operands."""
+    worst = max(sum(a[i] for i in product.a) * sum(b[j] for j in product.b) for product in products)
+    return (1 << unit.exact_bits) // max(worst, 1)
+
+
+def _counts(largest: int, width: int) -> set[int]:
+    """Digit counts worth trying: all in one, balanced, or one fewer with a last digit that is wider."""
+    balanced = digit_count(largest, width)
+    return {1, balanced, max(balanced - 1, 1)}
+
+
+def plan(
+    largest_a: int,
+    largest_b: int,
+    k: int,
+    bits: int,
+    units: tuple[Unit, ...] = (FLOAT64, FLOAT32),
+    pass_cost: int = 100,
+) -> DigitPlan:
+    """The cheapest exact way to multiply matrices with |a| <= largest_a and |b| <= largest_b, modulo 2**bits.
+
+    The cost of a way is its products times k, plus ``pass_cost`` multiply-adds for each time that an element
+    of a product is collected: once for every product and every stretch of k that one exact sum can cover.
+    """
+    # Rounded up to powers of two, so that panels of much the same numbers share a plan; and never beyond half
+    # the modulus, since in the ring every number has a representative there.
+    half = 1 << (bits - 1)
+    largest_a, largest_b = (
+        min(1 << max(value - 1, 0).bit_length(), half) for value in (largest_a, largest_b)
+    )
+    return _plan(largest_a, largest_b, k, bits, units, pass_cost)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    largest_a: int, largest_b: int, k: int, bits: int, units: tuple[Unit, ...], pass_cost: int
+) -> DigitPlan:
+    best: tuple[float, DigitPlan] | None = None
+    for unit in units:
+        for width in range(2, unit.exact_bits // 2 + 1):
+            counts_a, counts_b = _counts(largest_a, width), _counts(largest_b, width)
+            for digits_a in counts_a:
+                for digits_b in counts_b:
+                    ways = [schoolbook(digits_a, digits_b, width, bits)]
+                    if min(digits_a, digits_b) > 1 and 2 * width < bits:
+                        ways.append(karatsuba(digits_a, digits_b, width, bits))
+                    for products in ways:
+                        bounds_a = magnitudes(largest_a, width, digits_a)
+                        bounds_b = magnitudes(largest_b, width, digits_b)
+                        depth = min(exact_depth(products, bounds_a, bounds_b, unit), max(k, 1))
+                        if not depth:
+                            continue
+                        stretches = -(-k // depth)
+                        cost = len(products) * (unit.cost * k + pass_cost * stretches)
+                        if best is None or cost < best[0]:
+                            best = cost, DigitPlan(unit, width, digits_a, digits_b, products, depth)
+    assert best is not None  # two-bit digits are always exact in one step of k
+    return best[1]

@@ -1,0 +1,325 @@
+"""The public product: check everything, then hand the problem to a kernel or to the CPU twin.
+
+What depends only on shapes, strides, dtypes and options is decided once and remembered, so that a small
+product of device arrays costs little more than its launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels import launch
+from tilewright.kernels.errors import DTypeError, OptionError, OutputError
+from tilewright.kernels.gemm import check
+from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], np.dtype, int]
+"""Shape, strides in bytes, dtype and alignment of an array: all that a decision depends on."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided about a product of device arrays with given layouts."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype
+    kernel: GemmKernel | None
+    """None where there is nothing to do: an empty side, or nothing to add."""
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    out: Any = None,
+    *,
+    accumulate: bool = False,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: Any = None,
+    precision: str = "full",
+    device: str = "auto",
+    stream: Any = None,
+) -> Any:
+    """``op(A) op(B)`` on one device, as `numpy.matmul` would give it.
+
+    a, b: matrices (two dimensions) of any strides, both NumPy arrays or both device arrays (anything with
+        ``__cuda_array_interface__``: Numba, CuPy, PyTorch). Neither op(A) nor op(B) is ever stored.
+    out: an m × n array of the result's dtype, of the same kind and on the same device, sharing no memory with
+        a or b; every element is written. Without it a new one is made (a Numba device array for device
+        arrays, a
+        CuPy array where ``a`` is one).
+    accumulate: add the product to ``out``, in its own dtype, instead of overwriting it. With exact integers
+        this wraps; with floating point the sum is rounded once more.
+    dtype: compute and store in this type, to which both inputs must cast ``same_kind``: int32 matrices with
+        ``dtype=int64`` give sums that do not wrap at 2**31. The default is `numpy.result_type`.
+    precision: ``full`` multiplies float32 as float32. ``split``, ``tf32``, ``bf16`` and ``fp16`` allow (and
+        never require) a float32 product on the tensor cores; a device or a shape that has no such kernel
+        computes it
+        in full. The CPU always does.
+    device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are multiplied where they
+    lie.
+    stream: the stream to launch on. The default is the one that the arrays were exported with, else the
+        default stream. For device arrays the function returns before the product is finished.
+
+    Integers of every width wrap modulo 2**bits. float16 products are added up in float32 and rounded once.
+    NaN and infinity propagate as IEEE 754 says. k = 0 gives zeros, and an empty m or n an empty array.
+
+    Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError or
+    DeviceUnavailableError before anything is launched.
+    """
+    arrays = [array for array in (a, b, out) if array is not None]
+    on_device = [launch.is_device_array(array) for array in arrays]
+    if any(on_device) and not all(on_device):
+        kinds = ", ".join(
+            f"{name} is {type(array).__module__}.{type(array).__name__}"
+            for name, array in (("a", a), ("b", b), ("out", out))
+            if array is not None
+        )
+        error = OptionError if out is None or on_device[0] != on_device[1] else OutputError
+        raise error(f"host and device arrays are mixed: {kinds}; bring them all to one side")
+    if accumulate and out is None:
+        raise OptionError("accumulate=True adds to out, and no out was given")
+    where = launch.resolve_device(device, device_arrays=all(on_device))
+    if all(on_device):
+        return _on_device(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, stream)
+
+    a, b, out = _host_operands(a, b, out)
+    m, n, _ = check.product_shape(a.shape, b.shape, transpose_a, transpose_b)
+    result = check.result_dtype(a.dtype, b.dtype, dtype)
+    check.precision(precision, result)
+    if out is None:
+        out = np.empty((m, n), result)
+    else:
+        if not out.flags.writeable:
+            raise OutputError("out is read-only; pass an array that can be written")
+        check.output(out.shape, out.strides, out.dtype, m, n, result)
+        for name, operand in (("a", a), ("b", b)):
+            check.overlap(name, (operand.ctypes.data, operand), (out.ctypes.data, out))
+    op_a, op_b = a.T if transpose_a else a, b.T if transpose_b else b
+    if where == "cpu":
+        from tilewright.kernels import host
+
+        host.matmul(op_a, op_b, out, accumulate=accumulate)
+    else:
+        _through_device(op_a, op_b, out, accumulate, precision, stream)
+    return out
+
+
+def _host_operands(a: Any, b: Any, out: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Inputs as NumPy arrays in the machine's byte order; ``out`` must be one already."""
+    operands = []
+    for name, value in (("a", a), ("b", b)):
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise DTypeError(f"{name} is no array that NumPy understands: {error}") from None
+        operands.append(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+    if out is not None and not isinstance(out, np.ndarray):
+        raise OutputError(f"out is {type(out).__name__}; it must be a NumPy array, as a and b are")
+    return operands[0], operands[1], out
+
+
+def _operand(layout: Layout) -> Operand:
+    shape, strides, dtype, alignment = layout
+    down, across = strides
+    size = dtype.itemsize
+    return Operand(shape[0], shape[1], dtype, (down // size, across // size), alignment)
+
+
+def _transposed(layout: Layout) -> Layout:
+    shape, strides, dtype, alignment = layout
+    return shape[::-1], strides[::-1], dtype, alignment
+
+
+def _row_major(m: int, n: int, dtype: np.dtype) -> Layout:
+    return (m, n), (n * dtype.itemsize, dtype.itemsize), dtype, launch.MAX_ALIGNMENT
+
+
+@functools.lru_cache(maxsize=4096)
+def _decide(
+    a: Layout,
+    b: Layout,
+    out: Layout | None,
+    accumulate: bool,
+    transpose_a: bool,
+    transpose_b: bool,
+    dtype: Any,
+    precision: str,
+    capability: Capability | None,
+) -> Decision:
+    from tilewright.kernels.gemm.select import select
+
+    m, n, k = check.product_shape(a[0], b[0], transpose_a, transpose_b)
+    result = check.result_dtype(a[2], b[2], dtype)
+    check.precision(precision, result)
+    for name, (_, strides, found, _) in (("a", a), ("b", b)):
+        if not found.isnative:
+            raise DTypeError(
+                f"{name} holds {found} in foreign byte order, which no GPU reads; convert it first"
+            )
+        check.layout(name, strides, found)
+    if out is not None:
+        check.output(out[0], out[1], out[2], m, n, result)
+        check.layout("out", out[1], out[2])
+    if m * n == 0 or (accumulate and k == 0):
+        return Decision((m, n), result, None)
+    problem = Problem(
+        a=_operand(_transposed(a) if transpose_a else a),
+        b=_operand(_transposed(b) if transpose_b else b),
+        c=_operand(_row_major(m, n, result) if out is None else out),
+        accumulate=accumulate,
+        precision=precision,
+        capability=capability,
+    )
+    return Decision((m, n), result, select(problem))
+
+
+def _layout(array: Any) -> Layout:
+    return tuple(array.shape), tuple(array.strides), array.dtype, launch.alignment(launch.address(array))
+
+
+def _new_output(like: Any, shape: tuple[int, int], dtype: np.dtype, stream: Any) -> Any:
+    """An uninitialised device array of the library that ``like`` comes from, or of Numba."""
+    if type(like).__module__.partition(".")[0] == "cupy":
+        import cupy
+
+        return cupy.empty(shape, dtype)
+    from numba import cuda
+
+    return cuda.device_array(shape, dtype, stream=stream)
+
+
+def _on_device(
+    a: Any,
+    b: Any,
+    out: Any,
+    accumulate: bool,
+    transpose_a: bool,
+    transpose_b: bool,
+    dtype: Any,
+    precision: str,
+    stream: Any,
+) -> Any:
+    from numba import cuda
+
+    view_a, view_b = launch.as_device_array(a), launch.as_device_array(b)
+    view_out = None if out is None else launch.as_device_array(out)
+    views = [view for view in (view_a, view_b, view_out) if view is not None]
+    homes = {launch.device_index(view) for view in views if view.size}
+    if len(homes) > 1:
+        raise OutputError(
+            f"the arrays lie on GPUs {sorted(homes)}; a product takes one: copy them to the same GPU first"
+        )
+    current = launch.current_device()
+    home = homes.pop() if homes else current
+    decision = _decide(
+        _layout(view_a),
+        _layout(view_b),
+        None if view_out is None else _layout(view_out),
+        accumulate,
+        transpose_a,
+        transpose_b,
+        dtype,
+        precision,
+        launch.capability(home),
+    )
+    if view_out is not None:
+        if _read_only(out):
+            raise OutputError("out is read-only; pass an array that can be written")
+        where = (launch.address(view_out), view_out)
+        check.overlap("a", (launch.address(view_a), view_a), where)
+        check.overlap("b", (launch.address(view_b), view_b), where)
+    with contextlib.nullcontext() if home == current else cuda.gpus[home]:
+        queue = launch.launch_stream(stream, views)
+        if out is None:
+            out = _new_output(a, decision.shape, decision.dtype, queue)
+            view_out = launch.as_device_array(out)
+        if decision.kernel is not None:
+            op_a = launch.transposed(view_a) if transpose_a else view_a
+            op_b = launch.transposed(view_b) if transpose_b else view_b
+            decision.kernel.launch(op_a, op_b, view_out, accumulate, queue)
+    return out
+
+
+def _read_only(array: Any) -> bool:
+    if getattr(array, "__cuda_ndarray__", False):
+        return False
+    return bool(array.__cuda_array_interface__["data"][1])
+
+
+def _through_device(
+    a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, precision: str, stream: Any
+) -> None:
+    """NumPy arrays to the GPU, the product there, and back into ``out``."""
+    from numba import cuda
+
+    queue = launch.as_stream(stream)
+    device_a, device_b = (cuda.to_device(_one_piece(array), stream=queue) for array in (a, b))
+    direct = out.flags.c_contiguous
+    if accumulate:
+        device_out = cuda.to_device(np.ascontiguousarray(out), stream=queue)
+    else:
+        device_out = cuda.device_array(out.shape, out.dtype, stream=queue)
+    _on_device(device_a, device_b, device_out, accumulate, False, False, out.dtype, precision, queue)
+    if direct and out.size:
+        device_out.copy_to_host(out, stream=queue)
+    elif out.size:
+        out[...] = device_out.copy_to_host(stream=queue)
+    if queue:
+        queue.synchronize()
+
+
+def _one_piece(array: np.ndarray) -> np.ndarray:
+    """The array if its elements fill one region of memory, in either order, else a row-major copy."""
+    return array if array.flags.forc else np.ascontiguousarray(array)
+
+
+def kernel_name(
+    a: Any,
+    b: Any,
+    out: Any = None,
+    *,
+    accumulate: bool = False,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: Any = None,
+    precision: str = "full",
+    device: str = "auto",
+) -> str:
+    """The name of the kernel that `matmul` would choose, for reports; ``cpu`` for the CPU twin.
+
+    Only shapes, strides, dtypes and addresses are looked at.
+    """
+    on_device = launch.is_device_array(a)
+    if launch.resolve_device(device, device_arrays=on_device) == "cpu":
+        return "cpu"
+    if on_device:
+        layouts = [None if array is None else _layout(launch.as_device_array(array)) for array in (a, b, out)]
+    else:
+        a, b = np.asarray(a), np.asarray(b)
+        layouts = [
+            (array.shape, _one_piece_strides(array), array.dtype, launch.MAX_ALIGNMENT) for array in (a, b)
+        ] + [None]
+    decision = _decide(
+        layouts[0],
+        layouts[1],
+        layouts[2],
+        accumulate,
+        transpose_a,
+        transpose_b,
+        dtype,
+        precision,
+        launch.capability(launch.current_device()),
+    )
+    return "none" if decision.kernel is None else decision.kernel.name
+
+
+def _one_piece_strides(array: np.ndarray) -> tuple[int, ...]:
+    if array.flags.forc:
+        return array.strides
+    return (array.shape[1] * array.itemsize, array.itemsize)

@@ -1,0 +1,328 @@
+"""The CPU twins of the public kernels: the same answers, from BLAS and compiled loops.
+
+Floating point goes to BLAS, written into ``out`` without another copy where it can be. Integers are split
+into digits whose products are exact in floating point (`tilewright.kernels.gemm.digits`) and go to BLAS too,
+which is two orders of magnitude faster than NumPy's own integer product.
+
+Everything here may be called from several threads at once: the loops are compiled without Numba's thread
+pool, which some of its layers forbid to share, and run on threads of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+
+from tilewright.kernels.gemm import digits
+from tilewright.kernels.gemm.base import compute_dtype
+from tilewright.kernels.launch import ceil_div
+
+BLOCK = 1280
+"""Side of the blocks that integers are split in: large enough for BLAS, and 15 of them in float64 are 200 MB.
+"""
+FLOAT_BLOCK = 2048
+"""Side of the blocks in which floating-point operands are converted and products are added up."""
+STRASSEN_PRODUCTS = 4
+"""With this many digit products or more, seven half-size products in place of eight save more than they cost.
+"""
+STRASSEN_SIDE = 1024
+"""The shortest side of a block that is halved for it."""
+
+
+def cpu_threads() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulate: bool = False) -> None:
+    """``out (+)= a b`` for matrices that were checked: shapes fit, dtypes cast to out's, nothing overlaps.
+
+    a: m × k, b: k × n, out: m × n, written; any strides. Scratch memory is bounded, whatever the sides: at
+    most about 250 MB, and a copy of an operand only where its strides are nothing that BLAS can read.
+    """
+    if 0 in out.shape or (accumulate and not a.shape[1]):
+        return
+    if not a.shape[1]:
+        out[...] = 0
+    elif out.dtype.kind in "iu":
+        _integers(a, b, out, accumulate)
+    else:
+        # Overflow to infinity and NaN are answers here, as on a GPU, not reasons to warn.
+        with np.errstate(all="ignore"):
+            _floats(a, b, out, accumulate)
+
+
+def _blocks(length: int, longest: int) -> Iterator[slice]:
+    """Even pieces of a side, none longer than ``longest``."""
+    pieces = ceil_div(length, longest)
+    edges = [length * i // pieces for i in range(pieces + 1)]
+    return (slice(start, stop) for start, stop in itertools.pairwise(edges))
+
+
+def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+    compute = compute_dtype(out.dtype)
+    if not accumulate and a.dtype == b.dtype == out.dtype == compute:
+        np.matmul(a, b, out=out)
+        return
+    k = a.shape[1]
+    for columns in _blocks(out.shape[1], FLOAT_BLOCK):
+        for rows in _blocks(out.shape[0], FLOAT_BLOCK):
+            target = out[rows, columns]
+            total = np.zeros(target.shape, compute)
+            product = np.empty_like(total)
+            for depth in _blocks(k, 2 * FLOAT_BLOCK):
+                left = a[rows, depth].astype(compute, copy=False)
+                right = b[depth, columns].astype(compute, copy=False)
+                np.matmul(left, right, out=product)
+                total += product
+            if accumulate:
+                total += target
+            target[...] = total  # rounded once, where out is narrower
+
+
+def _ring(array: np.ndarray, result: np.dtype) -> np.ndarray:
+    """A view of integers whose values, as signed 64-bit numbers, are right modulo the result's 2**bits."""
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
+        return array.view(np.int64)
+    return array
+
+
+def _on_threads(pool: ThreadPoolExecutor, work: Callable[..., Any], rows: int, *arguments: Any) -> list[Any]:
+    """``work(*arguments, start, stop)`` over even ranges of rows, one a thread; their results in order."""
+    jobs = [
+        pool.submit(work, *arguments, piece.start, piece.stop)
+        for piece in _blocks(rows, ceil_div(rows, cpu_threads()))
+    ]
+    return [job.result() for job in jobs]
+
+
+def _by_memory(array: np.ndarray) -> np.ndarray:
+    """The array or its transpose, whichever has the neighbours in memory side by side in its rows."""
+    return array.T if abs(array.strides[0]) < abs(array.strides[1]) else array
+
+
+@numba.njit(nogil=True, cache=True)
+def _extremes(array: Any, start: int, stop: int) -> Any:
+    low = numba.int64(array[start, 0])
+    high = low
+    for i in range(start, stop):
+        for j in range(array.shape[1]):
+            value = numba.int64(array[i, j])
+            low = min(low, value)
+            high = max(high, value)
+    return low, high
+
+
+def _largest(pool: ThreadPoolExecutor, array: np.ndarray) -> int:
+    """The largest absolute value of a non-empty integer matrix."""
+    array = _by_memory(array)
+    found = _on_threads(pool, _extremes, array.shape[0], array)
+    return max(max(-int(low), int(high)) for low, high in found)
+
+
+@numba.njit(nogil=True, cache=True)
+def _split(
+    first: Any,
+    second: Any,
+    sign: int,
+    bits: int,
+    width: int,
+    count: int,
+    masks: Any,
+    parts: Any,
+    start: int,
+    stop: int,
+) -> None:
+    """Write the parts (sums of digits) of ``first + sign * second``, rows start to stop, as floating point.
+
+    first, second: integers, at most as large as a part; what they lack counts as zero. masks[p] has bit i set
+    where digit i belongs to part p. parts: (number of parts, rows, columns), written.
+    """
+    columns = parts.shape[2]
+    line = np.empty(columns, np.int64)
+    digit = np.empty((count, columns), np.int64)
+    spare = 64 - bits
+    half = numba.int64(1) << (width - 1)
+    mask = (numba.int64(1) << width) - 1
+    for i in range(start, stop):
+        line[:] = 0
+        if i < first.shape[0]:
+            for j in range(first.shape[1]):
+                line[j] = numba.int64(first[i, j])
+        if i < second.shape[0]:
+            for j in range(second.shape[1]):
+                line[j] += sign * numba.int64(second[i, j])
+        if spare:
+            # The representative nearest zero, so that the last digit is short.
+            for j in range(columns):
+                line[j] = (line[j] << spare) >> spare
+        for d in range(count - 1):
+            for j in range(columns):
+                low = ((line[j] + half) & mask) - half
+                digit[d, j] = low
+                line[j] = (line[j] - low) >> width
+        for j in range(columns):
+            digit[count - 1, j] = line[j]
+        for p in range(parts.shape[0]):
+            line[:] = 0
+            for d in range(count):
+                if (masks[p] >> d) & 1:
+                    for j in range(columns):
+                        line[j] += digit[d, j]
+            for j in range(columns):
+                parts[p, i, j] = line[j]
+
+
+@numba.njit(nogil=True, cache=True)
+def _collect(
+    products: Any,
+    weights: Any,
+    first: Any,
+    first_sign: int,
+    second: Any,
+    second_sign: int,
+    start: int,
+    stop: int,
+) -> None:
+    """Add ``sign * sum over p of weights[p] * products[p]`` into one or two targets, wrapping; rows start to
+    stop.
+
+    products: (number of products, rows, columns) of exact integers in floating point. Targets are signed
+    integers, at most as large as a product.
+    """
+    columns = products.shape[2]
+    line = np.empty(columns, np.int64)
+    for i in range(start, stop):
+        line[:] = 0
+        for p in range(products.shape[0]):
+            weight = weights[p]
+            for j in range(columns):
+                line[j] += weight * numba.int64(products[p, i, j])
+        if i < first.shape[0]:
+            for j in range(first.shape[1]):
+                first[i, j] += first_sign * line[j]
+        if i < second.shape[0]:
+            for j in range(second.shape[1]):
+                second[i, j] += second_sign * line[j]
+
+
+class _DigitProduct:
+    """Exact products of integer blocks by one plan, with the scratch memory that they share."""
+
+    def __init__(
+        self, plan: digits.DigitPlan, bits: int, m: int, n: int, k: int, pool: ThreadPoolExecutor
+    ) -> None:
+        dtype = np.dtype(plan.unit.name)
+        self._plan, self._bits, self._pool = plan, bits, pool
+        self._parts_a = np.empty(len(plan.parts_a) * m * k, dtype)
+        self._parts_b = np.empty(len(plan.parts_b) * k * n, dtype)
+        self._products = np.empty(len(plan.products) * m * n, dtype)
+        self._weights = np.array([product.weight for product in plan.products], np.uint64).view(np.int64)
+
+    def left(self, shape: tuple[int, int], first: np.ndarray, *second: tuple[np.ndarray, int]) -> np.ndarray:
+        """The left operands made of ``first``, or of ``first + sign * second``, filled up to shape with
+        zeros.
+        """
+        plan = self._plan
+        return self._digits(shape, first, second, plan.parts_a, plan.digits_a, self._parts_a)
+
+    def right(self, shape: tuple[int, int], first: np.ndarray, *second: tuple[np.ndarray, int]) -> np.ndarray:
+        plan = self._plan
+        return self._digits(shape, first, second, plan.parts_b, plan.digits_b, self._parts_b)
+
+    def _digits(
+        self,
+        shape: tuple[int, int],
+        first: np.ndarray,
+        second: tuple[tuple[np.ndarray, int], ...],
+        groups: tuple[tuple[int, ...], ...],
+        count: int,
+        scratch: np.ndarray,
+    ) -> np.ndarray:
+        """The parts in scratch memory, each laid out in the order in which ``first`` lies in memory."""
+        other, sign = second[0] if second else (first[:0, :0], 0)
+        rows, columns = shape
+        flipped = _by_memory(first) is not first
+        if flipped:
+            first, other, rows, columns = first.T, other.T, columns, rows
+        masks = np.array([sum(1 << digit for digit in group) for group in groups])
+        parts = scratch[: len(groups) * rows * columns].reshape(len(groups), rows, columns)
+        _on_threads(
+            self._pool, _split, rows, first, other, sign, self._bits, self._plan.width, count, masks, parts
+        )
+        return parts.transpose(0, 2, 1) if flipped else parts
+
+    def add(self, left: np.ndarray, right: np.ndarray, *targets: tuple[np.ndarray, int]) -> None:
+        """Add left × right, times a sign, into each of one or two targets."""
+        plan = self._plan
+        m, n = left.shape[1], right.shape[2]
+        products = self._products[: len(plan.products) * m * n].reshape(-1, m, n)
+        for index, product in enumerate(plan.products):
+            np.matmul(
+                left[plan.parts_a.index(product.a)], right[plan.parts_b.index(product.b)], out=products[index]
+            )
+        (first, first_sign), (second, second_sign) = (*targets, (targets[0][0][:0, :0], 0))[:2]
+        _on_threads(self._pool, _collect, m, products, self._weights, first, first_sign, second, second_sign)
+
+
+def _halves(side: int) -> tuple[slice, slice]:
+    return slice(0, ceil_div(side, 2)), slice(ceil_div(side, 2), side)
+
+
+def _strassen(work: _DigitProduct, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """``c += a b`` by seven products of halves (Strassen 1969): sums of integers are exact in the ring.
+
+    Halves of odd sides differ by one, and the shorter one counts as filled up with zeros.
+    """
+    (m1, m2), (k1, k2), (n1, n2) = _halves(a.shape[0]), _halves(a.shape[1]), _halves(b.shape[1])
+    a11, a12, a21, a22 = a[m1, k1], a[m1, k2], a[m2, k1], a[m2, k2]
+    b11, b12, b21, b22 = b[k1, n1], b[k1, n2], b[k2, n1], b[k2, n2]
+    c11, c12, c21, c22 = c[m1, n1], c[m1, n2], c[m2, n1], c[m2, n2]
+    left = functools.partial(work.left, a11.shape)
+    right = functools.partial(work.right, b11.shape)
+    work.add(left(a11, (a22, 1)), right(b11, (b22, 1)), (c11, 1), (c22, 1))
+    work.add(left(a21, (a22, 1)), right(b11), (c21, 1), (c22, -1))
+    work.add(left(a11), right(b12, (b22, -1)), (c12, 1), (c22, 1))
+    work.add(left(a22), right(b21, (b11, -1)), (c11, 1), (c21, 1))
+    work.add(left(a11, (a12, 1)), right(b22), (c11, -1), (c12, 1))
+    work.add(left(a21, (a11, -1)), right(b11, (b12, 1)), (c22, 1))
+    work.add(left(a12, (a22, -1)), right(b21, (b22, 1)), (c11, 1))
+
+
+def _whole(side: Callable[..., np.ndarray], block: np.ndarray) -> np.ndarray:
+    return side(block.shape, block)
+
+
+def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+    m, k = a.shape
+    n = b.shape[1]
+    bits = 8 * out.dtype.itemsize
+    a, b = _ring(a, out.dtype), _ring(b, out.dtype)
+    # Signed, because Numba would make float64 of int64 + uint64; sums wrap to the same bits.
+    target = out.view(f"i{out.dtype.itemsize}")
+    if not accumulate:
+        target[...] = 0
+    with ThreadPoolExecutor(cpu_threads()) as pool:
+        plan = digits.plan(_largest(pool, a), _largest(pool, b), k, bits)
+        halve = len(plan.products) >= STRASSEN_PRODUCTS and min(m, n, k) >= STRASSEN_SIDE
+        if halve:
+            # Sums of two blocks are one bit longer; in the full ring they are not.
+            plan = digits.plan(2 * _largest(pool, a), 2 * _largest(pool, b), k, bits)
+        side, depth = (2 * BLOCK, 2 * plan.depth) if halve else (BLOCK, plan.depth)
+        depth = min(depth, side)
+        work = _DigitProduct(plan, bits, BLOCK, BLOCK, BLOCK, pool)
+        for steps in _blocks(k, depth):
+            for columns in _blocks(n, side):
+                right = None if halve else _whole(work.right, b[steps, columns])
+                for rows in _blocks(m, side):
+                    if right is None:
+                        _strassen(work, a[rows, steps], b[steps, columns], target[rows, columns])
+                    else:
+                        work.add(_whole(work.left, a[rows, steps]), right, (target[rows, columns], 1))

@@ -1,0 +1,247 @@
+"""How every kernel is launched: grids, timers, streams, and the way from a caller's array to a device array.
+
+A caller's device array is anything with ``__cuda_array_interface__`` (Numba, CuPy, PyTorch). Here it becomes
+a Numba device array over the same memory, without a copy and without making the host wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import numba
+import numpy as np
+from numba import cuda
+from numba.core import config
+
+from tilewright.kernels.errors import DeviceUnavailableError, OptionError
+
+SIMULATOR = bool(config.ENABLE_CUDASIM)
+"""Whether this process runs Numba's CUDA simulator (``NUMBA_ENABLE_CUDASIM=1``) in place of a GPU."""
+
+DEVICES = ("auto", "cuda", "cpu")
+DEFAULT_STREAM = 0
+LEGACY_DEFAULT_STREAM = 1
+"""How ``__cuda_array_interface__`` spells the default stream, since its 0 would be ambiguous."""
+MAX_ALIGNMENT = 128
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The least number of groups of ``b`` that hold ``a`` things; a >= 0, b > 0."""
+    return -(-a // b)
+
+
+@functools.cache
+def conversion(dtype: np.dtype) -> Any:
+    """What converts a number to ``dtype`` inside a kernel; integers wrap, as the hardware does.
+
+    On a GPU that is the Numba type itself. The simulator runs kernels as Python, where NumPy would refuse a
+    number that is out of range.
+    """
+    if SIMULATOR:
+        return lambda value: np.asarray(value).astype(dtype)[()]
+    return numba.from_dtype(dtype)
+
+
+@functools.cache
+def cuda_available() -> bool:
+    """Whether a GPU can be used from this process. The simulator counts as one."""
+    return SIMULATOR or bool(cuda.is_available())
+
+
+def is_device_array(value: Any) -> bool:
+    """Whether ``value`` lives on a GPU (or, in the simulator, pretends to)."""
+    return hasattr(value, "__cuda_array_interface__") or getattr(value, "__cuda_ndarray__", False)
+
+
+def resolve_device(device: str, *, device_arrays: bool = False) -> str:
+    """The device, ``cuda`` or ``cpu``, that ``auto | cuda | cpu`` means here.
+
+    ``device_arrays`` says that the operands already lie on a GPU, which only ``auto`` and ``cuda`` can serve.
+
+    Raises OptionError for any other word, or for ``cpu`` with device arrays, and DeviceUnavailableError for
+    ``cuda`` where no GPU can be used: never a silent fall-back.
+    """
+    if device not in DEVICES:
+        raise OptionError(f"device={device!r} is unknown; it may be {', '.join(map(repr, DEVICES))}")
+    if device_arrays:
+        if device == "cpu":
+            raise OptionError(
+                "device='cpu' was asked for, but the arrays lie on a GPU; copy them to the host first "
+                "(copy_to_host() in Numba, .get() in CuPy), or pass device='auto'"
+            )
+        return "cuda"
+    if device == "auto":
+        return "cuda" if cuda_available() else "cpu"
+    if device == "cuda" and not cuda_available():
+        raise DeviceUnavailableError(
+            "device='cuda' was asked for, but no CUDA GPU can be used here; check `tilewright devices`, "
+            "CUDA_VISIBLE_DEVICES and the driver, or pass device='auto' or 'cpu'"
+        )
+    return device
+
+
+def as_device_array(value: Any) -> Any:
+    """A Numba device array over the memory of ``value``, which keeps ``value`` alive. Copies nothing.
+
+    The exporter's stream is kept in the result's ``stream``; `wait_for_exporters` orders work after it.
+    """
+    if getattr(value, "__cuda_ndarray__", False):
+        return value
+    return cuda.as_cuda_array(value, sync=False)
+
+
+def strided_view(array: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = None) -> Any:
+    """A Numba device array over the same memory with another shape, strides (bytes) and, if given, dtype."""
+    dtype = array.dtype if dtype is None else dtype
+    if SIMULATOR:
+        host = np.lib.stride_tricks.as_strided(array._ary.view(dtype), shape, strides)
+        return type(array)(host, stream=array.stream)
+    return type(array)(
+        shape=shape, strides=strides, dtype=dtype, stream=array.stream, gpu_data=array.gpu_data
+    )
+
+
+def transposed(array: Any) -> Any:
+    """The transpose of a two-dimensional device array as a view (``DeviceNDArray.T`` would copy it)."""
+    if SIMULATOR:
+        return array.T
+    return strided_view(array, array.shape[::-1], array.strides[::-1])
+
+
+def address(array: Any) -> int:
+    """The address of the first element of a Numba device array; 0 when it is empty."""
+    if SIMULATOR:
+        return int(array._ary.ctypes.data)
+    return array.device_ctypes_pointer.value or 0
+
+
+def alignment(pointer: int) -> int:
+    """The largest power of two, at most 128, that divides an address (bytes)."""
+    return min(pointer & -pointer, MAX_ALIGNMENT) if pointer else MAX_ALIGNMENT
+
+
+def current_device() -> int:
+    """The number of the GPU that this thread works on."""
+    return 0 if SIMULATOR else int(cuda.get_current_device().id)
+
+
+def device_index(array: Any) -> int:
+    """The number of the GPU that holds a Numba device array."""
+    if SIMULATOR or array.size == 0 or len(cuda.gpus) == 1:
+        return current_device()
+    from numba.cuda.cudadrv.driver import binding, driver
+
+    ordinal = binding.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(driver.cuPointerGetAttribute(ordinal, binding.CUdeviceptr(address(array))))
+
+
+@functools.cache
+def capability(index: int) -> tuple[int, int] | None:
+    """Compute capability of GPU ``index``, (9, 0) for Hopper; None in the simulator."""
+    if SIMULATOR:
+        return None
+    major, minor = cuda.gpus[index].compute_capability
+    return int(major), int(minor)
+
+
+def as_stream(stream: Any) -> Any:
+    """A Numba stream from what a caller may pass: None, a handle, or a stream of Numba, CuPy or PyTorch."""
+    if stream is None or SIMULATOR:
+        return DEFAULT_STREAM
+    for attribute in ("ptr", "cuda_stream"):  # CuPy, PyTorch
+        stream = getattr(stream, attribute, stream)
+    if isinstance(stream, int):
+        return cuda.external_stream(stream) if stream not in (0, LEGACY_DEFAULT_STREAM) else DEFAULT_STREAM
+    if not hasattr(stream, "synchronize"):
+        raise OptionError(
+            f"stream={stream!r} is not a CUDA stream; pass one of Numba, CuPy or PyTorch, its handle, or None"
+        )
+    return stream
+
+
+def _handle(stream: Any) -> int:
+    handle = int(stream) if stream else DEFAULT_STREAM
+    return DEFAULT_STREAM if handle == LEGACY_DEFAULT_STREAM else handle
+
+
+def launch_stream(stream: Any, arrays: Iterable[Any]) -> Any:
+    """The stream to launch on, made to wait for whatever the arrays' exporters have under way.
+
+    Without a stream of the caller's choice, work goes on the stream that the first array carrying one was
+    exported with: a kernel then runs in order with the CuPy or PyTorch work around it.
+    """
+    if SIMULATOR:
+        return DEFAULT_STREAM
+    exported = [array.stream for array in arrays if array.stream]
+    if stream is not None:
+        chosen = as_stream(stream)
+    elif exported:
+        chosen = exported[0] if _handle(exported[0]) else DEFAULT_STREAM
+    else:
+        return DEFAULT_STREAM
+    for other in exported:
+        if _handle(other) != _handle(chosen):
+            event = cuda.event(timing=False)
+            event.record(other)
+            event.wait(chosen)
+    return chosen
+
+
+DEFAULT_SHARED_NBYTES = 48 * 1024
+"""What a block may have in shared memory without asking."""
+
+
+def allow_dynamic_shared(kernel: Any, nbytes: int) -> None:
+    """Let a kernel of one eager signature be launched with ``nbytes`` of dynamic shared memory on this
+    device.
+
+    Beyond 48 KiB a kernel must ask for it, once per device. The device's limit is
+    ``MAX_SHARED_MEMORY_PER_BLOCK_OPTIN``; the launch fails beyond it.
+    """
+    if nbytes > DEFAULT_SHARED_NBYTES:
+        _raise_shared_limit(kernel, nbytes, int(cuda.get_current_device().id))
+
+
+@functools.cache
+def _raise_shared_limit(kernel: Any, nbytes: int, device: int) -> None:
+    from numba.cuda.cudadrv.driver import binding, driver
+
+    (compiled,) = kernel.overloads.values()
+    function = compiled._codelibrary.get_cufunc()
+    attribute = binding.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    driver.cuKernelSetAttribute(attribute, nbytes, function.handle, function.device.id)
+
+
+class CUDATimer:
+    """Times the device work enqueued on a stream inside a ``with`` block, by events.
+
+    ``seconds`` waits for that work to finish. In the simulator, which has no device clock, it is host time.
+    """
+
+    def __init__(self, stream: Any = DEFAULT_STREAM) -> None:
+        self._stream = stream
+        self._start = cuda.event()
+        self._stop = cuda.event()
+        self._host_seconds = 0.0
+
+    def __enter__(self) -> CUDATimer:
+        self._host_seconds = -time.perf_counter()
+        self._start.record(self._stream)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.record(self._stream)
+        self._host_seconds += time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        if SIMULATOR:
+            return self._host_seconds
+        self._stop.synchronize()
+        return float(cuda.event_elapsed_time(self._start, self._stop)) / 1e3
