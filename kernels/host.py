@@ -25,13 +25,11 @@ from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.launch import ceil_div
 
 BLOCK = 1280
-"""Side of the blocks that integers are split in: large enough for BLAS, and 15 of them in float64 are 200 MB.
-"""
+"""Side of the blocks that integers are split in: enough for BLAS, and 15 of them in float64 are 200 MB."""
 FLOAT_BLOCK = 2048
 """Side of the blocks in which floating-point operands are converted and products are added up."""
 STRASSEN_PRODUCTS = 4
-"""With this many digit products or more, seven half-size products in place of eight save more than they cost.
-"""
+"""From this many digit products on, seven half-size products in place of eight save more than they cost."""
 STRASSEN_SIDE = 1024
 """The shortest side of a block that is halved for it."""
 

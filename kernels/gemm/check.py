@@ -125,7 +125,7 @@ def _extent(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], item
 
 
 def overlap(name: str, operand: tuple[int, Any], out: tuple[int, Any]) -> None:
-    """OutputError if ``out`` shares memory with an operand; both are (address, array).""""""
+    """OutputError if ``out`` shares memory with an operand; both are (address, array)."""
     (pointer, array), (out_pointer, out_array) = operand, out
     if 0 in array.shape or 0 in out_array.shape:
         return
