@@ -1,0 +1,283 @@
+"""Histograms against `collections.Counter`, on the host and, in a run of its own, in the simulator."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tilewright.kernels import histogram, histogram_host
+from tilewright.kernels.errors import DeviceUnavailableError, DTypeError, OptionError, ShapeError
+from tilewright.kernels.histogram import KINDS, piece_counts, skipped_count
+from tilewright.kernels.launch import SIMULATOR, cuda_available
+
+DEVICE = "cuda" if SIMULATOR else "cpu"
+pytestmark = pytest.mark.simulator if SIMULATOR else []
+
+BINS = {"byte": 256, "ascii": 128, "letter": 26, "bigram": 65536, "codepoint": 0x110000}
+
+# Bytes at the edges of every rule of UTF-8, so that short random texts meet all of them.
+EDGES = bytes.fromhex("00 41 5a 61 7a 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff")
+MALFORMED = [
+    b"\xc0\x80",  # overlong
+    b"\xe0\x80\x80",
+    b"\xe0\x9f\xbf",
+    b"\xf0\x80\x80\x80",
+    b"\xf0\x8f\xbf\xbf",
+    b"\xed\xa0\x80",  # a surrogate
+    b"\xed\xbf\xbf\xed\xa0",
+    b"\xf4\x90\x80\x80",  # above U+10FFFF
+    b"\xf5\x80\x80\x80",
+    b"\xe2\x82",  # truncated
+    b"\xf0\x9f\x98",
+    b"\xf0\x9f",
+    b"\xc3",
+    b"\xe2\x82A",
+    b"\xf0\x9f\x98\xe2\x82\xac",
+    b"\x80\x80\x80\x80\x80",  # strays
+    b"\xe2\x82\xac\x80",
+    b"\xf0\x9f\x98\x80\x80\x80",
+]
+WELL_FORMED = [
+    "",
+    "a",
+    "é",
+    "€",
+    "😀",
+    "Zoë läuft",
+    "日本語テキスト",
+    "Привет, мир",
+    "a€b😀c\U0010ffff\ud7ff\ue000",
+]
+
+
+def expected(text: bytes, by: str) -> Counter[int]:
+    """The slow, obvious answer."""
+    if by == "byte":
+        return Counter(text)
+    if by == "ascii":
+        return Counter(byte for byte in text if byte < 128)
+    if by == "letter":
+        return Counter(byte - ord("a") for byte in text.lower() if ord("a") <= byte <= ord("z"))
+    if by == "bigram":
+        return Counter(first * 256 + second for first, second in itertools.pairwise(text))
+    return Counter(map(ord, text.decode("utf-8", errors="replace")))
+
+
+def nonzero(row: Any) -> dict[int, int]:
+    return {int(place): int(row[place]) for place in np.flatnonzero(row)}
+
+
+def as_data(text: bytes, shift: int = 0) -> np.ndarray:
+    """The text as uint8, beginning ``shift`` bytes after an aligned address."""
+    buffer = np.zeros(len(text) + shift + 16, np.uint8)
+    first = -buffer.ctypes.data % 16 + shift
+    data = buffer[first : first + len(text)] if first + len(text) <= len(buffer) else np.empty(0, np.uint8)
+    if len(data) < len(text):
+        return as_data(text, shift - 16) if shift >= 16 else np.frombuffer(text, np.uint8)
+    data[:] = np.frombuffer(text, np.uint8)
+    return data
+
+
+texts = st.one_of(
+    st.binary(max_size=80),
+    st.lists(st.sampled_from(list(EDGES)), max_size=60).map(bytes),
+    st.lists(
+        st.sampled_from(MALFORMED + [word.encode("utf-8", "surrogatepass") for word in WELL_FORMED])
+    ).map(b"".join),
+)
+
+
+@pytest.mark.parametrize("by", KINDS)
+def test_shape_and_dtype(by: str) -> None:
+    data = np.frombuffer(b"Tilewright", np.uint8)
+    counts = histogram(data, by=by, device=DEVICE)
+    assert isinstance(counts, np.ndarray)
+    assert counts.shape == (BINS[by],) == (KINDS[by].bins,)
+    assert counts.dtype == np.int64
+    assert histogram(data, by=by, offsets=[0, 10], device=DEVICE).shape == (1, BINS[by])
+
+
+@pytest.mark.parametrize("by", KINDS)
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 255, 256, 257])
+def test_lengths_and_alignments(by: str, length: int, rng: np.random.Generator) -> None:
+    for shift in (0, 1, 7, 15):
+        text = rng.choice(np.frombuffer(EDGES, np.uint8), length).tobytes()
+        assert nonzero(histogram(as_data(text, shift), by=by, device=DEVICE)) == expected(text, by)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="too long a text for the simulator")
+@pytest.mark.parametrize("by", KINDS)
+@pytest.mark.parametrize("length", [1023, 1024, 1025, 1031, 100_003])
+def test_long_texts_take_the_fast_path(by: str, length: int, rng: np.random.Generator) -> None:
+    for bytes_used in (b"e", b"The quick brown fox. ", EDGES, bytes(range(256))):
+        text = rng.choice(np.frombuffer(bytes_used, np.uint8), length).tobytes()
+        for shift in (0, 3):
+            assert nonzero(histogram(as_data(text, shift), by=by, device=DEVICE)) == expected(text, by)
+
+
+@given(text=texts, by=st.sampled_from(sorted(KINDS)))
+def test_any_text(text: bytes, by: str) -> None:
+    assert nonzero(histogram(np.frombuffer(text, np.uint8), by=by, device=DEVICE)) == expected(text, by)
+
+
+@pytest.mark.parametrize("text", MALFORMED, ids=bytes.hex)
+def test_malformed_utf8_counts_as_python_replaces(text: bytes) -> None:
+    for wrapped in (text, b"x" + text + b"y", text + text, "€".encode() + text + b"\xbf"):
+        counts = histogram(np.frombuffer(wrapped, np.uint8), by="codepoint", device=DEVICE)
+        assert nonzero(counts) == expected(wrapped, "codepoint")
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the decoder is the same text; 16 million short texts are for the host")
+def test_every_two_byte_text_and_every_lead_with_edges() -> None:
+    firsts = [bytes([value]) for value in range(256)]
+    seconds = [bytes([value]) for value in range(256)]
+    tails = [b"", b"\x7f", b"\x80", b"\xbf", b"\xc2", b"\x80\x80", b"\x80\x41", b"\xbf\xbf\xbf"]
+    documents = [first + second + tail for first in firsts for second in seconds for tail in tails]
+    for tail_index in range(len(tails)):
+        chosen = documents[tail_index :: len(tails)]
+        counts = np.zeros(BINS["codepoint"], np.int64)
+        offsets = np.cumsum([0] + [len(document) for document in chosen])
+        data = np.frombuffer(b"".join(chosen), np.uint8)
+        for first in range(0, len(chosen), 16):  # rows of 9 MB: sixteen documents at a time
+            rows = histogram(data, by="codepoint", offsets=offsets[first : first + 17], device=DEVICE)
+            counts += rows.sum(axis=0)
+            if first >= 16 * 64:
+                break
+        want: Counter[int] = Counter()
+        for document in chosen[: first + 16]:
+            want += expected(document, "codepoint")
+        assert nonzero(counts) == want
+
+
+def cut_and_count(text: bytes, by: str, cuts: list[int]) -> np.ndarray:
+    """The sum of the counts of pieces, each read with the margins that its kind asks for."""
+    kind = KINDS[by]
+    edges = [0, *sorted(cuts), len(text)]
+    total = np.zeros(kind.bins, np.int64)
+    for start, stop in itertools.pairwise(edges):
+        first, last = max(0, start - kind.before), min(len(text), stop + kind.after)
+        piece = np.frombuffer(text[first:last], np.uint8)
+        total += piece_counts(piece, by=by, start=start - first, stop=stop - first, device=DEVICE)
+    return total
+
+
+@given(data=st.data(), text=texts, by=st.sampled_from(["byte", "letter", "bigram", "codepoint"]))
+def test_cuts_never_matter(data: st.DataObject, text: bytes, by: str) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=4))
+    assert nonzero(cut_and_count(text, by, cuts)) == expected(text, by)
+
+
+@pytest.mark.parametrize("by", ["bigram", "codepoint"])
+def test_every_cut_of_multibyte_text(by: str) -> None:
+    for text in [*MALFORMED, "a€b😀c日é".encode(), b"\xe2\x82\xac\xf0\x9f\x98\xf0\x9f\x98\x80\x80\xc3"]:
+        for cut in range(len(text) + 1):
+            assert nonzero(cut_and_count(text, by, [cut])) == expected(text, by), (text, cut)
+
+
+@given(documents=st.lists(texts, max_size=6), by=st.sampled_from(["byte", "ascii", "letter", "bigram"]))
+@example(documents=[], by="byte")
+@example(documents=[b"", b"", b"a", b""], by="bigram")
+@example(documents=[b"ab", b"cd"], by="bigram")
+def test_documents_have_rows_of_their_own(documents: list[bytes], by: str) -> None:
+    offsets = np.cumsum([3] + [len(document) for document in documents])
+    data = np.frombuffer(b"xyz" + b"".join(documents) + b"tail", np.uint8)
+    rows = histogram(data, by=by, offsets=offsets, device=DEVICE)
+    assert rows.shape == (len(documents), BINS[by])
+    assert [nonzero(row) for row in rows] == [expected(document, by) for document in documents]
+
+
+def test_no_character_reaches_over_a_document_edge() -> None:
+    text = "é€😀".encode()
+    offsets = list(range(len(text) + 1))
+    rows = histogram(np.frombuffer(text, np.uint8), by="codepoint", offsets=offsets, device=DEVICE)
+    assert [nonzero(row) for row in rows] == [{0xFFFD: 1}] * len(text)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="too long a text for the simulator")
+@pytest.mark.parametrize("by", KINDS)
+def test_small_and_large_documents_over_several_threads(
+    by: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setattr(histogram_host, "JOB_NBYTES", 5000)
+    monkeypatch.setattr(histogram_host, "cpu_threads", lambda: 3)
+    lengths = [0, 10, 4990, 1, 20_000, 3, 3, 60_001, 0, 0, 5000, 2500, 2500, 1, 0]
+    offsets = np.cumsum([0, *lengths])
+    data = rng.choice(np.frombuffer(EDGES, np.uint8), offsets[-1])
+    rows = histogram(data, by=by, offsets=offsets, device=DEVICE)
+    for row, start, stop in zip(rows, offsets, offsets[1:], strict=False):
+        assert nonzero(row) == expected(data[start:stop].tobytes(), by)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="host threads")
+def test_many_callers_at_once(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histogram_host, "JOB_NBYTES", 4096)
+    data = rng.integers(0, 256, 100_000, dtype=np.uint8)
+    want = np.bincount(data, minlength=256)
+    results: list[Any] = [None] * 6
+
+    def call(place: int) -> None:
+        results[place] = histogram(data, device=DEVICE)
+
+    threads = [threading.Thread(target=call, args=(place,)) for place in range(len(results))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        np.testing.assert_array_equal(result, want)
+
+
+def test_skipped() -> None:
+    text = "naïve café".encode()
+    data = np.frombuffer(text, np.uint8)
+    assert skipped_count(histogram(data, by="ascii", device=DEVICE), "ascii", len(text)) == 4
+    assert skipped_count(histogram(data, by="letter", device=DEVICE), "letter", len(text)) == 5
+    assert skipped_count(histogram(data, by="byte", device=DEVICE), "byte", len(text)) == 0
+    assert skipped_count(histogram(data, by="bigram", device=DEVICE), "bigram", len(text)) == 0
+
+
+def test_strided_host_data_is_counted_as_it_reads() -> None:
+    data = np.arange(200, dtype=np.uint8)
+    assert nonzero(histogram(data[::-3], device=DEVICE)) == Counter(data[::-3].tolist())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"by": "word"}, OptionError, ["'word'", "'bigram'", "'letter'"]),
+        ({"data": np.zeros(3, np.int64)}, DTypeError, ["int64", "uint8"]),
+        ({"data": np.zeros((2, 2), np.uint8)}, ShapeError, ["2 dimensions"]),
+        ({"offsets": [0, 11]}, ShapeError, ["11", "10"]),
+        ({"offsets": [-1, 5]}, ShapeError, ["-1"]),
+        ({"offsets": [0, 5, 4, 6]}, ShapeError, ["entry 2 (4)", "entry 1 (5)"]),
+        ({"offsets": [0.0, 1.5]}, DTypeError, ["float64"]),
+        ({"offsets": []}, ShapeError, ["documents + 1"]),
+        ({"offsets": [[0, 1]]}, ShapeError, ["(1, 2)"]),
+        ({"device": "tpu"}, OptionError, ["'tpu'", "'cpu'"]),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], words: list[str]) -> None:
+    call = {"data": np.zeros(10, np.uint8), "device": DEVICE} | arguments
+    with pytest.raises(error) as caught:
+        histogram(call.pop("data"), **call)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11)])
+def test_piece_outside_its_data(start: int, stop: int) -> None:
+    with pytest.raises(OptionError, match=f"start={start}"):
+        piece_counts(np.zeros(10, np.uint8), start=start, stop=stop, device=DEVICE)
+
+
+@pytest.mark.skipif(cuda_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_is_an_error() -> None:
+    with pytest.raises(DeviceUnavailableError, match="auto"):
+        histogram(np.zeros(10, np.uint8), device="cuda")
