@@ -1,0 +1,273 @@
+"""The dot product on one device, bit-identical from run to run.
+
+Each block adds up its products in a wide accumulator and leaves one partial sum. There are four ways to
+finish, and they are the ladder of this file: on the host, by atomic additions, under a mutex, and by a second
+pass over the partial sums in a fixed order. Only the first and the last give the same bits every time; the
+last, which also leaves the result on the device, is the default.
+
+The grid depends on the length alone, not on the GPU, so that the order of additions is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numba import cuda, types
+
+from tilewright.kernels import launch
+from tilewright.kernels.errors import DTypeError, OptionError, ShapeError
+from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.mutex import lock, unlock
+
+THREADS = 32 if launch.SIMULATOR else 256
+MAX_BLOCKS = 1056
+"""Eight blocks for each of 132 multiprocessors, the most a current GPU has; smaller GPUs run them in turn."""
+UNROLL = 8
+"""Elements of each vector that a thread has under way at once: what it takes to keep the memory busy."""
+FINISHES = ("second-pass", "host", "atomic", "mutex")
+PIECE_NBYTES = 8 << 20
+"""Bytes of each host vector copied at a time."""
+STREAMS = 4
+"""Pieces under way at once, each filled by a host thread: one thread copies far slower than the bus reads."""
+
+
+def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream: Any = None) -> Any:
+    """Sum of conj(x[i]) * y[i], as `numpy.vdot`; with ``conjugate=False``, of x[i] * y[i].
+
+    x, y: vectors of equal length, both NumPy arrays or both device arrays, of any strides; int8 to int64,
+    uint8
+        to uint64, float16, float32, float64, complex64 or complex128.
+    device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are multiplied where they
+    lie. stream: the stream to launch on. The default is the one that the arrays were exported with, else the
+    default
+        stream. For device arrays the function returns before the product is finished.
+
+    The result has the dtype of ``numpy.result_type(x, y)``. Integers wrap modulo 2**bits. The GPU adds up
+    floating-point products in double precision and rounds once. The answer is bit-identical from run to run
+    on one kind of device; empty vectors give zero.
+
+    Returns a NumPy scalar for NumPy arrays and a device array of shape () for device arrays. Raises
+    ShapeError, DTypeError, OptionError or DeviceUnavailableError before anything is launched.
+    """
+    on_device = [launch.is_device_array(x), launch.is_device_array(y)]
+    if on_device[0] != on_device[1]:
+        raise OptionError("one of x and y lies on a GPU and the other does not; bring them to one side")
+    if on_device[0]:
+        x, y = launch.as_device_array(x), launch.as_device_array(y)
+    else:
+        x, y = np.asarray(x), np.asarray(y)
+    result = _checked(x, y)
+    where = launch.resolve_device(device, device_arrays=on_device[0])
+    if where == "cpu":
+        from tilewright.kernels.dot_host import dot_host
+
+        return dot_host(x, y, result, conjugate)
+    if not on_device[0]:
+        return _from_host(x, y, result, conjugate)  # has streams of its own
+    home = launch.device_index(x)
+    with contextlib.nullcontext() if home == int(cuda.get_current_device().id) else cuda.gpus[home]:
+        queue = launch.launch_stream(stream, [x, y])
+        return _on_device(x, y, result, conjugate, queue)
+
+
+def _checked(x: Any, y: Any) -> np.dtype:
+    """The result's dtype, once shapes and dtypes are found good."""
+    for name, vector in (("x", x), ("y", y)):
+        if vector.ndim != 1:
+            raise ShapeError(f"{name} has {vector.ndim} dimensions; a dot product takes vectors")
+        if vector.dtype.kind not in "iufc" or vector.dtype.itemsize // (1 + (vector.dtype.kind == "c")) > 8:
+            raise DTypeError(
+                f"{name} holds {vector.dtype}; a dot product takes integers, float16 to float64 and complex"
+            )
+        if not vector.dtype.isnative:
+            raise DTypeError(f"{name} holds {vector.dtype} in foreign byte order; convert it first")
+    if len(x) != len(y):
+        raise ShapeError(f"x has {len(x)} elements and y has {len(y)}; they must have equally many")
+    return np.result_type(x.dtype, y.dtype)
+
+
+def accumulator_type(result: np.dtype) -> Any:
+    """The Numba type in which products are added up: integers modulo 2^64, all else in double precision."""
+    if result.kind in "iu":
+        return types.int64 if result.kind == "i" else types.uint64
+    return types.complex128 if result.kind == "c" else types.float64
+
+
+def grid(length: int) -> int:
+    """Blocks for vectors of this length; at least one, which then writes the zero of empty vectors."""
+    return max(1, min(MAX_BLOCKS, ceil_div(length, THREADS * UNROLL)))
+
+
+@functools.cache
+def _kernels(accumulator: Any, conjugate: bool) -> dict[str, Any]:
+    """The kernels for one accumulator type. Block: `THREADS`; shared memory: `THREADS` accumulators.
+
+    x, y: any dtypes and strides; ``partials``: an accumulator for each block, written.
+    """
+    zero = 0
+    conjugated = conjugate and accumulator == types.complex128
+
+    @cuda.jit(device=True)
+    def product(x, y, i):  # type: ignore[no-untyped-def]
+        if conjugated:
+            return accumulator(x[i]).conjugate() * accumulator(y[i])
+        return accumulator(x[i]) * accumulator(y[i])
+
+    @cuda.jit(device=True)
+    def block_sum(value):  # type: ignore[no-untyped-def]
+        """The sum of every thread's value, by halves, in thread 0."""
+        shared = cuda.shared.array(THREADS, accumulator)
+        thread = cuda.threadIdx.x
+        shared[thread] = value
+        half = THREADS // 2
+        while half > 0:
+            cuda.syncthreads()  # the upper half's sums are in before the lower half reads them
+            if thread < half:
+                shared[thread] += shared[thread + half]
+            half //= 2
+        return shared[0]
+
+    @cuda.jit(device=True)
+    def thread_sum(x, y):  # type: ignore[no-untyped-def]
+        """This thread's products: the elements at its place in every UNROLL grids' width."""
+        length = x.shape[0]
+        step = cuda.gridsize(1)
+        i = cuda.grid(1)
+        total = accumulator(zero)
+        while i + (UNROLL - 1) * step < length:
+            for turn in range(UNROLL):
+                total += product(x, y, i + turn * step)
+            i += UNROLL * step
+        while i < length:
+            total += product(x, y, i)
+            i += step
+        return total
+
+    @cuda.jit
+    def block_partials(x, y, partials):  # type: ignore[no-untyped-def]
+        total = block_sum(thread_sum(x, y))
+        if cuda.threadIdx.x == 0:
+            partials[cuda.blockIdx.x] = total
+
+    @cuda.jit
+    def second_pass(partials, out):  # type: ignore[no-untyped-def]
+        """One block; ``out`` has one element of the result's dtype."""
+        total = accumulator(zero)
+        for i in range(cuda.threadIdx.x, partials.shape[0], THREADS):
+            total += partials[i]
+        total = block_sum(total)
+        if cuda.threadIdx.x == 0:
+            out[0] = total
+
+    @cuda.jit
+    def atomic(x, y, parts):  # type: ignore[no-untyped-def]
+        """``parts``: one accumulator of zero, seen as its real parts (two for complex)."""
+        total = block_sum(thread_sum(x, y))
+        if cuda.threadIdx.x == 0:
+            if accumulator == types.complex128:
+                cuda.atomic.add(parts, 0, total.real)
+                cuda.atomic.add(parts, 1, total.imag)
+            else:
+                cuda.atomic.add(parts, 0, total.real)
+
+    @cuda.jit
+    def mutex(x, y, mutexes, sums):  # type: ignore[no-untyped-def]
+        """``sums``: one accumulator of zero; ``mutexes``: one free mutex."""
+        total = block_sum(thread_sum(x, y))
+        if cuda.threadIdx.x == 0:
+            lock(mutexes, 0)
+            sums[0] += total
+            unlock(mutexes, 0)
+
+    return {
+        "block_partials": block_partials,
+        "second_pass": second_pass,
+        "atomic": atomic,
+        "mutex": mutex,
+    }
+
+
+def _numpy(accumulator: Any) -> np.dtype:
+    return np.dtype(str(accumulator))
+
+
+def _on_device(
+    x: Any, y: Any, result: np.dtype, conjugate: bool, queue: Any, finish: str = FINISHES[0]
+) -> Any:
+    """The product as a device array of shape (), on the current GPU; ``finish`` is one of `FINISHES`."""
+    accumulator = accumulator_type(result)
+    kernels = _kernels(accumulator, conjugate)
+    wide = _numpy(accumulator)
+    launched = grid(len(x)), THREADS, queue
+    out = cuda.device_array(1, result, stream=queue)
+    if finish in ("second-pass", "host"):
+        partials = cuda.device_array(launched[0], wide, stream=queue)
+        kernels["block_partials"][launched](x, y, partials)
+        if finish == "second-pass":
+            kernels["second_pass"][1, THREADS, queue](partials, out)
+        else:
+            total = partials.copy_to_host(stream=queue).sum(keepdims=True)
+            out.copy_to_device(total.astype(result), stream=queue)
+    elif finish in ("atomic", "mutex"):
+        total = cuda.to_device(np.zeros(1, wide), stream=queue)
+        if finish == "atomic":
+            parts = 2 if wide.kind == "c" else 1
+            half = np.dtype(np.float64) if wide.kind == "c" else wide
+            view = launch.strided_view(total, (parts,), (half.itemsize,), half)
+            kernels["atomic"][launched](x, y, view)
+        else:
+            mutexes = cuda.to_device(np.zeros(1, np.int32), stream=queue)
+            kernels["mutex"][launched](x, y, mutexes, total)
+        kernels["second_pass"][1, THREADS, queue](total, out)
+    else:
+        raise OptionError(f"finish={finish!r} is unknown; it may be {', '.join(map(repr, FINISHES))}")
+    return launch.strided_view(out, (), ())
+
+
+def _from_host(x: np.ndarray, y: np.ndarray, result: np.dtype, conjugate: bool) -> Any:
+    """The product of vectors in host memory as a NumPy scalar, piece by piece over several streams.
+
+    Each of `STREAMS` host threads copies its pieces into pinned memory of its own, from which the bus reads
+    them while the GPU multiplies the piece before. Pieces have a fixed size and their sums are added up in
+    order, so the streams' timing leaves no trace in the answer.
+    """
+    accumulator = accumulator_type(result)
+    kernels = _kernels(accumulator, conjugate)
+    length = max(1, PIECE_NBYTES // max(x.itemsize, y.itemsize))
+    pieces = max(1, ceil_div(len(x), length))
+    sums = cuda.device_array(pieces, _numpy(accumulator))
+    home = cuda.get_current_device().id
+
+    def multiply(lane: int) -> None:
+        with cuda.gpus[home]:
+            queue = cuda.stream()
+            size = min(length, len(x))
+            staged = [cuda.pinned_array(size, vector.dtype) for vector in (x, y)]
+            held = [cuda.device_array(size, vector.dtype, stream=queue) for vector in (x, y)]
+            partials = cuda.device_array(grid(size), sums.dtype, stream=queue)
+            for piece in range(lane, pieces, STREAMS):
+                part = slice(piece * length, min((piece + 1) * length, len(x)))
+                count = part.stop - part.start
+                queue.synchronize()  # the bus has read this lane's last piece out of the pinned memory
+                for vector, host, device in zip((x, y), staged, held, strict=True):
+                    np.copyto(host[:count], vector[part])
+                    device[:count].copy_to_device(host[:count], stream=queue)
+                blocks = grid(count)
+                kernels["block_partials"][blocks, THREADS, queue](
+                    held[0][:count], held[1][:count], partials[:blocks]
+                )
+                kernels["second_pass"][1, THREADS, queue](partials[:blocks], sums[piece : piece + 1])
+            queue.synchronize()
+
+    if len(x) == 0:
+        return np.zeros(1, result)[0]
+    lanes = min(STREAMS, pieces)
+    with ThreadPoolExecutor(lanes) as pool:
+        list(pool.map(multiply, range(lanes)))
+    out = cuda.device_array(1, result)
+    kernels["second_pass"][1, THREADS](sums, out)
+    return out.copy_to_host()[0]

@@ -1,0 +1,192 @@
+"""Dot products against `numpy.vdot`, on the host, in the simulator (a run of its own) and on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import cuda
+
+from tilewright.kernels import dot
+from tilewright.kernels import dot_host as host_module
+from tilewright.kernels.dot import FINISHES, _on_device
+from tilewright.kernels.errors import DeviceUnavailableError, DTypeError, OptionError, ShapeError
+from tilewright.kernels.launch import SIMULATOR, cuda_available
+
+DEVICE = "cuda" if SIMULATOR else "cpu"
+pytestmark = pytest.mark.simulator if SIMULATOR else []
+on_gpu = pytest.mark.simulator if SIMULATOR else pytest.mark.gpu
+
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+FLOATS = ["float16", "float32", "float64", "complex64", "complex128"]
+LENGTHS = (
+    [0, 1, 2, 31, 32, 33, 255, 256, 257, 300] if SIMULATOR else [0, 1, 2, 31, 33, 8191, 8192, 8193, 70_001]
+)
+
+
+def vector(rng: np.random.Generator, length: int, dtype: str) -> np.ndarray:
+    kind = np.dtype(dtype).kind
+    if kind in "iu":
+        top = 12 if SIMULATOR else np.iinfo(dtype).max  # NumPy scalars, of which the simulator is made, warn
+        return rng.integers(0 if kind == "u" else -top, top, length, dtype=dtype)
+    values = rng.standard_normal(length)
+    if kind == "c":
+        values = values + 1j * rng.standard_normal(length)
+    return values.astype(dtype)
+
+
+def expected(x: np.ndarray, y: np.ndarray, conjugate: bool) -> tuple[Any, float]:
+    """The product and the error allowed: rounding of each product and of sums of at most 8192 terms, and once
+    to the result's dtype."""
+    result = np.result_type(x, y)
+    if result.kind in "iu":
+        wide = np.multiply(x.astype(np.uint64), y.astype(np.uint64)).sum(dtype=np.uint64)
+        return np.array([wide]).astype(result)[0], 0.0
+    wide = np.complex128 if result.kind == "c" else np.float64
+    left = np.conj(x) if conjugate else x
+    products = left.astype(wide) * y.astype(wide)
+    work = np.finfo(np.float32 if result == np.float16 else result)
+    scale = np.abs(products).sum()
+    total = products.sum()
+    return total, 32 * float(work.eps) * scale + float(np.finfo(result).eps) * abs(total)
+
+
+def check(value: Any, x: np.ndarray, y: np.ndarray, conjugate: bool = True) -> None:
+    want, bound = expected(x, y, conjugate)
+    if bound == 0.0:
+        assert value == want
+    else:
+        assert abs(complex(value) - complex(want)) <= bound
+
+
+@pytest.mark.parametrize("dtype", INTEGERS + FLOATS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_each_dtype_and_length(dtype: str, length: int, rng: np.random.Generator) -> None:
+    x, y = vector(rng, length, dtype), vector(rng, length, dtype)
+    value = dot(x, y, device=DEVICE)
+    assert value.dtype == np.dtype(dtype)
+    assert np.ndim(value) == 0
+    check(value, x, y)
+
+
+@pytest.mark.parametrize("conjugate", [True, False])
+def test_conjugation(conjugate: bool) -> None:
+    x, y = np.array([1 + 2j, 3j]), np.array([2 - 1j, 1 + 1j])
+    assert dot(x, y, conjugate=conjugate, device=DEVICE) == (np.vdot(x, y) if conjugate else np.dot(x, y))
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("int8", "int64"), ("float32", "int16"), ("float32", "complex64"), ("uint8", "float64")],
+)
+def test_mixed_dtypes(left: str, right: str, rng: np.random.Generator) -> None:
+    x, y = vector(rng, 257, left), vector(rng, 257, right)
+    value = dot(x, y, device=DEVICE)
+    assert value.dtype == np.result_type(x, y)
+    check(value, x, y)
+
+
+@given(
+    steps=st.tuples(st.sampled_from([1, 2, -1, -3, 5]), st.sampled_from([1, 2, -1, -3, 5])),
+    length=st.integers(0, 60),
+)
+def test_strided_vectors(steps: tuple[int, int], length: int) -> None:
+    x, y = (
+        np.arange(300.0)[150:][::step][:length] if step > 0 else np.arange(300.0)[::step][:length]
+        for step in steps
+    )
+    length = min(len(x), len(y))
+    assert dot(x[:length], y[:length], device=DEVICE) == float(np.dot(x[:length], y[:length]))
+
+
+@pytest.mark.skipif(SIMULATOR, reason="host threads")
+def test_bits_do_not_depend_on_the_number_of_threads(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "PIECES_PER_THREAD", 1)
+    x, y = vector(rng, 300_000, "float32"), vector(rng, 300_000, "float32")
+    answers = set()
+    for threads in (1, 2, 3, 7):
+        monkeypatch.setattr(host_module, "cpu_threads", lambda threads=threads: threads)
+        answers.add(dot(x, y, device="cpu").tobytes())
+    assert len(answers) == 1
+    check(dot(x, y, device="cpu"), x, y)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_propagate(special: float) -> None:
+    x, y = np.ones(100), np.ones(100)
+    x[57] = special
+    np.testing.assert_equal(float(dot(x, y, device=DEVICE)), special)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error", "words"),
+    [
+        (np.ones(3), np.ones(4), ShapeError, ["3", "4"]),
+        (np.ones((2, 2)), np.ones(4), ShapeError, ["x has 2 dimensions"]),
+        (np.ones(2), np.array(["a", "b"]), DTypeError, ["y holds", "<U1"]),
+        (np.ones(2, np.bool_), np.ones(2), DTypeError, ["bool"]),
+        (np.ones(2, ">f8"), np.ones(2), DTypeError, ["byte order"]),
+    ],
+)
+def test_bad_operands(x: Any, y: Any, error: type[Exception], words: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        dot(x, y, device=DEVICE)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_unknown_device() -> None:
+    with pytest.raises(OptionError, match="'tpu'"):
+        dot(np.ones(2), np.ones(2), device="tpu")
+
+
+@pytest.mark.skipif(cuda_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_is_an_error() -> None:
+    with pytest.raises(DeviceUnavailableError):
+        dot(np.ones(2), np.ones(2), device="cuda")
+
+
+@on_gpu
+@pytest.mark.parametrize("finish", FINISHES)
+@pytest.mark.parametrize("dtype", ["int32", "uint64", "float32", "complex64"])
+@pytest.mark.parametrize("length", [0, 1, 300] if SIMULATOR else [0, 1, 255, 2048, 2049, 1_000_003])
+def test_every_way_to_finish(finish: str, dtype: str, length: int, rng: np.random.Generator) -> None:
+    x, y = vector(rng, length, dtype), vector(rng, length, dtype)
+    out = _on_device(cuda.to_device(x), cuda.to_device(y), np.dtype(dtype), True, 0, finish)
+    assert out.shape == ()
+    assert out.dtype == np.dtype(dtype)
+    check(out.copy_to_host()[()], x, y)
+
+
+@on_gpu
+def test_device_arrays_stay_on_the_device(rng: np.random.Generator) -> None:
+    x, y = vector(rng, 300, "float64"), vector(rng, 300, "float64")
+    out = dot(cuda.to_device(x), cuda.to_device(y))
+    assert not isinstance(out, np.ndarray)
+    check(out.copy_to_host()[()], x, y)
+    with pytest.raises(OptionError, match="one side"):
+        dot(cuda.to_device(x), y)
+    with pytest.raises(OptionError, match="cpu"):
+        dot(cuda.to_device(x), cuda.to_device(y), device="cpu")
+
+
+@on_gpu
+def test_host_vectors_go_in_pieces(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.kernels.dot.PIECE_NBYTES", 640)
+    for length in (79, 80, 81, 999):
+        x, y = vector(rng, length, "float64"), vector(rng, length, "float64")
+        check(dot(x, y, device="cuda"), x, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_the_default_gives_the_same_bits_every_time(dtype: str, rng: np.random.Generator) -> None:
+    x, y = vector(rng, 5_000_011, dtype), vector(rng, 5_000_011, dtype)
+    held = cuda.to_device(x), cuda.to_device(y)
+    assert len({dot(*held).copy_to_host().tobytes() for _ in range(20)}) == 1
+    assert len({dot(x, y, device="cuda").tobytes() for _ in range(5)}) == 1
