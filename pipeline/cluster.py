@@ -1,0 +1,133 @@
+"""From a profile's name, a client, or a scheduler's address to a client that is ready to work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+from distributed import Client, LocalCluster
+
+from tilewright.pipeline import config
+from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError
+
+Cluster: TypeAlias = "str | Client"
+"""A profile's name, a scheduler's address, or a client."""
+
+INSTALLED_PROFILES = Path(__file__).with_name("cluster.yaml")
+KINDS = ("local", "cpu", "cuda", "existing")
+CONNECT_SECONDS = 30
+
+
+def load_profiles(path: str | os.PathLike[str] | None = None) -> dict[str, dict[str, Any]]:
+    """The profiles of a file: the one given, else the configured one, else ./cluster.yaml, else the installed one.
+
+    Raises
+    ------
+    ClusterError
+        The file is missing, is no YAML, or does not hold a mapping of profiles with a known ``kind``.
+    """
+    chosen = path if path is not None else config.get("cluster-file")
+    if chosen is None:
+        here = Path("cluster.yaml")
+        chosen = here if here.is_file() else INSTALLED_PROFILES
+    try:
+        content = yaml.safe_load(Path(chosen).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ClusterError(f"cannot read the profiles file {chosen}: {error}") from error
+    except yaml.YAMLError as error:
+        raise ClusterError(f"{chosen} is not valid YAML: {error}") from error
+    profiles = content.get("profiles") if isinstance(content, dict) else None
+    if not isinstance(profiles, dict) or not profiles:
+        raise ClusterError(f"{chosen} has no mapping 'profiles'; see the installed cluster.yaml for the form")
+    for name, profile in profiles.items():
+        kind = profile.get("kind") if isinstance(profile, dict) else None
+        if kind not in KINDS:
+            raise ClusterError(f"profile {name!r} in {chosen} has kind {kind!r}; it may be {', '.join(KINDS)}")
+    return profiles
+
+
+@contextmanager
+def open_cluster(cluster: Cluster = "local", config: str | os.PathLike[str] | None = None) -> Iterator[Client]:
+    """A client of the cluster that a profile, an address or a client names; what was started here is ended here.
+
+    Parameters
+    ----------
+    cluster
+        The name of a profile in ``config``; or a scheduler's address (anything with ``://``); or a
+        ``distributed.Client``, which is yielded as it is and left open.
+    config
+        The profiles file; see ``load_profiles`` for where it is looked for.
+
+    Raises
+    ------
+    ClusterError
+        The profile is not known, the scheduler does not answer, or a cluster class refused its arguments.
+    DeviceUnavailableError
+        A ``cuda`` profile on a machine without a usable GPU.
+    """
+    if isinstance(cluster, Client):
+        yield cluster
+        return
+    if "://" in cluster:
+        profile: dict[str, Any] = {"kind": "existing", "address": cluster}
+    else:
+        profiles = load_profiles(config)
+        if cluster not in profiles:
+            raise ClusterError(
+                f"there is no profile {cluster!r}; the profiles are {', '.join(sorted(profiles))}"
+                " (a scheduler's address starts with tcp://, ucx:// or tls://)"
+            )
+        profile = dict(profiles[cluster])
+    with ExitStack() as stack:
+        yield _start(stack, cluster, profile)
+
+
+def _start(stack: ExitStack, name: str, profile: dict[str, Any]) -> Client:
+    kind = profile.pop("kind")
+    if kind == "existing":
+        return _connect(stack, name, profile)
+    try:
+        if kind == "local":
+            options = {"n_workers": 1, "processes": False, "dashboard_address": None} | profile
+            server = stack.enter_context(LocalCluster(**options))
+        elif kind == "cpu":
+            # Workers that see a GPU would take it: on this profile they must not.
+            environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
+            options = {"processes": True, "n_workers": os.cpu_count()} | profile
+            server = stack.enter_context(LocalCluster(**options, env=environment))
+        else:
+            server = stack.enter_context(_cuda_cluster(profile))
+    except (TypeError, ValueError) as error:
+        raise ClusterError(f"profile {name!r}: the cluster refused its options {profile}: {error}") from error
+    return stack.enter_context(Client(server))
+
+
+def _cuda_cluster(options: dict[str, Any]) -> Any:
+    from tilewright.kernels.device import devices, why_no_gpu
+
+    if not devices():
+        raise DeviceUnavailableError(f"the cuda profile needs a GPU: {why_no_gpu()}; use --profile local or cpu")
+    from dask_cuda import LocalCUDACluster
+
+    return LocalCUDACluster(**options)
+
+
+def _connect(stack: ExitStack, name: str, options: dict[str, Any]) -> Client:
+    options = {key: value for key, value in options.items() if value is not None}
+    if not options.get("address") and not options.get("scheduler_file"):
+        raise ClusterError(
+            f"profile {name!r} says neither address nor scheduler_file; set one in cluster.yaml,"
+            " or pass the scheduler's address in place of a profile"
+        )
+    scheduler_file = options.get("scheduler_file")
+    if scheduler_file and not Path(scheduler_file).is_file():
+        raise ClusterError(f"profile {name!r}: there is no scheduler file at {scheduler_file}; is the scheduler up?")
+    try:
+        return stack.enter_context(Client(**({"timeout": CONNECT_SECONDS} | options)))
+    except (OSError, TimeoutError, ValueError, TypeError) as error:
+        where = options.get("address") or scheduler_file
+        raise ClusterError(f"cannot reach the scheduler at {where}: {error}") from error

@@ -1,0 +1,81 @@
+"""Every setting of Tilewright, in one place, in Dask's configuration system.
+
+A setting can be given in a Dask YAML file, with ``dask.config.set({"tilewright.retries": 5})``, or in the
+environment under the name that the table shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import dask.config
+from dask.utils import parse_bytes
+
+from tilewright.pipeline.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    default: Any
+    unit: str
+    meaning: str
+
+    @property
+    def environment(self) -> str:
+        return "DASK_" + self.name.upper().replace(".", "__").replace("-", "_")
+
+
+SETTINGS = (
+    Setting("tilewright.device-memory", None, "bytes",
+            "device memory that a worker may fill; unset: a share of what is free on the device"),
+    Setting("tilewright.device-memory-share", 0.8, "fraction",
+            "the share of the free memory of a GPU that a plan may use when device-memory is unset"),
+    Setting("tilewright.host-share", 0.25, "fraction",
+            "the share of a worker's memory limit that a plan may use when it multiplies on the CPU"),
+    Setting("tilewright.host-cap", "1 GiB", "bytes",
+            "the most a plan uses on a CPU when device-memory is unset: larger tiles save no time there"),
+    Setting("tilewright.panel-nbytes", "256 MiB", "bytes",
+            "the size that one panel of A and B together is aimed at, on a GPU"),
+    Setting("tilewright.tiles-per-worker", 2, "tiles",
+            "tiles of C that each worker gets at least, so that one is written while the next is computed"),
+    Setting("tilewright.read-threads", 8, "threads", "threads of one worker that read and decode chunks"),
+    Setting("tilewright.write-threads", 4, "threads", "threads of one worker that encode and write chunks"),
+    Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
+    Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
+            "the size that text is cut into, and that small files are packed up to, for one task"),
+    Setting("tilewright.verify-rounds", 2, "rounds", "independent rounds of the check of a product"),
+    Setting("tilewright.cluster-file", None, "path",
+            "the profiles file; unset: cluster.yaml in the working directory, else the one that is installed"),
+)  # fmt: skip
+
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+dask.config.update_defaults({"tilewright": {name.partition(".")[2]: s.default for name, s in _BY_NAME.items()}})
+
+
+def get(name: str, override: Any = None) -> Any:
+    """The value of ``tilewright.<name>``; ``override``, where given, wins over the configuration."""
+    setting = _BY_NAME[f"tilewright.{name}"]
+    value = dask.config.get(setting.name, setting.default) if override is None else override
+    if setting.unit == "bytes" and value is not None:
+        return as_nbytes(value, setting.name)
+    return value
+
+
+def as_nbytes(value: int | float | str, name: str) -> int:
+    """Bytes from a number or a text such as ``8GiB``.
+
+    Raises
+    ------
+    OptionError
+        The text is no size, or the size is not positive.
+    """
+    try:
+        nbytes = int(parse_bytes(value))
+    except ValueError as error:
+        raise OptionError(f"{name}: {value!r} is no size in bytes; write a number, or say 512MiB or 8GiB") from error
+    if nbytes <= 0:
+        raise OptionError(f"{name}: {value!r} is {nbytes} bytes; it must be more than 0")
+    return nbytes

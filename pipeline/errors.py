@@ -1,0 +1,56 @@
+"""Errors about stores, plans, clusters and runs, on top of those of the kernels."""
+
+from __future__ import annotations
+
+from tilewright.kernels.errors import (
+    DeviceUnavailableError,
+    DTypeError,
+    OptionError,
+    OutputError,
+    ShapeError,
+    TilewrightError,
+)
+
+__all__ = [
+    "ClusterError",
+    "CorpusError",
+    "DTypeError",
+    "DeviceUnavailableError",
+    "OptionError",
+    "OutputError",
+    "OutputExistsError",
+    "PlanError",
+    "ShapeError",
+    "StoreError",
+    "TaskError",
+    "TilewrightError",
+    "VerificationError",
+]
+
+
+class StoreError(TilewrightError, OSError):
+    """A path that is not there, is no Zarr array, cannot be read, or cannot be written."""
+
+
+class OutputExistsError(StoreError):
+    """The output is there already and ``overwrite`` was not asked for."""
+
+
+class CorpusError(TilewrightError, OSError):
+    """A corpus without files, or a file of it that cannot be read."""
+
+
+class PlanError(TilewrightError, ValueError):
+    """No plan fits the memory that was given."""
+
+
+class ClusterError(TilewrightError, RuntimeError):
+    """A profile that is not known or not valid, or a cluster that cannot be reached or has no workers."""
+
+
+class TaskError(TilewrightError, RuntimeError):
+    """A task failed on every attempt; the message carries the worker's own error."""
+
+
+class VerificationError(TilewrightError, ArithmeticError):
+    """A product that failed its own check."""

@@ -1,0 +1,117 @@
+"""The record of finished tiles: what lets a run that was stopped go on where it stood.
+
+A file beside the growing output holds one line of JSON for what is being computed and one for each stored tile. The
+submitting process alone appends to it, after a tile's task has returned, so a line is never ahead of the data; a
+crash loses at most the line of a tile that is stored already, which is then computed once more with the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zarr
+from zarr.storage import LocalStore
+
+from tilewright.pipeline.plan import MatmulPlan
+
+FILE_NAME = "tilewright-ledger.jsonl"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Past:
+    """What an earlier run left."""
+
+    tile: tuple[int, int]
+    """Sides of its tiles; a run that goes on must keep them."""
+    panel_depth: int
+    finished: frozenset[int]
+
+
+def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> str:
+    """A digest of everything that decides the bytes of the result: the inputs as they lie stored, and the request.
+
+    Of local arrays it takes the metadata and the number, sizes and times of the stored files; of others the
+    metadata alone, since listing a remote store can take longer than the product.
+    """
+    digest = hashlib.sha256(json.dumps(plan_facts, sort_keys=True).encode())
+    for array in (a, b):
+        digest.update(str(array.store_path).encode())
+        digest.update(json.dumps(array.metadata.to_dict(), sort_keys=True, default=str).encode())
+        if isinstance(array.store, LocalStore):
+            digest.update(repr(_stored_files(array.store.root / array.path)).encode())
+    return digest.hexdigest()
+
+
+def _stored_files(root: Path) -> tuple[int, int, int]:
+    """Number of files below ``root``, their bytes, and the newest modification time in nanoseconds."""
+    count = nbytes = newest = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            facts = os.stat(os.path.join(folder, name))
+            count, nbytes, newest = count + 1, nbytes + facts.st_size, max(newest, facts.st_mtime_ns)
+    return count, nbytes, newest
+
+
+class Ledger:
+    """The open record of one run; ``record`` is durable when it returns."""
+
+    def __init__(self, folder: Path, digest: str, plan: MatmulPlan, finished: frozenset[int] = frozenset()) -> None:
+        """Begin the record in the output's folder, with the tiles that an earlier run finished.
+
+        The whole record is written anew and put in place in one step: appending behind a line that a crash tore
+        would make that line swallow the next.
+        """
+        self._path = folder / FILE_NAME
+        head = {
+            "version": VERSION,
+            "fingerprint": digest,
+            "tile": [plan.tile_rows, plan.tile_columns],
+            "panel_depth": plan.panel_depth,
+        }
+        lines = [json.dumps(head), *(json.dumps({"tile": index}) for index in sorted(finished))]
+        draft = self._path.with_suffix(".draft")
+        draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        draft.replace(self._path)
+        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- lives as long as the run; see close
+
+    def record(self, index: int) -> None:
+        """Note that the tile of this index is stored."""
+        self._file.write(json.dumps({"tile": index}) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def remove(self) -> None:
+        """The product is whole: the record has served."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+
+
+def read_past(folder: Path, digest: str) -> Past | None:
+    """What the record in ``folder`` says, if it speaks of the same product; None otherwise.
+
+    A torn last line, left by a crash in the middle of a write, is passed over: its tile is computed again.
+    """
+    try:
+        lines = (folder / FILE_NAME).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    entries = []
+    for line in lines:
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    if not entries or entries[0].get("version") != VERSION or entries[0].get("fingerprint") != digest:
+        return None
+    rows, columns = entries[0]["tile"]
+    finished = frozenset(entry["tile"] for entry in entries[1:])
+    return Past((rows, columns), entries[0]["panel_depth"], finished)

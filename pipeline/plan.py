@@ -1,0 +1,437 @@
+"""The plan of a matrix product: from numbers alone to tiles, panels, bytes and peaks. No I/O, no clock, no device.
+
+One task owns one tile of C, walks k panel by panel, and writes the tile once. The planner picks the sides of the
+tiles and the depth of the panels; the executor only walks what it picked.
+
+How much has to be read at all: with M elements of fast memory, a product must move at least 2mnk/sqrt(M) elements
+(Kwasniewski et al., "Red-Blue Pebbling Revisited", SC 2019). Tiles of tm × tn read mnk(1/tm + 1/tn), which meets
+the bound when they are square and fill the memory; hence "as large as fits".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline.errors import PlanError, ShapeError
+
+PANEL_BUFFERS = 2
+"""Panels of A and of B that a worker holds: one being multiplied while the next is filled."""
+
+BAND_BUFFERS = 2
+"""Bands of a finished tile, each as tall as a stored piece of C, that pass through pinned memory on their way out."""
+
+PROCESS_NBYTES = 448 * 2**20
+"""Host memory that a worker's process holds besides buffers: the interpreter, its libraries, a CUDA context."""
+
+MOST_CHUNK_MISMATCH = 8
+"""When the k-chunks of A and B first meet only after more than this many of the longer ones, stop insisting."""
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """One stored matrix as the planner sees it, with op applied: a transposed operand has its sides swapped."""
+
+    rows: int
+    columns: int
+    dtype: np.dtype
+    unit: tuple[int, int]
+    """Rows × columns of what is read, or written, as one piece: a chunk for reading, a shard for writing."""
+
+    @property
+    def transposed(self) -> StoredMatrix:
+        return StoredMatrix(self.columns, self.rows, self.dtype, self.unit[::-1])
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.columns * self.dtype.itemsize
+
+    @property
+    def unit_nbytes(self) -> int:
+        return self.unit[0] * self.unit[1] * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a plan has to keep to, for each worker."""
+
+    workers: int
+    device_nbytes: int
+    """Memory for tiles and panels: the GPU's, or the host's where the CPU multiplies."""
+    host_nbytes: int | None = None
+    """All the host memory that a worker's process may hold; None: not bounded."""
+    on_host: bool = False
+    """Whether the CPU multiplies, so that panels are not staged in a second memory."""
+    panel_nbytes: int = 256 * 2**20
+    """The size that a panel of A and one of B are aimed at together."""
+    tiles_per_worker: int = 2
+    read_threads: int = 8
+    write_threads: int = 4
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One tile of C: its place in the order of work, in the grid, and in the matrix."""
+
+    index: int
+    i: int
+    j: int
+    row_start: int
+    row_stop: int
+    column_start: int
+    column_stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.row_stop - self.row_start
+
+    @property
+    def columns(self) -> int:
+        return self.column_stop - self.column_start
+
+
+@dataclass(frozen=True)
+class MatmulPlan:
+    """Tiles, panels, bytes and peaks of C = op(A) op(B), with A m × k and B k × n after op."""
+
+    m: int
+    n: int
+    k: int
+    a_dtype: str
+    b_dtype: str
+    c_dtype: str
+    transpose_a: bool
+    transpose_b: bool
+    workers: int
+    on_host: bool
+    tile_rows: int
+    tile_columns: int
+    panel_depth: int
+    c_buffers: int
+    """Tiles of C that a worker holds: two where memory allows, so that one is written meanwhile."""
+    c_unit: tuple[int, int]
+    device_limit_nbytes: int
+    device_peak_nbytes: int
+    """Projected peak of tiles and panels of one worker, in the memory that multiplies."""
+    host_peak_nbytes: int
+    """Projected peak of one worker's process: staging, decoding, and the process itself."""
+    read_nbytes: int
+    """Bytes of A and B that all tiles together take in, once decoded."""
+    decoded_nbytes: int
+    """The same counted in whole chunks: more than ``read_nbytes`` where chunks do not line up with tiles."""
+    write_nbytes: int
+    bound_nbytes: int
+    """The least that any schedule could read with the same memory: 2mnk/sqrt(M), or A and B once if that is more."""
+    operations: int
+    """Multiplications and additions: 2mnk."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles along m and along n."""
+        return ceil_div(self.m, self.tile_rows), ceil_div(self.n, self.tile_columns)
+
+    @property
+    def tile_count(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def panel_count(self) -> int:
+        return ceil_div(self.k, self.panel_depth)
+
+    @property
+    def read_ratio(self) -> float:
+        """How far above the lower bound the plan reads; 1.0 is the bound."""
+        return self.read_nbytes / self.bound_nbytes if self.bound_nbytes else 1.0
+
+    def tile_read_nbytes(self, tile: Tile) -> int:
+        """Bytes of A and B that one tile takes in."""
+        a, b = np.dtype(self.a_dtype).itemsize, np.dtype(self.b_dtype).itemsize
+        return self.k * (tile.rows * a + tile.columns * b)
+
+    def tiles(self) -> Iterator[Tile]:
+        """Every tile once, row by row, every second row backwards: neighbours in time share a row or a column."""
+        grid_rows, grid_columns = self.grid
+        for index in range(grid_rows * grid_columns):
+            i, j = divmod(index, grid_columns)
+            if i % 2:
+                j = grid_columns - 1 - j
+            row, column = i * self.tile_rows, j * self.tile_columns
+            yield Tile(
+                index,
+                i,
+                j,
+                row,
+                min(row + self.tile_rows, self.m),
+                column,
+                min(column + self.tile_columns, self.n),
+            )
+
+    def panels(self) -> Iterator[tuple[int, int]]:
+        """Every stretch of k once, in the one order that every worker keeps."""
+        for start in range(0, self.k, self.panel_depth):
+            yield start, min(start + self.panel_depth, self.k)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "c_unit": list(self.c_unit),
+            "grid": list(self.grid),
+            "tile_count": self.tile_count,
+            "panel_count": self.panel_count,
+            "read_ratio": self.read_ratio,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{name:<16}{text}" for name, text in self.table()]
+        return "\n".join(lines)
+
+    def table(self) -> list[tuple[str, str]]:
+        """The plan as rows of a name and a text, for people."""
+        left = f"{self.m} × {self.k} {self.a_dtype}" + (" (stored transposed)" if self.transpose_a else "")
+        right = f"{self.k} × {self.n} {self.b_dtype}" + (" (stored transposed)" if self.transpose_b else "")
+        memory = "host" if self.on_host else "device"
+        waste = self.decoded_nbytes / self.read_nbytes - 1 if self.read_nbytes else 0.0
+        rows = [
+            ("product", f"{left}  by  {right}  =  {self.m} × {self.n} {self.c_dtype}"),
+            ("operations", f"{self.operations:.3e}"),
+            (
+                "tiles",
+                f"{self.grid[0]} × {self.grid[1]} of {self.tile_rows} × {self.tile_columns}"
+                f" for {self.workers} worker{'s' if self.workers != 1 else ''}",
+            ),
+            ("panels", f"{self.panel_count} of depth {self.panel_depth}"),
+            (
+                f"{memory} memory",
+                f"{format_nbytes(self.device_peak_nbytes)} of {format_nbytes(self.device_limit_nbytes)} a worker",
+            ),
+            ("process memory", f"{format_nbytes(self.host_peak_nbytes)} a worker"),
+            (
+                "reads",
+                f"{format_nbytes(self.read_nbytes)}, {self.read_ratio:.2f} × the lower bound of"
+                f" {format_nbytes(self.bound_nbytes)} for this memory",
+            ),
+            ("writes", format_nbytes(self.write_nbytes)),
+        ]
+        if waste > 0.005:
+            rows.append(
+                (
+                    "chunks",
+                    f"do not line up: {format_nbytes(self.decoded_nbytes)} are decoded for"
+                    f" {format_nbytes(self.read_nbytes)} used (+{waste:.0%});"
+                    " chunk A along k as B is chunked along k, or raise the device memory",
+                )
+            )
+        return rows
+
+
+def format_nbytes(nbytes: float) -> str:
+    """Bytes for people, in powers of 1024 with three digits."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(nbytes) < 1024 or unit == "TiB":
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}"
+        nbytes /= 1024
+    raise AssertionError("unreachable: TiB returns")
+
+
+def plan_matmul(
+    a: StoredMatrix,
+    b: StoredMatrix,
+    c_dtype: np.dtype,
+    c_unit: tuple[int, int],
+    limits: Limits,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    keep: tuple[int, int, int] | None = None,
+) -> MatmulPlan:
+    """Choose tiles and panels for C = A B, where ``a`` and ``b`` are as they stand after op.
+
+    The depth of the panels depends on the matrices, their chunks and the memory, never on the number of workers:
+    the sums of every element are then cut at the same places however many workers share the tiles.
+    ``keep`` names the tile rows, tile columns and panel depth of an earlier run; they are taken if they fit.
+
+    Raises
+    ------
+    ShapeError
+        The inner sides differ.
+    PlanError
+        Not even the smallest tile fits; the message says how much memory it needs.
+    """
+    if a.columns != b.rows:
+        raise ShapeError(
+            f"inner sides differ: op(A) is {a.rows} × {a.columns} and op(B) is {b.rows} × {b.columns};"
+            f" the columns of op(A) must equal the rows of op(B)"
+        )
+    m, n, k = a.rows, b.columns, a.columns
+    depth = keep[2] if keep else _panel_depth(a, b, c_dtype, c_unit, limits)
+    memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize, depth)
+    if keep and memory.nbytes(keep[0], keep[1], 1) > limits.device_nbytes:
+        return plan_matmul(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b)
+    best = keep[:2] if keep else _best_grid(m, n, c_unit, memory, limits)
+    if best is None:
+        needed = memory.nbytes(min(c_unit[0], m), min(c_unit[1], n), 1)
+        raise PlanError(
+            f"no tile fits into {format_nbytes(limits.device_nbytes)} of {'host' if limits.on_host else 'device'}"
+            f" memory: the smallest, {min(c_unit[0], m)} × {min(c_unit[1], n)} (one stored piece of C) with panels"
+            f" of depth {depth}, needs {format_nbytes(needed)}; raise the device memory, or give C smaller chunks"
+        )
+    tile_rows, tile_columns = best
+    c_buffers = 2 if memory.nbytes(tile_rows, tile_columns, 2) <= limits.device_nbytes else 1
+    grid_rows, grid_columns = ceil_div(m, tile_rows), ceil_div(n, tile_columns)
+    item_a, item_b, item_c = a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize
+    read = m * k * item_a * grid_columns + k * n * item_b * grid_rows
+    decoded = (
+        _span_touched(m, tile_rows, a.unit[0]) * _span_touched(k, depth, a.unit[1]) * item_a * grid_columns
+        + _span_touched(k, depth, b.unit[0]) * _span_touched(n, tile_columns, b.unit[1]) * item_b * grid_rows
+    )
+    device_peak = memory.nbytes(tile_rows, tile_columns, c_buffers) if m and n else 0
+    # Reading through a codec holds a chunk as stored and as decoded for each thread.
+    decoding = limits.read_threads * 2 * max(a.unit_nbytes, b.unit_nbytes)
+    # Writing holds a stored piece of C as it came, and as it was encoded, for each thread.
+    writing = limits.write_threads * 2 * min(c_unit[0], m) * min(c_unit[1], n) * item_c
+    if limits.on_host:
+        staging = device_peak
+    else:
+        panels = PANEL_BUFFERS * depth * (tile_rows * item_a + tile_columns * item_b)
+        staging = panels + BAND_BUFFERS * min(c_unit[0], tile_rows) * tile_columns * item_c
+    host_peak = PROCESS_NBYTES + staging + decoding + writing
+    if limits.host_nbytes is not None and host_peak > limits.host_nbytes:
+        raise PlanError(
+            f"the plan needs {format_nbytes(host_peak)} of host memory for each worker and"
+            f" {format_nbytes(limits.host_nbytes)} are allowed; lower the device memory, use fewer"
+            f" read threads (tilewright.read-threads, now {limits.read_threads}), or give the workers more memory"
+        )
+    bound = _lower_bound(m, n, k, limits.device_nbytes, a, b)
+    return MatmulPlan(
+        m=m,
+        n=n,
+        k=k,
+        a_dtype=a.dtype.name,
+        b_dtype=b.dtype.name,
+        c_dtype=c_dtype.name,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        workers=limits.workers,
+        on_host=limits.on_host,
+        tile_rows=tile_rows,
+        tile_columns=tile_columns,
+        panel_depth=depth,
+        c_buffers=c_buffers,
+        c_unit=c_unit,
+        device_limit_nbytes=limits.device_nbytes,
+        device_peak_nbytes=device_peak,
+        host_peak_nbytes=host_peak,
+        read_nbytes=read,
+        decoded_nbytes=decoded if m and n else 0,
+        write_nbytes=m * n * item_c,
+        bound_nbytes=min(bound, read),
+        operations=2 * m * n * k,
+    )
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Bytes that tiles and panels take, from the sizes of an element and the depth of a panel."""
+
+    item_a: int
+    item_b: int
+    item_c: int
+    depth: int
+
+    def nbytes(self, rows: int, columns: int, c_buffers: int) -> int:
+        panels = PANEL_BUFFERS * self.depth * (rows * self.item_a + columns * self.item_b)
+        return panels + c_buffers * rows * columns * self.item_c
+
+    def most_columns(self, rows: int, nbytes: int, c_buffers: int) -> int:
+        """The widest tile of ``rows`` rows that fits into ``nbytes``; 0 where none does."""
+        left = nbytes - PANEL_BUFFERS * self.depth * rows * self.item_a
+        each = PANEL_BUFFERS * self.depth * self.item_b + c_buffers * rows * self.item_c
+        return max(0, left // each)
+
+
+def _panel_depth(
+    a: StoredMatrix, b: StoredMatrix, c_dtype: np.dtype, c_unit: tuple[int, int], limits: Limits
+) -> int:
+    """The depth of a panel: whole k-chunks of both operands, near the size aimed at, within memory."""
+    k = a.columns
+    if k == 0:
+        return 1
+    longer = max(a.unit[1], b.unit[0])
+    unit = math.lcm(a.unit[1], b.unit[0])
+    if unit > MOST_CHUNK_MISMATCH * longer:
+        unit = longer
+    if unit >= k:
+        unit = k
+    # The tile that the memory would hold if it were all C: what the panels will be as tall and as wide as.
+    side = math.isqrt(max(1, limits.device_nbytes // (2 * c_dtype.itemsize)))
+    rows, columns = max(1, min(side, a.rows)), max(1, min(side, b.columns))
+    row_nbytes = rows * a.dtype.itemsize + columns * b.dtype.itemsize
+    panel_nbytes = min(limits.panel_nbytes, limits.device_nbytes // (4 * PANEL_BUFFERS))
+    depth = max(1, panel_nbytes // row_nbytes)
+    if depth >= k:
+        return k
+    depth = depth // unit * unit if depth >= unit else unit
+    # A chunk deeper than the memory can hold is read in parts rather than refused.
+    smallest = (min(c_unit[0], a.rows), min(c_unit[1], b.columns))
+    while depth > 1:
+        if _Memory(a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize, depth).nbytes(*smallest, 1) <= (
+            limits.device_nbytes
+        ):
+            break
+        depth = ceil_div(depth, 2)
+    return min(depth, k)
+
+
+def _best_grid(
+    m: int, n: int, c_unit: tuple[int, int], memory: _Memory, limits: Limits
+) -> tuple[int, int] | None:
+    """Sides of the tiles that read least, counting time that workers spend without a tile; None: nothing fits."""
+    if m == 0 or n == 0:
+        return max(1, m), max(1, n)
+    unit_rows, unit_columns = min(c_unit[0], m), min(c_unit[1], n)
+    row_units, column_units = ceil_div(m, unit_rows), ceil_div(n, unit_columns)
+    wanted = min(limits.workers * limits.tiles_per_worker, row_units * column_units)
+    best: tuple[float, int, int, int] | None = None
+    sides: tuple[int, int] | None = None
+    seen = 0
+    for grid_rows in range(1, row_units + 1):
+        rows = ceil_div(row_units, grid_rows) * unit_rows
+        if rows == seen:
+            continue  # rounding up to whole units gave the same tile again
+        seen = rows
+        rows = min(rows, m)
+        actual_rows = ceil_div(m, rows)
+        most = memory.most_columns(rows, limits.device_nbytes, 1)
+        if most < unit_columns:
+            continue
+        fewest = max(ceil_div(column_units, most // unit_columns) if most < n else 1, ceil_div(wanted, actual_rows))
+        for grid_columns in range(fewest, min(fewest + limits.workers, column_units) + 1):
+            columns = min(ceil_div(column_units, grid_columns) * unit_columns, n)
+            actual_columns = ceil_div(n, columns)
+            count = actual_rows * actual_columns
+            rounds = ceil_div(count, limits.workers)
+            idle = rounds * limits.workers * rows * columns / (m * n)
+            read = m * memory.item_a * actual_columns + n * memory.item_b * actual_rows
+            cost = (read * idle, count, abs(rows - columns), rows)
+            if best is None or cost < best:
+                best, sides = cost, (rows, columns)
+    return sides
+
+
+def _lower_bound(m: int, n: int, k: int, nbytes: int, a: StoredMatrix, b: StoredMatrix) -> int:
+    """Bytes that any schedule must read with this memory: 2mnk/sqrt(M) less what C needs, and A and B once."""
+    itemsize = max(a.dtype.itemsize, b.dtype.itemsize)
+    elements = max(1, nbytes // itemsize)
+    return max(int(2 * m * n * k / math.sqrt(elements)) * itemsize, a.nbytes + b.nbytes)
+
+
+def _span_touched(side: int, step: int, unit: int) -> int:
+    """Elements of whole stored units met by cutting ``side`` into steps: a unit across a cut is met twice."""
+    return sum(
+        min(ceil_div(min(start + step, side), unit) * unit, side) - start // unit * unit
+        for start in range(0, side, step)
+    )

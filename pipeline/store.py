@@ -1,0 +1,489 @@
+"""Zarr arrays: open and check them, read a region into a given buffer, write a region from one.
+
+Reading has two ways behind one function. Chunks that lie uncompressed in local files go straight from the file
+into the caller's buffer with ``preadv``, in parallel and with no copy in between; everything else (codecs, shards,
+remote stores, foreign byte orders) goes through zarr-python, which knows them all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import zarr
+from zarr.codecs import BytesCodec
+from zarr.core.buffer import default_buffer_prototype
+from zarr.errors import BaseZarrError
+from zarr.storage import LocalStore, MemoryStore
+
+from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline.errors import DTypeError, OutputError, OutputExistsError, ShapeError, StoreError
+from tilewright.pipeline.plan import StoredMatrix
+
+Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
+"""What a user may name an array by: a path, a URL, or an open array."""
+
+LEAST_CHUNK_NBYTES = 2**20
+MOST_CHUNK_NBYTES = 2**26
+"""The stored pieces of an output that we create are kept between these, whatever the inputs' chunks are."""
+
+IOV_MAX = 1024
+"""The most buffers that Linux takes in one ``preadv`` call."""
+
+LEAST_USEFUL_SHARE = 0.5
+"""Below this share of wanted bytes in a chunk's rows, the wanted parts are read one by one."""
+
+
+def name_of(source: Source) -> str:
+    """What to call an array in messages: its path or URL."""
+    if isinstance(source, zarr.Array):
+        return str(source.store_path)
+    return os.fspath(source)
+
+
+def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
+    """Open an array for reading and check that it holds numbers in ``ndim`` dimensions.
+
+    Raises
+    ------
+    StoreError
+        Nothing is there, it cannot be read, or it is a group and no array.
+    ShapeError, DTypeError
+        The array has another number of dimensions, or holds no numbers.
+    """
+    name = name_of(source)
+    if isinstance(source, zarr.Array):
+        array = source
+    else:
+        try:
+            array = zarr.open_array(os.fspath(source), mode="r")
+        except FileNotFoundError as error:
+            raise StoreError(f"{role}: there is no Zarr array at {name}; give the path of an array") from error
+        except (BaseZarrError, ValueError, KeyError) as error:
+            raise StoreError(f"{role}: {name} is not a Zarr array ({error}); give the path of an array") from error
+        except (OSError, ImportError) as error:
+            raise StoreError(f"{role}: cannot open {name}: {error}") from error
+    if array.ndim != ndim:
+        raise ShapeError(f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}")
+    if array.dtype.kind not in "iufc":
+        raise DTypeError(f"{role}: {name} holds {array.dtype}; only integers, floats and complex numbers can be used")
+    return array
+
+
+def read_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
+    """Sides of what is read as one piece: the chunk (within a shard, the inner chunk)."""
+    return tuple(max(1, side) for side in array.chunks)
+
+
+def write_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
+    """Sides of what is written as one object, by one writer at a time: the shard where there is one."""
+    return tuple(max(1, side) for side in (array.shards or array.chunks))
+
+
+def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> StoredMatrix:
+    """The array's numbers for the planner, with op applied."""
+    rows, columns = array.shape
+    unit = read_unit(array)
+    stored = StoredMatrix(rows, columns, array.dtype.newbyteorder("="), (unit[0], unit[1]))
+    return stored.transposed if transpose else stored
+
+
+def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int) -> tuple[int, int]:
+    """Chunk sides for a new C: those of A's rows and B's columns, kept between 1 and 64 MiB a chunk."""
+    sides = [max(1, min(a.unit[0], a.rows)), max(1, min(b.unit[1], b.columns))]
+    limits = (max(1, a.rows), max(1, b.columns))
+    while sides[0] * sides[1] * itemsize < LEAST_CHUNK_NBYTES and (sides[0] < limits[0] or sides[1] < limits[1]):
+        grow = 0 if (sides[0] <= sides[1] and sides[0] < limits[0]) or sides[1] >= limits[1] else 1
+        sides[grow] = min(2 * sides[grow], limits[grow])
+    while sides[0] * sides[1] * itemsize > MOST_CHUNK_NBYTES:
+        shrink = 0 if sides[0] >= sides[1] else 1
+        sides[shrink] = ceil_div(sides[shrink], 2)
+    return sides[0], sides[1]
+
+
+def in_memory(array: zarr.Array[Any]) -> bool:
+    """Whether only this process can see the array's data."""
+    return isinstance(array.store, MemoryStore)
+
+
+# Reading ------------------------------------------------------------------------------------------------------
+
+
+Read: TypeAlias = Callable[[], None]
+"""One chunk's part of a region, ready to be read by any thread."""
+
+
+def region_reads(array: zarr.Array[Any], region: Sequence[slice], out: np.ndarray) -> list[Read]:
+    """The calls that together fill ``out`` with ``array[region]``, one for each chunk, in any order, on any threads.
+
+    Parameters
+    ----------
+    array
+        One- or two-dimensional.
+    region
+        One slice for each dimension, with explicit start and stop inside the array and no step.
+    out
+        Of the region's shape and of the array's dtype in native byte order, with the elements of a row side by
+        side; rows may lie further apart than their length. Written by the calls.
+
+    Raises
+    ------
+    StoreError
+        From the calls: a chunk cannot be read or decoded; the message names the array, the chunk and the file.
+    """
+    if out.size == 0:
+        return []
+    layout = _direct_layout(array)
+    pieces = _chunks_in(region, read_unit(array))
+    if layout is not None:
+        return [partial(_read_direct, layout, piece, out) for piece in pieces]
+    return [partial(_read_through_zarr, array, region, piece, out) for piece in pieces]
+
+
+def read_region(array: zarr.Array[Any], region: Sequence[slice]) -> np.ndarray:
+    """``array[region]`` in native byte order, read by this thread alone. Raises as ``region_reads`` does."""
+    out = np.empty([part.stop - part.start for part in region], array.dtype.newbyteorder("="))
+    for read in region_reads(array, region, out):
+        read()
+    return out
+
+
+def run_all(pool: Executor, calls: Iterable[Callable[[], None]]) -> None:
+    """Run the calls on the pool and wait for every one, also when one fails: none still writes afterwards."""
+    futures = [pool.submit(call) for call in calls]
+    wait(futures)
+    for future in futures:
+        future.result()
+
+
+@dataclass(frozen=True)
+class _DirectLayout:
+    """An array whose chunks lie as plain bytes in local files."""
+
+    name: str
+    root: Path
+    key: Callable[[tuple[int, ...]], str]
+    chunks: tuple[int, ...]
+    dtype: np.dtype
+    fill_value: Any
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The part of one chunk that a region wants."""
+
+    chunk: tuple[int, ...]
+    inside: tuple[slice, ...]
+    """Where it lies in the chunk."""
+    target: tuple[slice, ...]
+    """Where it goes in the region."""
+
+
+def _direct_layout(array: zarr.Array[Any]) -> _DirectLayout | None:
+    """How to read the array's files without zarr; None where its codecs, order or store need zarr."""
+    if not isinstance(array.store, LocalStore):
+        return None
+    metadata: Any = array.metadata
+    if metadata.zarr_format == 2:
+        if metadata.compressor is not None or metadata.filters or metadata.order != "C":
+            return None
+    elif len(metadata.codecs) != 1 or not isinstance(metadata.codecs[0], BytesCodec):
+        return None
+    else:
+        endian = metadata.codecs[0].endian
+        if endian is not None and endian.value != "little":
+            return None
+    if array.dtype.byteorder == ">" or sys.byteorder != "little":
+        return None
+    return _DirectLayout(
+        name=name_of(array),
+        root=array.store.root / array.path,
+        key=metadata.encode_chunk_key,
+        chunks=array.chunks,
+        dtype=array.dtype.newbyteorder("="),
+        fill_value=array.fill_value if array.fill_value is not None else 0,
+    )
+
+
+def _chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[_Piece]:
+    """The chunks that a region touches, in row order."""
+    axes = []
+    for part, side in zip(region, chunks, strict=True):
+        axis = []
+        for index in range(part.start // side, ceil_div(part.stop, side)):
+            first, last = max(part.start, index * side), min(part.stop, (index + 1) * side)
+            inside = slice(first - index * side, last - index * side)
+            axis.append((index, inside, slice(first - part.start, last - part.start)))
+        axes.append(axis)
+    if len(axes) == 1:
+        yield from (_Piece((i,), (inside,), (target,)) for i, inside, target in axes[0])
+        return
+    for i, inside_rows, target_rows in axes[0]:
+        for j, inside_columns, target_columns in axes[1]:
+            yield _Piece((i, j), (inside_rows, inside_columns), (target_rows, target_columns))
+
+
+def _read_direct(layout: _DirectLayout, piece: _Piece, out: np.ndarray) -> None:
+    target = out[piece.target]
+    path = layout.root / layout.key(piece.chunk)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        target[...] = layout.fill_value  # a chunk that was never written holds the fill value
+        return
+    except OSError as error:
+        raise StoreError(f"cannot read chunk {_chunk_name(piece)} of {layout.name} from {path}: {error}") from error
+    try:
+        expected = int(np.prod(layout.chunks)) * layout.dtype.itemsize
+        found = os.fstat(descriptor).st_size
+        if found != expected:
+            raise StoreError(
+                f"chunk {_chunk_name(piece)} of {layout.name} is damaged: {path} has {found} bytes and an"
+                f" uncompressed chunk has {expected}; restore the file, or write the array again"
+            )
+        for offset, buffers in _transfers(layout, piece, target):
+            _read_fully(descriptor, offset, buffers)
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"cannot read chunk {_chunk_name(piece)} of {layout.name} from {path}: {error}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _chunk_name(piece: _Piece) -> str:
+    return "(" + ", ".join(map(str, piece.chunk)) + ")"
+
+
+def _transfers(layout: _DirectLayout, piece: _Piece, target: np.ndarray) -> Iterator[tuple[int, list[memoryview]]]:
+    """File offsets and the buffers that the bytes from there on fill, for the wanted part of one chunk."""
+    item = layout.dtype.itemsize
+    if target.ndim == 1:
+        yield piece.inside[0].start * item, [_as_bytes(target)]
+        return
+    rows, columns = piece.inside
+    row_nbytes = layout.chunks[1] * item
+    start = rows.start * row_nbytes
+    if columns.stop - columns.start == layout.chunks[1] and target.flags.c_contiguous:
+        yield start, [_as_bytes(target)]
+        return
+    if (columns.stop - columns.start) < LEAST_USEFUL_SHARE * layout.chunks[1]:
+        for row in range(target.shape[0]):
+            yield start + row * row_nbytes + columns.start * item, [_as_bytes(target[row])]
+        return
+    # Whole rows of the chunk lie one behind the other in the file, so one call scatters many of them; what is
+    # not wanted on either side of a row lands in a scrap that all rows share.
+    before, behind = columns.start * item, (layout.chunks[1] - columns.stop) * item
+    scrap = memoryview(bytearray(max(before, behind)))
+    parts = 1 + (before > 0) + (behind > 0)
+    step = IOV_MAX // parts
+    for first in range(0, target.shape[0], step):
+        buffers = []
+        for row in range(first, min(first + step, target.shape[0])):
+            if before:
+                buffers.append(scrap[:before])
+            buffers.append(_as_bytes(target[row]))
+            if behind:
+                buffers.append(scrap[:behind])
+        yield start + first * row_nbytes, buffers
+
+
+def _as_bytes(part: np.ndarray) -> memoryview:
+    return memoryview(part.reshape(-1).view(np.uint8))
+
+
+def _read_fully(descriptor: int, offset: int, buffers: list[memoryview]) -> None:
+    """``preadv`` until every buffer is full: one call may give less than was asked for."""
+    while buffers:
+        got = os.preadv(descriptor, buffers, offset)
+        if got == 0:
+            raise OSError(f"the file ended at byte {offset} while it was being read")
+        offset += got
+        while buffers and got >= len(buffers[0]):
+            got -= len(buffers.pop(0))
+        if got:
+            buffers[0] = buffers[0][got:]
+
+
+def _read_through_zarr(array: zarr.Array[Any], region: Sequence[slice], piece: _Piece, out: np.ndarray) -> None:
+    part = tuple(
+        slice(want.start + target.start, want.start + target.stop)
+        for want, target in zip(region, piece.target, strict=True)
+    )
+    try:
+        # zarr decodes into the target itself: no second copy of the chunk's part is made.
+        target = default_buffer_prototype().nd_buffer.from_ndarray_like(out[piece.target])
+        array.get_basic_selection(part, out=target)
+    except Exception as error:
+        if array.shards:
+            shard = tuple(p.start // side for p, side in zip(part, array.shards, strict=True))
+            where = f"in shard {array.store_path}/{array.metadata.encode_chunk_key(shard)}"
+        else:
+            where = f"{array.store_path}/{array.metadata.encode_chunk_key(piece.chunk)}"
+        raise StoreError(
+            f"chunk {_chunk_name(piece)} of {name_of(array)} cannot be read ({where}):"
+            f" {type(error).__name__}: {error}; restore the chunk, or write the array again"
+        ) from error
+
+
+# Writing ------------------------------------------------------------------------------------------------------
+
+
+def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarray) -> None:
+    """Store ``data`` as ``array[region]``; the region's edges lie on the array's write units, or at its end.
+
+    Raises
+    ------
+    StoreError
+        The store refuses: a full disk, a read-only folder, a lost connection.
+    """
+    try:
+        array[tuple(region)] = data
+    except Exception as error:
+        raise StoreError(
+            f"cannot write {', '.join(f'{s.start}:{s.stop}' for s in region)} of {name_of(array)}:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a product goes while it is computed, and where it stands once it is whole.
+
+    A new array on a local disk grows beside its final place, under the name with ``.partial`` appended, and is
+    renamed at the end: what stands under the final name is always a finished product.
+    """
+
+    array: zarr.Array[Any]
+    final: Path | None
+    """The local path that the finished array gets; None when it is written in place (a URL, an open array)."""
+
+    @property
+    def partial(self) -> Path | None:
+        return partial_path(self.final) if self.final is not None else None
+
+    def publish(self) -> None:
+        """Put the finished array under its final name; an older one there is replaced in the same breath."""
+        if self.final is None or self.partial is None:
+            return
+        displaced = None
+        if self.final.exists():
+            displaced = self.final.with_name(self.final.name + ".replaced")
+            remove_tree(displaced)
+            self.final.rename(displaced)
+        self.partial.rename(self.final)
+        if displaced is not None:
+            remove_tree(displaced)
+
+
+def partial_path(final: Path) -> Path:
+    return final.with_name(final.name + ".partial")
+
+
+def remove_tree(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def local_path(target: Source) -> Path | None:
+    """The path that a target names on a local disk; None for URLs and open arrays."""
+    if isinstance(target, zarr.Array):
+        return None
+    text = os.fspath(target)
+    if text.startswith("file://"):
+        return Path(text.removeprefix("file://"))
+    return None if "://" in text or "::" in text else Path(text)
+
+
+def check_output_free(target: Source, *, overwrite: bool) -> None:
+    """Fail early when the output is there already.
+
+    Raises
+    ------
+    OutputExistsError
+        Something stands at the target and ``overwrite`` is false.
+    """
+    if isinstance(target, zarr.Array) or overwrite:
+        return
+    path = local_path(target)
+    if path is not None:
+        taken = path.exists()
+    else:
+        try:
+            zarr.open(os.fspath(target), mode="r")
+            taken = True
+        except (FileNotFoundError, BaseZarrError):
+            taken = False
+        except (OSError, ImportError, ValueError) as error:
+            raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
+    if taken:
+        raise OutputExistsError(f"output: {name_of(target)} exists; choose another path, or ask to overwrite it")
+
+
+def create_output(
+    target: Source,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    chunks: tuple[int, ...],
+    *,
+    compressed: bool,
+    overwrite: bool,
+) -> Output:
+    """Create the array that a product is written to, or check the open one that was given.
+
+    ``compressed`` asks for Zarr's default compressor; otherwise chunks are stored plain, ready for direct reads.
+
+    Raises
+    ------
+    StoreError
+        The place cannot be written.
+    OutputError
+        An open array of another shape or dtype, or one that is read-only.
+    """
+    if isinstance(target, zarr.Array):
+        check_given_output(target, shape, dtype)
+        return Output(target, None)
+    path = local_path(target)
+    compressors: Literal["auto"] | None = "auto" if compressed else None
+    try:
+        if path is not None:
+            partial = partial_path(path)
+            remove_tree(partial)
+            array = zarr.create_array(
+                str(partial), shape=shape, dtype=dtype, chunks=chunks, compressors=compressors, fill_value=0
+            )
+        else:
+            array = zarr.create_array(
+                os.fspath(target),
+                shape=shape,
+                dtype=dtype,
+                chunks=chunks,
+                compressors=compressors,
+                fill_value=0,
+                overwrite=overwrite,
+            )
+    except (OSError, BaseZarrError, ValueError, ImportError) as error:
+        raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
+    return Output(array, path)
+
+
+def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raise ``OutputError`` unless an open array can take a result of this shape and dtype."""
+    if array.read_only:
+        raise OutputError(f"output: {name_of(array)} is open for reading only; open it with mode='r+'")
+    if tuple(array.shape) != shape:
+        raise OutputError(f"output: {name_of(array)} has shape {array.shape}; the result has {shape}")
+    if array.dtype.newbyteorder("=") != dtype:
+        raise OutputError(f"output: {name_of(array)} holds {array.dtype}; the result is {dtype}")
+
+
+def is_compressed(array: zarr.Array[Any]) -> bool:
+    return bool(array.compressors)

@@ -1,0 +1,103 @@
+"""Tasks to a cluster: a few more under way than the workers can do at once, results as they finish, errors as ours.
+
+The window keeps a worker that asks from waiting, and a scheduler from ever holding a graph of a million tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from distributed import Client, Future, as_completed
+from distributed.scheduler import KilledWorker
+
+from tilewright.pipeline import config, tasks
+from tilewright.pipeline.errors import ClusterError, TaskError, TilewrightError
+
+Result = TypeVar("Result")
+
+
+def survey(client: Client, device: str) -> list[tasks.WorkerFacts]:
+    """What every worker is; waits for none to come.
+
+    Raises
+    ------
+    ClusterError
+        There are no workers, or they would not all use the same kind of device.
+    """
+    facts: dict[str, tasks.WorkerFacts] = client.run(tasks.worker_facts, device)
+    if not facts:
+        raise ClusterError("the cluster has no workers; start some, or wait until they have joined")
+    kinds = {fact.device for fact in facts.values()}
+    if len(kinds) > 1:
+        raise ClusterError(
+            f"some of the {len(facts)} workers have a GPU and some have none; say --device cpu to use the CPU on"
+            " all, or give the work a cluster whose workers are alike"
+        )
+    return list(facts.values())
+
+
+def run_bounded(
+    client: Client,
+    function: Callable[..., Result],
+    calls: Iterable[tuple[Any, ...]],
+    *,
+    key: str,
+    window: int,
+) -> Iterator[tuple[int, Result]]:
+    """Submit ``function(*call)`` for every call, at most ``window`` at a time; yield results as they finish.
+
+    Leaving early, by an error or by closing the iterator, cancels what is outstanding.
+
+    Raises
+    ------
+    TilewrightError
+        A task failed on every attempt with an error of ours, which is raised as it is.
+    TaskError
+        It failed with any other, or took its workers down with it.
+    """
+    retries = config.get("retries")
+    numbered = enumerate(calls)
+    places: dict[Future, int] = {}
+
+    def submit_next(completed: Any) -> None:
+        for place, call in numbered:
+            future = client.submit(function, *call, key=f"{key}-{place}", pure=False, retries=retries)
+            places[future] = place
+            completed.add(future)
+            return
+
+    completed = as_completed()
+    try:
+        for _ in range(window):
+            submit_next(completed)
+        for future in completed:
+            place = places.pop(future)
+            result = _result_of(future, retries)
+            future.release()
+            submit_next(completed)
+            yield place, result
+    finally:
+        client.cancel(list(places), force=True)
+
+
+def _result_of(future: Future, retries: int) -> Any:
+    try:
+        return future.result()
+    except TilewrightError:
+        raise
+    except KilledWorker as error:
+        raise TaskError(
+            f"task {future.key} took down every worker that tried it: {error}; look at the workers' logs, and give"
+            " them more memory or the plan less (--device-memory)"
+        ) from error
+    except Exception as error:
+        raise TaskError(
+            f"task {future.key} failed {retries + 1} times, last with {type(error).__name__}: {error}"
+        ) from error
+
+
+def window_of(client: Client) -> int:
+    """Tasks to have under way: what all threads can do at once, and one more for each worker to find waiting."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return sum(worker["nthreads"] + 1 for worker in workers)

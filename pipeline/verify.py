@@ -1,0 +1,340 @@
+"""Check a stored product against its factors without computing it again: Freivalds' test, by groups of columns.
+
+C = op(A) op(B) implies C x = A (B x) for every vector x, and costs two thin products instead of a full one
+(Freivalds, "Probabilistic machines can use less running time", 1977). Each round draws one x of signs and cuts it
+into groups of C's columns, so that a fault is found among fewer sums of rounding errors and is reported by place.
+
+Integers are compared exactly, modulo 2^bits as they were computed; x then holds small odd and even numbers, and a
+fault escapes one round with a probability of at most 1/2 (a fault of exactly half the modulus; far less for any
+other). Floating point is summed in float64 and compared with a tolerance from k and the dtype, at the scale
+sqrt(sum over l and j of |a_il b_lj|^2): what rounding errors of independent signs add up to.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import zarr
+from distributed import Client
+
+from tilewright.kernels import matmul
+from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline.errors import OptionError, ShapeError
+from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, ignore
+from tilewright.pipeline.store import as_stored_matrix, name_of, read_region
+from tilewright.pipeline.submit import run_bounded, window_of
+
+BLOCK_NBYTES = 64 * 2**20
+"""Bytes of a matrix that one step of the check holds, before it is widened to float64."""
+
+MOST_GROUPS = 8
+"""Groups of columns that a fault is located by: each costs one more column in the thin products."""
+
+INPUT_EPSILON = {"tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
+"""Relative error of an operand rounded to the precision that was asked for."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The outcome of the check of one product."""
+
+    passed: bool
+    rounds: int
+    largest_error: float
+    """The largest deviation, in units of its own scale; for integers the number of sums that differ."""
+    tolerance: float
+    """What ``largest_error`` may be; 0 for integers."""
+    unchecked: int
+    """Sums (one for each row, group of columns and round) that NaN, infinity or overflow kept from being compared."""
+    worst: tuple[int, int, int] | None
+    """Row of C, and first and last + 1 column, where the largest deviation was found; None where there is none."""
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if not self.passed and self.worst is None:
+            return "verification failed: nothing could be compared, every sum meets NaN or infinity"
+        exact = self.tolerance == 0
+        measure = (
+            f"{self.largest_error:.0f} sums differ" if exact else f"largest error {self.largest_error:.3g} of"
+            f" {self.tolerance:.3g} allowed"
+        )
+        rest = f", {self.unchecked} sums met NaN or infinity and were not compared" if self.unchecked else ""
+        if self.passed:
+            return f"verified in {self.rounds} rounds and {self.seconds:.2f} s: {measure}{rest}"
+        assert self.worst is not None
+        row, first, stop = self.worst
+        return f"verification failed: {measure}; the worst is in row {row}, columns {first} to {stop - 1}{rest}"
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A stored matrix with op applied: what blocks of it are read and how."""
+
+    array: zarr.Array[Any]
+    transpose: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.array.shape
+        return (columns, rows) if self.transpose else (rows, columns)
+
+    def read(self, rows: slice, columns: slice) -> np.ndarray:
+        if self.transpose:
+            return read_region(self.array, (columns, rows)).T
+        return read_region(self.array, (rows, columns))
+
+    def step(self) -> tuple[int, int]:
+        """Sides of a block: whole chunks, about ``BLOCK_NBYTES`` of them, wide before tall."""
+        matrix = as_stored_matrix(self.array, transpose=self.transpose)
+        room = max(1, BLOCK_NBYTES // matrix.unit_nbytes)
+        wide = min(room, ceil_div(max(1, matrix.columns), matrix.unit[1]))
+        tall = max(1, room // wide)
+        return matrix.unit[0] * tall, matrix.unit[1] * wide
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """The vectors of all rounds, n × rounds, and where the groups of columns are cut."""
+
+    vectors: np.ndarray
+    cuts: tuple[int, ...]
+    exact: bool
+
+    def groups(self) -> Iterator[tuple[int, slice]]:
+        for index, (start, stop) in enumerate(zip(self.cuts, self.cuts[1:], strict=False)):
+            yield index, slice(start, stop)
+
+    @property
+    def group_count(self) -> int:
+        return len(self.cuts) - 1
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.vectors.dtype
+
+
+def tolerance(k: int, dtype: np.dtype, precision: str) -> float:
+    """What a sum may deviate by, in units of its scale, when nothing is wrong.
+
+    A sum of k terms rounded one after another errs by about eps k / 3 of sqrt(sum |ab|^2) when all terms have one
+    sign, the worst case, and eps sqrt(k / 6) when signs are mixed; 2 eps k leaves six standard deviations to the
+    first. The last rounding, to C's own dtype, adds eps sqrt(k); rounded operands add their own epsilon, taken
+    with the same six.
+    """
+    accumulated = np.float32 if dtype == np.float16 else dtype
+    error = 2 * float(np.finfo(accumulated).eps) * max(k, 4) + 2 * float(np.finfo(dtype).eps) * math.sqrt(max(k, 1))
+    return error + 6 * INPUT_EPSILON.get(precision, 0.0)
+
+
+def verify_product(
+    client: Client,
+    a: zarr.Array[Any],
+    b: zarr.Array[Any],
+    c: zarr.Array[Any],
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    rounds: int = 2,
+    precision: str = "full",
+    listener: Listener = ignore,
+) -> Verification:
+    """Check that C (m × n) = op(A) (m × k) op(B) (k × n), all three stored, by tasks on the client's workers.
+
+    Raises
+    ------
+    ShapeError
+        The sides do not match.
+    OptionError
+        ``rounds`` is less than one.
+    """
+    if rounds < 1:
+        raise OptionError(f"rounds={rounds}: at least one round is needed to check anything")
+    start = time.perf_counter()
+    left, right, result = _Side(a, transpose_a), _Side(b, transpose_b), _Side(c, False)
+    (m, k), (k_right, n) = left.shape, right.shape
+    if k != k_right or result.shape != (m, n):
+        raise ShapeError(
+            f"{name_of(c)} is {result.shape[0]} × {result.shape[1]}; op(A) {m} × {k} by op(B) {k_right} × {n}"
+            f" can only give {m} × {n} with equal inner sides"
+        )
+    dtype = c.dtype.newbyteorder("=")
+    probe = _draw_probe(n, dtype, rounds, result.step()[1] if n else 1)
+    run = f"verify-{time.time_ns():x}"
+    right_step, left_step = right.step()[0], max(left.step()[0], result.step()[0])
+    right_rows = [slice(i, min(i + right_step, k)) for i in range(0, k, right_step)]
+    left_rows = [slice(i, min(i + left_step, m)) for i in range(0, m, left_step)]
+    total = len(right_rows) + len(left_rows)
+    nbytes = sum(side.array.nbytes for side in (left, right, result))
+    listener(WorkPlanned("verify", total, 0, "panels", nbytes, 0))
+    window = window_of(client)
+
+    def finished(place: int, array: zarr.Array[Any], rows: slice) -> None:
+        share = array.nbytes * (rows.stop - rows.start) // max(1, array.shape[0])
+        listener(UnitDone("verify", place, "", 0.0, share, 0, {}))
+
+    thin = np.zeros((k, rounds * probe.group_count), probe.dtype)
+    squares = np.zeros((k, 0 if probe.exact else probe.group_count))
+    projections = run_bounded(
+        client, _project, ((right, rows, probe) for rows in right_rows), key=f"{run}-b", window=window
+    )
+    for place, (part, square) in projections:
+        thin[right_rows[place]], squares[right_rows[place]] = part, square
+        finished(place, b, right_rows[place])
+    allowed = 0.0 if probe.exact else tolerance(k, dtype, precision)
+    shared = client.scatter((thin, squares), broadcast=True) if left_rows else None
+    outcomes = run_bounded(
+        client,
+        _compare,
+        ((left, result, rows, shared, probe, allowed) for rows in left_rows),
+        key=f"{run}-a",
+        window=window,
+    )
+    faults: list[_Outcome] = []
+    for place, outcome in outcomes:
+        faults.append(outcome)
+        finished(len(right_rows) + place, a, left_rows[place])
+    seconds = time.perf_counter() - start
+    listener(WorkDone("verify", seconds))
+    unchecked = sum(outcome.unchecked for outcome in faults)
+    compared = m * probe.group_count * rounds - unchecked
+    worst = max(faults, key=lambda outcome: (outcome.largest, -outcome.worst[0]), default=None)
+    largest = 0.0 if worst is None else worst.largest
+    if probe.exact:
+        largest = float(sum(outcome.largest for outcome in faults))
+    return Verification(
+        passed=bool(largest <= allowed and (compared > 0 or m * n == 0)),
+        rounds=rounds,
+        largest_error=largest,
+        tolerance=allowed,
+        unchecked=unchecked,
+        worst=worst.worst if worst is not None and worst.largest > 0 else None,
+        seconds=seconds,
+    )
+
+
+def _draw_probe(n: int, dtype: np.dtype, rounds: int, step: int) -> _Probe:
+    """Fresh vectors from the system's entropy: a fixed seed could be met by a fixed fault."""
+    generator = np.random.default_rng()
+    exact = dtype.kind in "iu"
+    if exact:
+        vectors = generator.integers(0, 64, (n, rounds)).astype(dtype)
+    else:
+        signs = generator.integers(0, 2, (n, rounds)) * 2 - 1
+        vectors = signs.astype(np.complex128 if dtype.kind == "c" else np.float64)
+    width = max(1, step) * ceil_div(ceil_div(n, max(1, step)), MOST_GROUPS) if n else 1
+    return _Probe(vectors, (*range(0, n, width), n) if n else (0,), exact)
+
+
+def _blocks(side: _Side, rows: slice) -> Iterator[tuple[slice, slice]]:
+    step_rows, step_columns = side.step()
+    for row in range(rows.start, rows.stop, step_rows):
+        for column in range(0, side.shape[1], step_columns):
+            yield (
+                slice(row, min(row + step_rows, rows.stop)),
+                slice(column, min(column + step_columns, side.shape[1])),
+            )
+
+
+def _times(block: np.ndarray, thin: np.ndarray) -> np.ndarray:
+    """A thin product in the probe's arithmetic: exact and wrapping for integers, float64 otherwise."""
+    if thin.dtype.kind in "iu":
+        return np.asarray(matmul(block, thin, dtype=thin.dtype, device="cpu"))
+    return block @ thin
+
+
+def _widened(block: np.ndarray, probe: _Probe) -> np.ndarray:
+    return block if probe.exact else block.astype(probe.dtype)
+
+
+def _squared(block: np.ndarray) -> np.ndarray:
+    return block.real**2 + block.imag**2 if block.dtype.kind == "c" else block**2
+
+
+def _project(side: _Side, rows: slice, probe: _Probe) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of ``side`` times the probe, one column for each round and group; and sums of squares by group."""
+    count = rows.stop - rows.start
+    rounds = probe.vectors.shape[1]
+    thin = np.zeros((count, probe.group_count, rounds), probe.dtype)
+    squares = np.zeros((count, 0 if probe.exact else probe.group_count))
+    with np.errstate(all="ignore"):  # NaN and infinity pass through and are counted at the end
+        for block_rows, block_columns in _blocks(side, rows):
+            block = _widened(side.read(block_rows, block_columns), probe)
+            place = slice(block_rows.start - rows.start, block_rows.stop - rows.start)
+            for group, columns in probe.groups():
+                first, stop = max(columns.start, block_columns.start), min(columns.stop, block_columns.stop)
+                if first >= stop:
+                    continue
+                part = block[:, first - block_columns.start : stop - block_columns.start]
+                thin[place, group] += _times(part, probe.vectors[first:stop])
+                if not probe.exact:
+                    squares[place, group] += _squared(part).sum(axis=1)
+    return thin.reshape(count, -1), squares
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    largest: float
+    worst: tuple[int, int, int]
+    unchecked: int
+
+
+def _compare(
+    left: _Side,
+    result: _Side,
+    rows: slice,
+    shared: tuple[np.ndarray, np.ndarray],
+    probe: _Probe,
+    allowed: float,
+) -> _Outcome:
+    """The largest deviation between rows of C x and A (B x)."""
+    thin, squares = shared
+    count, rounds = rows.stop - rows.start, probe.vectors.shape[1]
+    expected = np.zeros((count, thin.shape[1]), probe.dtype)
+    scale = np.zeros((count, squares.shape[1]))
+    with np.errstate(all="ignore"):
+        for block_rows, inner in _blocks(left, rows):
+            block = _widened(left.read(block_rows, inner), probe)
+            place = slice(block_rows.start - rows.start, block_rows.stop - rows.start)
+            expected[place] += _times(block, thin[inner])
+            if not probe.exact:
+                scale[place] += _squared(block) @ squares[inner]
+        found, _ = _project(result, rows, probe)
+        if probe.exact:
+            errors = (found != expected).reshape(count, probe.group_count, rounds).astype(np.float64)
+            unchecked = 0
+        else:
+            errors, unchecked = _relative_errors(found, expected, scale, probe, result.array.dtype)
+    place_row, place_group, _ = np.unravel_index(int(np.argmax(errors)), errors.shape) if errors.size else (0, 0, 0)
+    largest = float(errors.sum() if probe.exact else errors.max(initial=0.0))
+    return _Outcome(
+        largest,
+        (rows.start + int(place_row), probe.cuts[int(place_group)], probe.cuts[int(place_group) + 1]),
+        unchecked,
+    )
+
+
+def _relative_errors(
+    found: np.ndarray, expected: np.ndarray, scale: np.ndarray, probe: _Probe, dtype: np.dtype
+) -> tuple[np.ndarray, int]:
+    """Deviations in units of their scale, rows × groups × rounds, and how many could not be compared.
+
+    A sum cannot be compared when a factor of it is NaN or infinite, or when C's dtype may rightly have overflowed.
+    """
+    shape = (found.shape[0], probe.group_count, probe.vectors.shape[1])
+    found, expected = found.reshape(shape), expected.reshape(shape)
+    unit = np.sqrt(scale)[:, :, np.newaxis]
+    deviation = np.abs(found - expected)
+    errors = np.where(deviation == 0, 0.0, deviation / unit)
+    overflow = ~np.isfinite(found) & (unit * math.sqrt(max(1, probe.vectors.shape[0])) > np.finfo(dtype).max / 8)
+    skip = np.broadcast_to(~np.isfinite(unit), shape) | ~np.isfinite(expected) | overflow
+    # What is not finite here although its factors are is an error without measure, not something to pass over.
+    errors = np.where(np.isnan(errors), np.inf, errors)
+    return np.where(skip, 0.0, errors), int(skip.sum())

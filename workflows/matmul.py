@@ -1,0 +1,331 @@
+"""The matrix product of two stored matrices: open, survey, plan, run, verify, publish."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+import zarr
+from distributed import Client
+
+from tilewright.kernels.gemm import check
+from tilewright.pipeline import config, store
+from tilewright.pipeline.cluster import Cluster, open_cluster
+from tilewright.pipeline.errors import DTypeError, OutputError, ShapeError, StoreError, VerificationError
+from tilewright.pipeline.events import Listener, Notice, ignore
+from tilewright.pipeline.execute import MatmulRun, run_tiles
+from tilewright.pipeline.ledger import Ledger, Past, fingerprint, read_past
+from tilewright.pipeline.plan import Limits, MatmulPlan, StoredMatrix, format_nbytes
+from tilewright.pipeline.plan import plan_matmul as plan_tiles
+from tilewright.pipeline.store import Output, Source
+from tilewright.pipeline.stream import Product
+from tilewright.pipeline.submit import survey
+from tilewright.pipeline.tasks import WorkerFacts
+from tilewright.pipeline.verify import verify_product
+
+
+def matmul(
+    a: Source,
+    b: Source,
+    out: Source,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: str | np.dtype | None = None,
+    precision: str = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: str = "auto",
+    device_memory: int | str | None = None,
+    resume: bool = True,
+    verify: bool = True,
+    overwrite: bool = False,
+    listener: Listener = ignore,
+) -> MatmulRun:
+    """Store C = op(A) op(B), with A, B and C in Zarr and op the identity or the transpose.
+
+    Parameters
+    ----------
+    a, b
+        Two-dimensional arrays of numbers: paths, URLs or open ``zarr.Array``s. op(A) is m × k, op(B) is k × n.
+    out
+        Where C (m × n) goes. A path gets its array only when C is whole (it grows under ``<out>.partial``);
+        a URL or an open array is written in place.
+    transpose_a, transpose_b
+        Take the transpose of A or B; nothing is stored transposed.
+    dtype
+        C's dtype where it shall be wider than ``numpy.matmul`` would make it (int64 for int32 factors, say).
+    precision
+        ``full`` multiplies every dtype as itself; ``split``, ``tf32``, ``bf16`` and ``fp16`` use tensor cores.
+    cluster
+        A profile of ``cluster_file``, a scheduler's address, or a ``distributed.Client``.
+    device
+        ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``.
+    device_memory
+        The most that tiles and panels may take on each worker, in bytes or as ``"8GiB"``.
+    resume
+        Keep the finished tiles of an earlier run of the same product that was stopped.
+    verify
+        Check C against A and B before it gets its name (see ``tilewright.verify``).
+    overwrite
+        Replace what stands at ``out``, once the new C is whole.
+    listener
+        Is called with every event (``tilewright.pipeline.events``).
+
+    Raises
+    ------
+    TilewrightError
+        One of its subclasses, for everything a caller can cause; nothing half-written stands at ``out`` then.
+    """
+    left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
+    store.check_output_free(out, overwrite=overwrite)
+    _check_distinct(out, left, right)
+    with open_cluster(cluster, cluster_file) as client:
+        facts = survey(client, device)
+        _check_shareable(client, [left, right, out])
+        request = {
+            "transpose": [transpose_a, transpose_b],
+            "dtype": str(c_dtype),
+            "precision": precision,
+            "device": facts[0].device,
+        }
+        digest = fingerprint(left, right, request)
+        past = _find_past(out, digest) if resume else None
+        plan = _plan(left, right, out, c_dtype, transpose_a, transpose_b, facts, device_memory, past)
+        if past is not None and (plan.tile_rows, plan.tile_columns, plan.panel_depth) != (*past.tile, past.panel_depth):
+            listener(Notice("an earlier run left tiles that do not fit the memory of this one; it starts anew"))
+            past = None
+        listener(Notice(_choice(facts, plan)))
+        output, finished = _open_output(out, left, plan, past, c_dtype, overwrite)
+        product = Product(
+            a=left,
+            b=right,
+            c=output.array,
+            plan=plan,
+            device=facts[0].device,
+            precision=precision,
+            read_threads=config.get("read-threads"),
+            write_threads=config.get("write-threads"),
+            run=uuid.uuid4().hex[:12],
+        )
+        ledger = Ledger(output.partial, digest, plan, finished) if output.partial is not None else None
+        try:
+            seconds, stages = run_tiles(
+                client, product, finished, listener, ledger.record if ledger is not None else _forget
+            )
+            verification = None
+            if verify:
+                verification = verify_product(
+                    client,
+                    left,
+                    right,
+                    output.array,
+                    transpose_a=transpose_a,
+                    transpose_b=transpose_b,
+                    rounds=config.get("verify-rounds"),
+                    precision=precision,
+                    listener=listener,
+                )
+                if not verification.passed:
+                    if ledger is not None:
+                        ledger.remove()  # its tiles are not to be trusted by a run that resumes
+                    raise VerificationError(
+                        f"{verification}; the product is kept at {store.name_of(output.array)} for inspection,"
+                        " and the next run computes it anew"
+                    )
+        finally:
+            if ledger is not None:
+                ledger.close()
+        if ledger is not None:
+            ledger.remove()
+        output.publish()
+    return MatmulRun(
+        plan=plan,
+        device=facts[0].name,
+        kernel=precision,
+        seconds=seconds,
+        stages=stages,
+        resumed=len(finished),
+        verification=verification,
+    )
+
+
+def plan_matmul(
+    a: Source,
+    b: Source,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: str | np.dtype | None = None,
+    precision: str = "full",
+    workers: int = 1,
+    device: str = "auto",
+    device_memory: int | str | None = None,
+    host_memory: int | str | None = None,
+) -> MatmulPlan:
+    """The plan that ``matmul`` would follow on ``workers`` workers like this machine; reads nothing but metadata.
+
+    Raises as ``matmul`` does for factors that cannot be multiplied, and PlanError where no tile fits.
+    """
+    left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
+    facts = [_facts_here(device, host_memory)] * max(1, workers)
+    return _plan(left, right, None, c_dtype, transpose_a, transpose_b, facts, device_memory, None)
+
+
+def _open_factors(
+    a: Source, b: Source, transpose_a: bool, transpose_b: bool, dtype: str | np.dtype | None, precision: str
+) -> tuple[zarr.Array[Any], zarr.Array[Any], np.dtype]:
+    left = store.open_array(a, ndim=2, role="A")
+    right = store.open_array(b, ndim=2, role="B")
+    inner_left, inner_right = left.shape[0 if transpose_a else 1], right.shape[1 if transpose_b else 0]
+    if inner_left != inner_right:
+        hint = ""
+        if left.shape[0 if not transpose_a else 1] == inner_right:
+            hint = "; transposing A would make them agree"
+        elif right.shape[1 if not transpose_b else 0] == inner_left:
+            hint = "; transposing B would make them agree"
+        raise ShapeError(
+            f"inner sides differ: op(A) from {store.name_of(left)} has {inner_left} columns and op(B) from"
+            f" {store.name_of(right)} has {inner_right} rows; they must be equal{hint}"
+        )
+    c_dtype = check.result_dtype(_native(left), _native(right), dtype)
+    check.precision(precision, c_dtype)
+    return left, right, c_dtype
+
+
+def _native(array: zarr.Array[Any]) -> np.dtype:
+    return np.dtype(array.dtype).newbyteorder("=")
+
+
+def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) -> None:
+    """The output replaces or fills its place, so it must not be where a factor is read from."""
+    path = store.local_path(out)
+    for role, factor in (("A", left), ("B", right)):
+        same = store.name_of(out) == store.name_of(factor)
+        factor_path = store.local_path(store.name_of(factor))
+        if path is not None and factor_path is not None:
+            same = path.resolve() == factor_path.resolve()
+        if same:
+            raise OutputError(f"output: {store.name_of(out)} is also {role}; C needs a place of its own")
+
+
+def _check_shareable(client: Client, arrays: list[Source]) -> None:
+    """Arrays in this process's memory can only be used by workers in this process."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    if all(address.startswith("inproc://") for address in workers):
+        return
+    for array in arrays:
+        if isinstance(array, zarr.Array) and store.in_memory(array):
+            raise StoreError(
+                f"{store.name_of(array)} lies in this process's memory, which the workers cannot see;"
+                " store it in a file, or use the local profile"
+            )
+
+
+def _facts_here(device: str, host_memory: int | str | None) -> WorkerFacts:
+    """This machine in place of a worker, for a plan without a cluster."""
+    from distributed.system import CPU_COUNT, MEMORY_LIMIT
+
+    from tilewright.kernels.device import devices
+    from tilewright.kernels.launch import resolve_device
+
+    kind = resolve_device(device)
+    limit = config.as_nbytes(host_memory, "host_memory") if host_memory is not None else MEMORY_LIMIT
+    if kind == "cpu":
+        return WorkerFacts("cpu", "CPU", None, limit, CPU_COUNT)
+    first = devices()[0]
+    return WorkerFacts("cuda", first.name, first.memory_free or first.memory_total, limit, CPU_COUNT)
+
+
+def _plan(
+    left: zarr.Array[Any],
+    right: zarr.Array[Any],
+    out: Source | None,
+    c_dtype: np.dtype,
+    transpose_a: bool,
+    transpose_b: bool,
+    facts: list[WorkerFacts],
+    device_memory: int | str | None,
+    past: Past | None,
+) -> MatmulPlan:
+    a = store.as_stored_matrix(left, transpose=transpose_a)
+    b = store.as_stored_matrix(right, transpose=transpose_b)
+    if isinstance(out, zarr.Array):
+        store.check_given_output(out, (a.rows, b.columns), c_dtype)
+        unit = store.write_unit(out)
+        c_unit = (unit[0], unit[1])
+    else:
+        c_unit = store.output_chunks(a, b, c_dtype.itemsize)
+    keep = (*past.tile, past.panel_depth) if past is not None else None
+    limits = _limits(facts, device_memory)
+    return plan_tiles(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b, keep=keep)
+
+
+def _limits(facts: list[WorkerFacts], device_memory: int | str | None) -> Limits:
+    """What every worker can hold: the smallest of them sets it, since any tile may come to any worker."""
+    on_host = facts[0].device == "cpu"
+    host_limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
+    host = min(host_limits) if host_limits else None
+    asked = config.get("device-memory", device_memory)
+    if on_host:
+        cap = config.get("host-cap")
+        nbytes = asked or (cap if host is None else min(cap, int(host * config.get("host-share"))))
+    else:
+        free = min(fact.device_free_nbytes for fact in facts if fact.device_free_nbytes is not None)
+        nbytes = min(asked, free) if asked else int(free * config.get("device-memory-share"))
+    return Limits(
+        workers=len(facts),
+        device_nbytes=nbytes,
+        host_nbytes=host,
+        on_host=on_host,
+        panel_nbytes=config.get("panel-nbytes"),
+        tiles_per_worker=config.get("tiles-per-worker"),
+        read_threads=config.get("read-threads"),
+        write_threads=config.get("write-threads"),
+    )
+
+
+def _find_past(out: Source, digest: str) -> Past | None:
+    path = store.local_path(out)
+    return read_past(store.partial_path(path), digest) if path is not None else None
+
+
+def _open_output(
+    out: Source, left: zarr.Array[Any], plan: MatmulPlan, past: Past | None, dtype: np.dtype, overwrite: bool
+) -> tuple[Output, frozenset[int]]:
+    """The output to write to, and the tiles that it holds already."""
+    path = store.local_path(out)
+    if past is not None and path is not None:
+        array = zarr.open_array(str(store.partial_path(path)), mode="r+")
+        if write_sides(array) == plan.c_unit and array.shape == (plan.m, plan.n):
+            return Output(array, path), past.finished
+    output = store.create_output(
+        out,
+        (plan.m, plan.n),
+        dtype,
+        plan.c_unit,
+        compressed=store.is_compressed(left),
+        overwrite=overwrite,
+    )
+    return output, frozenset()
+
+
+def write_sides(array: zarr.Array[Any]) -> tuple[int, int]:
+    unit = store.write_unit(array)
+    return unit[0], unit[1]
+
+
+def _choice(facts: list[WorkerFacts], plan: MatmulPlan) -> str:
+    """One sentence about where the work runs."""
+    count = f"{len(facts)} worker{'s' if len(facts) != 1 else ''}"
+    return (
+        f"multiplying on {facts[0].name} with {count}: {plan.tile_count} tiles of"
+        f" {plan.tile_rows} × {plan.tile_columns}, {format_nbytes(plan.device_peak_nbytes)} a worker"
+    )
+
+
+def _forget(index: int) -> None:
+    """In-place outputs keep no record: nothing beside them is ours to write to."""
+
+
