@@ -314,22 +314,20 @@ def _multiply_8x8x4(k: int) -> Callable[..., list[Any]]:
     return emit
 
 
-def mma_f64(k: int, *, native: bool, a_strides: tuple[int, int], b_stride: int) -> Callable[..., Any]:
+def mma_f64(k: int, *, native: bool) -> Callable[..., Any]:
     """``mma(c, c0, a, a0, b, b0)``: a warp adds its 16 × 8 product over ``k`` (4, 8, 16) to registers ``c``.
 
     The three are float64 register arrays. With g = lane / 4 and t = lane % 4 (PTX ISA, the fragments of
-    m16n8k{4,8,16} for float64), and r, s, h counting from 0:
+    m16n8k{4,8,16} for float64):
 
-    - ``a[a0 + s * a_strides[0] + h * a_strides[1]]`` is A at row g + 8 h, column t + 4 s (h < 2, s < k / 4);
-    - ``b[b0 + s * b_stride]`` is B at row t + 4 s, column g;
-    - ``c[c0 + 2 h + r]`` is C at row g + 8 h, column 2 t + r (r < 2).
+    - ``a[a0 + 2 s + h]`` is A at row g + 8 h, column t + 4 s, for h < 2 and s < k / 4;
+    - ``b[b0 + s]`` is B at row t + 4 s, column g;
+    - ``c[c0 + 2 h + r]`` is C at row g + 8 h, column 2 t + r, for r < 2.
 
     ``native`` asks for the instruction of that very shape (compute capability 9.0); without it the product is
     put together from m8n8k4 (8.0).
     """
     multiply = (_multiply_native if native else _multiply_8x8x4)(k)
-    a_offsets = [s * a_strides[0] + h * a_strides[1] for s in range(k // 4) for h in range(2)]
-    b_offsets = [s * b_stride for s in range(k // 4)]
 
     @intrinsic
     def mma(typingctx, c, c0, a, a0, b, b0):  # type: ignore[no-untyped-def]
@@ -337,7 +335,7 @@ def mma_f64(k: int, *, native: bool, a_strides: tuple[int, int], b_stride: int) 
             return None
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            def registers(position: int, offsets: list[int]) -> list[Any]:
+            def registers(position: int, count: int) -> list[Any]:
                 first = _element_pointer(
                     context,
                     builder,
@@ -346,12 +344,12 @@ def mma_f64(k: int, *, native: bool, a_strides: tuple[int, int], b_stride: int) 
                     signature.args[position + 1],
                     arguments[position + 1],
                 )
-                return [builder.gep(first, [ir.Constant(ir.IntType(64), offset)]) for offset in offsets]
+                return [builder.gep(first, [ir.Constant(ir.IntType(64), i)]) for i in range(count)]
 
-            sums = registers(0, [0, 1, 2, 3])
+            sums = registers(0, 4)
             operands = [
-                [builder.load(register) for register in registers(position, offsets)]
-                for position, offsets in ((2, a_offsets), (4, b_offsets))
+                [builder.load(register) for register in registers(position, count)]
+                for position, count in ((2, k // 2), (4, k // 4))
             ]
             result = multiply(builder, [builder.load(register) for register in sums], *operands)
             for value, register in zip(result, sums, strict=True):
