@@ -1,0 +1,266 @@
+"""Launching kernels that Numba's launcher cannot: with clusters, 200 KB of shared memory and tensor maps.
+
+A kernel is compiled by Numba (scalar arguments only) and launched through ``cuLaunchKernelEx``. Tensor maps, which
+tell the copy engine how a matrix lies in memory, are kept in device memory and made once for each layout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numba.cuda import types
+
+from tilewright.kernels.gemm.wgmma import ARGUMENTS, Config, kernel_function
+from tilewright.kernels.launch import ceil_div
+
+TENSOR_MAP_NBYTES = 128
+TENSOR_MAPS_KEPT = 1024
+"""Tensor maps in device memory at a time; when all are taken, the device is waited for and they are made anew."""
+
+_CTYPES = {
+    types.int32: ctypes.c_int32,
+    types.int64: ctypes.c_int64,
+    types.uint64: ctypes.c_uint64,
+}
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    """The value of a driver call; a RuntimeError that names the driver's error otherwise."""
+    from cuda.bindings import driver
+
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        _, text = driver.cuGetErrorString(status)
+        raise RuntimeError(f"the CUDA driver failed: {status.name}: {text.decode()}")
+    return values[0] if values else None
+
+
+@dataclass(frozen=True)
+class Launchable:
+    """A compiled kernel: launch it with ``launch(grid, stream, *scalars)``."""
+
+    dispatcher: Any
+    threads: int
+    shared_nbytes: int
+    cluster: int
+    argument_types: tuple[Any, ...]
+
+    def launch(self, grid: int, stream: Any, *arguments: int) -> None:
+        """Enqueue ``grid`` blocks (a multiple of the cluster) on ``stream``."""
+        from cuda.bindings import driver
+
+        attributes = []
+        if self.cluster > 1:
+            size = driver.CUlaunchAttributeValue()
+            size.clusterDim.x, size.clusterDim.y, size.clusterDim.z = self.cluster, 1, 1
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value = size
+            attributes.append(attribute)
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
+        config.sharedMemBytes = self.shared_nbytes
+        config.hStream = driver.CUstream(stream_handle(stream))
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        function = _function(self.dispatcher, self.shared_nbytes, int(cuda.get_current_device().id))
+        kinds = tuple(_CTYPES[kind] for kind in self.argument_types)
+        _checked(driver.cuLaunchKernelEx(config, function, (arguments, kinds), 0))
+
+
+def stream_handle(stream: Any) -> int:
+    """The driver's handle of a Numba stream; 0 is the default stream."""
+    if not stream:
+        return 0
+    handle = stream.handle
+    return int(getattr(handle, "value", handle) or 0)
+
+
+@functools.cache
+def _function(dispatcher: Any, shared_nbytes: int, device: int) -> Any:
+    """The driver's handle of the kernel on the current device, allowed its shared memory."""
+    from cuda.bindings import driver
+
+    (definition,) = dispatcher.overloads.values()
+    kernel = definition.library.get_cufunc().kernel
+    function = _checked(driver.cuKernelGetFunction(driver.CUkernel(int(kernel.handle))))
+    most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _checked(driver.cuFuncSetAttribute(function, most, shared_nbytes))
+    return function
+
+
+def compile_launchable(
+    function: Callable[..., Any],
+    argument_types: tuple[Any, ...],
+    *,
+    threads: int,
+    shared_nbytes: int = 0,
+    cluster: int = 1,
+    blocks_per_multiprocessor: int = 1,
+) -> Launchable:
+    """Compile ``function`` of scalars for the current device."""
+    dispatcher = cuda.jit(
+        types.void(*argument_types), launch_bounds=(threads, blocks_per_multiprocessor)
+    )(function)
+    return Launchable(dispatcher, threads, shared_nbytes, cluster, argument_types)
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Matrices of one shape behind each other, as the copy engine sees them: lines of elements side by side."""
+
+    address: int
+    """Of the first element; a multiple of 16."""
+    width: int
+    """Elements side by side in a line."""
+    lines: int
+    planes: int
+    line_nbytes: int
+    """From line to line; a multiple of 16."""
+    plane_nbytes: int
+    kind: str
+    """PTX operand type: s8, u8, bf16, f16 or tf32."""
+
+    @property
+    def loadable(self) -> bool:
+        """Whether the copy engine takes it: alignment of 16 bytes everywhere."""
+        return self.address % 16 == 0 and self.line_nbytes % 16 == 0 and 0 < self.line_nbytes < 1 << 40
+
+
+class _MapStore:
+    """The tensor maps of one device."""
+
+    def __init__(self) -> None:
+        self.slots: dict[tuple[Planes, tuple[int, int]], int] = {}
+        self.memory = cuda.device_array(TENSOR_MAP_NBYTES * TENSOR_MAPS_KEPT, np.uint8)
+        self.stream = cuda.stream()
+
+    def get(self, planes: Planes, box: tuple[int, int]) -> int:
+        key = (planes, box)
+        slot = self.slots.get(key)
+        base = self.memory.device_ctypes_pointer.value
+        if slot is None:
+            if len(self.slots) == TENSOR_MAPS_KEPT:
+                cuda.synchronize()  # kernels under way may still read them
+                self.slots.clear()
+            slot = len(self.slots)
+            self._write(base + slot * TENSOR_MAP_NBYTES, planes, box)
+            self.slots[key] = slot
+        return base + slot * TENSOR_MAP_NBYTES
+
+    def _write(self, address: int, planes: Planes, box: tuple[int, int]) -> None:
+        from cuda.bindings import driver
+
+        encoded = encode_tensor_map(planes, box)
+        handle = driver.CUstream(stream_handle(self.stream))
+        _checked(driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, handle))
+        _checked(driver.cuStreamSynchronize(handle))  # any stream may use it from now on
+
+
+@functools.cache
+def _map_store(device: int) -> _MapStore:
+    return _MapStore()
+
+
+def tensor_map(planes: Planes, box: tuple[int, int]) -> int:
+    """The device address of a tensor map of ``planes`` on the current device, with boxes of ``box`` (width, lines)."""
+    return _map_store(int(cuda.get_current_device().id)).get(planes, box)
+
+
+def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
+    """The 128 bytes of a tensor map: three dimensions, 128-byte swizzle, zeros outside."""
+    from cuda.bindings import driver
+
+    kind = driver.CUtensorMapDataType
+    element = {
+        "s8": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        "u8": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        "bf16": kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        "f16": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        "tf32": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    }[planes.kind]
+    wide, narrow = driver.cuuint64_t, driver.cuuint32_t
+    encoded = _checked(
+        driver.cuTensorMapEncodeTiled(
+            element,
+            3,
+            planes.address,
+            [wide(planes.width), wide(planes.lines), wide(planes.planes)],
+            [wide(planes.line_nbytes), wide(planes.plane_nbytes)],
+            [narrow(box[0]), narrow(box[1]), narrow(1)],
+            [narrow(1)] * 3,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+    return np.array([int(word) for word in encoded.opaque], np.uint64).view(np.uint8)
+
+
+@functools.cache
+def multiprocessors(device: int) -> int:
+    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
+
+
+def persistent_grid(tiles: int, cluster: int) -> int:
+    """Blocks for ``tiles`` cluster tiles: one a multiprocessor, whole clusters, none without work."""
+    clusters = multiprocessors(int(cuda.get_current_device().id)) // cluster
+    return cluster * max(1, min(tiles, clusters))
+
+
+@functools.cache
+def _compiled(config: Config, device: int) -> Launchable:
+    return compile_launchable(
+        kernel_function(config),
+        ARGUMENTS,
+        threads=config.threads,
+        shared_nbytes=config.shared_nbytes,
+        cluster=config.cluster,
+    )
+
+
+def launch_product(
+    config: Config,
+    a: Planes,
+    b: Planes,
+    c: int,
+    c_strides: tuple[int, int],
+    sides: tuple[int, int, int],
+    accumulate: bool,
+    stream: Any,
+    *,
+    plan: int = 0,
+    workspace: int = 0,
+) -> None:
+    """Enqueue C = A B (+ C) on Hopper's tensor cores.
+
+    a: m lines of k; b: n lines of k, or k lines of n when ``config.n_major_b``. c: the address of C's first
+    element; c_strides: in elements; sides: (m, n, k). plan, workspace: see the kernels that use them.
+    """
+    m, n, k = sides
+    device = int(cuda.get_current_device().id)
+    pair_nbytes = 2 * config.c_type.bitwidth // 8
+    paired = c_strides[1] == 1 and c_strides[0] % 2 == 0 and c % pair_nbytes == 0
+    tiles = ceil_div(m, config.tile_m * config.cluster) * ceil_div(n, config.tile_n)
+    _compiled(config, device).launch(
+        persistent_grid(tiles, config.cluster),
+        stream,
+        tensor_map(a, config.box_a),
+        tensor_map(b, config.box_b),
+        c,
+        *c_strides,
+        m,
+        n,
+        ceil_div(k, config.depth),
+        int(paired),
+        int(accumulate),
+        plan,
+        workspace,
+    )
