@@ -69,7 +69,7 @@ def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream:
     if not on_device[0]:
         return _from_host(x, y, result, conjugate)  # has streams of its own
     home = launch.device_index(x)
-    with contextlib.nullcontext() if home == int(cuda.get_current_device().id) else cuda.gpus[home]:
+    with contextlib.nullcontext() if home == launch.current_device() else cuda.gpus[home]:
         queue = launch.launch_stream(stream, [x, y])
         return _on_device(x, y, result, conjugate, queue)
 
@@ -240,7 +240,7 @@ def _from_host(x: np.ndarray, y: np.ndarray, result: np.dtype, conjugate: bool) 
     length = max(1, PIECE_NBYTES // max(x.itemsize, y.itemsize))
     pieces = max(1, ceil_div(len(x), length))
     sums = cuda.device_array(pieces, _numpy(accumulator))
-    home = cuda.get_current_device().id
+    home = launch.current_device()
 
     def multiply(lane: int) -> None:
         with cuda.gpus[home]:
@@ -266,8 +266,12 @@ def _from_host(x: np.ndarray, y: np.ndarray, result: np.dtype, conjugate: bool) 
     if len(x) == 0:
         return np.zeros(1, result)[0]
     lanes = min(STREAMS, pieces)
-    with ThreadPoolExecutor(lanes) as pool:
-        list(pool.map(multiply, range(lanes)))
+    if launch.SIMULATOR:  # which runs one kernel at a time
+        for lane in range(lanes):
+            multiply(lane)
+    else:
+        with ThreadPoolExecutor(lanes) as pool:
+            list(pool.map(multiply, range(lanes)))
     out = cuda.device_array(1, result)
     kernels["second_pass"][1, THREADS](sums, out)
     return out.copy_to_host()[0]

@@ -161,7 +161,7 @@ def _on_device(data: Any, kind: Kind, offsets: np.ndarray, start: int, stop: int
 
     from tilewright.kernels.histogram_select import launch_histogram
 
-    current = int(cuda.get_current_device().id)
+    current = launch.current_device()
     home = launch.device_index(data)
     with contextlib.nullcontext() if home == current else cuda.gpus[home]:
         counts = zeros((len(offsets) - 1, kind.bins), queue)

@@ -59,7 +59,7 @@ def token_bin(data, i, lo, hi, code):  # type: ignore[no-untyped-def]
         character = character_at(data, i, lo, hi)
         return character & CODE_MASK if character != 0 else -1
     if code == BIGRAM:
-        return int(data[i]) << 8 | data[i + 1] if i + 1 < hi else -1
+        return int(data[i]) << 8 | int(data[i + 1]) if i + 1 < hi else -1
     return folded_bin(int(data[i]), code)
 
 
