@@ -1,0 +1,162 @@
+"""The planner is arithmetic, so it is tested as arithmetic: with primes, so that no missing term can cancel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.pipeline.errors import PlanError, ShapeError
+from tilewright.pipeline.plan import (
+    BAND_BUFFERS,
+    PANEL_BUFFERS,
+    PROCESS_NBYTES,
+    Limits,
+    StoredMatrix,
+    format_nbytes,
+    plan_matmul,
+)
+
+F4, F8, I2 = np.dtype("f4"), np.dtype("f8"), np.dtype("i2")
+
+
+def matrix(rows: int, columns: int, unit: tuple[int, int], dtype: np.dtype = F4) -> StoredMatrix:
+    return StoredMatrix(rows, columns, dtype, unit)
+
+
+sides = st.integers(0, 200)
+units = st.tuples(st.integers(1, 60), st.integers(1, 60))
+
+
+@given(sides, sides, sides, units, units, units, st.integers(1, 7), st.integers(200, 10**6))
+def test_every_plan_covers_everything_once_and_fits(
+    m: int,
+    n: int,
+    k: int,
+    a_unit: tuple[int, int],
+    b_unit: tuple[int, int],
+    c_unit: tuple[int, int],
+    workers: int,
+    nbytes: int,
+) -> None:
+    a, b = matrix(m, k, a_unit, F8), matrix(k, n, b_unit)
+    limits = Limits(workers=workers, device_nbytes=nbytes, panel_nbytes=5000)
+    try:
+        plan = plan_matmul(a, b, F8, c_unit, limits)
+    except PlanError:
+        smallest = min(c_unit[0], m) * min(c_unit[1], n) * 8 + 2 * (min(c_unit[0], m) * 8 + min(c_unit[1], n) * 4)
+        assert smallest > nbytes, "a plan was refused although the smallest tile with panels of depth 1 fits"
+        return
+    assert plan.device_peak_nbytes <= nbytes
+    written = np.zeros((m, n), int)
+    for tile in plan.tiles():
+        written[tile.row_start : tile.row_stop, tile.column_start : tile.column_stop] += 1
+        assert tile.row_start % c_unit[0] == 0 or tile.rows == m, "two tiles would write one stored piece"
+        assert tile.column_start % c_unit[1] == 0 or tile.columns == n, "two tiles would write one stored piece"
+    assert (written == 1).all()
+    assert [tile.index for tile in plan.tiles()] == list(range(plan.tile_count if m and n else 0))
+    stretches = list(plan.panels())
+    assert [start for start, _ in stretches] == [0, *(stop for _, stop in stretches)][: len(stretches)]
+    assert sum(stop - start for start, stop in stretches) == k
+    assert plan.read_nbytes == sum(plan.tile_read_nbytes(tile) for tile in plan.tiles())
+    assert plan.decoded_nbytes >= plan.read_nbytes
+    assert plan.bound_nbytes <= max(plan.read_nbytes, 1)
+
+
+def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:
+    # All sizes are distinct primes: tile 7 × 11, depth 13 of k = 13, items of 8 (A), 4 (B) and 8 bytes (C).
+    a, b = matrix(7, 13, (7, 13), F8), matrix(13, 11, (13, 11))
+    limits = Limits(1, device_nbytes=10**6, read_threads=17, write_threads=19)
+    plan = plan_matmul(a, b, F8, (7, 11), limits)
+    panels = PANEL_BUFFERS * 13 * (7 * 8 + 11 * 4)
+    assert (plan.tile_rows, plan.tile_columns, plan.panel_depth, plan.c_buffers) == (7, 11, 13, 2)
+    assert plan.device_peak_nbytes == panels + 2 * 7 * 11 * 8
+    decoding, writing = 17 * 2 * 7 * 13 * 8, 19 * 2 * 7 * 11 * 8
+    bands = BAND_BUFFERS * 7 * 11 * 8
+    assert plan.host_peak_nbytes == PROCESS_NBYTES + panels + bands + decoding + writing
+    on_host = plan_matmul(a, b, F8, (7, 11), replace(limits, on_host=True))
+    assert on_host.host_peak_nbytes == PROCESS_NBYTES + on_host.device_peak_nbytes + decoding + writing
+
+
+def test_panels_are_whole_chunks_of_both_factors() -> None:
+    a, b = matrix(1000, 6000, (100, 40)), matrix(6000, 1000, (60, 100))
+    plan = plan_matmul(a, b, F4, (100, 100), Limits(1, 2**26, panel_nbytes=2**20))
+    assert plan.panel_depth % 120 == 0  # lcm(40, 60): no chunk of either is read twice within a tile
+    assert plan.decoded_nbytes == plan.read_nbytes
+
+
+def test_chunks_that_do_not_line_up_are_counted() -> None:
+    # Panels of 7 (B's chunks) cut A's chunks of 1000 apart: each panel decodes a whole chunk of A.
+    a, b = matrix(10, 1000, (10, 1000)), matrix(1000, 10, (7, 10))
+    plan = plan_matmul(a, b, F4, (10, 10), Limits(1, 5000, panel_nbytes=560))
+    assert plan.panel_depth < 1000
+    assert plan.decoded_nbytes > plan.read_nbytes
+    assert "do not line up" in str(plan)
+
+
+def test_depth_of_panels_does_not_depend_on_the_workers() -> None:
+    a, b = matrix(4096, 4096, (256, 256)), matrix(4096, 4096, (256, 256))
+    depths = {
+        plan_matmul(a, b, F4, (256, 256), Limits(w, 2**24, panel_nbytes=2**20)).panel_depth for w in (1, 2, 3, 8)
+    }
+    assert len(depths) == 1
+
+
+def test_every_worker_gets_its_share_of_tiles() -> None:
+    a, b = matrix(8192, 8192, (512, 512)), matrix(8192, 8192, (512, 512))
+    for workers in (1, 2, 4, 8):
+        plan = plan_matmul(a, b, F4, (512, 512), Limits(workers, 2**34))
+        assert plan.tile_count >= 2 * workers
+        assert plan.tile_count % workers == 0
+
+
+def test_reads_stay_near_the_lower_bound_when_memory_is_short() -> None:
+    a, b = matrix(65536, 65536, (4096, 4096)), matrix(65536, 65536, (4096, 4096))
+    plan = plan_matmul(a, b, F4, (4096, 4096), Limits(4, 4 * 2**30))
+    assert plan.device_peak_nbytes <= 4 * 2**30
+    assert plan.read_ratio <= 1.6
+
+
+def test_a_plan_that_cannot_fit_says_what_it_needs() -> None:
+    a, b = matrix(100, 100, (10, 10)), matrix(100, 100, (10, 10))
+    with pytest.raises(PlanError, match=r"no tile fits into 100 B.*10 × 10.*needs 560 B"):
+        plan_matmul(a, b, F4, (10, 10), Limits(1, 100))
+    plan_matmul(a, b, F4, (10, 10), Limits(1, 560))  # and what it names is enough
+
+
+def test_host_memory_is_a_bound_too() -> None:
+    a = matrix(100, 100, (100, 100))
+    with pytest.raises(PlanError, match=r"host memory.*read-threads"):
+        plan_matmul(a, a, F4, (100, 100), Limits(1, 10**6, host_nbytes=PROCESS_NBYTES))
+
+
+def test_inner_sides_must_agree() -> None:
+    with pytest.raises(ShapeError, match=r"3 × 4.*5 × 6"):
+        plan_matmul(matrix(3, 4, (1, 1)), matrix(5, 6, (1, 1)), F4, (1, 1), Limits(1, 10**6))
+
+
+def test_a_plan_keeps_the_tiles_of_an_earlier_run_if_they_fit() -> None:
+    a = matrix(100, 100, (10, 10))
+    kept = plan_matmul(a, a, F4, (10, 10), Limits(1, 10**6), keep=(20, 30, 40))
+    assert (kept.tile_rows, kept.tile_columns, kept.panel_depth) == (20, 30, 40)
+    anew = plan_matmul(a, a, F4, (10, 10), Limits(1, 600), keep=(20, 30, 40))
+    assert anew.device_peak_nbytes <= 600
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**40, "1 TiB"), (2**51, "2.05e+03 TiB")]
+)
+def test_bytes_for_people(nbytes: int, text: str) -> None:
+    assert format_nbytes(nbytes) == text
+
+
+def test_a_plan_is_json() -> None:
+    import json
+
+    plan = plan_matmul(matrix(5, 7, (2, 3)), matrix(7, 3, (3, 2), I2), F4, (2, 2), Limits(1, 10**6))
+    loaded = json.loads(json.dumps(plan.to_json()))
+    assert loaded["m"] == 5
+    assert loaded["grid"] == list(plan.grid)
