@@ -1,0 +1,197 @@
+"""The command line: parses, calls one function of ``tilewright.workflows``, prints. It decides nothing else.
+
+Each command imports what it needs when it runs, so that ``--help`` does not wait for Numba or Dask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from tilewright.workflows.console import Command, Interrupted, is_quiet, print_result
+
+DEVICES = ("auto", "cuda", "cpu")
+PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
+KINDS = ("byte", "ascii", "letter", "codepoint", "bigram")
+BARS = ("counts", "percent", "probability")
+BENCHES = {
+    "gemm": "the matrix product on one device, against the vendor's library",
+    "histogram": "histograms on one device, against other libraries",
+    "dot": "the dot product on one device, against the vendor's library",
+    "io": "reading and writing Zarr arrays, against zarr-python",
+    "e2e": "the whole product from Zarr to Zarr, against dask.array",
+}
+"""Each is ``workflows/bench/<name>.py`` with a click command called ``command``."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Group(click.Group):
+    """Commands in the order in which they stand in this file, each telling its failures in one line."""
+
+    command_class = Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+class Benches(Group):
+    """Loads a benchmark's module when it is called, and lists those that are there."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from importlib.util import find_spec
+
+        if find_spec("tilewright.workflows.bench") is None:
+            return []
+        return [name for name in BENCHES if find_spec(f"tilewright.workflows.bench.{name}") is not None]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        from importlib import import_module
+
+        command: click.Command = import_module(f"tilewright.workflows.bench.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, BENCHES[name]) for name in self.list_commands(ctx)])
+
+
+def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """Several option decorators as one, in reading order."""
+
+    def decorate(function: Function) -> Function:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+cluster_options = options(
+    click.option("--profile", "cluster", default="local", show_default=True, metavar="NAME",
+                 help="Where to run: a profile (local, cpu, cuda, existing), or a scheduler's address."),
+    click.option("--cluster-file", metavar="FILE",
+                 help="The file of profiles; default: ./cluster.yaml, else the built-in one."),
+)  # fmt: skip
+device_option = click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True,
+                             help="auto takes a GPU where there is one.")  # fmt: skip
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+factor_options = options(
+    click.option("--transpose-a", is_flag=True, help="Multiply by the transpose of A."),
+    click.option("--transpose-b", is_flag=True, help="Multiply by the transpose of B."),
+)
+precision_option = click.option("--precision", type=click.Choice(PRECISIONS), default="full",
+                                show_default=True, help="split keeps float32 accuracy on tensor cores;"
+                                " tf32, bf16 and fp16 trade it for speed.")  # fmt: skip
+dtype_option = click.option("--dtype", help="dtype of C where it shall be wider than numpy.matmul makes it.")
+memory_option = click.option("--device-memory", metavar="SIZE",
+                             help="What tiles and panels may take on each worker, such as 8GiB.")  # fmt: skip
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
+
+
+@click.group(name="tilewright", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tilewright")
+def cli() -> None:
+    """Multiply Zarr matrices larger than a GPU, and count text corpora, on one GPU or on many."""
+
+
+@cli.command()
+@click.argument("a")
+@click.argument("b")
+@click.argument("c")
+@options(factor_options, dtype_option, precision_option, cluster_options, device_option, memory_option)
+@click.option("--plan-only", is_flag=True, help="Print the plan that would be followed; write nothing.")
+@click.option("--no-verify", is_flag=True, help="Do not check the product.")
+@click.option("--no-resume", is_flag=True, help="Compute every tile, also those that a stopped run has left.")
+@options(overwrite_option, json_option)
+def matmul(
+    a: str,
+    b: str,
+    c: str,
+    plan_only: bool,
+    no_verify: bool,
+    no_resume: bool,
+    overwrite: bool,
+    as_json: bool,
+    **shared: Any,
+) -> None:
+    """Store C = A B, all three Zarr arrays. C gets its name when it is whole and has been checked."""
+    from tilewright.pipeline.store import local_path, partial_path
+    from tilewright.workflows import matmul as workflow
+    from tilewright.workflows.progress import listening
+
+    if plan_only:
+        print_result(workflow.plan_matmul(a, b, **_plan_arguments(shared)), as_json=as_json)
+        return
+    try:
+        with listening(quiet=is_quiet()) as listener:
+            run = workflow.matmul(
+                a,
+                b,
+                c,
+                resume=not no_resume,
+                verify=not no_verify,
+                overwrite=overwrite,
+                listener=listener,
+                **shared,
+            )
+    except KeyboardInterrupt as interrupt:
+        path = local_path(c)
+        if path is not None and partial_path(path).exists():
+            kept = f"finished tiles are kept in {partial_path(path)}; the same command goes on from them"
+        else:
+            kept = "nothing was written" if path is not None else f"{c} holds the tiles that were finished"
+        raise Interrupted(kept) from interrupt
+    print_result(run, as_json=as_json)
+
+
+@cli.command()
+@click.argument("a")
+@click.argument("b")
+@options(factor_options, dtype_option, precision_option, device_option, memory_option)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="How many workers like this machine share the work.",
+)
+@click.option("--host-memory", metavar="SIZE", help="Memory of a worker's process; default: this machine's.")
+@json_option
+def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
+    """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
+    from tilewright.workflows.matmul import plan_matmul
+
+    print_result(plan_matmul(a, b, **shared), as_json=as_json)
+
+
+@cli.command()
+@click.argument("a")
+@click.argument("b")
+@click.argument("c")
+@options(factor_options, precision_option, cluster_options)
+@click.option("--rounds", type=click.IntRange(min=1), help="Independent rounds; default: 2.")
+@json_option
+def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
+    """Check that C = A B without computing it again. Exit status 1 where it does not hold."""
+    from tilewright.workflows.progress import listening
+    from tilewright.workflows.verify import verify as check
+
+    with listening(quiet=is_quiet()) as listener:
+        outcome = check(a, b, c, listener=listener, **shared)
+    print_result(outcome, as_json=as_json)
+    if not outcome.passed:
+        raise click.exceptions.Exit(1)
+
+
+def _plan_arguments(shared: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in shared.items() if name not in ("cluster", "cluster_file")}
+
+
+def main() -> None:
+    """The ``tilewright`` command."""
+    cli()

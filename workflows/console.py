@@ -1,0 +1,127 @@
+"""What every command shares: how it fails, how it is interrupted, and what reaches the terminal.
+
+Results go to standard output and everything else to standard error. A failure is one line and exit status 1,
+a usage error is click's and 2, Ctrl-C is 130. This lives in the command class, not in ``main``, so that
+``dask tilewright ...`` behaves like ``tilewright ...``. Nothing here imports more than click before it must:
+``tilewright --help`` is to answer at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import warnings
+from collections.abc import Callable
+from typing import IO, Any, NoReturn
+
+import click
+
+INTERRUPTED_STATUS = 130
+"""What shells report for a process that Ctrl-C ended: 128 + SIGINT."""
+NOISY_LOGGERS = ("distributed", "bokeh", "tornado", "asyncio")
+_DEBUG = "tilewright.debug"
+_QUIET = "tilewright.quiet"
+
+
+class Failed(click.ClickException):
+    """The work failed: one line on standard error, exit status 1."""
+
+    exit_code = 1
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"error: {self.message}", file=file, err=file is None)
+
+
+class Interrupted(click.ClickException):
+    """Ctrl-C: one line that says what was kept, exit status 130."""
+
+    exit_code = INTERRUPTED_STATUS
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"interrupted: {self.message}", file=file, err=file is None)
+
+
+class Command(click.Command):
+    """A command whose failures are told in one line; with ``--debug``, by a traceback."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.params += [
+            click.Option(["--quiet", "-q"], is_flag=True, expose_value=False, callback=_remember(_QUIET),
+                         help="No progress and no notices, only the result."),
+            click.Option(["--debug"], is_flag=True, expose_value=False, callback=_remember(_DEBUG),
+                         help="Tracebacks, and what the libraries have to say."),
+        ]  # fmt: skip
+
+    def invoke(self, ctx: click.Context) -> Any:
+        debug = ctx.meta.get(_DEBUG, False)
+        if not debug:
+            silence_libraries()
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise Interrupted("nothing was written") from interrupt
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if debug or (isinstance(error, OSError) and error.errno == errno.EPIPE):
+                raise
+            _fail(error)
+
+
+def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def callback(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+        ctx.meta[key] = value
+
+    return callback
+
+
+def _fail(error: Exception) -> NoReturn:
+    from tilewright.kernels.errors import TilewrightError
+
+    message = " ".join(str(error).split())
+    if not isinstance(error, TilewrightError):
+        message = f"{type(error).__name__}: {message} (not foreseen; --debug shows where)"
+    raise Failed(message) from error
+
+
+def is_quiet() -> bool:
+    """Whether the running command was asked to be quiet."""
+    return bool(click.get_current_context().meta.get(_QUIET, False))
+
+
+def silence_libraries() -> None:
+    """Keep the libraries' own logs off the terminal, here and in worker processes that are started from here.
+
+    What a user has to know comes as an event or an error; a cluster that is shut down in the middle of work
+    logs pages beyond that. Dask hands its configuration to the workers it starts.
+    """
+    import logging
+
+    import dask
+
+    dask.config.set({f"logging.{name}": "critical" for name in NOISY_LOGGERS})
+    for name in NOISY_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+
+
+def print_result(result: Any, *, as_json: bool) -> None:
+    """Print a result that has ``to_json()`` as text, or as one JSON object."""
+    click.echo(to_json_text(result.to_json()) if as_json else str(result))
+
+
+def to_json_text(value: dict[str, Any]) -> str:
+    """The object as strict JSON: NaN and infinities, which JSON has no numbers for, become strings."""
+    return json.dumps(_strict(value), allow_nan=False)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,140 @@
+"""Listeners for people, on standard error: a live display on a terminal, a few plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.text import Text
+
+from tilewright.pipeline.events import Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned, ignore
+from tilewright.pipeline.plan import format_nbytes
+
+LINE_SECONDS = 10.0
+"""Where there is no terminal: the least time between two lines about the same work."""
+
+
+@dataclass
+class Tally:
+    """How far a piece of work has come."""
+
+    planned: WorkPlanned
+    started: float
+    done: int = 0
+    """Units finished in this run."""
+    nbytes: int = 0
+    operations: int = 0
+
+    def add(self, unit: UnitDone) -> None:
+        self.done += 1
+        self.nbytes += unit.nbytes
+        self.operations += unit.operations
+
+    def rates(self, now: float) -> str:
+        """Units, bytes a second, operations a second and the time left, as far as they say something."""
+        elapsed = max(now - self.started, 1e-9)
+        parts = [f"{self.planned.done + self.done}/{self.planned.total} {self.planned.unit}"]
+        if self.nbytes:
+            parts.append(f"{format_nbytes(self.nbytes / elapsed)}/s")
+        if self.operations:
+            parts.append(f"{format_count(self.operations / elapsed)}op/s")
+        left = self.planned.total - self.planned.done - self.done
+        if self.done and left:
+            parts.append(f"{format_seconds(left * elapsed / self.done)} left")
+        return ", ".join(parts)
+
+
+def format_count(value: float) -> str:
+    """A rate for people, in powers of 1000 with three digits: ``1.23 T``."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if value < 1000 or prefix == "P":
+            return f"{value:.3g} {prefix}"
+        value /= 1000
+    raise AssertionError("unreachable: P returns")
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people: ``0.42 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+@contextmanager
+def listening(*, quiet: bool = False) -> Iterator[Listener]:
+    """A listener that shows what happens on standard error for as long as the block runs."""
+    console = Console(stderr=True, highlight=False)
+    if quiet:
+        yield ignore
+    elif console.is_terminal:
+        with _display(console) as progress:
+            yield _Display(progress)
+    else:
+        yield _Lines(console)
+
+
+class _Rates(ProgressColumn):
+    """The rates of a task, counted from its events rather than from the display's own clock."""
+
+    def render(self, task: Task) -> Text:
+        tally: Tally = task.fields["tally"]
+        return Text(tally.rates(time.perf_counter()))
+
+
+def _display(console: Console) -> Progress:
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Rates()]
+    return Progress(*columns, console=console, transient=True)
+
+
+class _Display:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._running: dict[str, tuple[Tally, Task]] = {}
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Notice):
+            self._progress.console.print(event.message, markup=False, soft_wrap=True)
+        elif isinstance(event, WorkPlanned):
+            tally = Tally(event, time.perf_counter())
+            number = self._progress.add_task(event.name, total=event.total, completed=event.done, tally=tally)
+            self._running[event.name] = tally, self._progress.tasks[self._progress.task_ids.index(number)]
+        elif isinstance(event, UnitDone) and event.name in self._running:
+            tally, task = self._running[event.name]
+            tally.add(event)
+            self._progress.advance(task.id)
+        elif isinstance(event, WorkDone) and event.name in self._running:
+            _, task = self._running.pop(event.name)
+            self._progress.remove_task(task.id)
+
+
+class _Lines:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._running: dict[str, tuple[Tally, float]] = {}
+
+    def __call__(self, event: Event) -> None:
+        now = time.perf_counter()
+        if isinstance(event, Notice):
+            self._print(event.message)
+        elif isinstance(event, WorkPlanned):
+            self._running[event.name] = Tally(event, now), now
+        elif isinstance(event, UnitDone) and event.name in self._running:
+            tally, last = self._running[event.name]
+            tally.add(event)
+            if now - last >= LINE_SECONDS:
+                self._print(f"{event.name}: {tally.rates(now)}")
+                self._running[event.name] = tally, now
+        elif isinstance(event, WorkDone):
+            self._running.pop(event.name, None)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,64 @@
+"""Check a stored product against its factors without computing it again."""
+
+from __future__ import annotations
+
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster import Cluster, open_cluster
+from tilewright.pipeline.events import Listener, ignore
+from tilewright.pipeline.store import Source, open_array
+from tilewright.pipeline.verify import Verification, verify_product
+
+
+def verify(
+    a: Source,
+    b: Source,
+    c: Source,
+    *,
+    rounds: int | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    precision: str = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    listener: Listener = ignore,
+) -> Verification:
+    """Check that C (m × n) = op(A) (m × k) op(B) (k × n) by Freivalds' test; reads each of them once.
+
+    Parameters
+    ----------
+    a, b, c
+        Two-dimensional arrays of numbers: paths, URLs or open ``zarr.Array``s.
+    rounds
+        Independent rounds, at least 1; unset: the setting ``tilewright.verify-rounds`` (2).
+    transpose_a, transpose_b
+        Whether C was made with the transpose of A or B.
+    precision
+        What C was made with: it sets how far rounding may have carried it.
+    cluster
+        A profile of ``cluster_file``, a scheduler's address, or a ``distributed.Client``. The check runs on
+        the workers' CPUs.
+
+    Returns
+    -------
+    Verification
+        ``passed`` says the outcome: a product that is wrong is an answer here, not an error.
+
+    Raises
+    ------
+    TilewrightError
+        One of its subclasses: an array that is not there, sides that do not match, ``rounds`` below 1.
+    """
+    left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")
+    product = open_array(c, ndim=2, role="C")
+    with open_cluster(cluster, cluster_file) as client:
+        return verify_product(
+            client,
+            left,
+            right,
+            product,
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+            rounds=config.get("verify-rounds", rounds),
+            precision=precision,
+            listener=listener,
+        )
