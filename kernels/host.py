@@ -106,7 +106,23 @@ def _by_memory(array: np.ndarray) -> np.ndarray:
     return array.T if abs(array.strides[0]) < abs(array.strides[1]) else array
 
 
-@numba.njit(nogil=True, cache=True)
+def _source(dtype: np.dtype) -> Any:
+    """The Numba type that every matrix of a dtype converts to: any strides, read-only or not, unaligned or
+    not.
+    """
+    return numba.types.Array(numba.from_dtype(dtype), 2, "A", readonly=True, aligned=False)
+
+
+def _target(dtype: np.dtype) -> Any:
+    return numba.types.Array(numba.from_dtype(dtype), 2, "A", aligned=False)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``function`` for these argument types only, so that it is compiled once a dtype and not once a layout."""
+    return numba.njit(arguments, nogil=True, cache=True)(function)
+
+
 def _extremes(array: Any, start: int, stop: int) -> Any:
     low = numba.int64(array[start, 0])
     high = low
@@ -121,17 +137,17 @@ def _extremes(array: Any, start: int, stop: int) -> Any:
 def _largest(pool: ThreadPoolExecutor, array: np.ndarray) -> int:
     """The largest absolute value of a non-empty integer matrix."""
     array = _by_memory(array)
-    found = _on_threads(pool, _extremes, array.shape[0], array)
+    extremes = _compiled(_extremes, _source(array.dtype), numba.int64, numba.int64)
+    found = _on_threads(pool, extremes, array.shape[0], array)
     return max(max(-int(low), int(high)) for low, high in found)
 
 
-@numba.njit(nogil=True, cache=True)
 def _split(
     first: Any,
     second: Any,
     sign: int,
     bits: int,
-    width: int,
+    widths: Any,
     count: int,
     masks: Any,
     parts: Any,
@@ -147,8 +163,6 @@ def _split(
     line = np.empty(columns, np.int64)
     digit = np.empty((count, columns), np.int64)
     spare = 64 - bits
-    half = numba.int64(1) << (width - 1)
-    mask = (numba.int64(1) << width) - 1
     for i in range(start, stop):
         line[:] = 0
         if i < first.shape[0]:
@@ -162,6 +176,9 @@ def _split(
             for j in range(columns):
                 line[j] = (line[j] << spare) >> spare
         for d in range(count - 1):
+            width = widths[d]
+            half = numba.int64(1) << (width - 1)
+            mask = (numba.int64(1) << width) - 1
             for j in range(columns):
                 low = ((line[j] + half) & mask) - half
                 digit[d, j] = low
@@ -178,7 +195,6 @@ def _split(
                 parts[p, i, j] = line[j]
 
 
-@numba.njit(nogil=True, cache=True)
 def _collect(
     products: Any,
     weights: Any,
@@ -250,11 +266,15 @@ class _DigitProduct:
         flipped = _by_memory(first) is not first
         if flipped:
             first, other, rows, columns = first.T, other.T, columns, rows
+        widths = np.array(self._plan.widths)
+        integer, integers = numba.int64, numba.int64[::1]
+        source, target = _source(first.dtype), numba.from_dtype(scratch.dtype)[:, :, ::1]
+        split = _compiled(
+            _split, source, source, integer, integer, integers, integer, integers, target, integer, integer
+        )
         masks = np.array([sum(1 << digit for digit in group) for group in groups])
         parts = scratch[: len(groups) * rows * columns].reshape(len(groups), rows, columns)
-        _on_threads(
-            self._pool, _split, rows, first, other, sign, self._bits, self._plan.width, count, masks, parts
-        )
+        _on_threads(self._pool, split, rows, first, other, sign, self._bits, widths, count, masks, parts)
         return parts.transpose(0, 2, 1) if flipped else parts
 
     def add(self, left: np.ndarray, right: np.ndarray, *targets: tuple[np.ndarray, int]) -> None:
@@ -267,7 +287,12 @@ class _DigitProduct:
                 left[plan.parts_a.index(product.a)], right[plan.parts_b.index(product.b)], out=products[index]
             )
         (first, first_sign), (second, second_sign) = (*targets, (targets[0][0][:0, :0], 0))[:2]
-        _on_threads(self._pool, _collect, m, products, self._weights, first, first_sign, second, second_sign)
+        integer, target = numba.int64, _target(first.dtype)
+        source = numba.from_dtype(products.dtype)[:, :, ::1]
+        collect = _compiled(
+            _collect, source, integer[::1], target, integer, target, integer, integer, integer
+        )
+        _on_threads(self._pool, collect, m, products, self._weights, first, first_sign, second, second_sign)
 
 
 def _halves(side: int) -> tuple[slice, slice]:

@@ -95,7 +95,7 @@ def output(
         distinct = min(down, across) >= dtype.itemsize and (down >= n * across or across >= m * down)
     else:
         distinct = (m <= 1 or down >= dtype.itemsize) and (n <= 1 or across >= dtype.itemsize)
-    if not distinct:
+    if m * n and not distinct:
         raise OutputError(
             f"out has strides {tuple(strides)} bytes for shape {tuple(shape)}: elements of it share memory; "
             "pass an array whose elements lie apart"

@@ -1,6 +1,6 @@
 """Exact integer products from units that multiply narrower numbers: the arithmetic of it, and nothing else.
 
-An integer x is written in balanced digits of w bits, x = d0 + d1 2**w + d2 2**2w + ..., with every digit but
+An integer x is written in balanced digits, x = d0 + d1 2**w + d2 2**2w + ..., with every digit but
 the last in [-2**(w-1), 2**(w-1) - 1]. Then A B is the sum of d_i(A) d_j(B) 2**(w (i + j)), each of those
 products is small enough to be exact in float64, float32 or int8 arithmetic, and where the result wraps modulo
 2**bits, the pairs whose weight reaches 2**bits are not needed at all. Everything is computed modulo 2**64, a
@@ -13,6 +13,8 @@ multiplication", 2012); forming d0 e1 + d1 e0 from (d0 + d1)(e0 + e1) is Karatsu
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MODULUS = 1 << 64
@@ -47,8 +49,8 @@ class DigitPlan:
     """How a product of integer matrices is computed exactly."""
 
     unit: Unit
-    width: int
-    """Bits of a digit."""
+    widths: tuple[int, ...]
+    """Bits of each digit, the lowest first; the last digit of an operand keeps whatever is left."""
     digits_a: int
     digits_b: int
     products: tuple[Product, ...]
@@ -65,42 +67,43 @@ class DigitPlan:
         return tuple(dict.fromkeys(product.b for product in self.products))
 
 
-def magnitudes(largest: int, width: int, count: int) -> tuple[int, ...]:
-    """Bounds on the absolute digits of any |x| <= largest, split into ``count`` digits of ``width`` bits.
+def magnitudes(largest: int, widths: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Bounds on the absolute digits of any |x| <= largest, split into ``count`` digits of these widths.
 
     The last digit keeps whatever is left, so any count represents any number.
     """
     bounds = []
-    for _ in range(count - 1):
+    for width in widths[: count - 1]:
         bounds.append(min(1 << (width - 1), largest))
         largest = (largest + (1 << (width - 1))) >> width
     return (*bounds, largest)
 
 
-def digit_count(largest: int, width: int) -> int:
-    """The fewest balanced digits of ``width`` bits that hold every |x| <= largest, the last one too."""
+def digit_count(largest: int, widths: tuple[int, ...]) -> int:
+    """The fewest balanced digits of these widths that hold every |x| <= largest, the last one too."""
     count = 1
-    while magnitudes(largest, width, count)[-1] > 1 << (width - 1):
+    while magnitudes(largest, widths, count)[-1] > 1 << (widths[count - 1] - 1):
         count += 1
     return count
 
 
-def schoolbook(digits_a: int, digits_b: int, width: int, bits: int) -> tuple[Product, ...]:
+def schoolbook(digits_a: int, digits_b: int, widths: tuple[int, ...], bits: int) -> tuple[Product, ...]:
     """Every pair of digits whose weight is below 2**bits."""
+    place = (0, *itertools.accumulate(widths))
     return tuple(
-        Product((i,), (j,), 1 << (width * (i + j)))
+        Product((i,), (j,), 1 << (place[i] + place[j]))
         for i in range(digits_a)
         for j in range(digits_b)
-        if width * (i + j) < bits
+        if place[i] + place[j] < bits
     )
 
 
-def karatsuba(digits_a: int, digits_b: int, width: int, bits: int) -> tuple[Product, ...]:
+def karatsuba(digits_a: int, digits_b: int, widths: tuple[int, ...], bits: int) -> tuple[Product, ...]:
     """The same sum with one product fewer: both mixed pairs of digits 0 and 1 come from a product of sums."""
-    one = 1 << width
+    one = 1 << widths[0]
     rest = tuple(
         product
-        for product in schoolbook(digits_a, digits_b, width, bits)
+        for product in schoolbook(digits_a, digits_b, widths, bits)
         if not {product.a[0], product.b[0]} <= {0, 1}
     )
     low = Product((0,), (0,), (1 - one) % MODULUS)
@@ -114,9 +117,19 @@ def exact_depth(products: tuple[Product, ...], a: tuple[int, ...], b: tuple[int,
     return (1 << unit.exact_bits) // max(worst, 1)
 
 
-def _counts(largest: int, width: int) -> set[int]:
+def _widths(unit: Unit) -> Iterator[tuple[int, ...]]:
+    """Digit widths worth trying: all the same, or the second a little narrower.
+
+    The second digit takes part in Karatsuba's sums; a bit or two less there lets a longer k stay exact.
+    """
+    for width in range(2, unit.exact_bits // 2 + 1):
+        for narrower in range(min(3, width - 1)):
+            yield (width, width - narrower, *(width,) * 62)
+
+
+def _counts(largest: int, widths: tuple[int, ...]) -> set[int]:
     """Digit counts worth trying: all in one, balanced, or one fewer with a last digit that is wider."""
-    balanced = digit_count(largest, width)
+    balanced = digit_count(largest, widths)
     return {1, balanced, max(balanced - 1, 1)}
 
 
@@ -148,22 +161,22 @@ def _plan(
 ) -> DigitPlan:
     best: tuple[float, DigitPlan] | None = None
     for unit in units:
-        for width in range(2, unit.exact_bits // 2 + 1):
-            counts_a, counts_b = _counts(largest_a, width), _counts(largest_b, width)
-            for digits_a in counts_a:
-                for digits_b in counts_b:
-                    ways = [schoolbook(digits_a, digits_b, width, bits)]
-                    if min(digits_a, digits_b) > 1 and 2 * width < bits:
-                        ways.append(karatsuba(digits_a, digits_b, width, bits))
-                    for products in ways:
-                        bounds_a = magnitudes(largest_a, width, digits_a)
-                        bounds_b = magnitudes(largest_b, width, digits_b)
-                        depth = min(exact_depth(products, bounds_a, bounds_b, unit), max(k, 1))
-                        if not depth:
-                            continue
-                        stretches = -(-k // depth)
-                        cost = len(products) * (unit.cost * k + pass_cost * stretches)
-                        if best is None or cost < best[0]:
-                            best = cost, DigitPlan(unit, width, digits_a, digits_b, products, depth)
-    assert best is not None  # two-bit digits are always exact in one step of k
+        for widths in _widths(unit):
+            for digits_a, digits_b in itertools.product(
+                _counts(largest_a, widths), _counts(largest_b, widths)
+            ):
+                ways = [schoolbook(digits_a, digits_b, widths, bits)]
+                if min(digits_a, digits_b) > 1 and 2 * widths[0] < bits:
+                    ways.append(karatsuba(digits_a, digits_b, widths, bits))
+                bounds_a = magnitudes(largest_a, widths, digits_a)
+                bounds_b = magnitudes(largest_b, widths, digits_b)
+                for products in ways:
+                    depth = min(exact_depth(products, bounds_a, bounds_b, unit), max(k, 1))
+                    if not depth:
+                        continue
+                    cost = len(products) * (unit.cost * k + pass_cost * -(-k // depth))
+                    if best is None or cost < best[0]:
+                        used = widths[: max(digits_a, digits_b)]
+                        best = cost, DigitPlan(unit, used, digits_a, digits_b, products, depth)
+    assert best is not None  # two-bit digits are exact in every unit
     return best[1]

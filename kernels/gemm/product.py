@@ -183,6 +183,14 @@ def _layout(array: Any) -> Layout:
     return tuple(array.shape), tuple(array.strides), array.dtype, launch.alignment(launch.address(array))
 
 
+def describe(a: Any, b: Any, c: Any, *, accumulate: bool = False, precision: str = "full") -> Problem:
+    """The problem ``c (+)= a b`` of three device arrays, as kernels are asked whether they take it."""
+    views = [launch.as_device_array(array) for array in (a, b, c)]
+    home = launch.device_index(views[2])
+    operands = [_operand(_layout(view)) for view in views]
+    return Problem(*operands, accumulate, precision, launch.capability(home))
+
+
 def _new_output(like: Any, shape: tuple[int, int], dtype: np.dtype, stream: Any) -> Any:
     """An uninitialised device array of the library that ``like`` comes from, or of Numba."""
     if type(like).__module__.partition(".")[0] == "cupy":

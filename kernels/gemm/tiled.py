@@ -146,7 +146,7 @@ def supports(problem: Problem) -> bool:
     return problem.c.dtype in ELEMENTS
 
 
-def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, tile: Tile = TILE) -> None:
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     """Enqueue ``c (+)= a b``. k = 0 is allowed here: it gives zeros."""
     m, n = c.shape
     if not m * n:
@@ -154,6 +154,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, tile: Tile = T
     if not _by_rows(c) and m > 1:
         # The transposed product, so that a warp's 32 stores are neighbours in a column-major C too.
         a, b, c, m, n = transposed(b), transposed(a), transposed(c), n, m
+    tile = TILE
     kernel = _kernel(a.dtype, b.dtype, c.dtype, tile, _by_rows(a), _by_rows(b))
     blocks = ceil_div(m, tile.side) * ceil_div(n, tile.side)
     kernel[blocks, tile.block, stream](a, b, c, accumulate)

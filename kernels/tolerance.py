@@ -1,0 +1,64 @@
+"""How far a correct product may be from the exact one: one function for the tests and for verification.
+
+The bound is the textbook's (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., 2002, section
+3.1): for any order of summation, with or without fused multiply-adds, the computed x·y differs from the exact
+one by at most g(k) |x|·|y| with g(n) = n u / (1 - n u) and u the unit roundoff of the type that sums are
+formed in. To it come one rounding into the result's type, one into each operand where ``precision`` narrows
+it, and what products lose that underflow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.gemm.base import compute_dtype
+
+_OPERAND_ROUNDOFF = {
+    "full": 0.0,
+    # Two tensor-core digits keep all but the last bits of float32: each operand is cut at 2**-21 or better.
+    "split": 2.0**-21,
+    "tf32": 2.0**-10,  # 10 stored bits, and the hardware may truncate instead of rounding
+    "fp16": 2.0**-11,
+    "bf16": 2.0**-8,
+}
+_COMPLEX_STEPS = 4
+"""A complex multiply-add is bounded by sqrt(2) g(k + 2): twice g(k + 4) covers it and a three-product scheme.
+"""
+
+
+def unit_roundoff(dtype: Any) -> float:
+    """Half the distance from 1 to the next number: 2**-24 for float32. Complex types have their parts'."""
+    return float(np.finfo(dtype).eps) / 2
+
+
+def accumulated(k: int, dtype: Any) -> float:
+    """g(k) for sums of k products in a type."""
+    steps = k * unit_roundoff(dtype)
+    return steps / (1 - steps) if steps < 1 else float("inf")
+
+
+def tolerance(k: int, dtype: Any, scale: Any, precision: str = "full") -> Any:
+    """The largest absolute error of an element of a correct product of finite numbers.
+
+    k: length of its sum, one more where the product is added to an existing value.
+    dtype: the result's. Integers are exact: 0.
+    scale: |op(A)| |op(B)| at that element (plus the absolute value it was added to), or an upper bound of it;
+        an array of them gives an array of tolerances.
+    """
+    result = np.dtype(dtype)
+    scale = np.asarray(scale, np.float64)
+    if result.kind in "iu":
+        return np.zeros_like(scale)[()]
+    compute = compute_dtype(result)
+    if result.kind == "c":
+        sums = 2 * accumulated(k + _COMPLEX_STEPS, compute)
+    else:
+        sums = accumulated(k, compute)
+    operands = 2 * _OPERAND_ROUNDOFF[precision]
+    rounding = unit_roundoff(result) if result != compute else 0.0
+    underflow = (k + 1) * float(np.finfo(compute).smallest_subnormal) + float(
+        np.finfo(result).smallest_subnormal
+    )
+    return (sums + operands + rounding) * (1 + operands + rounding) * scale + underflow

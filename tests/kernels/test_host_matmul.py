@@ -1,0 +1,172 @@
+"""The CPU twin against the naive product, in blocks so small that little data crosses many of them."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kernels import naive
+from tilewright.kernels import host, matmul
+from tilewright.kernels.gemm.base import ELEMENTS
+
+sides = st.integers(0, 23)
+layouts = st.sampled_from(sorted(naive.HOST_LAYOUTS))
+
+
+@pytest.fixture(autouse=True)
+def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "BLOCK", 6)
+    monkeypatch.setattr(host, "FLOAT_BLOCK", 5)
+    monkeypatch.setattr(host, "STRASSEN_SIDE", 8)
+
+
+def test_every_dtype_is_tried() -> None:
+    assert {np.dtype(code) for code in naive.DTYPES} == set(ELEMENTS)
+
+
+@given(
+    m=sides,
+    n=sides,
+    k=sides,
+    dtype=st.sampled_from(naive.DTYPES),
+    lie=st.tuples(layouts, layouts, layouts),
+    transpose=st.tuples(st.booleans(), st.booleans()),
+    accumulate=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_shape_layout_and_dtype(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    lie: tuple[str, str, str],
+    transpose: tuple[bool, bool],
+    accumulate: bool,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    a, b, before = (naive.numbers(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+    stored_a = naive.HOST_LAYOUTS[lie[0]](a.T if transpose[0] else a)
+    stored_b = naive.HOST_LAYOUTS[lie[1]](b.T if transpose[1] else b)
+    out = naive.HOST_LAYOUTS[lie[2]](before)
+    returned = matmul(
+        stored_a,
+        stored_b,
+        out,
+        accumulate=accumulate,
+        transpose_a=transpose[0],
+        transpose_b=transpose[1],
+        device="cpu",
+    )
+    assert returned is out
+    naive.assert_product(out, a, b, before if accumulate else None)
+    naive.assert_surroundings_kept(out)
+
+
+@given(
+    dtypes=st.tuples(st.sampled_from(naive.DTYPES), st.sampled_from(naive.DTYPES)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_mixed_dtypes_promote_as_numpy_does(dtypes: tuple[str, str], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = naive.numbers(rng, (9, 7), dtypes[0]), naive.numbers(rng, (7, 11), dtypes[1])
+    found = matmul(a, b, device="cpu")
+    assert found.dtype == np.result_type(a, b)
+    naive.assert_product(found, a.astype(found.dtype), b.astype(found.dtype))
+
+
+@given(
+    bits=st.tuples(st.integers(0, 63), st.integers(0, 63)),
+    shape=st.tuples(st.integers(1, 12), st.integers(1, 40), st.integers(1, 12)),
+    dtype=st.sampled_from(["i8", "u8"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_integers_of_every_magnitude_are_exact(
+    bits: tuple[int, int], shape: tuple[int, int, int], dtype: str, seed: int
+) -> None:
+    """The number of digits follows the data, so every magnitude takes another way; extremes are put in."""
+    rng = np.random.default_rng(seed)
+    m, k, n = shape
+    operands = []
+    for size, width in (((m, k), bits[0]), ((k, n), bits[1])):
+        low = 0 if dtype == "u8" else -(1 << width)
+        values = rng.integers(low, (1 << width) - 1, size, dtype, endpoint=True)
+        values.flat[0], values.flat[-1] = low, (1 << width) - 1
+        operands.append(values)
+    naive.assert_product(matmul(*operands, device="cpu"), *operands)
+
+
+@pytest.mark.parametrize("dtype", naive.INTEGERS)
+@pytest.mark.parametrize("extreme", ["min", "max"])
+def test_extreme_integers_do_not_lose_a_bit(dtype: str, extreme: str) -> None:
+    """Every product at its largest and all of one sign: the case that the exactness bound is made for."""
+    value = getattr(np.iinfo(dtype), extreme)
+    a, b = np.full((5, 200), value, dtype), np.full((200, 4), value, dtype)
+    naive.assert_product(matmul(a, b, device="cpu"), a, b)
+
+
+def test_a_wider_result_does_not_wrap() -> None:
+    a = np.full((3, 2), np.iinfo("i4").max, "i4")
+    found = matmul(a, a.T, dtype=np.int64, device="cpu")
+    assert found.dtype == np.int64
+    assert (found == 2 * int(np.iinfo("i4").max) ** 2).all()
+
+
+def test_full_size_blocks_are_exact(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Real block sizes, Strassen's halves of odd sides among them, against rows done by NumPy."""
+    monkeypatch.undo()
+    a, b = naive.numbers(rng, (1025, 1311), "i8"), naive.numbers(rng, (1311, 1030), "i8")
+    found = matmul(a, b, device="cpu")
+    rows = [0, 1, 511, 512, 513, 1023, 1024]
+    np.testing.assert_array_equal(found[rows], a[rows] @ b)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_floats_are_what_numpy_gives(dtype: str, rng: np.random.Generator) -> None:
+    a, b = naive.numbers(rng, (40, 30), dtype), naive.numbers(rng, (30, 50), dtype)
+    np.testing.assert_array_equal(matmul(a, b, device="cpu"), a @ b)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_nan_and_infinity_propagate(dtype: str) -> None:
+    a, b = np.ones((12, 13), dtype), np.ones((13, 14), dtype)
+    a[2, 3], a[4, 5], a[6, 7] = np.nan, np.inf, -np.inf
+    b[5, 9] = 0
+    expected = np.full((12, 14), 13.0)
+    expected[2], expected[4], expected[6] = np.nan, np.inf, -np.inf
+    expected[4, 9] = np.nan  # inf × 0
+    rest = [row for row in range(12) if row not in (2, 4, 6)]
+    expected[rest, 9] = 12
+    np.testing.assert_array_equal(matmul(a, b, device="cpu"), expected)
+
+
+def test_float16_is_summed_in_float32() -> None:
+    """4096 ones and a 2049th: float16 sums would stop at 2048."""
+    a = np.ones((1, 4097), "f2")
+    assert matmul(a, a, transpose_b=True, device="cpu")[0, 0] == np.float16(4097)
+
+
+def test_big_endian_input_is_understood() -> None:
+    a = np.arange(6, dtype=">i4").reshape(2, 3)
+    np.testing.assert_array_equal(matmul(a, a, transpose_b=True, device="cpu"), a @ a.T)
+
+
+def test_products_from_many_threads_at_once(rng: np.random.Generator) -> None:
+    """As Dask's workers call it."""
+    cases = [(naive.numbers(rng, (30, 40), "i8"), naive.numbers(rng, (40, 20), "i8")) for _ in range(8)]
+    found: dict[int, np.ndarray] = {}
+
+    def work(index: int) -> None:
+        found[index] = matmul(*cases[index], device="cpu")
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(cases))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, (a, b) in enumerate(cases):
+        np.testing.assert_array_equal(found[index], a @ b)
