@@ -92,7 +92,9 @@ def _start(stack: ExitStack, name: str, profile: dict[str, Any]) -> Client:
         return _connect(stack, name, profile)
     try:
         if kind == "local":
-            options = {"n_workers": 1, "processes": False, "dashboard_address": None} | profile
+            # Short-lived and in this process: no dashboard to start, and no port that a second run would find taken.
+            quiet = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}
+            options = {"n_workers": 1, "processes": False} | quiet | profile
             server = stack.enter_context(LocalCluster(**options))
         elif kind == "cpu":
             # Workers that see a GPU would take it: on this profile they must not.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,24 +81,26 @@ def run_tiles(
     try:
         calls = ((product, tile) for tile in todo)
         report: TileReport
-        for place, report in run_bounded(
+        results = run_bounded(
             client, tasks.multiply_tile, calls, key=f"tile-{product.run}", window=window_of(client)
-        ):
-            record(report.index)
-            for stage, seconds in report.stages.items():
-                stages[stage] = stages.get(stage, 0.0) + seconds
-            tile = todo[place]
-            listener(
-                UnitDone(
-                    "matmul",
-                    report.index,
-                    report.worker,
-                    report.seconds,
-                    plan.tile_read_nbytes(tile),
-                    2 * tile.rows * tile.columns * plan.k,
-                    report.stages,
+        )
+        with closing(results):  # so that what is outstanding is cancelled before the workers are told to end
+            for place, report in results:
+                record(report.index)
+                for stage, seconds in report.stages.items():
+                    stages[stage] = stages.get(stage, 0.0) + seconds
+                tile = todo[place]
+                listener(
+                    UnitDone(
+                        "matmul",
+                        report.index,
+                        report.worker,
+                        report.seconds,
+                        plan.tile_read_nbytes(tile),
+                        2 * tile.rows * tile.columns * plan.k,
+                        report.stages,
+                    )
                 )
-            )
         ended = True
     finally:
         client.run(tasks.end_run, product.run, not ended)

@@ -96,14 +96,18 @@ def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> Stor
     return stored.transposed if transpose else stored
 
 
-def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int) -> tuple[int, int]:
-    """Chunk sides for a new C: those of A's rows and B's columns, kept between 1 and 64 MiB a chunk."""
+def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int) -> tuple[int, int]:
+    """Chunk sides for a new C: those of A's rows and B's columns, kept between 1 and 64 MiB a chunk.
+
+    A chunk is also kept to an eighth of the memory that tiles and panels get, since a tile is at least a chunk.
+    """
+    most = max(LEAST_CHUNK_NBYTES, min(MOST_CHUNK_NBYTES, memory_nbytes // 8))
     sides = [max(1, min(a.unit[0], a.rows)), max(1, min(b.unit[1], b.columns))]
     limits = (max(1, a.rows), max(1, b.columns))
     while sides[0] * sides[1] * itemsize < LEAST_CHUNK_NBYTES and (sides[0] < limits[0] or sides[1] < limits[1]):
         grow = 0 if (sides[0] <= sides[1] and sides[0] < limits[0]) or sides[1] >= limits[1] else 1
         sides[grow] = min(2 * sides[grow], limits[grow])
-    while sides[0] * sides[1] * itemsize > MOST_CHUNK_NBYTES:
+    while sides[0] * sides[1] * itemsize > most:
         shrink = 0 if sides[0] >= sides[1] else 1
         sides[shrink] = ceil_div(sides[shrink], 2)
     return sides[0], sides[1]

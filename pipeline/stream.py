@@ -420,12 +420,16 @@ def _pool(slots: list[Any]) -> queue.SimpleQueue[Any]:
 
 
 _engines: dict[str, Engine] = {}
+_ended: set[str] = set()
+"""Runs that are over: a task of one that was on its way when it was cancelled must not begin it again."""
 _engines_lock = threading.Lock()
 
 
 def engine_for(product: Product, worker: str) -> Engine:
     """The engine of this process for the product's run, made on first use by the worker of that name."""
     with _engines_lock:
+        if product.run in _ended:
+            raise CancelledError(f"run {product.run} is over")
         engine = _engines.get(product.run)
         if engine is None:
             engine = _engines[product.run] = Engine(product, worker)
@@ -435,6 +439,7 @@ def engine_for(product: Product, worker: str) -> Engine:
 def close_engine(run: str, *, abandon: bool = False) -> None:
     """End this process's engine of a run and free its buffers; nothing happens where there is none."""
     with _engines_lock:
+        _ended.add(run)
         engine = _engines.pop(run, None)
     if engine is not None:
         engine.close(abandon=abandon)

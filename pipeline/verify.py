@@ -170,7 +170,7 @@ def verify_product(
     run = f"verify-{time.time_ns():x}"
     right_step, left_step = right.step()[0], max(left.step()[0], result.step()[0])
     right_rows = [slice(i, min(i + right_step, k)) for i in range(0, k, right_step)]
-    left_rows = [slice(i, min(i + left_step, m)) for i in range(0, m, left_step)]
+    left_rows = [slice(i, min(i + left_step, m)) for i in range(0, m, left_step)] if n else []
     total = len(right_rows) + len(left_rows)
     nbytes = sum(side.array.nbytes for side in (left, right, result))
     listener(WorkPlanned("verify", total, 0, "panels", nbytes, 0))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import zarr
-from distributed import Client
 
 from tilewright.kernels.gemm import check
 from tilewright.pipeline import config, store
@@ -81,9 +80,9 @@ def matmul(
     left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
     store.check_output_free(out, overwrite=overwrite)
     _check_distinct(out, left, right)
+    _check_shareable([left, right, out])
     with open_cluster(cluster, cluster_file) as client:
         facts = survey(client, device)
-        _check_shareable(client, [left, right, out])
         request = {
             "transpose": [transpose_a, transpose_b],
             "dtype": str(c_dtype),
@@ -210,22 +209,20 @@ def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) 
             raise OutputError(f"output: {store.name_of(out)} is also {role}; C needs a place of its own")
 
 
-def _check_shareable(client: Client, arrays: list[Source]) -> None:
-    """Arrays in this process's memory can only be used by workers in this process."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    if all(address.startswith("inproc://") for address in workers):
-        return
+def _check_shareable(arrays: list[Source]) -> None:
+    """Tasks are pickled on their way to any worker, also to one in this process, and memory is not shared by that."""
     for array in arrays:
         if isinstance(array, zarr.Array) and store.in_memory(array):
             raise StoreError(
-                f"{store.name_of(array)} lies in this process's memory, which the workers cannot see;"
-                " store it in a file, or use the local profile"
+                f"{store.name_of(array)} lies in this process's memory, where no worker can reach it; store it in a"
+                " file (zarr.storage.LocalStore; /dev/shm is as fast), or use tilewright.kernels.matmul on NumPy arrays"
             )
 
 
 def _facts_here(device: str, host_memory: int | str | None) -> WorkerFacts:
     """This machine in place of a worker, for a plan without a cluster."""
-    from distributed.system import CPU_COUNT, MEMORY_LIMIT
+    from dask.system import CPU_COUNT
+    from distributed.system import MEMORY_LIMIT
 
     from tilewright.kernels.device import devices
     from tilewright.kernels.launch import resolve_device
@@ -251,14 +248,14 @@ def _plan(
 ) -> MatmulPlan:
     a = store.as_stored_matrix(left, transpose=transpose_a)
     b = store.as_stored_matrix(right, transpose=transpose_b)
+    limits = _limits(facts, device_memory)
     if isinstance(out, zarr.Array):
         store.check_given_output(out, (a.rows, b.columns), c_dtype)
         unit = store.write_unit(out)
         c_unit = (unit[0], unit[1])
     else:
-        c_unit = store.output_chunks(a, b, c_dtype.itemsize)
+        c_unit = store.output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
     keep = (*past.tile, past.panel_depth) if past is not None else None
-    limits = _limits(facts, device_memory)
     return plan_tiles(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b, keep=keep)
 
 

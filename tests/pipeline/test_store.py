@@ -165,7 +165,10 @@ def test_memory_stores_are_known() -> None:
 def test_chunks_of_an_output_are_neither_tiny_nor_huge(units: tuple[int, int, int, int], itemsize: int) -> None:
     dtype = np.dtype(f"V{itemsize}")
     a, b = StoredMatrix(5000, 9, dtype, units[:2]), StoredMatrix(9, 4000, dtype, units[2:])
-    rows, columns = store.output_chunks(a, b, itemsize)
-    assert 1 <= rows <= 5000
-    assert 1 <= columns <= 4000
-    assert store.LEAST_CHUNK_NBYTES <= rows * columns * itemsize <= store.MOST_CHUNK_NBYTES
+    for memory in (2**20, 2**25, 2**40):
+        rows, columns = store.output_chunks(a, b, itemsize, memory)
+        assert 1 <= rows <= 5000
+        assert 1 <= columns <= 4000
+        most = max(store.LEAST_CHUNK_NBYTES, min(store.MOST_CHUNK_NBYTES, memory // 8))
+        assert store.LEAST_CHUNK_NBYTES // 2 <= rows * columns * itemsize
+        assert rows * columns * itemsize <= most

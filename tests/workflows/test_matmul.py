@@ -1,0 +1,414 @@
+"""The whole job: Zarr in, Zarr out, against NumPy; and what happens when it is stopped, fails, or is lied to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client, LocalCluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.storage import MemoryStore
+
+import tilewright as tw
+from tilewright.pipeline import execute, ledger, store, stream
+from tilewright.pipeline.errors import (
+    OutputError,
+    OutputExistsError,
+    PlanError,
+    ShapeError,
+    StoreError,
+    TaskError,
+    VerificationError,
+)
+from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
+
+DTYPES = ["i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16"]
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.ndarray:
+    kind = np.dtype(dtype)
+    if kind.kind in "iu":
+        return rng.integers(np.iinfo(kind).min, np.iinfo(kind).max, shape, dtype=kind, endpoint=True)
+    values = rng.standard_normal(shape)
+    return (values + 1j * rng.standard_normal(shape) if kind.kind == "c" else values).astype(kind)
+
+
+def put(path: Path, data: np.ndarray, chunks: tuple[int, int] = (16, 16), **options: Any) -> Path:
+    array = zarr.create_array(path, shape=data.shape, chunks=chunks, dtype=data.dtype, **options)
+    array[...] = data
+    return path
+
+
+def assert_product(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    expected_dtype = np.matmul(a[:1, :1], b[:1, :1]).dtype if a.size and b.size else np.result_type(a, b)
+    assert c.dtype == expected_dtype
+    if c.dtype.kind in "iu":
+        np.testing.assert_array_equal(c, np.matmul(a, b))
+        return
+    wide = np.complex128 if c.dtype.kind == "c" else np.float64
+    exact = np.matmul(a.astype(wide), b.astype(wide))
+    scale = np.matmul(np.abs(a.astype(wide)), np.abs(b.astype(wide)))
+    k = a.shape[1]
+    bound = (k + 2) * np.finfo(np.float32 if c.dtype == np.float16 else c.dtype).eps * scale
+    if c.dtype == np.float16:
+        bound = bound + np.finfo(np.float16).eps * np.abs(exact) + 1e-7
+    assert (np.abs(c - exact) <= bound).all()
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(data=st.data())
+def test_the_stored_product_is_numpys(
+    client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    draw = data.draw
+    m, n, k = (draw(st.integers(1, 60), label=name) for name in "mnk")
+    a_dtype, b_dtype = draw(st.sampled_from([(d, d) for d in DTYPES] + [("i2", "i8"), ("u1", "f4"), ("f4", "c16")]))
+    transpose_a, transpose_b = draw(st.booleans()), draw(st.booleans())
+    chunks = [(draw(st.integers(1, 25)), draw(st.integers(1, 25))) for _ in range(2)]
+    compressors = draw(st.sampled_from([None, "auto"]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    folder = tmp_path_factory.mktemp("product")
+    a, b = numbers(rng, (m, k), a_dtype), numbers(rng, (k, n), b_dtype)
+    a_path = put(folder / "a.zarr", a.T if transpose_a else a, chunks[0], compressors=compressors)
+    b_path = put(folder / "b.zarr", b.T if transpose_b else b, chunks[1], compressors=compressors)
+    out = zarr.create_array(  # chunks of our own, so that small data still makes many tiles
+        folder / "c.zarr", shape=(m, n), chunks=(draw(st.integers(5, 30)), draw(st.integers(5, 30))),
+        dtype=np.result_type(a, b), fill_value=99,
+    )  # fmt: skip
+    with np.errstate(over="ignore"):
+        run = tw.matmul(
+            a_path, b_path, out, transpose_a=transpose_a, transpose_b=transpose_b, cluster=client, device="cpu",
+            device_memory=draw(st.sampled_from([24_000, 40_000, 10**7])),
+        )  # fmt: skip
+        assert_product(out[...], a, b)
+    assert run.verification is not None
+    assert run.verification.passed
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(4, 0, 5), (0, 3, 4), (4, 3, 0), (0, 0, 0), (1, 1, 1)])
+def test_empty_sides(m: int, k: int, n: int, client: Client, tmp_path: Path) -> None:
+    a, b = np.ones((m, k), "f4"), np.ones((k, n), "f4")
+    run = tw.matmul(put(tmp_path / "a", a), put(tmp_path / "b", b), tmp_path / "c", cluster=client, device="cpu")
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...], a @ b)
+    assert run.verification is not None
+    assert run.verification.passed
+
+
+@pytest.fixture
+def factors(tmp_path: Path, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Path, Path]:
+    a, b = numbers(rng, (96, 80), "f4"), numbers(rng, (80, 64), "f4")
+    return a, b, put(tmp_path / "a.zarr", a), put(tmp_path / "b.zarr", b)
+
+
+def many_tiles(folder: Path) -> zarr.Array[Any]:
+    return zarr.create_array(folder / "given.zarr", shape=(96, 64), chunks=(16, 16), dtype="f4", fill_value=99)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs in pieces of at most 1 KiB, so that a small product has many tiles and can be stopped in between."""
+    monkeypatch.setattr(store, "LEAST_CHUNK_NBYTES", 1)
+    monkeypatch.setattr(store, "MOST_CHUNK_NBYTES", 1024)
+
+
+TIGHT = 8_000
+"""Device memory that cuts the 96 × 64 product into many tiles of a few panels each."""
+
+
+def test_tiles_panels_and_workers_do_not_change_a_bit(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], tmp_path: Path, small_chunks: None
+) -> None:
+    _, _, a, b = factors
+    results = []
+    for workers in (1, 2, 3):
+        with LocalCluster(n_workers=workers, processes=False, dashboard_address=":0") as cluster, Client(cluster) as own:
+            run = tw.matmul(a, b, tmp_path / f"c{workers}", cluster=own, device="cpu", device_memory=TIGHT)
+        assert run.plan.tile_count > 3
+        assert run.plan.panel_count > 1
+        assert run.plan.workers == workers
+        results.append(zarr.open_array(tmp_path / f"c{workers}")[...].tobytes())
+    assert results[0] == results[1] == results[2]
+
+
+def test_every_stored_piece_is_written_once(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, _, a, b = factors
+    written: list[tuple[int, int, int, int]] = []
+    original = store.write_region
+
+    def counting(array: Any, region: Any, data: np.ndarray) -> None:
+        written.append((region[0].start, region[0].stop, region[1].start, region[1].stop))
+        original(array, region, data)
+
+    monkeypatch.setattr(stream, "write_region", counting)
+    run = tw.matmul(a, b, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
+    count = np.zeros((96, 64), int)
+    for top, bottom, left, right in written:
+        count[top:bottom, left:right] += 1
+    assert (count == 1).all()
+    assert len(written) == -(-96 // run.plan.c_unit[0]) * -(-64 // run.plan.c_unit[1])
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, from a listener, at a tile of our choosing."""
+
+
+def stop_after(count: int) -> Any:
+    seen = iter(range(1, 10**6))
+
+    def listener(event: Event) -> None:
+        if isinstance(event, UnitDone) and event.name == "matmul" and next(seen) == count:
+            raise Stopped
+
+    return listener
+
+
+def test_a_stopped_run_goes_on_where_it_stood(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
+) -> None:
+    a, b, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    with pytest.raises(Stopped):
+        tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3))
+    assert not out.exists()
+    assert store.partial_path(out).exists()
+    run = tw.matmul(
+        a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=events.append
+    )
+    assert run.resumed == 3
+    computed = [event for event in events if isinstance(event, UnitDone) and event.name == "matmul"]
+    assert len(computed) == run.plan.tile_count - 3
+    planned = next(event for event in events if isinstance(event, WorkPlanned))
+    assert (planned.done, planned.total) == (3, run.plan.tile_count)
+    assert_product(zarr.open_array(out)[...], a, b)
+    assert not store.partial_path(out).exists()
+    assert not list(out.rglob(ledger.FILE_NAME)), "the record has no business in the finished product"
+
+
+def test_a_changed_input_starts_anew(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
+) -> None:
+    _, b, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    with pytest.raises(Stopped):
+        tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3))
+    changed = np.full((96, 80), 2, "f4")
+    zarr.open_array(a_path, mode="r+")[...] = changed
+    run = tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
+    assert run.resumed == 0
+    assert_product(zarr.open_array(out)[...], changed, b)
+
+
+def test_no_resume_computes_every_tile(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
+) -> None:
+    _, _, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    with pytest.raises(Stopped):
+        tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3))
+    run = tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, resume=False)
+    assert run.resumed == 0
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Counts how often each tile was tried."""
+    counts: dict[int, int] = {}
+    original = stream.Engine.multiply
+
+    def counting(engine: stream.Engine, tile: Any) -> Any:
+        counts[tile.index] = counts.get(tile.index, 0) + 1
+        return original(engine, tile)
+
+    monkeypatch.setattr(stream.Engine, "multiply", counting)
+    return counts
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_failing_write_is_tried_again(
+    failures: int,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    attempts: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b, a_path, b_path = factors
+    left = iter(range(failures))
+    original = store.write_region
+
+    def failing(array: Any, region: Any, data: np.ndarray) -> None:
+        if region[0].start == 16 and region[1].start == 0 and next(left, None) is not None:
+            raise StoreError("injected: the disk had a moment")
+        original(array, region, data)
+
+    monkeypatch.setattr(stream, "write_region", failing)
+    tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
+    assert sorted(attempts.values())[-2:] == [1, failures + 1], "one tile was tried again, as often as it failed"
+    assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
+
+
+@pytest.mark.parametrize("error", [StoreError("injected: gone"), RuntimeError("injected: a bug")])
+def test_a_read_that_never_works_ends_the_run_and_keeps_what_was_done(
+    error: Exception,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    attempts: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b, a_path, b_path = factors
+    out = tmp_path / "c"
+    original = store.region_reads
+
+    def failing(array: Any, region: Any, target: np.ndarray) -> Any:
+        if array.shape == (96, 80) and region[0].stop == 96:
+            raise error
+        return original(array, region, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "region_reads", failing)
+        expected = StoreError if isinstance(error, StoreError) else TaskError
+        with pytest.raises(expected, match="injected"):
+            tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
+    assert max(attempts.values()) == 4, "the first try and three retries"
+    assert not out.exists()
+    attempts.clear()
+    run = tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
+    assert run.resumed > 0
+    assert len(attempts) == run.plan.tile_count - run.resumed
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
+def test_a_wrong_product_is_never_published(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, _, a_path, b_path = factors
+    original = store.write_region
+
+    def lying(array: Any, region: Any, data: np.ndarray) -> None:
+        if region[0].start == 32 and region[1].start == 16:
+            data = data.copy()
+            data[3, 5] += 1
+        original(array, region, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "write_region", lying)
+        with pytest.raises(VerificationError, match=r"row 35, columns"):
+            tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
+    assert not (tmp_path / "c").exists()
+    run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
+    assert run.resumed == 0, "tiles of a product that failed its check are not taken over"
+
+
+def test_nothing_is_left_on_the_workers(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
+) -> None:
+    _, _, a_path, b_path = factors
+    tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
+    with pytest.raises(Stopped):
+        tw.matmul(
+            a_path, b_path, tmp_path / "d", cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(1)
+        )
+    import threading
+
+    assert stream._engines == {}
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("tilewright-")]
+
+
+def test_a_wider_result_can_be_asked_for(client: Client, tmp_path: Path) -> None:
+    a = np.full((4, 100), 2**30, "i4")
+    path = put(tmp_path / "a", a)
+    tw.matmul(path, path, tmp_path / "c", transpose_b=True, dtype="int64", cluster=client, device="cpu")
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...], np.full((4, 4), 100 * 2**60 % 2**64, "u8").view("i8"))
+
+
+class TestBadInput:
+    """Each mistake gets one clear error, before anything is written."""
+
+    def check(self, tmp_path: Path, error: type[Exception], match: str, *args: Any, **options: Any) -> None:
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(error, match=match) as caught:
+            tw.matmul(*args, **options)
+        assert isinstance(caught.value, tw.TilewrightError)
+        assert sorted(tmp_path.rglob("*")) == before, "something was written"
+
+    def test_missing(self, client: Client, tmp_path: Path) -> None:
+        a = put(tmp_path / "a", np.ones((2, 2)))
+        self.check(tmp_path, StoreError, "B: there is no", a, tmp_path / "b", tmp_path / "c", cluster=client)
+
+    def test_inner_sides_with_a_hint(self, client: Client, tmp_path: Path) -> None:
+        a, b = put(tmp_path / "a", np.ones((2, 3))), put(tmp_path / "b", np.ones((4, 3)))
+        self.check(
+            tmp_path, ShapeError, r"3 columns.*4 rows.*transposing B", a, b, tmp_path / "c", cluster=client
+        )
+
+    def test_output_exists(self, client: Client, tmp_path: Path) -> None:
+        a = put(tmp_path / "a", np.ones((2, 2)))
+        put(tmp_path / "c", np.ones((3, 3)))
+        self.check(tmp_path, OutputExistsError, "overwrite", a, a, tmp_path / "c", cluster=client)
+
+    def test_output_is_an_input(self, client: Client, tmp_path: Path) -> None:
+        a, b = put(tmp_path / "a", np.ones((2, 2))), put(tmp_path / "b", np.ones((2, 2)))
+        self.check(tmp_path, OutputError, "also A", a, b, a, cluster=client, overwrite=True)
+        self.check(tmp_path, OutputError, "also B", a, b, tmp_path / "." / "b", cluster=client, overwrite=True)
+
+    def test_memory_too_small(self, client: Client, tmp_path: Path) -> None:
+        a = put(tmp_path / "a", np.ones((20, 20)))
+        self.check(
+            tmp_path, PlanError, "no tile fits into 64 B.*needs", a, a, tmp_path / "c", cluster=client, device="cpu",
+            device_memory=64,
+        )  # fmt: skip
+
+    def test_arrays_that_workers_cannot_see(self, client: Client, tmp_path: Path) -> None:
+        source = zarr.create_array(MemoryStore(), shape=(3, 3), chunks=(2, 2), dtype="f4")
+        self.check(tmp_path, StoreError, "this process's memory", source, source, tmp_path / "c", cluster=client)
+
+
+def test_a_plan_alone_reads_no_data(tmp_path: Path) -> None:
+    a = put(tmp_path / "a", np.ones((64, 64)))
+    for chunk in (tmp_path / "a" / "c").rglob("*"):
+        if chunk.is_file():
+            chunk.unlink()
+    plan = tw.plan_matmul(a, a, device="cpu", device_memory=50_000, workers=3)
+    assert plan.workers == 3
+    assert json.loads(json.dumps(plan.to_json()))["operations"] == 2 * 64**3
+
+
+def test_a_run_is_json_and_says_where_time_went(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, events: list[Event]
+) -> None:
+    _, _, a, b = factors
+    run = tw.matmul(a, b, tmp_path / "c", cluster=client, device="cpu", listener=events.append)
+    loaded = json.loads(json.dumps(run.to_json()))
+    assert loaded["verification"]["passed"] is True
+    assert set(loaded["stages"]) == set(stream.STAGES)
+    assert "busiest stage" in str(run)
+    assert any(isinstance(event, Notice) and "CPU" in event.message for event in events)
+    assert isinstance(run, execute.MatmulRun)
