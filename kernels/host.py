@@ -107,9 +107,7 @@ def _by_memory(array: np.ndarray) -> np.ndarray:
 
 
 def _source(dtype: np.dtype) -> Any:
-    """The Numba type that every matrix of a dtype converts to: any strides, read-only or not, unaligned or
-    not.
-    """
+    """The Numba type that every matrix of a dtype converts to: any strides, read-only, even unaligned."""
     return numba.types.Array(numba.from_dtype(dtype), 2, "A", readonly=True, aligned=False)
 
 

@@ -187,8 +187,8 @@ def describe(a: Any, b: Any, c: Any, *, accumulate: bool = False, precision: str
     """The problem ``c (+)= a b`` of three device arrays, as kernels are asked whether they take it."""
     views = [launch.as_device_array(array) for array in (a, b, c)]
     home = launch.device_index(views[2])
-    operands = [_operand(_layout(view)) for view in views]
-    return Problem(*operands, accumulate, precision, launch.capability(home))
+    of_a, of_b, of_c = (_operand(_layout(view)) for view in views)
+    return Problem(of_a, of_b, of_c, accumulate, precision, launch.capability(home))
 
 
 def _new_output(like: Any, shape: tuple[int, int], dtype: np.dtype, stream: Any) -> Any:

@@ -114,7 +114,7 @@ def base_of(view: np.ndarray) -> np.ndarray:
 
 
 def assert_surroundings_kept(view: np.ndarray) -> None:
-    """Nothing was written between or around the elements of a view: its owner still holds the filler there."""
+    """Nothing was written between or around the elements of a view: the filler is still there."""
     base = base_of(view)
     whole = base.copy(order="K")
     offset = view.ctypes.data - base.ctypes.data

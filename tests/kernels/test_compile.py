@@ -1,0 +1,73 @@
+"""Every kernel of the ladder becomes machine code, for an older GPU and for Hopper, where there is no GPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from numba import cuda
+
+from tilewright.kernels.gemm.base import GemmKernel, Variant
+from tilewright.kernels.gemm.select import ladder
+from tilewright.kernels.launch import SIMULATOR
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+
+SAMPLES = 6
+"""How many variants of a kernel that is not portable are compiled here; its own tests know which matter."""
+
+
+def ptxas() -> str | None:
+    return shutil.which("ptxas")
+
+
+def chosen(kernel: GemmKernel) -> list[Variant]:
+    """All variants of a portable kernel (each dtype), else a few spread evenly over them, the ends included."""
+    found = list(kernel.variants())
+    if kernel.portable or len(found) <= SAMPLES:
+        return found
+    return [found[(len(found) - 1) * i // (SAMPLES - 1)] for i in range(SAMPLES)]
+
+
+def cases() -> list[object]:
+    return [
+        pytest.param(variant, target, id=f"{variant.name} sm_{target[0]}{target[1]}")
+        for kernel in ([] if SIMULATOR else ladder())
+        for variant in chosen(kernel)
+        for target in ((8, 0), (9, 0))
+        if target >= variant.minimum
+    ]
+
+
+def test_every_kernel_names_its_variants() -> None:
+    assert [kernel.name for kernel in ladder() if not list(kernel.variants())] == []
+
+
+@pytest.mark.parametrize(("variant", "target"), cases())
+def test_compiles_without_spilling(variant: Variant, target: tuple[int, int], tmp_path: Path) -> None:
+    # Warpgroup instructions exist only in the architecture-specific feature set, sm_90a.
+    specific = variant.minimum >= (9, 0)
+    text, _ = cuda.compile_ptx(
+        variant.function, variant.signature, cc=(*target, "a") if specific else target, **variant.options
+    )
+    assert ".entry" in text
+    assembler = ptxas()
+    if assembler is None:
+        return
+    source = tmp_path / "kernel.ptx"
+    source.write_text(text)
+    architecture = f"sm_{target[0]}{target[1]}{'a' if specific else ''}"
+    done = subprocess.run(
+        [assembler, "-v", f"-arch={architecture}", str(source), "-o", str(tmp_path / "kernel.cubin")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = done.stdout + done.stderr
+    assert done.returncode == 0, report
+    spills = [int(size) for size in re.findall(r"(\d+) bytes spill", report)]
+    assert spills, f"ptxas said nothing of spills:\n{report}"
+    assert not any(spills), report

@@ -1,0 +1,122 @@
+"""Every mistake a caller can make is named before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewright.kernels import matmul
+from tilewright.kernels.errors import (
+    DeviceUnavailableError,
+    DTypeError,
+    OptionError,
+    OutputError,
+    ShapeError,
+    TilewrightError,
+)
+from tilewright.kernels.gemm import kernel_name
+from tilewright.kernels.launch import SIMULATOR, cuda_available
+
+A = np.arange(6.0).reshape(2, 3)
+B = np.arange(12.0).reshape(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "says"),
+    [
+        ((A, A), {}, ShapeError, "op(A) is 2 × 3 and op(B) is 2 × 3"),
+        ((A, B), {"transpose_a": True}, ShapeError, "op(A) is 3 × 2 and op(B) is 3 × 4"),
+        ((A[0], B), {}, ShapeError, "a has 1 dimension"),
+        ((A, B[None]), {}, ShapeError, "b has 3 dimension"),
+        ((A > 1, B), {}, DTypeError, "view it as uint8"),
+        ((A.astype("U3"), B), {}, DTypeError, "a holds <U3"),
+        ((A, B.astype("M8[s]")), {}, DTypeError, "b holds datetime64"),
+        ((A.astype("g"), B), {}, DTypeError, "a holds float128"),
+        ((A, B), {"dtype": "i8"}, DTypeError, "does not cast to dtype=int64"),
+        ((A, B), {"dtype": "nonsense"}, DTypeError, "not an element type"),
+        ((A, B), {"dtype": "S3"}, DTypeError, "cannot be a product's type"),
+        (([[1, 2], [3]], B), {}, DTypeError, "no array that NumPy understands"),
+        ((A, B, np.empty((2, 5))), {}, OutputError, "the product has (2, 4)"),
+        ((A, B, np.empty((2, 4), "f4")), {}, OutputError, "out holds float32, the product is float64"),
+        ((A, B, [[0.0] * 4] * 2), {}, OutputError, "out is list"),
+        ((A, B, np.broadcast_to(0.0, (2, 4))), {}, OutputError, "out is read-only"),
+        (
+            (A, B, np.lib.stride_tricks.as_strided(np.zeros(5), (2, 4), (8, 8))),
+            {},
+            OutputError,
+            "elements of it share memory",
+        ),
+        ((A, B), {"accumulate": True}, OptionError, "no out was given"),
+        ((A, B), {"precision": "half"}, OptionError, "'full', 'split', 'tf32', 'bf16', 'fp16'"),
+        ((A, B), {"precision": "tf32"}, OptionError, "a choice for float32 products"),
+        ((A, B), {"device": "gpu"}, OptionError, "'auto', 'cuda', 'cpu'"),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: tuple[Any, ...], options: dict[str, Any], error: type[TilewrightError], says: str
+) -> None:
+    with pytest.raises(error) as raised:
+        matmul(*arguments, **options)
+    assert says in str(raised.value)
+
+
+def test_a_failed_check_leaves_the_output_alone() -> None:
+    out = np.full((2, 4), 5.0)
+    with pytest.raises(ShapeError):
+        matmul(A, A, out)
+    assert (out == 5).all()
+
+
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_an_output_that_overlaps_an_input_is_refused(which: str) -> None:
+    whole = np.zeros((4, 8))
+    operands = {"a": whole[:, :4], "b": np.zeros((4, 4))} if which == "a" else {"a": A, "b": whole[:3, :4]}
+    with pytest.raises(OutputError, match=f"out overlaps {which} in memory"):
+        matmul(operands["a"], operands["b"], whole[: operands["a"].shape[0], 2:6])
+
+
+def test_an_output_between_the_rows_of_an_input_is_allowed() -> None:
+    """Interleaved in memory is not overlapping."""
+    whole = np.zeros((4, 8))
+    whole[:, :4] = np.eye(4)
+    matmul(whole[:, :4], np.full((4, 4), 3.0), whole[:, 4:], device="cpu")
+    assert (whole[:, 4:] == 3).all()
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 3, 2), (3, 0, 2), (0, 0, 0)])
+def test_empty_sides_give_empty_products(m: int, n: int, k: int) -> None:
+    found = matmul(np.ones((m, k), "i4"), np.ones((k, n), "i4"), device="cpu")
+    assert (found.shape, found.dtype) == ((m, n), np.int32)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "f4"])
+def test_an_empty_sum_is_zero_or_adds_nothing(dtype: str) -> None:
+    a, b = np.ones((2, 0), dtype), np.ones((0, 3), dtype)
+    out = np.full((2, 3), 7, dtype)
+    matmul(a, b, out, accumulate=True, device="cpu")
+    assert (out == 7).all()
+    matmul(a, b, out, device="cpu")
+    assert (out == 0).all()
+
+
+@pytest.mark.skipif(cuda_available(), reason="a GPU, or the simulator, is here")
+def test_cuda_without_a_gpu_is_an_error_and_auto_is_not() -> None:
+    with pytest.raises(DeviceUnavailableError, match="tilewright devices"):
+        matmul(A, B, device="cuda")
+    np.testing.assert_array_equal(matmul(A, B, device="auto"), A @ B)
+    assert kernel_name(A, B) == "cpu"
+
+
+@pytest.mark.simulator
+def test_host_and_device_arrays_do_not_mix() -> None:
+    from numba import cuda
+
+    assert SIMULATOR
+    with pytest.raises(OptionError, match=r"mixed: a is .*, b is numpy.ndarray"):
+        matmul(cuda.to_device(A), B)
+    with pytest.raises(OutputError, match="out is numpy.ndarray"):
+        matmul(cuda.to_device(A), cuda.to_device(B), np.empty((2, 4)))
+    with pytest.raises(OptionError, match="device='cpu' was asked for, but the arrays lie on a GPU"):
+        matmul(cuda.to_device(A), cuda.to_device(B), device="cpu")
