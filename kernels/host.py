@@ -117,7 +117,7 @@ def _target(dtype: np.dtype) -> Any:
 
 @functools.cache
 def _compiled(function: Callable[..., Any], *arguments: Any) -> Any:
-    """``function`` for these argument types only, so that it is compiled once a dtype and not once a layout."""
+    """``function`` for these argument types only, so that it is compiled once a dtype, not once a layout."""
     return numba.njit(arguments, nogil=True, cache=True)(function)
 
 

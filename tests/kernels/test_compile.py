@@ -25,7 +25,7 @@ def ptxas() -> str | None:
 
 
 def chosen(kernel: GemmKernel) -> list[Variant]:
-    """All variants of a portable kernel (each dtype), else a few spread evenly over them, the ends included."""
+    """All variants of a portable kernel (each dtype), else a few spread evenly, the ends included."""
     found = list(kernel.variants())
     if kernel.portable or len(found) <= SAMPLES:
         return found

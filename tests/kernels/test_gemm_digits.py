@@ -68,7 +68,7 @@ def test_digits_stay_within_their_bounds(largest: int, width: int, count: int, p
 
 
 def test_what_the_common_cases_cost() -> None:
-    """Full-range int64 takes five products, int8 one in float32: the figures that the CPU's speed rests on."""
+    """Full-range int64 takes five products, int8 one in float32: what the CPU speed rests on."""
     full = digits.plan(2**63, 2**63, 2560, 64)
     assert (len(full.products), full.unit) == (5, digits.FLOAT64)
     assert full.depth >= 1280
