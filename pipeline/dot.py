@@ -1,0 +1,138 @@
+"""The dot product of two stored vectors, as a reduction over stretches of them.
+
+The vectors are cut into blocks of a fixed number of elements, one partial product each. Tasks take many
+blocks, the more the larger the chunks are, but the partial products and the order of their sum depend on the
+length alone: the same numbers give the same bits however they are stored and shared out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import zarr
+from distributed import Client
+
+from tilewright.kernels import dot
+from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline import config
+from tilewright.pipeline.errors import ShapeError
+from tilewright.pipeline.events import Listener
+from tilewright.pipeline.reduce import Reduction, reduce_pieces, scratch
+from tilewright.pipeline.store import name_of, read_unit, region_reads
+
+BLOCK = 2**20
+"""Elements in one partial product."""
+
+MOST_CHUNK_NBYTES = 256 * 2**20
+"""A task holds whole chunks up to this size; parts of larger ones, which are then decoded more than once."""
+
+
+def dot_stored(
+    client: Client, x: zarr.Array[Any], y: zarr.Array[Any], *, device: str, listener: Listener
+) -> Any:
+    """Sum of conj(x[i]) y[i] over two vectors of n elements, as a NumPy scalar of ``numpy.result_type(x,
+    y)``.
+
+    Integers wrap modulo 2^bits, as ``numpy.vdot``. Partial products of floating point are rounded to the
+    result's dtype (float16: float32) and then added without any further rounding but the last
+    (``math.fsum``).
+
+    Raises
+    ------
+    ShapeError
+        The lengths differ.
+    StoreError
+        A chunk cannot be read.
+    """
+    (n,), (n_y,) = x.shape, y.shape
+    if n != n_y:
+        raise ShapeError(
+            f"{name_of(x)} has {n} elements and {name_of(y)} has {n_y}; they must have equally many"
+        )
+    step = _piece_elements(x, y)
+    ranges = [(start, min(start + step, n)) for start in range(0, n, step)]
+    itemsize = x.dtype.itemsize + y.dtype.itemsize
+    return reduce_pieces(
+        client,
+        _reduction(np.result_type(x.dtype.newbyteorder("="), y.dtype.newbyteorder("="))),
+        [(x, y, start, stop, device) for start, stop in ranges],
+        [(stop - start) * itemsize for start, stop in ranges],
+        listener,
+    )
+
+
+def _piece_elements(x: zarr.Array[Any], y: zarr.Array[Any]) -> int:
+    """Elements of a task: about the configured size and no less than a chunk, in whole blocks."""
+    itemsize = x.dtype.itemsize + y.dtype.itemsize
+    wanted = config.get("piece-nbytes") // itemsize
+    for array in (x, y):
+        wanted = max(wanted, min(read_unit(array)[0], MOST_CHUNK_NBYTES // array.dtype.itemsize))
+    return BLOCK * ceil_div(wanted, BLOCK)
+
+
+def _reduction(dtype: np.dtype) -> Reduction[list[Any], list[Any], Any]:
+    return Reduction(
+        name="dot",
+        chunk=multiply_piece,
+        identity=list,
+        combine=list.__add__,
+        finalize=_Sum(dtype),
+        commutative=False,  # sums that are not finite take the partial products in order
+    )
+
+
+class _Sum:
+    """The sum of all partial products, rounded once to ``dtype``."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._dtype = dtype
+
+    def __call__(self, partials: list[Any]) -> Any:
+        if self._dtype.kind in "iu":
+            bits = 8 * self._dtype.itemsize
+            whole = sum(map(int, partials)) % 2**bits
+            return np.array(whole, np.uint64).astype(self._dtype)[()]
+        if self._dtype.kind == "c":
+            real = _exact_sum([float(value.real) for value in partials])
+            imaginary = _exact_sum([float(value.imag) for value in partials])
+            value: Any = complex(real, imaginary)
+        else:
+            value = _exact_sum([float(value) for value in partials])
+        with np.errstate(over="ignore"):
+            return np.array(value).astype(self._dtype)[()]
+
+
+def _exact_sum(values: list[float]) -> float:
+    """The correctly rounded sum; infinity and NaN as adding one by one gives them."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        with np.errstate(all="ignore"):
+            return float(np.add.reduce(np.array(values)))
+
+
+def multiply_piece(
+    x: zarr.Array[Any], y: zarr.Array[Any], start: int, stop: int, device: str
+) -> tuple[list[Any], dict[str, float]]:
+    """The partial products of the blocks of x[start:stop] and y[start:stop]; what a task does."""
+    begin = time.perf_counter()
+    left, right = (_read(array, start, stop, device, role) for array, role in ((x, "x"), (y, "y")))
+    read = time.perf_counter()
+    partials = []
+    for block in range(0, stop - start, BLOCK):
+        parts = [array[block : block + BLOCK] for array in (left, right)]
+        # A float16 partial product could overflow although the whole product does not.
+        parts = [part.astype(np.float32) if part.dtype == np.float16 else part for part in parts]
+        partials.append(dot(*parts, device=device))
+    return partials, {"read": read - begin, "multiply": time.perf_counter() - read}
+
+
+def _read(array: zarr.Array[Any], start: int, stop: int, device: str, role: str) -> np.ndarray:
+    dtype = array.dtype.newbyteorder("=")
+    data = scratch(role, (stop - start) * dtype.itemsize, pinned=device == "cuda").view(dtype)
+    for chunk in region_reads(array, (slice(start, stop),), data):
+        chunk()
+    return data

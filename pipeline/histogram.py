@@ -1,0 +1,290 @@
+"""The histogram of a corpus: as a reduction over its pieces, and as the result that comes out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from distributed import Client
+from distributed.system import MEMORY_LIMIT
+
+from tilewright.kernels import histogram as count
+from tilewright.kernels.histogram import kind_named, piece_counts, skipped_count
+from tilewright.kernels.histogram_tokens import Kind
+from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline import config
+from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces, read_range
+from tilewright.pipeline.errors import PlanError
+from tilewright.pipeline.events import Listener
+from tilewright.pipeline.plan import format_nbytes
+from tilewright.pipeline.reduce import Reduction, reduce_pieces, scratch
+
+SEPARATOR = 0
+"""The byte between documents that are counted as one text, where tokens reach over edges: NUL ends any UTF-8
+sequence as the end of the text would, and what it adds itself is taken off again."""
+
+ROWS_NBYTES = 32 * 2**20
+"""Counts of one task, per document: with many bins a piece holds fewer documents."""
+
+LEAST_PIECE_NBYTES = 2**20
+"""A small corpus is cut finer, so that all workers get some of it, but not finer than this."""
+
+FEW_BINS = 256
+"""Up to so many bins are listed with every bin and its label; of more, those that occur."""
+
+BAR_WIDTH = 40
+MOST_BARS = 26
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """How often every bin occurs in a corpus."""
+
+    by: str
+    """``byte``, ``ascii``, ``letter``, ``bigram`` or ``codepoint``."""
+    counts: np.ndarray
+    """int64[bins]; per document int64[(documents, bins)], rows in the order of ``documents``."""
+    documents: tuple[str, ...]
+    skipped: int
+    """Bytes that have no bin: above 127 for ``ascii``, all but letters for ``letter``."""
+    nbytes: int
+    """Length of the whole corpus."""
+    device: str
+    """Name of the GPU, or ``CPU``."""
+    seconds: float
+    """From the first piece handed out to the last one counted."""
+
+    @property
+    def bins(self) -> int:
+        return int(self.counts.shape[-1])
+
+    @property
+    def totals(self) -> np.ndarray:
+        """int64[bins]: the counts of the whole corpus."""
+        return self.counts if self.counts.ndim == 1 else self.counts.sum(axis=0)
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """What to call each bin, made on first use (1.1 million of them by code point)."""
+        return tuple(label(self.by, place) for place in range(self.bins))
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field as JSON types; ``labels`` is null for kinds of more than 256 bins.
+
+        A bin's place in ``counts`` is its byte, letter, pair or code point.
+        """
+        return {
+            "by": self.by,
+            "bins": self.bins,
+            "counts": self.counts.tolist(),
+            "documents": list(self.documents),
+            "labels": list(self.labels) if self.bins <= FEW_BINS else None,
+            "skipped": self.skipped,
+            "nbytes": self.nbytes,
+            "device": self.device,
+            "seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        rate = self.nbytes / self.seconds if self.seconds > 0 else 0.0
+        totals = self.totals
+        count_of = len(self.documents)
+        head = (
+            f"{format_nbytes(self.nbytes)} in {count_of} document{'s' if count_of != 1 else ''} by {self.by}"
+            f" in {self.seconds:.2f} s on {self.device} ({rate / 1e9:.3g} GB/s): {int(totals.sum())} counted,"
+            f" {self.skipped} skipped"
+        )
+        return "\n".join([head, *bars(self)])
+
+
+def label(by: str, place: int) -> str:
+    """The name of one bin: the character where it can be printed, else its number in hexadecimal."""
+    if by == "letter":
+        return chr(ord("A") + place)
+    if by == "bigram":
+        return _byte_label(place >> 8) + _byte_label(place & 0xFF)
+    if by == "codepoint":
+        return chr(place) if chr(place).isprintable() and place != 0x20 else f"U+{place:04X}"
+    return _byte_label(place)
+
+
+def _byte_label(value: int) -> str:
+    return chr(value) if 0x20 < value < 0x7F else f"\\x{value:02x}"
+
+
+def bars(histogram: Histogram, most: int = MOST_BARS) -> list[str]:
+    """Lines of label, count, share and a bar, for the ``most`` frequent bins in the order of the bins."""
+    totals = histogram.totals
+    occupied = np.flatnonzero(totals)
+    shown = np.sort(occupied[np.argsort(-totals[occupied], kind="stable")[:most]])
+    if not len(shown):
+        return []
+    names = [label(histogram.by, int(place)) for place in shown]
+    whole, largest = int(totals.sum()), int(totals.max())
+    width, digits = max(map(len, names)), len(str(largest))
+    lines = [
+        f"{name:<{width}}  {totals[place]:>{digits}}  {totals[place] / whole:>7.2%}"
+        f"  {'█' * max(1, round(BAR_WIDTH * int(totals[place]) / largest))}"
+        for name, place in zip(names, shown, strict=True)
+    ]
+    if len(occupied) > most:
+        lines.append(f"and {len(occupied) - most} more bins")
+    return lines
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of one piece that are not zero."""
+
+    cells: np.ndarray
+    """int64: row × bins + bin, each once; the row is the document's place in the corpus, or 0."""
+    values: np.ndarray
+    """int64, more than 0."""
+
+
+def count_corpus(
+    client: Client,
+    corpus: Corpus,
+    *,
+    by: str,
+    device: str,
+    device_name: str,
+    per_document: bool,
+    listener: Listener,
+) -> Histogram:
+    """Count every document of the corpus on the client's workers, on ``device`` (``cuda`` or ``cpu``).
+
+    Raises
+    ------
+    OptionError
+        There is no such kind.
+    PlanError
+        The counts, one row for each document, would not fit this process's memory.
+    CorpusError
+        A file cannot be read, or became shorter.
+    """
+    kind = kind_named(by)
+    rows = len(corpus.documents) if per_document else 1
+    needed, allowed = rows * kind.bins * np.dtype(np.int64).itemsize, MEMORY_LIMIT // 2
+    if needed > allowed:
+        raise PlanError(
+            f"{rows} documents × {kind.bins} bins take {format_nbytes(needed)}, and {format_nbytes(allowed)}"
+            " (half of this process's memory) are allowed; count fewer documents, a kind with fewer bins, or"
+            " not per document"
+        )
+    pieces = list(_pieces(client, corpus, kind, per_document))
+    start = time.perf_counter()
+    counts = reduce_pieces(
+        client,
+        _reduction(kind, rows),
+        [(piece, kind.name, device, per_document) for piece in pieces],
+        [piece.nbytes for piece in pieces],
+        listener,
+    )
+    return Histogram(
+        by=kind.name,
+        counts=counts if per_document else counts[0],
+        documents=tuple(document.name for document in corpus.documents),
+        skipped=skipped_count(counts, kind.name, corpus.nbytes),
+        nbytes=corpus.nbytes,
+        device=device_name,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _pieces(client: Client, corpus: Corpus, kind: Kind, per_document: bool) -> Any:
+    threads = sum(client.nthreads().values())
+    share = ceil_div(corpus.nbytes, 2 * max(1, threads))
+    nbytes = min(config.get("piece-nbytes"), max(LEAST_PIECE_NBYTES, share))
+    most = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
+    return cut_pieces(corpus.documents, nbytes, min(most, MOST_DOCUMENTS))
+
+
+def _reduction(kind: Kind, rows: int) -> Reduction[Counts, np.ndarray, np.ndarray]:
+    return Reduction(
+        name="histogram",
+        chunk=count_piece,
+        identity=partial(np.zeros, (rows, kind.bins), np.int64),
+        combine=_add,
+        finalize=_same,
+        commutative=True,  # additions of integers
+    )
+
+
+def _add(total: np.ndarray, part: Counts) -> np.ndarray:
+    total.reshape(-1)[part.cells] += part.values
+    return total
+
+
+def _same(total: np.ndarray) -> np.ndarray:
+    return total
+
+
+def count_piece(piece: Piece, by: str, device: str, per_document: bool) -> tuple[Counts, dict[str, float]]:
+    """Read and count one piece; what a task does."""
+    kind = kind_named(by)
+    start = time.perf_counter()
+    if piece.is_part:
+        data, margin = _read_part(piece, kind, device)
+        read = time.perf_counter()
+        counts = piece_counts(data, by=by, start=margin, stop=margin + piece.nbytes, device=device)
+    else:
+        data, edges = _read_documents(piece, kind, device, per_document)
+        read = time.perf_counter()
+        if per_document:
+            counts = count(data, by=by, offsets=edges, device=device)
+        else:
+            counts = _count_together(data, edges, kind, device)
+    flat = counts.reshape(-1)
+    cells = np.flatnonzero(flat)
+    values = flat[cells]
+    if per_document:
+        cells += piece.first * kind.bins
+    stages = {"read": read - start, "count": time.perf_counter() - read}
+    return Counts(cells, values), stages
+
+
+def _read_part(piece: Piece, kind: Kind, device: str) -> tuple[np.ndarray, int]:
+    """A part of one document with what its edge tokens reach to, and where the part itself begins."""
+    (document,) = piece.documents
+    start, stop = max(0, piece.start - kind.before), min(document.nbytes, piece.stop + kind.after)
+    data = scratch("text", stop - start, pinned=device == "cuda")
+    read_range(document, start, stop, data)
+    return data, piece.start - start
+
+
+def _read_documents(
+    piece: Piece, kind: Kind, device: str, per_document: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whole documents one behind the other, and where each begins and the last ends.
+
+    Where they are counted as one text and tokens reach over edges, a separator follows each document.
+    """
+    gap = 1 if kind.after and not per_document else 0
+    lengths = np.fromiter((document.nbytes for document in piece.documents), np.int64, len(piece.documents))
+    edges = np.concatenate([[0], np.cumsum(lengths + gap)])
+    data = scratch("text", int(edges[-1]), pinned=device == "cuda")
+    for document, begin in zip(piece.documents, edges.tolist(), strict=False):
+        read_range(document, 0, document.nbytes, data[begin : begin + document.nbytes])
+    if gap:
+        data[edges[1:] - 1] = SEPARATOR
+    return data, edges
+
+
+def _count_together(data: np.ndarray, edges: np.ndarray, kind: Kind, device: str) -> np.ndarray:
+    """Counts of all documents in ``data`` together, without those that the separators took part in."""
+    counts = np.asarray(count(data, by=kind.name, device=device))
+    if not kind.after:
+        return counts
+    separators = edges[1:] - 1
+    if kind.name == "codepoint":
+        counts[SEPARATOR] -= len(separators)
+        return counts
+    begins = np.unique(np.concatenate([separators - 1, separators]))
+    begins = begins[(begins >= 0) & (begins < len(data) - 1)]
+    pairs = data[begins].astype(np.int64) << 8 | data[begins + 1]
+    np.subtract.at(counts, pairs, 1)
+    return counts

@@ -1,0 +1,128 @@
+"""A reduction as a value: what is done to a piece, how parts are put together, what comes out at the end.
+
+After flox's aggregations (chunk, combine, finalize, identity). The parts come from tasks that finish in any
+order; a reduction whose ``combine`` does not care takes them as they come, any other gets them in the order
+of the pieces. Either way the result depends neither on the number of workers nor on their speed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from distributed import Client, get_worker
+
+from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.submit import run_bounded, window_of
+
+Part = TypeVar("Part")
+Total = TypeVar("Total")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Reduction(Generic[Part, Total, Result]):
+    """What a reduction is made of."""
+
+    name: str
+    """As events call it: ``histogram`` or ``dot``."""
+    chunk: Callable[..., tuple[Part, dict[str, float]]]
+    """On a worker: one piece's part, and the busy seconds of its stages. Must be importable there."""
+    identity: Callable[[], Total]
+    """The total of no pieces at all."""
+    combine: Callable[[Total, Part], Total]
+    """The total with one more part; may write into the total it is given."""
+    finalize: Callable[[Total], Result]
+    commutative: bool
+    """Whether parts may be combined in any order with the same outcome to the last bit."""
+
+
+@dataclass(frozen=True)
+class _Outcome(Generic[Part]):
+    """What comes back from a worker."""
+
+    part: Part
+    worker: str
+    seconds: float
+    stages: dict[str, float]
+
+
+def reduce_pieces(
+    client: Client,
+    reduction: Reduction[Part, Total, Result],
+    calls: Sequence[tuple[Any, ...]],
+    nbytes: Sequence[int],
+    listener: Listener,
+) -> Result:
+    """Run ``reduction.chunk(*call)`` on the workers for every call, and put the parts together here.
+
+    ``nbytes`` says how much each call reads. Raises what the tasks raise (see ``run_bounded``).
+    """
+    start = time.perf_counter()
+    listener(WorkPlanned(reduction.name, len(calls), 0, "pieces", sum(nbytes), 0))
+    key = f"{reduction.name}-{time.time_ns():x}"
+    outcomes = run_bounded(
+        client, _run_chunk, ((reduction.chunk, call) for call in calls), key=key, window=window_of(client)
+    )
+    total = reduction.identity()
+    for part in _parts(outcomes, reduction, nbytes, listener):
+        total = reduction.combine(total, part)
+    result = reduction.finalize(total)
+    listener(WorkDone(reduction.name, time.perf_counter() - start))
+    return result
+
+
+def _parts(
+    outcomes: Iterable[tuple[int, _Outcome[Part]]],
+    reduction: Reduction[Part, Total, Result],
+    nbytes: Sequence[int],
+    listener: Listener,
+) -> Iterator[Part]:
+    """The parts in an order that the reduction can take; says of each that it came."""
+    early: dict[int, Part] = {}
+    due = 0
+    for place, outcome in outcomes:
+        listener(
+            UnitDone(reduction.name, place, outcome.worker, outcome.seconds, nbytes[place], 0, outcome.stages)
+        )
+        if reduction.commutative:
+            yield outcome.part
+            continue
+        early[place] = outcome.part
+        while due in early:
+            yield early.pop(due)
+            due += 1
+
+
+def _run_chunk(chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[Any, ...]) -> _Outcome[Part]:
+    start = time.perf_counter()
+    part, stages = chunk(*call)
+    return _Outcome(part, get_worker().address, time.perf_counter() - start, stages)
+
+
+_kept = threading.local()
+
+
+def scratch(name: str, nbytes: int, *, pinned: bool) -> np.ndarray:
+    """Memory for ``nbytes`` bytes, uint8, kept by this thread under ``name`` and given again to its next
+    task.
+
+    ``pinned`` takes host memory that a GPU copies from at full speed. What it holds is of no meaning.
+    """
+    key = (name, pinned)
+    buffers: dict[tuple[str, bool], np.ndarray] = _kept.__dict__.setdefault("buffers", {})
+    buffer = buffers.get(key)
+    if buffer is None or len(buffer) < nbytes:
+        buffers.pop(key, None)  # the smaller one is freed before the larger one is taken
+        if pinned:
+            from numba import cuda
+
+            buffer = cuda.pinned_array(nbytes, np.uint8)
+        else:
+            buffer = np.empty(nbytes, np.uint8)
+        buffers[key] = buffer
+    return buffer[:nbytes]
