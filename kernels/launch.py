@@ -54,7 +54,8 @@ def cuda_available() -> bool:
 
 def is_device_array(value: Any) -> bool:
     """Whether ``value`` lives on a GPU (or, in the simulator, pretends to)."""
-    return hasattr(value, "__cuda_array_interface__") or getattr(value, "__cuda_ndarray__", False)
+    # Numba's own first: asking one for its interface builds it.
+    return getattr(value, "__cuda_ndarray__", False) or hasattr(value, "__cuda_array_interface__")
 
 
 def resolve_device(device: str, *, device_arrays: bool = False) -> str:
@@ -129,9 +130,15 @@ def current_device() -> int:
     return 0 if SIMULATOR else int(cuda.get_current_device().id)
 
 
+@functools.cache
+def device_count() -> int:
+    """GPUs that this process sees."""
+    return 1 if SIMULATOR else len(cuda.gpus)
+
+
 def device_index(array: Any) -> int:
     """The number of the GPU that holds a Numba device array."""
-    if SIMULATOR or array.size == 0 or len(cuda.gpus) == 1:
+    if array.size == 0 or device_count() == 1:
         return current_device()
     from numba.cuda.cudadrv.driver import binding, driver
 

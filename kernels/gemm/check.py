@@ -117,24 +117,33 @@ class _Memory:
         }
 
 
-def _extent(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """Where an array's memory begins and ends, in bytes from its first element; nothing when it is empty."""
+    if 0 in shape:
+        return (0, 0)
     reach = [(side - 1) * stride for side, stride in zip(shape, strides, strict=True)]
-    low = sum(min(distance, 0) for distance in reach)
-    high = sum(max(distance, 0) for distance in reach)
-    return pointer + low, pointer + high + itemsize
+    return sum(min(distance, 0) for distance in reach), sum(max(distance, 0) for distance in reach) + itemsize
 
 
-def overlap(name: str, operand: tuple[int, Any], out: tuple[int, Any]) -> None:
-    """OutputError if ``out`` shares memory with an operand; both are (address, array)."""
-    (pointer, array), (out_pointer, out_array) = operand, out
-    if 0 in array.shape or 0 in out_array.shape:
-        return
-    low, high = _extent(pointer, array.shape, array.strides, array.dtype.itemsize)
-    out_low, out_high = _extent(out_pointer, out_array.shape, out_array.strides, out_array.dtype.itemsize)
-    if high <= out_low or out_high <= low:
+def overlap(
+    name: str,
+    pointer: int,
+    array: Any,
+    extent: tuple[int, int],
+    out_pointer: int,
+    out: Any,
+    out_extent: tuple[int, int],
+) -> None:
+    """OutputError if ``out`` shares memory with an operand; extents as `span` gives them."""
+    if (
+        pointer + extent[1] <= out_pointer + out_extent[0]
+        or out_pointer + out_extent[1] <= pointer + extent[0]
+        or extent == (0, 0)
+        or out_extent == (0, 0)
+    ):
         return
     first = np.asarray(_Memory(pointer, array.shape, array.strides, array.dtype))
-    second = np.asarray(_Memory(out_pointer, out_array.shape, out_array.strides, out_array.dtype))
+    second = np.asarray(_Memory(out_pointer, out.shape, out.strides, out.dtype))
     if np.shares_memory(first, second):
         raise OutputError(
             f"out overlaps {name} in memory: the product would overwrite what it still has to read; "

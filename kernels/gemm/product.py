@@ -28,6 +28,8 @@ class Decision:
 
     shape: tuple[int, int]
     dtype: np.dtype
+    spans: tuple[tuple[int, int], ...]
+    """What memory a, b and out take up, as `check.span` gives it."""
     kernel: GemmKernel | None
     """None where there is nothing to do: an empty side, or nothing to add."""
 
@@ -99,7 +101,15 @@ def matmul(
             raise OutputError("out is read-only; pass an array that can be written")
         check.output(out.shape, out.strides, out.dtype, m, n, result)
         for name, operand in (("a", a), ("b", b)):
-            check.overlap(name, (operand.ctypes.data, operand), (out.ctypes.data, out))
+            check.overlap(
+                name,
+                operand.ctypes.data,
+                operand,
+                check.span(operand.shape, operand.strides, operand.itemsize),
+                out.ctypes.data,
+                out,
+                check.span(out.shape, out.strides, out.itemsize),
+            )
     op_a, op_b = a.T if transpose_a else a, b.T if transpose_b else b
     if where == "cpu":
         from tilewright.kernels import host
@@ -166,8 +176,9 @@ def _decide(
     if out is not None:
         check.output(out[0], out[1], out[2], m, n, result)
         check.layout("out", out[1], out[2])
+    spans = tuple(check.span(x[0], x[1], x[2].itemsize) for x in (a, b, out) if x is not None)
     if m * n == 0 or (accumulate and k == 0):
-        return Decision((m, n), result, None)
+        return Decision((m, n), result, spans, None)
     problem = Problem(
         a=_operand(_transposed(a) if transpose_a else a),
         b=_operand(_transposed(b) if transpose_b else b),
@@ -176,7 +187,7 @@ def _decide(
         precision=precision,
         capability=capability,
     )
-    return Decision((m, n), result, select(problem))
+    return Decision((m, n), result, spans, select(problem))
 
 
 def _layout(array: Any) -> Layout:
@@ -217,18 +228,24 @@ def _on_device(
 
     view_a, view_b = launch.as_device_array(a), launch.as_device_array(b)
     view_out = None if out is None else launch.as_device_array(out)
-    views = [view for view in (view_a, view_b, view_out) if view is not None]
-    homes = {launch.device_index(view) for view in views if view.size}
-    if len(homes) > 1:
-        raise OutputError(
-            f"the arrays lie on GPUs {sorted(homes)}; a product takes one: copy them to the same GPU first"
-        )
-    current = launch.current_device()
-    home = homes.pop() if homes else current
+    views = (view_a, view_b) if view_out is None else (view_a, view_b, view_out)
+    pointers = [launch.address(view) for view in views]
+    layouts = [
+        (view.shape, view.strides, view.dtype, launch.alignment(pointer))
+        for view, pointer in zip(views, pointers, strict=True)
+    ]
+    home = current = launch.current_device()
+    if launch.device_count() > 1:
+        homes = {launch.device_index(view) for view in views if view.size}
+        if len(homes) > 1:
+            raise OutputError(
+                f"the arrays lie on GPUs {sorted(homes)}; a product takes one: copy them to the same GPU first"
+            )
+        home = homes.pop() if homes else current
     decision = _decide(
-        _layout(view_a),
-        _layout(view_b),
-        None if view_out is None else _layout(view_out),
+        layouts[0],
+        layouts[1],
+        None if view_out is None else layouts[2],
         accumulate,
         transpose_a,
         transpose_b,
@@ -239,9 +256,16 @@ def _on_device(
     if view_out is not None:
         if _read_only(out):
             raise OutputError("out is read-only; pass an array that can be written")
-        where = (launch.address(view_out), view_out)
-        check.overlap("a", (launch.address(view_a), view_a), where)
-        check.overlap("b", (launch.address(view_b), view_b), where)
+        for index, name in enumerate("ab"):
+            check.overlap(
+                name,
+                pointers[index],
+                views[index],
+                decision.spans[index],
+                pointers[2],
+                view_out,
+                decision.spans[2],
+            )
     with contextlib.nullcontext() if home == current else cuda.gpus[home]:
         queue = launch.launch_stream(stream, views)
         if out is None:
