@@ -427,7 +427,7 @@ barrier_expect = _instruction(
 )
 barrier_arrive = _instruction(
     "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1;"
-    " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }",
+    " mbarrier.arrive.shared::cluster.b64 _, [remote]; }",
     "r,r",
     (_U32, _U32),
     description="``barrier_arrive(barrier, rank)``: arrive at the same barrier of the cluster's block ``rank``.",
@@ -467,6 +467,22 @@ tensor_load_multicast = _instruction(
     "r,l,r,r,r,r,h",
     (_U32, _U64, _U32, _I32, _I32, _I32, types.uint16),
     description="The same into every block of the cluster whose bit in the last argument is set, at the same place.",
+)
+
+
+dot_bytes = _instruction(
+    "dp4a.u32.s32 $0, $1, $2, $3;",
+    "=r,r,r,r",
+    (_U32, _I32, _I32),
+    _I32,
+    description="``dot_bytes(x, y, c)``: c plus the sum of the four unsigned bytes of x times the signed ones of y.",
+)
+round_to_int = _instruction(
+    "cvt.rni.s32.f32 $0, $1;",
+    "=r,f",
+    (types.float32,),
+    _I32,
+    description="The nearest integer, ties to even.",
 )
 
 
@@ -578,3 +594,43 @@ def wgmma(
         return types.void(sums, types.uint64, types.uint64, types.int32), generate
 
     return multiply
+
+
+# --- Counters in shared memory -----------------------------------------------------------------------------
+
+
+def _pure(text: str, constraints: str, arguments: int) -> Callable[..., Any]:
+    """An ``@intrinsic`` of uint32 scalars without side effects, which the compiler may move, merge or drop."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        function = ir.FunctionType(ir.IntType(32), [value.type for value in values])
+        return builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), values)
+
+    def declare(typingctx, *given):  # type: ignore[no-untyped-def]
+        return (_U32(*[_U32] * arguments), generate) if len(given) == arguments else None
+
+    names = ["typingctx", *(f"argument_{i}" for i in range(arguments))]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    declare.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    return intrinsic(declare)
+
+
+byte_permute = _pure("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``byte_permute(a, b, selector)``: four bytes of the eight of a (0-3) and b (4-7), chosen by four hex digits."""
+
+funnel_right = _pure("shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``funnel_right(low, high, shift)``: the low word of (high:low) >> shift."""
+
+shared_add = _instruction(
+    "red.shared.add.u32 [$0], $1;",
+    "r,r",
+    (_U32, _U32),
+    description="``shared_add(address, amount)``: an atomic addition that returns nothing, so no lane waits for it.",
+)
+shared_fetch_add = _instruction(
+    "atom.shared.add.u32 $0, [$1], $2;",
+    "=r,r,r",
+    (_U32, _U32),
+    _U32,
+    description="``shared_fetch_add(address, amount)``: an atomic addition that returns the value before it.",
+)

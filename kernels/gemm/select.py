@@ -21,7 +21,11 @@ def ladder() -> tuple[GemmKernel, ...]:
         TILED,
         GLOBAL_MEMORY,
     )
-    return tuple(kernel for kernel in kernels if kernel.portable or not SIMULATOR)
+    if SIMULATOR:
+        return tuple(kernel for kernel in kernels if kernel.portable)
+    from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER
+
+    return (EXACT_INTEGER, *kernels)
 
 
 def select(problem: Problem) -> GemmKernel:

@@ -1,13 +1,14 @@
-"""The Hopper matrix kernel: bulk copies, barriers in shared memory, warpgroup tensor cores, persistent blocks.
+"""The Hopper matrix kernel: bulk copies, barriers in shared memory, warpgroup tensor cores, persistent
+blocks.
 
-One warpgroup (the producer) keeps a ring of stages in shared memory full; the others (consumers) multiply 64 rows
-each and write their part of C. Two blocks form a cluster, lie below each other in C, and share B: each loads half
-of B's tile and the copy engine writes it to both. The blocks are persistent and walk C in columns of a few cluster
-tiles, so that what the blocks read at one time stays in the second-level cache.
+One warpgroup (the producer) keeps a ring of stages in shared memory full; the others (consumers) multiply
+64 rows each and write their part of C. Two blocks form a cluster, lie below each other in C, and share B:
+each loads half of B's tile and the copy engine writes it to both. The blocks are persistent and walk C in
+columns of a few cluster tiles, so that what the blocks read at one time stays in the second-level cache.
 
-Sources: the structure is CUTLASS's warp-specialised cooperative kernel for sm_90; the steps, one by one, are told in
-P. Shankhdhar, "Outperforming cuBLAS on H100: a worklog" (2024). The instructions: PTX ISA 9.7.9 (bulk copies),
-9.7.13 (mbarrier), 9.7.15 (wgmma).
+Sources: the structure is CUTLASS's warp-specialised cooperative kernel for sm_90; the steps, one by one,
+are told in P. Shankhdhar, "Outperforming cuBLAS on H100: a worklog" (2024). The instructions: PTX ISA 9.7.9
+(bulk copies), 9.7.13 (mbarrier), 9.7.15 (wgmma).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels import ptx
+from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES, residue_epilogue
+from tilewright.kernels.gemm.residues import PLAN_KIND, PLAN_PLANES, RESIDUES
 
 WARPGROUP = 128
 ROWS_PER_WARPGROUP = 64
@@ -43,8 +46,8 @@ class Config:
     """Numba scalar type of C's elements."""
     n_major_b: bool = False
     """B lies in memory with n, not k, side by side (16-bit operands only)."""
-    guarded: bool = False
-    """Read the plan first, and return if it says that this product belongs to another kernel."""
+    plan_kind: int = -1
+    """If not negative: read the plan first, and return unless its kind is this."""
     tile_n: int = 256
     consumers: int = 2
     stages: int = 4
@@ -107,7 +110,8 @@ ARGUMENTS = (
 
 @cuda.jit(device=True, forceinline=True)
 def cluster_tile(index: Any, tiles_m: Any, tiles_n: Any, group: Any) -> Any:
-    """Where in C, in cluster tiles, step ``index`` of the walk lies: columns of ``group`` tiles, left to right."""
+    """Where in C, in cluster tiles, step ``index`` of the walk lies: columns of ``group`` tiles, left to
+    right."""
     per_band = group * tiles_n
     band = index // per_band
     first = band * group
@@ -118,11 +122,12 @@ def cluster_tile(index: Any, tiles_m: Any, tiles_n: Any, group: Any) -> Any:
 
 
 def kernel_function(config: Config) -> Callable[..., Any]:
-    """The kernel of ``config`` as a Python function of ``ARGUMENTS``, for ``cuda.jit`` or ``cuda.compile_ptx``.
+    """The kernel of ``config`` as a Python function of ``ARGUMENTS``, for ``cuda.jit`` or
+    ``cuda.compile_ptx``.
 
-    A is m × k and B is k × n behind tensor maps with boxes ``config.box_a`` and ``config.box_b``; both are k-major
-    unless ``config.n_major_b``. C is m × n with the given strides; every element is written (added to when
-    ``accumulate``). Whatever lies outside A and B counts as zero, so ragged sides need no care.
+    A is m × k and B is k × n behind tensor maps with boxes ``config.box_a`` and ``config.box_b``; both are
+    k-major unless ``config.n_major_b``. C is m × n with the given strides; every element is written (added
+    to when ``accumulate``). Whatever lies outside A and B counts as zero, so ragged sides need no care.
     Grid: a multiple of ``config.cluster`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
     ``config.shared_nbytes``. Registers: 168 at entry, then 224 a consumer and 56 a producer, no spills.
     """
@@ -138,12 +143,15 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     box_nbytes = half_nbytes // boxes_b
     everyone = (1 << cluster) - 1
     shared_by_cluster = cluster > 1
-    guarded, integer = config.guarded, config.integer
+    integer, config_kind = config.integer, config.plan_kind
+    guarded, residues = config_kind >= 0, config_kind == RESIDUES
+    kept_words = WORKSPACE_NBYTES // 4
     c_type = config.c_type
     sum_type = types.int32 if integer else types.float32
     wide_type = c_type if integer else types.float32
     steps = STAGE_DEPTH_NBYTES // STEP_NBYTES
-    # 16-bit operands in n-major tiles: a step of 16 k is two groups of eight rows; 64 columns further is the next box.
+    # 16-bit operands in n-major tiles: a step of 16 k is two groups of eight rows; 64 columns further is
+    # the next box.
     advance_b = 2 * SWIZZLE_NBYTES if n_major_b else STEP_NBYTES
     leading_b = depth * STAGE_DEPTH_NBYTES if n_major_b else 16
     tile_bits_a = ptx.shared_tile(0, 16, SWIZZLE_NBYTES)
@@ -155,6 +163,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     wait_all, wait_all_but_one = ptx.wgmma_wait(0), ptx.wgmma_wait(1)
 
     pairs = tile_n // 8
+    keep_residues, add_residues = residue_epilogue(consumers, tile_n, c_type)
 
     @cuda.jit(device=True, forceinline=True)
     def store_upper_pair(j, sums, out, start):  # type: ignore[no-untyped-def]
@@ -188,8 +197,11 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         plan,
         workspace,
     ):  # type: ignore[no-untyped-def]
-        if guarded and ptx.global_array(plan, types.int64)[4] != 0:
-            return
+        planes = types.int64(1)
+        if guarded:
+            if ptx.global_array(plan, types.int64)[PLAN_KIND] != config_kind:
+                return
+            planes = ptx.global_array(plan, types.int64)[PLAN_PLANES]
         ring = (ptx.shared_address(cuda.shared.array(0, types.uint8)) + 1023) & 0xFFFFFC00
         ring = types.uint32(ring)
         full = types.uint32(ring + stages * stage_nbytes)
@@ -199,7 +211,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         if thread == 0:
             for stage in range(stages):
                 ptx.barrier_init(full + 8 * stage, 1)
-                # One arrival a consumer warp of every block that writes here: all have read before any refills.
+                # One arrival a consumer warp of every block that writes here: all have read before any
+                # refills.
                 ptx.barrier_init(empty + 8 * stage, 4 * consumers * cluster)
             ptx.barrier_init_fence()
         # No block may signal another's barriers before they are initialised.
@@ -222,56 +235,62 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     tile_row, tile_column = cluster_tile(tile, tiles_m, tiles_n, group)
                     row = (tile_row * cluster + rank) * tile_m
                     column = tile_column * tile_n + rank * half_n
-                    for step in range(k_steps):
-                        ptx.barrier_wait(empty + 8 * stage, parity ^ 1)
-                        arrived = full + 8 * stage
-                        target = ring + stage * stage_nbytes
-                        ptx.barrier_expect(arrived, stage_nbytes)
-                        ptx.tensor_load(target, map_a, arrived, step * depth, row, 0)
-                        target = target + a_nbytes + rank * half_nbytes
-                        for box in range(boxes_b):
-                            x = column + box * depth if n_major_b else step * depth
-                            y = step * depth if n_major_b else column
-                            if shared_by_cluster:
-                                ptx.tensor_load_multicast(
-                                    target + box * box_nbytes, map_b, arrived, x, y, 0, everyone
-                                )
-                            else:
-                                ptx.tensor_load(target + box * box_nbytes, map_b, arrived, x, y, 0)
-                        stage += types.uint32(1)
-                        if stage == stages:
-                            stage = types.uint32(0)
-                            parity ^= types.uint32(1)
+                    for plane in range(planes):
+                        for step in range(k_steps):
+                            ptx.barrier_wait(empty + 8 * stage, parity ^ 1)
+                            arrived = full + 8 * stage
+                            target = ring + stage * stage_nbytes
+                            ptx.barrier_expect(arrived, stage_nbytes)
+                            ptx.tensor_load(target, map_a, arrived, step * depth, row, plane)
+                            target = target + a_nbytes + rank * half_nbytes
+                            for box in range(boxes_b):
+                                x = column + box * depth if n_major_b else step * depth
+                                y = step * depth if n_major_b else column
+                                into = target + box * box_nbytes
+                                if shared_by_cluster:
+                                    ptx.tensor_load_multicast(into, map_b, arrived, x, y, plane, everyone)
+                                else:
+                                    ptx.tensor_load(into, map_b, arrived, x, y, plane)
+                            stage += types.uint32(1)
+                            if stage == stages:
+                                stage = types.uint32(0)
+                                parity ^= types.uint32(1)
         else:
             take_registers()
             warpgroup = thread // WARPGROUP - 1
             lane = thread % 32
             sums = cuda.local.array(registers, sum_type)
             out = ptx.global_array(c, c_type)
+            kept = ptx.global_array(workspace, types.uint32)
+            kept_first = cuda.blockIdx.x * kept_words + 4 * (thread - WARPGROUP)
             for tile in range(first_tile, tiles, tile_stride):
-                previous = empty
-                for step in range(k_steps):
-                    ptx.barrier_wait(full + 8 * stage, parity)
-                    base = ring + stage * stage_nbytes
-                    a = tile_bits_a | types.uint64(
-                        (base + warpgroup * (ROWS_PER_WARPGROUP * STAGE_DEPTH_NBYTES)) >> 4
-                    )
-                    b = tile_bits_b | types.uint64((base + a_nbytes) >> 4)
-                    ptx.wgmma_fence()
-                    multiply(sums, a, b, types.int32(step))
-                    ptx.wgmma_commit()
-                    # The products of the stage before are done, so its place may be filled again.
-                    wait_all_but_one()
-                    if step > 0 and lane < cluster:
+                for plane in range(planes):
+                    previous = empty
+                    for step in range(k_steps):
+                        ptx.barrier_wait(full + 8 * stage, parity)
+                        base = ring + stage * stage_nbytes
+                        # Above bit 17 a block's addresses hold its rank in the cluster, which no descriptor
+                        # takes.
+                        rows_above = warpgroup * (ROWS_PER_WARPGROUP * STAGE_DEPTH_NBYTES)
+                        a = tile_bits_a | types.uint64(((base + rows_above) & 0x3FFFF) >> 4)
+                        b = tile_bits_b | types.uint64(((base + a_nbytes) & 0x3FFFF) >> 4)
+                        ptx.wgmma_fence()
+                        multiply(sums, a, b, types.int32(step))
+                        ptx.wgmma_commit()
+                        # The products of the stage before are done, so its place may be filled again.
+                        wait_all_but_one()
+                        if step > 0 and lane < cluster:
+                            ptx.barrier_arrive(previous, lane)
+                        previous = empty + 8 * stage
+                        stage += types.uint32(1)
+                        if stage == stages:
+                            stage = types.uint32(0)
+                            parity ^= types.uint32(1)
+                    wait_all()
+                    if lane < cluster:
                         ptx.barrier_arrive(previous, lane)
-                    previous = empty + 8 * stage
-                    stage += types.uint32(1)
-                    if stage == stages:
-                        stage = types.uint32(0)
-                        parity ^= types.uint32(1)
-                wait_all()
-                if lane < cluster:
-                    ptx.barrier_arrive(previous, lane)
+                    if residues:
+                        keep_residues(sums, plane, planes, kept, kept_first)
                 tile_row, tile_column = cluster_tile(tile, tiles_m, tiles_n, group)
                 row = types.int64(
                     (tile_row * cluster + rank) * tile_m
@@ -281,6 +300,22 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 )
                 column = types.int64(tile_column * tile_n + 2 * (lane % 4))
                 whole = paired != 0 and accumulate == 0 and (tile_column + 1) * tile_n <= n
+                if residues:
+                    for quarter in range(tile_n // 32):
+                        add_residues(
+                            quarter,
+                            planes,
+                            kept,
+                            kept_first,
+                            out,
+                            row * row_stride + column * column_stride,
+                            row_stride,
+                            column_stride,
+                            m - row,
+                            n - column,
+                            accumulate,
+                        )
+                    continue
                 for half in range(2):
                     if row + 8 * half < m:
                         start = (row + 8 * half) * row_stride + column * column_stride

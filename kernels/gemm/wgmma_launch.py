@@ -1,7 +1,8 @@
 """Launching kernels that Numba's launcher cannot: with clusters, 200 KB of shared memory and tensor maps.
 
-A kernel is compiled by Numba (scalar arguments only) and launched through ``cuLaunchKernelEx``. Tensor maps, which
-tell the copy engine how a matrix lies in memory, are kept in device memory and made once for each layout.
+A kernel is compiled by Numba (scalar arguments only) and launched through ``cuLaunchKernelEx``. Tensor
+maps, which tell the copy engine how a matrix lies in memory, are kept in device memory and made once for
+each layout.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tilewright.kernels.launch import ceil_div
 
 TENSOR_MAP_NBYTES = 128
 TENSOR_MAPS_KEPT = 1024
-"""Tensor maps in device memory at a time; when all are taken, the device is waited for and they are made anew."""
+"""Tensor maps in device memory at a time; when all are taken, the device is waited for and they are made
+anew."""
 
 _CTYPES = {
     types.int32: ctypes.c_int32,
@@ -105,15 +107,16 @@ def compile_launchable(
     blocks_per_multiprocessor: int = 1,
 ) -> Launchable:
     """Compile ``function`` of scalars for the current device."""
-    dispatcher = cuda.jit(
-        types.void(*argument_types), launch_bounds=(threads, blocks_per_multiprocessor)
-    )(function)
+    dispatcher = cuda.jit(types.void(*argument_types), launch_bounds=(threads, blocks_per_multiprocessor))(
+        function
+    )
     return Launchable(dispatcher, threads, shared_nbytes, cluster, argument_types)
 
 
 @dataclass(frozen=True)
 class Planes:
-    """Matrices of one shape behind each other, as the copy engine sees them: lines of elements side by side."""
+    """Matrices of one shape behind each other, as the copy engine sees them: lines of elements side by
+    side."""
 
     address: int
     """Of the first element; a multiple of 16."""
@@ -169,7 +172,8 @@ def _map_store(device: int) -> _MapStore:
 
 
 def tensor_map(planes: Planes, box: tuple[int, int]) -> int:
-    """The device address of a tensor map of ``planes`` on the current device, with boxes of ``box`` (width, lines)."""
+    """The device address of a tensor map of ``planes`` on the current device, with boxes of ``box`` (width,
+    lines)."""
     return _map_store(int(cuda.get_current_device().id)).get(planes, box)
 
 

@@ -1,0 +1,318 @@
+"""Exact products of integers of any width on Hopper's int8 tensor cores.
+
+8-bit operands are multiplied as they are. Wider ones go through a pass that keeps their lowest bytes and
+finds their range, on the device; a plan made there says whether one byte of each was enough, or how many
+residues are needed. Every kernel that could be needed is enqueued, and those that the plan does not want
+return at once: the host never waits for the range.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numba.cuda import types
+
+from tilewright.kernels.gemm import byte_planes
+from tilewright.kernels.gemm.base import INTEGERS, GemmKernel, Problem
+from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES
+from tilewright.kernels.gemm.residues import (
+    DEPTH_LIMIT,
+    MODULI,
+    PLAN_LENGTH,
+    RESIDUES,
+    SINGLE_DEPTH_LIMIT,
+    SINGLE_KINDS,
+)
+from tilewright.kernels.gemm.scratch import borrowed
+from tilewright.kernels.gemm.wgmma import Config
+from tilewright.kernels.gemm.wgmma_launch import (
+    Launchable,
+    Planes,
+    compile_launchable,
+    launch_product,
+    multiprocessors,
+    stream_handle,
+)
+from tilewright.kernels.launch import address, ceil_div
+
+HOPPER = (9, 0)
+SCRATCH_NBYTES = 2 << 30
+"""What the planes of one panel of k may take. More k in a panel means fewer passes over C."""
+LINE_UNIT = 128
+"""Lines of a plane begin at multiples of it (bytes), as the copy engine and the memory like it."""
+LEAST_WORK = 1 << 28
+"""m n k below which the passes and launches cost more than the simple kernels."""
+LEAST_SIDE = 64
+BLOCKS_PER_MULTIPROCESSOR = 8
+PLAN_NBYTES = 256
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A matrix as the passes and the tensor cores take it: lines (rows of A, columns of B) of k elements."""
+
+    address: int
+    dtype: np.dtype
+    lines: int
+    depth: int
+    line_stride: int
+    """In elements, as k_stride."""
+    k_stride: int
+
+    @property
+    def turned(self) -> bool:
+        """Whether lines, not elements of k, lie side by side."""
+        return self.line_stride == 1 and self.k_stride != 1
+
+    def panel(self, first: int, depth: int) -> Lines:
+        """The stretch of k that begins at ``first``."""
+        start = self.address + first * self.k_stride * self.dtype.itemsize
+        return Lines(start, self.dtype, self.lines, depth, self.line_stride, self.k_stride)
+
+    def bytes_in_place(self, kind: str) -> Planes | None:
+        """An 8-bit matrix as the copy engine can load it where it lies; None if it cannot."""
+        if self.dtype.itemsize != 1 or self.k_stride != 1:
+            return None
+        planes = Planes(
+            self.address,
+            self.depth,
+            self.lines,
+            1,
+            self.line_stride,
+            self.line_stride * self.lines,
+            kind,
+        )
+        return planes if planes.loadable and self.line_stride >= self.depth else None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie in the scratch memory, and how long a panel of k is. All in bytes but the depths."""
+
+    single_depth: int
+    """Elements of k in a panel whose elements are one byte each."""
+    residue_depth: int
+    """Elements of k in a panel of residues."""
+    planes_a: int
+    planes_b: int
+    nbytes: int
+
+
+def layout(m: int, n: int, k: int, blocks: int, *, residues: bool) -> Layout:
+    """How the scratch memory of a product is used; at most SCRATCH_NBYTES for planes where that is
+    possible."""
+    longest = ceil_div(k, LINE_UNIT) * LINE_UNIT
+    affordable = SCRATCH_NBYTES // (m + n) // LINE_UNIT * LINE_UNIT
+    single = max(LINE_UNIT, min(longest, SINGLE_DEPTH_LIMIT, affordable))
+    count = len(MODULI) if residues else 1
+    affordable = SCRATCH_NBYTES // (count * (m + n)) // LINE_UNIT * LINE_UNIT
+    residue = max(LINE_UNIT, min(single, DEPTH_LIMIT, affordable))
+    line_nbytes = max(single, count * residue) if residues else single
+    planes_a = PLAN_NBYTES + (blocks * WORKSPACE_NBYTES if residues else 0)
+    planes_b = planes_a + m * line_nbytes
+    return Layout(single, residue, planes_a, planes_b, planes_b + n * line_nbytes)
+
+
+def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
+    """Device memory that a product of integers of ``itemsize`` bytes borrows on an H100 or H200."""
+    return layout(m, n, k, 132, residues=itemsize > 1).nbytes
+
+
+@functools.cache
+def _pass(dtype: np.dtype, turned: bool, residues: bool, device: int) -> Launchable:
+    return compile_launchable(
+        byte_planes.pass_function(dtype, turned=turned, residues=residues),
+        byte_planes.ARGUMENTS,
+        threads=byte_planes.THREADS,
+        blocks_per_multiprocessor=2 if turned else 4,
+    )
+
+
+@functools.cache
+def _reset(device: int) -> Launchable:
+    return compile_launchable(byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, threads=1)
+
+
+@functools.cache
+def _decide(device: int) -> Launchable:
+    return compile_launchable(byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, threads=1)
+
+
+def _make_planes(
+    matrix: Lines, target: int, line_nbytes: int, plan: int, side: int, stream: Any, *, residues: bool
+) -> None:
+    """Enqueue the pass that writes the planes of ``matrix`` at ``target``."""
+    device = int(cuda.get_current_device().id)
+    blocks = multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR
+    if matrix.turned:
+        tiles = ceil_div(matrix.lines, byte_planes.TURN_LINES)
+        work = tiles * ceil_div(matrix.depth, byte_planes.TURN_QUADS * byte_planes.QUAD)
+    else:
+        work = matrix.lines
+    _pass(matrix.dtype, matrix.turned, residues, device).launch(
+        min(work, blocks),
+        stream,
+        matrix.address,
+        matrix.line_stride,
+        matrix.k_stride,
+        matrix.lines,
+        matrix.depth,
+        target,
+        line_nbytes // 4,
+        matrix.lines * line_nbytes // 4,
+        plan,
+        side,
+    )
+
+
+def _planes(target: int, matrix: Lines, line_nbytes: int, count: int, kind: str) -> Planes:
+    return Planes(target, matrix.depth, matrix.lines, count, line_nbytes, matrix.lines * line_nbytes, kind)
+
+
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+    """See ``GemmKernel.launch``. Integers of any width and layout; C wraps modulo 2**bits."""
+    (m, n), k = c.shape, a.shape[1]
+    itemsize = c.dtype.itemsize
+    c_strides = c.strides[0] // itemsize, c.strides[1] // itemsize
+    lines_a, lines_b = _lines(a, 0, itemsize), _lines(b, 1, itemsize)
+    if c_strides[0] == 1 and c_strides[1] != 1:  # column-major C: its transpose is B's transpose times A's
+        m, n, lines_a, lines_b, c_strides = n, m, lines_b, lines_a, c_strides[::-1]
+    c_type = {1: types.int8, 2: types.int16, 4: types.int32, 8: types.int64}[itemsize]
+    output = address(c), c_strides
+    if lines_a.dtype.itemsize == lines_b.dtype.itemsize == 1:
+        _bytes(lines_a, lines_b, output, (m, n, k), c_type, accumulate, stream)
+    else:
+        _wide(lines_a, lines_b, output, (m, n, k), c_type, accumulate, stream)
+
+
+def _lines(matrix: Any, k_axis_is_first: int, result_itemsize: int) -> Lines:
+    itemsize = matrix.dtype.itemsize
+    strides = [stride // itemsize for stride in matrix.strides]
+    line_axis, k_axis = (1, 0) if k_axis_is_first else (0, 1)
+    # Modulo 2**bits of the result a wider or equally wide operand may as well be read as signed: the
+    # numbers are
+    # then smaller, and fewer residues hold the product.
+    signed = itemsize >= result_itemsize
+    dtype = np.dtype(f"i{itemsize}") if signed else matrix.dtype
+    return Lines(
+        address(matrix),
+        dtype,
+        matrix.shape[line_axis],
+        matrix.shape[k_axis],
+        strides[line_axis],
+        strides[k_axis],
+    )
+
+
+def _bytes(
+    a: Lines,
+    b: Lines,
+    output: tuple[int, tuple[int, int]],
+    sides: tuple[int, int, int],
+    c_type: Any,
+    accumulate: bool,
+    stream: Any,
+) -> None:
+    """8-bit operands: no range to find, and no pass where the copy engine can load them as they lie."""
+    m, n, k = sides
+    kinds = ["s8" if matrix.dtype.kind == "i" else "u8" for matrix in (a, b)]
+    config = Config(*kinds, c_type)
+    plan = layout(m, n, k, 0, residues=False)
+    # A result of at most 32 bits may wrap inside the tensor cores; a wider one is added up panel by panel.
+    in_place = a.bytes_in_place(kinds[0]), b.bytes_in_place(kinds[1])
+    depth = k if c_type.bitwidth <= 32 and None not in in_place else plan.single_depth
+    needed = 0 if None not in in_place else plan.nbytes
+    with borrowed(max(needed, PLAN_NBYTES), stream, stream_handle(stream)) as scratch:
+        for first in range(0, k, depth):
+            length = min(depth, k - first)
+            loaded = []
+            for side, (matrix, kind) in enumerate(((a, kinds[0]), (b, kinds[1]))):
+                panel = matrix.panel(first, length)
+                planes = panel.bytes_in_place(kind)
+                if planes is None:
+                    target = scratch + (plan.planes_b if side else plan.planes_a)
+                    _make_planes(panel, target, plan.single_depth, scratch, side, stream, residues=False)
+                    planes = _planes(target, panel, plan.single_depth, 1, kind)
+                loaded.append(planes)
+            add = accumulate or first > 0
+            launch_product(config, *loaded, *output, (m, n, length), add, stream)
+
+
+def _wide(
+    a: Lines,
+    b: Lines,
+    output: tuple[int, tuple[int, int]],
+    sides: tuple[int, int, int],
+    c_type: Any,
+    accumulate: bool,
+    stream: Any,
+) -> None:
+    """Wider operands: find the range, then one product of bytes or one for each modulus, as the plan says."""
+    m, n, k = sides
+    device = int(cuda.get_current_device().id)
+    where = layout(m, n, k, multiprocessors(device), residues=True)
+    with borrowed(where.nbytes, stream, stream_handle(stream)) as scratch:
+        settings, workspace = scratch, scratch + PLAN_NBYTES
+        targets = scratch + where.planes_a, scratch + where.planes_b
+        for first in range(0, k, where.single_depth):
+            length = min(where.single_depth, k - first)
+            panels = a.panel(first, length), b.panel(first, length)
+            _reset(device).launch(1, stream, settings)
+            for side, panel in enumerate(panels):
+                _make_planes(panel, targets[side], where.single_depth, settings, side, stream, residues=False)
+            residue_depth = min(where.residue_depth, length)
+            _decide(device).launch(1, stream, settings, residue_depth)
+            for kind, names in enumerate(SINGLE_KINDS):
+                loaded = [
+                    _planes(targets[side], panels[side], where.single_depth, 1, names[side])
+                    for side in range(2)
+                ]
+                add = accumulate or first > 0
+                config = Config(*names, c_type, plan_kind=kind)
+                launch_product(config, *loaded, *output, (m, n, length), add, stream, plan=settings)
+            config = Config("s8", "s8", c_type, plan_kind=RESIDUES)
+            for start in range(0, length, residue_depth):
+                depth = min(residue_depth, length - start)
+                loaded = []
+                for side, matrix in enumerate((a, b)):
+                    panel = matrix.panel(first + start, depth)
+                    _make_planes(
+                        panel, targets[side], where.residue_depth, settings, side, stream, residues=True
+                    )
+                    loaded.append(_planes(targets[side], panel, where.residue_depth, len(MODULI), "s8"))
+                launch_product(
+                    config,
+                    *loaded,
+                    *output,
+                    (m, n, depth),
+                    accumulate or first + start > 0,
+                    stream,
+                    plan=settings,
+                    workspace=workspace,
+                )
+
+
+def supports(problem: Problem) -> bool:
+    """Integers on Hopper, large enough that the passes over the operands are small against the product."""
+    operands = (problem.a, problem.b, problem.c)
+    return (
+        problem.capability == HOPPER
+        and all(operand.dtype in INTEGERS for operand in operands)
+        and min(problem.m, problem.n) >= LEAST_SIDE
+        and problem.m * problem.n * problem.k >= LEAST_WORK
+        and max(problem.m, problem.n, problem.k) < 1 << 31
+    )
+
+
+EXACT_INTEGER = GemmKernel(
+    name="exact-integer-wgmma",
+    summary="int8 tensor cores; wider integers by their lowest byte or by residues, as their range asks",
+    supports=supports,
+    launch=launch,
+)
+
+assert PLAN_LENGTH * 8 <= PLAN_NBYTES

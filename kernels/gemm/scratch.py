@@ -1,0 +1,41 @@
+"""Device memory that kernels need between their launches: one growing buffer for each stream of each
+device."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+_buffers: dict[tuple[int, int], Any] = {}
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def borrowed(nbytes: int, stream: Any, handle: int) -> Iterator[int]:
+    """The address of at least ``nbytes`` of device memory that belong to ``stream`` of the current device.
+
+    What is enqueued inside the ``with`` block may use it; work enqueued on the same stream later may use it
+    again, so one thread at a time enqueues. The memory stays until `release`.
+    """
+    with _lock:
+        key = (int(cuda.get_current_device().id), handle)
+        buffer = _buffers.get(key)
+        if buffer is None or buffer.size < nbytes:
+            _buffers.pop(key, None)
+            del buffer  # given back first, so that old and new need not fit side by side
+            buffer = _buffers[key] = cuda.device_array(nbytes, np.uint8, stream=stream)
+        yield int(buffer.device_ctypes_pointer.value)
+
+
+def release() -> None:
+    """Give all scratch memory back. Waits for the devices, since kernels under way may use it."""
+    with _lock:
+        for device in {key[0] for key in _buffers}:
+            with cuda.gpus[device]:
+                cuda.synchronize()
+        _buffers.clear()
