@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Device": "tilewright.kernels.device",
-    "Histogram": "tilewright.pipeline.reduce",
+    "Histogram": "tilewright.pipeline.histogram",
     "MatmulPlan": "tilewright.pipeline.plan",
     "MatmulRun": "tilewright.pipeline.execute",
     "TilewrightError": "tilewright.kernels.errors",
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from tilewright.kernels.errors import TilewrightError as TilewrightError
     from tilewright.pipeline.cluster import open_cluster as open_cluster
     from tilewright.pipeline.execute import MatmulRun as MatmulRun
+    from tilewright.pipeline.histogram import Histogram as Histogram
     from tilewright.pipeline.plan import MatmulPlan as MatmulPlan
-    from tilewright.pipeline.reduce import Histogram as Histogram
     from tilewright.pipeline.verify import Verification as Verification
     from tilewright.workflows.devices import devices as devices
     from tilewright.workflows.dot import dot as dot

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tilewright.workflows.console import Command, Interrupted, is_quiet, print_result
+from tilewright.workflows.console import Command, Interrupted, is_quiet, print_result, to_json_text
 
 DEVICES = ("auto", "cuda", "cpu")
 PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
@@ -56,8 +56,10 @@ class Benches(Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, BENCHES[name]) for name in self.list_commands(ctx)])
+        rows = [(name, BENCHES[name]) for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
 
 def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
@@ -186,6 +188,93 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
     print_result(outcome, as_json=as_json)
     if not outcome.passed:
         raise click.exceptions.Exit(1)
+
+
+@cli.command()
+@click.argument("corpus", nargs=-1, required=True)
+@click.option("--by", type=click.Choice(KINDS), default="byte", show_default=True, help="What is counted.")
+@click.option("--per-document", is_flag=True, help="One row of counts for each document.")
+@click.option("--out", metavar="FILE", help="Write the counts to F.csv, F.json or F.zarr.")
+@click.option("--plot", metavar="FILE", help="Draw the counts into F.png.")
+@click.option(
+    "--bars", type=click.Choice(BARS), default="counts", show_default=True, help="What the plot shows."
+)
+@options(cluster_options, device_option, overwrite_option, json_option)
+def histogram(
+    corpus: tuple[str, ...],
+    out: str | None,
+    plot: str | None,
+    bars: str,
+    overwrite: bool,
+    as_json: bool,
+    **shared: Any,
+) -> None:
+    """Count the bytes, letters, pairs or characters of files, and of all files below folders."""
+    from tilewright.workflows import histogram as workflow
+    from tilewright.workflows.progress import listening
+
+    workflow.check_outputs(out, plot, overwrite=overwrite)
+    with listening(quiet=is_quiet()) as listener:
+        result = workflow.histogram(corpus, listener=listener, **shared)
+    if out is not None:
+        workflow.save_histogram(result, out)
+    if plot is not None:
+        from tilewright.workflows.plots import plot_histogram
+
+        plot_histogram(result, plot, bars=bars)
+    print_result(result, as_json=as_json)
+
+
+@cli.command()
+@click.argument("x")
+@click.argument("y")
+@options(cluster_options, device_option, json_option)
+def dot(x: str, y: str, as_json: bool, **shared: Any) -> None:
+    """Print the sum of conj(x) y over two one-dimensional Zarr arrays."""
+    from tilewright.workflows.dot import timed_dot
+    from tilewright.workflows.progress import listening
+
+    with listening(quiet=is_quiet()) as listener:
+        run = timed_dot(x, y, listener=listener, **shared)
+    print_result(run, as_json=as_json)
+
+
+@cli.command()
+@json_option
+def devices(as_json: bool) -> None:
+    """Describe every GPU that can be used here."""
+    from tilewright.workflows import devices as workflow
+
+    found = workflow.devices()
+    if as_json:
+        reason = workflow.why_no_gpu() or None
+        click.echo(to_json_text({"devices": [device.to_json() for device in found], "why_none": reason}))
+    elif not found:
+        click.echo(workflow.why_no_gpu())
+    else:
+        from rich.console import Console
+
+        Console().print(workflow.device_table(found))
+
+
+@cli.command()
+@click.option(
+    "--output", metavar="FOLDER", default="demo-output", show_default=True, help="Where results go."
+)
+@options(cluster_options, device_option, json_option)
+def demo(output: str, as_json: bool, **shared: Any) -> None:
+    """Count Python's own standard library, multiply the counts, verify, and find its most similar modules."""
+    from tilewright.workflows.demo import demo as run_demo
+    from tilewright.workflows.progress import listening
+
+    with listening(quiet=is_quiet()) as listener:
+        run = run_demo(output, listener=listener, **shared)
+    print_result(run, as_json=as_json)
+
+
+@cli.group(cls=Benches)
+def bench() -> None:
+    """Measure this installation, and what others do, in the same run."""
 
 
 def _plan_arguments(shared: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable
 from typing import IO, Any, NoReturn
@@ -95,7 +96,7 @@ def silence_libraries() -> None:
     """Keep the libraries' own logs off the terminal, here and in worker processes that are started from here.
 
     What a user has to know comes as an event or an error; a cluster that is shut down in the middle of work
-    logs pages beyond that. Dask hands its configuration to the workers it starts.
+    logs pages beyond that. Worker processes read the levels from the environment when they import Dask.
     """
     import logging
 
@@ -104,6 +105,7 @@ def silence_libraries() -> None:
     dask.config.set({f"logging.{name}": "critical" for name in NOISY_LOGGERS})
     for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+        os.environ[f"DASK_LOGGING__{name.upper()}"] = "critical"
     warnings.simplefilter("ignore")
 
 

@@ -1,0 +1,219 @@
+"""The whole pipeline on real input that every machine has: the source files of Python's own standard library.
+
+Count pairs of letters in every module, store the counts as a documents × pairs matrix, multiply it by its own
+transpose, verify the product. Its entries are the scalar products of every module with every other, so the
+cosine of two modules, a measure of how alike they are, is an entry divided by the root of two on the
+diagonal.
+
+Pairs of letters, because they tell vocabularies apart: by single bytes any two modules are 99 % alike.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.histogram_tokens import LETTERS
+from tilewright.pipeline import store
+from tilewright.pipeline.cluster import Cluster, open_cluster
+from tilewright.pipeline.errors import CorpusError, StoreError
+from tilewright.pipeline.events import Listener, ignore
+from tilewright.pipeline.execute import MatmulRun
+from tilewright.pipeline.histogram import Histogram, bars
+from tilewright.workflows.histogram import histogram
+from tilewright.workflows.matmul import matmul
+from tilewright.workflows.plots import plot_histogram
+
+PAIRS = LETTERS * LETTERS
+LEAST_PAIRS = 3000
+"""Modules with fewer pairs of letters are counted but not compared: too short to have a vocabulary."""
+MOST_SIMILAR = 10
+PASSED_OVER = ("test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__")
+"""Folders that are not read: tests, tables of character sets (all alike), and what is not Python's own."""
+CHUNK_ROWS = 128
+
+
+@dataclass(frozen=True)
+class SimilarPair:
+    first: str
+    second: str
+    cosine: float
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """What the demo found, and how long each stage of it took."""
+
+    device: str
+    modules: int
+    compared: int
+    """Modules that are long enough and no copies of another."""
+    similar: tuple[SimilarPair, ...]
+    """The most similar first."""
+    letters: Histogram
+    run: MatmulRun
+    seconds: dict[str, float]
+    """By stage, in the order in which they ran."""
+    files: dict[str, str]
+    """What was written: ``counts``, ``product`` and ``plot``."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "modules": self.modules,
+            "compared": self.compared,
+            "similar": [asdict(pair) for pair in self.similar],
+            "letters": self.letters.counts.tolist(),
+            "run": self.run.to_json(),
+            "seconds": self.seconds,
+            "files": self.files,
+        }
+
+    def __str__(self) -> str:
+        width = max((len(pair.first) for pair in self.similar), default=0)
+        lines = [
+            f"The letters of {self.modules} modules of the standard library:",
+            *bars(self.letters),
+            "",
+            f"The most similar of {self.compared} modules by their pairs of letters",
+            f"(left out: tests, character sets, modules of fewer than {LEAST_PAIRS} pairs, exact copies):",
+            *(f"{pair.cosine:.4f}  {pair.first:<{width}}  {pair.second}" for pair in self.similar),
+            "",
+            *(f"{name:<18}{seconds:7.2f} s" for name, seconds in self.seconds.items()),
+            f"{'together':<18}{sum(self.seconds.values()):7.2f} s  on {self.device}",
+            "",
+            f"The product of {self.run.plan.m} × {self.run.plan.k} counts by their transpose:",
+            str(self.run.verification),
+            *(f"{name:<8} {path}" for name, path in self.files.items()),
+        ]
+        return "\n".join(lines)
+
+
+def demo(
+    output: str | os.PathLike[str] = "demo-output",
+    *,
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: str = "auto",
+    listener: Listener = ignore,
+) -> DemoRun:
+    """Run the demo and write its matrix, product and plot into the folder ``output``, replacing its earlier
+    ones.
+
+    The other parameters are ``histogram``'s and ``matmul``'s.
+
+    Raises
+    ------
+    TilewrightError
+        One of its subclasses: no source files beside this Python, a folder that cannot be written, and
+        whatever ``histogram`` and ``matmul`` raise.
+    """
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"output: cannot create the folder {folder}: {error.strerror}") from error
+    counts_path, product_path, plot_path = (
+        folder / "counts.zarr",
+        folder / "product.zarr",
+        folder / "letters.png",
+    )
+    seconds: dict[str, float] = {}
+    root, modules = list_modules()
+    with ExitStack() as stack:
+        with _stage(seconds, "start"):
+            client = stack.enter_context(open_cluster(cluster, cluster_file))
+        work: dict[str, Any] = {"cluster": client, "device": device, "listener": listener}
+        with _stage(seconds, "count letters"):
+            letters = histogram(modules, by="letter", **work)
+        with _stage(seconds, "count pairs"):
+            bigrams = histogram(modules, by="bigram", per_document=True, **work)
+            counts = letter_pairs(bigrams.counts)
+        with _stage(seconds, "store"):
+            _store_counts(counts, counts_path)
+        with _stage(seconds, "multiply"):
+            product = {"transpose_b": True, "resume": False, "overwrite": True}
+            run = matmul(counts_path, counts_path, product_path, **product, **work)
+    assert run.verification is not None
+    seconds["multiply"] -= run.verification.seconds
+    seconds["verify"] = run.verification.seconds
+    with _stage(seconds, "compare"):
+        stored = store.open_array(product_path, ndim=2, role="product")
+        gram = store.read_region(stored, [slice(0, side) for side in stored.shape])
+        chosen = comparable(counts)
+        names = [str(Path(name).relative_to(root)) for name in bigrams.documents]
+        similar = most_similar(gram, chosen, names)
+    with _stage(seconds, "plot"):
+        plot_histogram(letters, plot_path, bars="percent")
+    return DemoRun(
+        device=letters.device,
+        modules=len(modules),
+        compared=len(chosen),
+        similar=similar,
+        letters=letters,
+        run=run,
+        seconds=seconds,
+        files={"counts": str(counts_path), "product": str(product_path), "plot": str(plot_path)},
+    )
+
+
+@contextmanager
+def _stage(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - start
+
+
+def list_modules() -> tuple[Path, list[Path]]:
+    """The folder of the standard library, and its source files without those of ``PASSED_OVER``."""
+    root = Path(sysconfig.get_path("stdlib"))
+    modules = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not set(PASSED_OVER) & set(path.relative_to(root).parts)
+    ]
+    if not modules:
+        raise CorpusError(f"this Python has no source files in {root}; run the demo with one that has")
+    return root, modules
+
+
+def letter_pairs(bigrams: np.ndarray) -> np.ndarray:
+    """Counts of pairs of letters with their case folded, int64[(documents, 676)], from those of pairs of bytes."""
+    table = bigrams.reshape(-1, 256, 256)
+    upper, lower = (slice(ord(first), ord(first) + LETTERS) for first in "Aa")
+    firsts = table[:, upper] + table[:, lower]
+    return np.ascontiguousarray((firsts[:, :, upper] + firsts[:, :, lower]).reshape(-1, PAIRS))
+
+
+def _store_counts(counts: np.ndarray, path: Path) -> None:
+    chunks = (min(CHUNK_ROWS, len(counts)), PAIRS)
+    output = store.create_output(path, counts.shape, counts.dtype, chunks, compressed=False, overwrite=True)
+    store.write_region(output.array, [slice(0, side) for side in counts.shape], counts)
+    output.publish()
+
+
+def comparable(counts: np.ndarray) -> np.ndarray:
+    """Rows that are long enough, and of equal ones the first."""
+    _, firsts = np.unique(counts, axis=0, return_index=True)
+    chosen = np.sort(firsts)
+    return chosen[counts[chosen].sum(axis=1) >= LEAST_PAIRS]
+
+
+def most_similar(gram: np.ndarray, chosen: np.ndarray, names: Sequence[str]) -> tuple[SimilarPair, ...]:
+    """The ``MOST_SIMILAR`` pairs of chosen rows with the largest cosine, from the products of all rows."""
+    lengths = np.sqrt(np.diagonal(gram)[chosen].astype(np.float64))
+    cosines = gram[np.ix_(chosen, chosen)] / np.outer(lengths, lengths)
+    first, second = np.triu_indices(len(chosen), 1)
+    order = np.argsort(-cosines[first, second], kind="stable")[:MOST_SIMILAR]
+    return tuple(
+        SimilarPair(names[chosen[i]], names[chosen[j]], float(cosines[i, j]))
+        for i, j in zip(first[order], second[order], strict=True)
+    )

@@ -1,0 +1,89 @@
+"""The dot product of two stored vectors."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.pipeline.cluster import Cluster, open_cluster
+from tilewright.pipeline.dot import dot_stored
+from tilewright.pipeline.errors import ShapeError
+from tilewright.pipeline.events import Listener, Notice, ignore
+from tilewright.pipeline.store import Source, name_of, open_array
+from tilewright.pipeline.submit import survey
+
+
+@dataclass(frozen=True)
+class DotRun:
+    """A finished dot product, for the command line."""
+
+    value: Any
+    """A NumPy scalar."""
+    elements: int
+    seconds: float
+    """With the start of the cluster."""
+
+    def to_json(self) -> dict[str, Any]:
+        number = self.value.item()
+        if isinstance(number, complex):
+            number = {"real": number.real, "imag": number.imag}
+        return {
+            "value": number,
+            "dtype": self.value.dtype.name,
+            "elements": self.elements,
+            "seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        return str(self.value.item())
+
+
+def dot(
+    x: Source,
+    y: Source,
+    *,
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: str = "auto",
+    listener: Listener = ignore,
+) -> Any:
+    """Sum of conj(x[i]) y[i] over two stored vectors, as ``numpy.vdot``: a NumPy scalar.
+
+    Parameters
+    ----------
+    x, y
+        One-dimensional arrays of numbers of equal length n: paths, URLs or open ``zarr.Array``s.
+    cluster
+        A profile of ``cluster_file``, a scheduler's address, or a ``distributed.Client``.
+    device
+        ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``.
+
+    The dtype is ``numpy.result_type(x, y)``; integers wrap as NumPy's do. On one kind of device the result is
+    the same to the last bit for any chunks, any number of workers and any order in which they finish.
+
+    Raises
+    ------
+    TilewrightError
+        One of its subclasses: an array that is not there or holds no numbers, lengths that differ.
+    """
+    left, right = open_array(x, ndim=1, role="X"), open_array(y, ndim=1, role="Y")
+    if left.shape != right.shape:
+        raise ShapeError(
+            f"{name_of(left)} has {left.shape[0]} elements and {name_of(right)} has {right.shape[0]};"
+            " they must have equally many"
+        )
+    with open_cluster(cluster, cluster_file) as client:
+        facts = survey(client, device)
+        listener(
+            Notice(f"multiplying on {facts[0].name} with {len(facts)} worker{'s' if len(facts) != 1 else ''}")
+        )
+        return dot_stored(client, left, right, device=facts[0].device, listener=listener)
+
+
+def timed_dot(x: Source, y: Source, **options: Any) -> DotRun:
+    """``dot`` with what the command line prints besides the value."""
+    start = time.perf_counter()
+    value = dot(x, y, **options)
+    return DotRun(value, math.prod(open_array(x, ndim=1, role="X").shape), time.perf_counter() - start)

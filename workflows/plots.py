@@ -1,0 +1,106 @@
+"""Plots of histograms, drawn by Matplotlib's Agg canvas directly: no display, no state between plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.histogram import FEW_BINS, Histogram, label
+from tilewright.workflows.histogram import write_whole
+
+BARS = {"counts": "occurrences", "percent": "share in percent", "probability": "probability"}
+"""What the heights can be, and how the axis says it."""
+TOKENS = {
+    "byte": "byte",
+    "ascii": "character",
+    "letter": "letter",
+    "bigram": "pair of bytes",
+    "codepoint": "character",
+}
+MOST_LABELLED = 40
+"""More bars than this get no label each."""
+MOST_BARS = 60
+"""Of histograms with many bins, the most frequent ones are drawn."""
+COLOUR = "#2f6f9f"
+
+
+def plot_histogram(histogram: Histogram, path: str | Path, *, bars: str = "counts") -> None:
+    """Draw the bins of the whole corpus as bars and write a PNG; it appears when it is whole, or not at all.
+
+    Parameters
+    ----------
+    bars
+        What the bars' heights are: ``counts``, ``percent`` or ``probability`` of what was counted.
+
+    Raises
+    ------
+    OptionError
+        ``bars`` is none of these.
+    StoreError
+        The file cannot be written.
+    """
+    if bars not in BARS:
+        raise OptionError(f"bars={bars!r} is not known; they may be {', '.join(BARS)}")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown, names = _shown(histogram)
+    heights = _heights(histogram.totals, bars)[shown]
+    figure = Figure(figsize=(max(6.4, min(16.0, 1.5 + 0.3 * len(shown))), 4.8), dpi=144, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    places = np.arange(len(shown))
+    width = 0.8 if len(shown) <= MOST_LABELLED else 1.0
+    drawn = axes.bar(places, heights, width=width, color=COLOUR, zorder=2)
+    axes.set_ylabel(BARS[bars])
+    axes.set_xlabel(TOKENS[histogram.by])
+    axes.grid(axis="y", color="0.88", zorder=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.01)
+    if len(shown) <= MOST_LABELLED:
+        axes.set_xticks(places, names)
+    elif histogram.bins <= FEW_BINS:
+        marked = range(0, histogram.bins, 16)
+        axes.set_xticks(marked, [f"{place:#04x}" for place in marked])
+    else:
+        axes.set_xticks(places, names, rotation=90, fontsize=7)
+    if histogram.by == "letter":
+        texts = {"counts": _short, "percent": "{:.1f}".format, "probability": "{:.3f}".format}[bars]
+        axes.bar_label(drawn, [texts(height) for height in heights], fontsize=6.5, padding=2, color="0.3")
+    count = len(histogram.documents)
+    axes.set_title(
+        f"{histogram.by} histogram of {count} document{'s' if count != 1 else ''},"
+        f" {int(histogram.totals.sum()):,} counted",
+        loc="left",
+        fontsize=11,
+    )
+    write_whole(Path(path), lambda draft: figure.savefig(draft, format="png"))
+
+
+def _shown(histogram: Histogram) -> tuple[np.ndarray, list[str]]:
+    """The bins to draw, in order, and their labels: every bin where they are few, else the most frequent."""
+    totals = histogram.totals
+    if histogram.bins <= FEW_BINS:
+        shown = np.arange(histogram.bins)
+    else:
+        shown = np.sort(np.argsort(-totals, kind="stable")[: min(MOST_BARS, np.count_nonzero(totals))])
+    # A dollar sign would start a formula.
+    return shown, [label(histogram.by, int(place)).replace("$", r"\$") for place in shown]
+
+
+def _heights(totals: np.ndarray, bars: str) -> np.ndarray:
+    if bars == "counts":
+        return totals
+    whole = max(1, int(totals.sum()))
+    return totals / whole * (100.0 if bars == "percent" else 1.0)
+
+
+def _short(value: float) -> str:
+    """A count in a few characters: 950, 12k, 3.4M."""
+    for suffix in ("", "k", "M", "G", "T"):
+        if value < 1000 or suffix == "T":
+            return f"{value:.3g}{suffix}"
+        value /= 1000
+    raise AssertionError("unreachable: T returns")
