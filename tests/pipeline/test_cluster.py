@@ -1,0 +1,118 @@
+"""Profiles, addresses and clients; and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from distributed import Client, LocalCluster
+
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster import INSTALLED_PROFILES, load_profiles, open_cluster
+from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, OptionError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def profile_file(folder: Path, **profiles: object) -> Path:
+    path = folder / "profiles.yaml"
+    path.write_text(yaml.safe_dump({"profiles": profiles}))
+    return path
+
+
+def test_the_installed_profiles_are_the_repositorys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert INSTALLED_PROFILES.read_text() == (ROOT / "cluster.yaml").read_text()
+    monkeypatch.chdir(tmp_path)
+    assert set(load_profiles()) == {"local", "cpu", "cuda", "existing"}
+    Path("cluster.yaml").write_text("profiles: {mine: {kind: local}}")
+    assert set(load_profiles()) == {"mine"}, "the working directory's file comes before the installed one"
+
+
+def test_a_client_is_used_and_left_open(client: Client) -> None:
+    with open_cluster(client) as same:
+        assert same is client
+    assert client.status == "running"
+
+
+def test_options_reach_the_cluster_under_their_own_names(tmp_path: Path) -> None:
+    path = profile_file(tmp_path, two={"kind": "local", "n_workers": 2, "threads_per_worker": 3})
+    with open_cluster("two", path) as own:
+        workers = own.scheduler_info(n_workers=-1)["workers"].values()
+        assert [worker["nthreads"] for worker in workers] == [3, 3]
+
+
+@pytest.mark.slow
+def test_cpu_workers_are_processes_that_see_no_gpu(tmp_path: Path) -> None:
+    path = profile_file(tmp_path, one={"kind": "cpu", "n_workers": 1, "dashboard_address": ":0"})
+    with open_cluster("one", path) as own:
+        (facts,) = own.run(lambda: (os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"])).values()
+    assert facts[0] != os.getpid()
+    assert facts[1] == ""
+
+
+def test_an_address_or_a_scheduler_file_is_connected_to(tmp_path: Path) -> None:
+    with LocalCluster(n_workers=1, processes=False, protocol="tcp://", dashboard_address=":0") as cluster:
+        with open_cluster(cluster.scheduler_address) as own:
+            assert own.submit(sum, [1, 2]).result() == 3
+        written = tmp_path / "scheduler.json"
+        with Client(cluster) as direct:
+            direct.write_scheduler_file(str(written))
+        path = profile_file(tmp_path, site={"kind": "existing", "scheduler_file": str(written), "address": None})
+        with open_cluster("site", path) as own:
+            assert own.submit(sum, [1, 2]).result() == 3
+
+
+def test_wrong_profiles_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"no profile 'gpu'; the profiles are cpu, cuda, existing, local"), open_cluster("gpu"):
+        pass
+    with pytest.raises(ClusterError, match="cannot read"):
+        load_profiles(tmp_path / "none.yaml")
+    for text, match in (
+        ("a: [", "not valid YAML"),
+        ("just text", "no mapping 'profiles'"),
+        ("profiles: {x: {kind: cloud}}", "kind 'cloud'; it may be local, cpu, cuda, existing"),
+        ("profiles: {x: 3}", "kind None"),
+    ):
+        path = tmp_path / "wrong.yaml"
+        path.write_text(text)
+        with pytest.raises(ClusterError, match=match):
+            load_profiles(path)
+    odd = profile_file(tmp_path, odd={"kind": "local", "n_wrokers": 3})
+    with pytest.raises(ClusterError, match=r"'odd'.*refused"), open_cluster("odd", odd):
+        pass
+    empty = profile_file(tmp_path, site={"kind": "existing"})
+    with pytest.raises(ClusterError, match="neither address nor scheduler_file"), open_cluster("site", empty):
+        pass
+    gone = profile_file(tmp_path, site={"kind": "existing", "scheduler_file": str(tmp_path / "gone.json")})
+    with pytest.raises(ClusterError, match="no scheduler file"), open_cluster("site", gone):
+        pass
+
+
+def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    path = profile_file(tmp_path, site={"kind": "existing", "address": "tcp://127.0.0.1:1", "timeout": 0.2})
+    with pytest.raises(ClusterError, match=r"cannot reach the scheduler at tcp://127\.0\.0\.1:1"), open_cluster("site", path):
+        pass
+
+
+def test_the_cuda_profile_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.kernels.device.devices", list)
+    with pytest.raises(DeviceUnavailableError, match="cuda profile needs a GPU"), open_cluster("cuda"):
+        pass
+
+
+def test_every_setting_has_an_environment_name_and_is_documented() -> None:
+    names = [setting.name for setting in config.SETTINGS]
+    assert len(set(names)) == len(names)
+    for setting in config.SETTINGS:
+        assert setting.environment.startswith("DASK_TILEWRIGHT__")
+        assert setting.meaning
+
+
+def test_sizes_are_read_and_refused_by_name() -> None:
+    assert config.get("device-memory", "8GiB") == 8 * 2**30
+    assert config.get("device-memory", 123) == 123
+    for wrong in ("lots", "-3", "0"):
+        with pytest.raises(OptionError, match="device-memory"):
+            config.get("device-memory", wrong)

@@ -1,0 +1,67 @@
+"""What the record of a stopped run says, also when it was torn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tilewright.pipeline.ledger import FILE_NAME, Ledger, fingerprint, read_past
+from tilewright.pipeline.plan import Limits, MatmulPlan, StoredMatrix, plan_matmul
+
+
+@pytest.fixture
+def plan() -> MatmulPlan:
+    matrix = StoredMatrix(40, 40, np.dtype("f4"), (10, 10))
+    return plan_matmul(matrix, matrix, np.dtype("f4"), (10, 10), Limits(1, 4000))
+
+
+def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, "abc", plan)
+    for index in (3, 0, 7):
+        ledger.record(index)
+    ledger.close()
+    past = read_past(tmp_path, "abc")
+    assert past is not None
+    assert past.finished == {0, 3, 7}
+    assert (past.tile, past.panel_depth) == ((plan.tile_rows, plan.tile_columns), plan.panel_depth)
+    assert read_past(tmp_path, "another product") is None
+    ledger.remove()
+    assert read_past(tmp_path, "abc") is None
+
+
+@pytest.mark.parametrize("torn", range(1, 12))
+def test_a_torn_last_line_loses_one_tile_and_no_later_one(torn: int, plan: MatmulPlan, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, "abc", plan)
+    for index in (1, 2, 3):
+        ledger.record(index)
+    ledger.close()
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes()[:-torn])
+    past = read_past(tmp_path, "abc")
+    assert past is not None
+    assert past.finished == ({1, 2, 3} if torn == 1 else {1, 2})
+    again = Ledger(tmp_path, "abc", plan, past.finished)  # going on behind a torn line must not lose what comes
+    again.record(9)
+    again.close()
+    last = read_past(tmp_path, "abc")
+    assert last is not None
+    assert last.finished == past.finished | {9}
+
+
+def test_the_fingerprint_sees_what_decides_the_bytes(tmp_path: Path) -> None:
+    def array(name: str, **options: Any) -> zarr.Array[Any]:
+        made = zarr.create_array(tmp_path / name, shape=(4, 4), chunks=(2, 2), dtype="f4", overwrite=True, **options)
+        made[...] = 1
+        return made
+
+    a, b = array("a"), array("b")
+    base = fingerprint(a, b, {"precision": "full"})
+    assert fingerprint(a, b, {"precision": "full"}) == base
+    assert fingerprint(a, b, {"precision": "tf32"}) != base
+    assert fingerprint(b, a, {"precision": "full"}) != base
+    a[0, 0] = 5
+    assert fingerprint(a, b, {"precision": "full"}) != base

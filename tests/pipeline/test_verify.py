@@ -1,0 +1,145 @@
+"""The check finds every kind of wrong product, and no right one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewright.pipeline import verify as module
+from tilewright.pipeline.errors import OptionError, ShapeError
+from tilewright.pipeline.verify import Verification, verify_product
+
+FLOATS = ["f2", "f4", "f8", "c8", "c16"]
+INTEGERS = ["i1", "i4", "i8", "u1", "u8"]
+
+
+def put(path: Path, data: np.ndarray) -> zarr.Array[Any]:
+    array = zarr.create_array(path, shape=data.shape, chunks=(32, 16), dtype=data.dtype)
+    array[...] = data
+    return array
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few chunks, so that small matrices are still read in many pieces and checked in many groups."""
+    monkeypatch.setattr(module, "BLOCK_NBYTES", 4096)
+
+
+def factors(rng: np.random.Generator, dtype: str, m: int = 90, k: int = 70, n: int = 110) -> tuple[np.ndarray, ...]:
+    kind = np.dtype(dtype)
+    if kind.kind in "iu":
+        a, b = (rng.integers(np.iinfo(kind).min, np.iinfo(kind).max, s, dtype=kind) for s in ((m, k), (k, n)))
+    else:
+        a, b = (rng.standard_normal(s) for s in ((m, k), (k, n)))
+        if kind.kind == "c":
+            a, b = a + 1j * rng.standard_normal(a.shape), b - 1j * rng.standard_normal(b.shape)
+        a, b = a.astype(kind), b.astype(kind)
+    wide = np.float32 if dtype == "f2" else a.dtype
+    return a, b, np.matmul(a.astype(wide), b.astype(wide)).astype(kind)
+
+
+def check(client: Client, folder: Path, a: np.ndarray, b: np.ndarray, c: np.ndarray, **options: Any) -> Verification:
+    return verify_product(client, put(folder / "a", a), put(folder / "b", b), put(folder / "c", c), **options)
+
+
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
+def test_a_right_product_passes_and_a_wrong_element_is_found(
+    dtype: str, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    a, b, c = factors(rng, dtype)
+    right = check(client, tmp_path / "right", a, b, c)
+    assert right.passed
+    assert right.unchecked == 0
+    assert "verified in 2 rounds" in str(right)
+    wrong = c.copy()
+    wrong[41, 73] += np.asarray(1 if wrong.dtype.kind in "iu" else 3, wrong.dtype)
+    found = check(client, tmp_path / "wrong", a, b, wrong, rounds=20)  # enough rounds that chance cannot hide it
+    assert not found.passed
+    assert found.worst is not None
+    row, first, stop = found.worst
+    assert row == 41
+    assert first <= 73 < stop
+    assert "row 41" in str(found)
+
+
+@given(st.data())
+@settings(max_examples=25)
+def test_right_products_of_any_shape_pass(
+    client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    m, n, k = (data.draw(st.integers(0, 130)) for _ in range(3))
+    dtype = data.draw(st.sampled_from(FLOATS + INTEGERS))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    a, b, c = factors(rng, dtype, m, k, n)
+    ta, tb = data.draw(st.booleans()), data.draw(st.booleans())
+    folder = tmp_path_factory.mktemp("v")
+    assert check(
+        client, folder, a.T if ta else a, b.T if tb else b, c, transpose_a=ta, transpose_b=tb
+    ).passed
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_sums_of_one_sign_and_of_many_scales_pass(
+    dtype: str, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """The two hard cases for a tolerance: errors that grow with k, and rows that differ by 20 powers of ten."""
+    positive = [rng.random((64, 4000)).astype(dtype), rng.random((4000, 48)).astype(dtype)]
+    assert check(client, tmp_path / "positive", *positive, positive[0] @ positive[1]).passed
+    graded = (rng.standard_normal((64, 300)) * np.logspace(-10, 10, 64)[:, None]).astype(dtype)
+    b = rng.standard_normal((300, 48)).astype(dtype)
+    c = graded @ b
+    assert check(client, tmp_path / "graded", graded, b, c).passed
+    c[0, 0] *= 2  # the smallest row counts as much as the largest
+    assert not check(client, tmp_path / "graded-wrong", graded, b, c).passed
+
+
+def test_a_tile_of_zeros_is_found(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
+    a, b, c = factors(rng, "f4")
+    c[32:64, 16:32] = 0
+    assert not check(client, tmp_path, a, b, c).passed
+
+
+def test_nan_and_infinity_are_not_compared_but_the_rest_is(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    a, b, _ = factors(rng, "f8")
+    a[5, 3], a[60, 2] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        c = a @ b
+    with_nan = check(client, tmp_path / "nan", a, b, c)
+    assert with_nan.passed
+    assert 0 < with_nan.unchecked < 90 * 8 * 2
+    assert "not compared" in str(with_nan)
+    c[7, 7] = np.nan  # nothing in row 7 of A explains this one
+    assert not check(client, tmp_path / "unexplained", a, b, c).passed
+
+
+def test_a_check_that_compares_nothing_does_not_pass(client: Client, tmp_path: Path) -> None:
+    a, b = np.full((4, 4), np.nan), np.ones((4, 4))
+    outcome = check(client, tmp_path, a, b, a @ b)
+    assert not outcome.passed
+    assert "nothing could be compared" in str(outcome)
+
+
+def test_integers_that_wrapped_pass(client: Client, tmp_path: Path) -> None:
+    a = np.full((8, 100), np.iinfo("i4").max, "i4")
+    with np.errstate(over="ignore"):
+        c = a @ a.T
+    assert check(client, tmp_path / "ok", a, a, c, transpose_b=True).passed
+    c[3, 3] ^= np.int32(-(2**31))  # exactly half the modulus: each round misses it with probability 1/2
+    assert not check(client, tmp_path / "half", a, a, c, transpose_b=True, rounds=40).passed
+
+
+def test_bad_input_is_named(client: Client, tmp_path: Path) -> None:
+    a = np.ones((4, 3))
+    with pytest.raises(ShapeError, match=r"4 × 4.*can only give 4 × 4|can only give"):
+        check(client, tmp_path / "s", a, a, np.ones((4, 4)))
+    with pytest.raises(OptionError, match="rounds=0"):
+        check(client, tmp_path / "r", a, a.T, a @ a.T, rounds=0)

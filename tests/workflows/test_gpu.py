@@ -1,0 +1,97 @@
+"""The whole job on real GPUs: the local and the cuda profile, memory within the plan, the same bits on any number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import tilewright as tw
+from tests.workflows.test_matmul import assert_product, numbers, put
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize(("transpose_a", "transpose_b"), [(False, False), (True, False), (False, True), (True, True)])
+def test_the_stored_product_is_numpys(
+    dtype: str, transpose_a: bool, transpose_b: bool, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    a, b = numbers(rng, (515, 700), dtype), numbers(rng, (700, 390), dtype)
+    out = zarr.create_array(tmp_path / "c", shape=(515, 390), chunks=(128, 100), dtype=dtype, fill_value=99)
+    run = tw.matmul(
+        put(tmp_path / "a", a.T if transpose_a else a, (200, 130)),
+        put(tmp_path / "b", b.T if transpose_b else b, (150, 170)),
+        out,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        cluster="local",
+        device="cuda",
+        device_memory=1_500_000 * np.dtype(dtype).itemsize // 4,
+    )
+    assert run.plan.tile_count > 1
+    assert run.device != "CPU"
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert_product(out[...], a, b)
+    assert run.verification is not None
+    assert run.verification.passed
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(4, 0, 5), (0, 3, 4), (4, 3, 0), (1, 1, 1), (1, 5000, 1)])
+def test_odd_sides(m: int, k: int, n: int, tmp_path: Path) -> None:
+    a, b = np.ones((m, k), "f4"), np.ones((k, n), "f4")
+    tw.matmul(put(tmp_path / "a", a), put(tmp_path / "b", b), tmp_path / "c", device="cuda")
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...], a @ b)
+
+
+@pytest.mark.parametrize("profile", ["local", "cuda"])
+def test_large_matrices_on_every_profile(profile: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    n = 8192
+    a, b = (rng.standard_normal((n, n), dtype="f4") for _ in range(2))
+    a_path = put(tmp_path / "a", a, (1024, 1024), compressors=None)
+    b_path = put(tmp_path / "b", b, (1024, 1024), compressors=None)
+    run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=profile, device="cuda")
+    print(run)
+    c = zarr.open_array(tmp_path / "c")
+    for rows in (slice(0, 3), slice(4090, 4100), slice(n - 2, n)):
+        exact = a[rows].astype("f8") @ b.astype("f8")
+        scale = np.abs(a[rows]).astype("f8") @ np.abs(b).astype("f8")
+        assert (np.abs(c[rows] - exact) <= 2 * np.sqrt(n) * np.finfo("f4").eps * scale).all()
+
+
+def test_device_memory_stays_within_the_plan(tmp_path: Path, rng: np.random.Generator) -> None:
+    from numba import cuda
+
+    a = numbers(rng, (4096, 4096), "f4")
+    path = put(tmp_path / "a", a, (512, 512), compressors=None)
+    limit = 64 * 2**20
+    tw.matmul(path, path, tmp_path / "warm", device="cuda", device_memory=limit)  # kernels loaded, contexts made
+    before = cuda.current_context().get_memory_info().free
+    lowest = [before]
+
+    def watch(event: Any) -> None:
+        lowest[0] = min(lowest[0], cuda.current_context().get_memory_info().free)
+
+    run = tw.matmul(path, path, tmp_path / "c", device="cuda", device_memory=limit, listener=watch)
+    assert run.plan.tile_count > 4
+    assert before - lowest[0] <= run.plan.device_peak_nbytes + 32 * 2**20  # the driver hands out whole blocks
+
+
+@pytest.mark.multigpu
+def test_the_same_bits_on_any_number_of_gpus(tmp_path: Path, rng: np.random.Generator) -> None:
+    from dask_cuda import LocalCUDACluster
+    from distributed import Client
+
+    a, b = numbers(rng, (5000, 3000), "f4"), numbers(rng, (3000, 4100), "f4")
+    a_path, b_path = put(tmp_path / "a", a, (512, 512)), put(tmp_path / "b", b, (512, 512))
+    results = []
+    for visible in ("0", "0,1"):
+        with LocalCUDACluster(CUDA_VISIBLE_DEVICES=visible, dashboard_address=":0") as cluster, Client(cluster) as client:
+            out = tmp_path / f"c{len(visible)}"
+            run = tw.matmul(a_path, b_path, out, cluster=client, device="cuda", device_memory="80MB")
+        assert run.plan.workers == (len(visible) + 1) // 2
+        results.append(zarr.open_array(out)[...].tobytes())
+    assert results[0] == results[1]
