@@ -7,10 +7,12 @@ sees a transpose flag: ``op(A)`` and ``op(B)`` arrive as views whose strides say
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numba
 import numpy as np
 
 Capability = tuple[int, int]
@@ -100,6 +102,13 @@ class Variant:
     """The lowest compute capability it is written for."""
     options: dict[str, Any] = field(default_factory=dict)
     """More keyword arguments of ``compile_ptx``, such as ``launch_bounds``."""
+
+
+@functools.cache
+def strided_signature(a: np.dtype, b: np.dtype, c: np.dtype) -> Any:
+    """``kernel(a, b, c, accumulate)`` over matrices of any strides: one compilation serves every layout."""
+    arrays = [numba.types.Array(numba.from_dtype(dtype), 2, "A") for dtype in (a, b, c)]
+    return numba.void(*arrays, numba.boolean)
 
 
 def no_variants() -> Iterable[Variant]:

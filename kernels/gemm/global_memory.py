@@ -14,8 +14,15 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.gemm.base import ELEMENTS, GemmKernel, Problem, Variant, compute_dtype
-from tilewright.kernels.launch import ceil_div, conversion
+from tilewright.kernels.gemm.base import (
+    ELEMENTS,
+    GemmKernel,
+    Problem,
+    Variant,
+    compute_dtype,
+    strided_signature,
+)
+from tilewright.kernels.launch import ceil_div, conversion, enqueue
 
 BLOCK = (32, 8)
 """Threads along a row of C and along a column: a warp writes 32 neighbours of a row-major C."""
@@ -50,8 +57,8 @@ def element_function(result: np.dtype) -> Any:
 
 
 @functools.cache
-def _kernel(result: np.dtype) -> Any:
-    return cuda.jit(element_function(result), cache=True)
+def _kernel(a: np.dtype, b: np.dtype, c: np.dtype) -> Any:
+    return cuda.jit(strided_signature(a, b, c), cache=True)(element_function(c))
 
 
 def supports(problem: Problem) -> bool:
@@ -62,13 +69,12 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     m, n = c.shape
     if m * n:
         blocks = ceil_div(n, BLOCK[0]) * ceil_div(m, BLOCK[1])
-        _kernel(c.dtype)[blocks, BLOCK, stream](a, b, c, accumulate)
+        enqueue(_kernel(a.dtype, b.dtype, c.dtype), blocks, BLOCK, stream, 0, a, b, c, accumulate)
 
 
 def variants() -> Iterable[Variant]:
     for dtype in ELEMENTS:
-        array = numba.types.Array(numba.from_dtype(dtype), 2, "C")
-        signature = numba.void(array, array, array, numba.boolean)
+        signature = strided_signature(dtype, dtype, dtype)
         yield Variant(f"global-memory {dtype}", element_function(dtype), signature)
 
 

@@ -239,7 +239,7 @@ def _on_device(
         homes = {launch.device_index(view) for view in views if view.size}
         if len(homes) > 1:
             raise OutputError(
-                f"the arrays lie on GPUs {sorted(homes)}; a product takes one: copy them to the same GPU first"
+                f"the arrays lie on GPUs {sorted(homes)}; a product takes one: copy them to the same"
             )
         home = homes.pop() if homes else current
     decision = _decide(

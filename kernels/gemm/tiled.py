@@ -16,8 +16,15 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.gemm.base import ELEMENTS, GemmKernel, Problem, Variant, compute_dtype
-from tilewright.kernels.launch import ceil_div, conversion, transposed
+from tilewright.kernels.gemm.base import (
+    ELEMENTS,
+    GemmKernel,
+    Problem,
+    Variant,
+    compute_dtype,
+    strided_signature,
+)
+from tilewright.kernels.launch import ceil_div, conversion, enqueue, transposed
 
 
 @dataclass(frozen=True)
@@ -125,16 +132,9 @@ def tile_function(result: np.dtype, tile: Tile, a_by_rows: bool, b_by_rows: bool
 
 
 @functools.cache
-def _signature(a: np.dtype, b: np.dtype, c: np.dtype) -> Any:
-    # Layout "A": strides are read from the array, so that one compilation serves every layout.
-    arrays = [numba.types.Array(numba.from_dtype(dtype), 2, "A") for dtype in (a, b, c)]
-    return numba.void(*arrays, numba.boolean)
-
-
-@functools.cache
 def _kernel(a: np.dtype, b: np.dtype, c: np.dtype, tile: Tile, a_by_rows: bool, b_by_rows: bool) -> Any:
     function = tile_function(c, tile, a_by_rows, b_by_rows)
-    return cuda.jit(_signature(a, b, c), cache=True)(function)
+    return cuda.jit(strided_signature(a, b, c), cache=True)(function)
 
 
 def _by_rows(array: Any) -> bool:
@@ -157,7 +157,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     tile = TILE
     kernel = _kernel(a.dtype, b.dtype, c.dtype, tile, _by_rows(a), _by_rows(b))
     blocks = ceil_div(m, tile.side) * ceil_div(n, tile.side)
-    kernel[blocks, tile.block, stream](a, b, c, accumulate)
+    enqueue(kernel, blocks, tile.block, stream, 0, a, b, c, accumulate)
 
 
 def variants() -> Iterable[Variant]:
@@ -166,7 +166,7 @@ def variants() -> Iterable[Variant]:
             yield Variant(
                 f"tiled {dtype} a_by_rows={a_by_rows} b_by_rows={b_by_rows}",
                 tile_function(dtype, TILE, a_by_rows, b_by_rows),
-                _signature(dtype, dtype, dtype),
+                strided_signature(dtype, dtype, dtype),
             )
 
 
