@@ -11,27 +11,30 @@ from tilewright.kernels.gemm.base import GemmKernel, Problem
 from tilewright.kernels.launch import SIMULATOR
 
 
-@functools.cache
-def ladder() -> tuple[GemmKernel, ...]:
-    """Every kernel, most preferred first. Imported here, so that a machine without CUDA never loads them."""
+def _portable() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.global_memory import GLOBAL_MEMORY
     from tilewright.kernels.gemm.tiled import TILED
 
-    kernels = (
-        TILED,
-        GLOBAL_MEMORY,
-    )
-    if SIMULATOR:
-        return tuple(kernel for kernel in kernels if kernel.portable)
+    return (TILED, GLOBAL_MEMORY)
+
+
+def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER
 
-    return (EXACT_INTEGER, *kernels)
+    return (EXACT_INTEGER,)
+
+
+@functools.cache
+def ladder() -> tuple[GemmKernel, ...]:
+    """Every kernel, most preferred first. Imported here, so that a machine without CUDA never loads them.
+
+    The simulator has only the portable ones: it knows no PTX.
+    """
+    return _portable() if SIMULATOR else (*_specialised(), *_portable())
 
 
 def select(problem: Problem) -> GemmKernel:
     """The kernel for a problem whose dtypes and shapes were checked. The tiled one takes everything."""
     if problem.k == 0:
-        from tilewright.kernels.gemm.tiled import TILED
-
-        return TILED  # the one that promises zeros here
+        return _portable()[0]  # the one that promises zeros here
     return next(kernel for kernel in ladder() if kernel.supports(problem))

@@ -120,8 +120,9 @@ def assert_surroundings_kept(view: np.ndarray) -> None:
     whole = np.array(base.ravel(order="K")).view(np.uint8)
     np.ndarray(view.shape, view.dtype, whole, offset, view.strides)[...] = FILLER
     start = offset % view.itemsize  # not zero where the view is unaligned: what is before it are single bytes
+    whole_elements = (whole.size - start) // view.itemsize * view.itemsize
     assert (whole[:start] == FILLER).all()
-    assert (whole[start:].view(view.dtype) == FILLER).all()
+    assert (whole[start : start + whole_elements].view(view.dtype) == FILLER).all()
 
 
 def device_twin(view: np.ndarray) -> tuple[Any, Callable[[], np.ndarray]]:

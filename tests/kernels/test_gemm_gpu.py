@@ -149,7 +149,7 @@ def known_product(m: int, n: int, k: int, dtype: str) -> tuple[np.ndarray, ...]:
 def test_every_kernel_on_all_it_accepts(kernel: GemmKernel) -> None:
     """Each record, also where another would be preferred; it must accept something, or nobody tests it."""
     tried = 0
-    shapes = ((130, 140, 150), (128, 256, 192), (512, 384, 256), (16, 2048, 1024), (2048, 16, 512))
+    shapes = ((130, 140, 150), (128, 256, 192), (1000, 600, 900), (16, 2048, 1024), (2048, 16, 512))
     layouts = (
         ("rows", "rows"),
         ("columns", "rows"),
@@ -241,7 +241,7 @@ def test_no_step_of_k_at_all_gives_zeros() -> None:
 
 @pytest.mark.parametrize("dtype", ["i1", "f4", "f8"])
 def test_more_than_two_to_the_31_elements(dtype: str, rng: np.random.Generator) -> None:
-    """Operands, then an output, with more elements than 32-bit signed indices reach; their ends are looked at."""
+    """Operands, then an output, with more elements than 32-bit signed indices reach; both ends are read."""
     from numba import cuda
 
     rows, columns = 2**26 + 5, 33
