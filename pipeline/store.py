@@ -202,8 +202,8 @@ def _direct_layout(array: zarr.Array[Any]) -> _DirectLayout | None:
     elif len(metadata.codecs) != 1 or not isinstance(metadata.codecs[0], BytesCodec):
         return None
     else:
-        endian = metadata.codecs[0].endian
-        if endian is not None and endian.value != "little":
+        endian = metadata.codecs[0].endian  # an enumeration's member up to zarr 3.1, its plain value later
+        if endian is not None and getattr(endian, "value", endian) != "little":
             return None
     if array.dtype.byteorder == ">" or sys.byteorder != "little":
         return None

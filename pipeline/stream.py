@@ -193,15 +193,18 @@ class CudaUnit:
         self._download_stream = cuda.stream()
 
     def pinned(self, size: int, dtype: np.dtype) -> np.ndarray:
-        return self._cuda.pinned_array(size, dtype)
+        return self._cuda.pinned_array(max(size, 1), dtype)  # the driver gives no address for nothing
 
     def panel_slots(self) -> list[Any]:
-        return host_slots(self._plan, self._cuda.device_array)
+        return host_slots(self._plan, self._allocate)
+
+    def _allocate(self, size: int, dtype: np.dtype) -> Any:
+        return self._cuda.device_array(max(size, 1), dtype)
 
     def tile_slots(self) -> list[Any]:
         plan = self._plan
         dtype = accumulator_dtype(np.dtype(plan.c_dtype))
-        return [self._cuda.device_array(plan.tile_rows * plan.tile_columns, dtype) for _ in range(plan.c_buffers)]
+        return [self._allocate(plan.tile_rows * plan.tile_columns, dtype) for _ in range(plan.c_buffers)]
 
     def upload(self, staged: HostSlot, slot: Any, rows: int, columns: int, depth: int) -> None:
         for source, target, shape in zip(
@@ -230,7 +233,8 @@ class CudaUnit:
         self._compute_stream.synchronize()  # the panel's buffers may be overwritten
 
     def clear(self, target: Any, rows: int, columns: int) -> None:
-        target[: rows * columns].copy_to_device(np.zeros(rows * columns, target.dtype))
+        if rows * columns:
+            target[: rows * columns].copy_to_device(np.zeros(rows * columns, target.dtype))
 
     def download(self, target: Any, rows: int, columns: int, band: slice, staging: np.ndarray | None) -> np.ndarray:
         assert staging is not None
