@@ -1,0 +1,703 @@
+"""float64 and complex128 on the float64 tensor cores: warp tiles of ``mma.sync`` fed by ``cp.async``.
+
+The floor is arithmetic: a multiprocessor of an H200 does 128 float64 multiply-adds a clock on its tensor
+cores, so a 128 × 128 × 16 step lasts 2048 clocks, in which shared memory could deliver 256 KB and has to
+deliver 96. What is left to do is to keep the four tensor cores from ever waiting:
+
+- operands come into shared memory by asynchronous copies, several stages ahead;
+- fragments come out of it without bank conflicts, one step of k ahead of their use;
+- block tiles are walked in bands that share their rows of A and columns of B in the second-level cache.
+
+complex128 is the same product with twice the k. A complex number lies in memory as two neighbouring float64,
+so a row of A is a real row a' = (re, im, re, im, ...), and
+
+    real part of C = a' · (re, -im, re, -im, ...),     imaginary part = a' · (im, re, im, re, ...),
+
+where the vectors on the right are columns of B: A's fragments are read as they lie, B's twice, once with
+neighbours exchanged, and a sign bit is flipped in every other lane. That is four real products; the form with
+three (Gauss) would save a quarter of the work, but loses the accuracy of the smaller part.
+
+Fragments are read 64 bits at a time. 128 bits would halve the loads, but the instruction wants its registers
+in another order than memory has them, and the moves cost more than the loads: shared memory has bandwidth to
+spare.
+
+Sources: the fragment layouts are the PTX ISA's; multi-stage ``cp.async`` pipelines with fragments
+double-buffered in registers are CUTLASS's (``MmaMultistage``); written anew for Numba.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numba.cuda import libdevice, types
+
+from tilewright.kernels import ptx
+from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem, Variant
+from tilewright.kernels.launch import (
+    address,
+    allow_dynamic_shared,
+    capability,
+    ceil_div,
+    current_device,
+    transposed,
+)
+
+FLOAT64 = np.dtype(np.float64)
+COMPLEX128 = np.dtype(np.complex128)
+
+WARP = 32
+MMA_M, MMA_N = 16, 8
+"""Rows and columns of one matrix instruction."""
+LANE_K = 4
+"""Lanes of a warp that share a row of a fragment: the step in k between two registers of one lane."""
+HALF_M = 8
+"""Rows between the two registers of A, or pairs of C, that one lane holds for the same column."""
+CHUNK = 2
+"""float64 numbers in 16 bytes, the unit of a copy."""
+BANK_LINE = 16
+"""float64 numbers in 128 bytes, once through all banks of shared memory."""
+ITEM = 8
+"""Bytes of a float64."""
+SIGN_BIT = -(2**63)
+
+# Inlined before type inference: local arrays that cross a call would live in memory instead of registers.
+inlined = cuda.jit(device=True, inline="always")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How one block works. Sides are in elements of C (real or complex), ``depth`` and ``step`` in float64
+    of k."""
+
+    m: int
+    n: int
+    depth: int
+    """k in one stage of the pipeline, a complex number counting as two."""
+    warps: tuple[int, int]
+    """Warps down and across the block tile."""
+    step: int
+    """k in one fragment, and in one matrix instruction: 4, 8 or 16."""
+    stages: int
+    """Stages of the pipeline in shared memory, of which one is being multiplied."""
+    blocks: int = 1
+    """Blocks that shall fit on one multiprocessor; caps the registers."""
+    band: int = 8
+    """Rows of block tiles that are walked together, column by column, so that they share B's columns in
+    L2."""
+
+    @property
+    def threads(self) -> int:
+        return self.warps[0] * self.warps[1] * WARP
+
+    def shared_nbytes(self, parts: int) -> int:
+        """The stages; at the end the same memory holds the tile of C."""
+        return max(self.stages * (self.m + self.n) * self.depth, self.m * self.n * parts) * ITEM
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is decided when the kernel is compiled, besides the tile."""
+
+    parts: int
+    """float64 numbers in an element: 1 for float64, 2 for complex128."""
+    a_along_k: bool
+    """Whether neighbours in A's memory are neighbours in k (A by rows); else along m."""
+    b_along_k: bool
+    """Whether neighbours in B's memory are neighbours in k (B by columns); else along n."""
+    a_whole: bool
+    """Whether A comes in 16-byte chunks: address and pitch multiples of 16, contiguous side even."""
+    b_whole: bool
+    c_whole: bool
+    """Whether C is written in 16-byte chunks."""
+    native: bool
+    """Whether the matrix instructions are those of compute capability 9.0."""
+
+
+@dataclass(frozen=True)
+class _Side:
+    """How one operand's tile lies in shared memory: lines of float64, as the operand has them in memory.
+
+    A line runs along k or along the operand's other side. A fragment load is free of bank conflicts when each
+    half of a warp (lanes 16 q to 16 q + 15: four g, with all four t) touches sixteen different places modulo
+    16. Place p of line l is therefore stored at p XOR swizzle(l), where:
+
+    - along k, the lines are the four g, each read at four neighbours t: 4 (l mod 4);
+    - across k, real, the lines are the four t, each read at four neighbours g: 4 (l mod 4) again;
+    - across k, complex, two lines t // 2, each read at eight neighbours (g, t mod 2): 8 (l mod 2).
+    """
+
+    extent: int
+    depth: int
+    parts: int
+    along_k: bool
+    threads: int
+
+    @property
+    def lines(self) -> int:
+        return self.extent if self.along_k else self.depth // self.parts
+
+    @property
+    def pitch(self) -> int:
+        """float64 numbers in a line."""
+        return self.depth if self.along_k else self.extent * self.parts
+
+    @property
+    def size(self) -> int:
+        return self.lines * self.pitch
+
+    @property
+    def chunks(self) -> int:
+        """Chunks in a line, copied by neighbouring threads."""
+        return self.pitch // CHUNK
+
+    @property
+    def lines_a_pass(self) -> int:
+        """Lines that all threads together copy at once."""
+        return self.threads // self.chunks
+
+    @property
+    def swizzle(self) -> tuple[int, int]:
+        """``(mask, factor)``: swizzle(l) = (l & mask) * factor."""
+        return (3, 4) if self.along_k or self.parts == 1 else (1, 8)
+
+    def check(self, tile: Tile) -> None:
+        """The tiles are ours: one that breaks these is a mistake in the table, not a user's."""
+        assert self.threads % self.chunks == 0, f"{tile}: a pass copies whole lines"
+        assert self.lines % self.lines_a_pass == 0, f"{tile}: every pass is full"
+        assert self.pitch % BANK_LINE == 0, f"{tile}: lines begin at the first bank"
+
+
+def _copier(side: _Side, whole: bool) -> Any:
+    """A device function that starts copying one tile from global to shared memory.
+
+    ``copy(shared, base, source, line_step, lines_left, left)``: the calling thread's first chunk is at
+    address ``source``, its next one ``line_step`` bytes on; ``lines_left`` and ``left`` say how many lines,
+    from that one on, and how many elements of the line, the operand still has. What lies outside becomes
+    zero, which adds nothing to any sum. Chunks that are not ``whole`` are copied by halves.
+    """
+    chunks, pitch, parts = side.chunks, side.pitch, side.parts
+    lines_a_pass = side.lines_a_pass
+    passes = side.lines // lines_a_pass
+    mask, factor = side.swizzle
+    second = 1 if parts == 1 else 0  # elements before the one that a chunk's second half belongs to
+    copy_chunk, copy_half = ptx.copy_async_16_or_zero, ptx.copy_async_8_or_zero
+    u64 = types.uint64
+
+    @inlined
+    def copy(shared, base, source, line_step, lines_left, left):  # type: ignore[no-untyped-def]
+        thread = cuda.threadIdx.x
+        first = thread // chunks
+        place = (thread % chunks) * CHUNK
+        for i in range(passes):
+            line = first + i * lines_a_pass
+            target = base + line * pitch + (place ^ ((line & mask) * factor))
+            inside = i * lines_a_pass < lines_left
+            origin = u64(source + i * line_step)
+            if whole:
+                copy_chunk(shared, target, origin, inside and left > 0)
+            else:
+                copy_half(shared, target, origin, inside and left > 0)
+                copy_half(shared, target + 1, u64(origin + ITEM), inside and left > second)
+
+    return copy
+
+
+def _loader(side: _Side, step: int, halves: int) -> Any:
+    """A device function that loads some of a warp's fragments, of 8 · ``halves`` rows or columns each.
+
+    ``load(registers, first, shared, base, origin, tile, tiles, k, g, t)``: the operand's tile begins at
+    ``shared[base]``, the warp's part of it at row or column ``origin``, the step at ``k``; fragments
+    ``tile`` to ``tile + tiles - 1`` of the warp are loaded. Register ``first + (i steps + s) halves + h``
+    becomes row or column g + 8 h of the i-th of them, at k + t + 4 s: the order in which `ptx.mma_f64` takes
+    them.
+    """
+    pitch, parts, along_k = side.pitch, side.parts, side.along_k
+    mask, factor = side.swizzle
+    steps = step // LANE_K
+    height = HALF_M * halves
+    u64 = types.uint64  # a signed index would be tested for wrap-around at every access
+
+    @inlined
+    def load(registers, first, shared, base, origin, tile, tiles, k, g, t):  # type: ignore[no-untyped-def]
+        # Everything that differs between lanes is in ``lane``; the rest becomes the loads' constant offsets.
+        # The
+        # swizzle and what is constant touch the same bits only where they are combined by XOR.
+        for s in range(steps):
+            inner = k + s * LANE_K
+            if along_k:
+                lane = base + (origin + g) * pitch + (((g & mask) * factor ^ t) ^ (inner % BANK_LINE))
+                constant = inner // BANK_LINE * BANK_LINE
+            elif parts == 1:
+                lane = base + t * pitch + origin + (((t & mask) * factor) ^ g)
+                constant = inner * pitch
+            else:
+                lane = base + (t >> 1) * pitch + 2 * origin + (((t >> 1) * factor) ^ (2 * g + (t & 1)))
+                constant = (inner >> 1) * pitch
+            for i in range(tiles):
+                for h in range(halves):
+                    line = (tile + i) * height + h * HALF_M
+                    if along_k:
+                        place = lane + (constant + line * pitch)
+                    elif parts == 1:
+                        # The swizzle reaches as far as bit 3, so that bit of the line is combined by XOR too.
+                        place = (lane ^ (line & HALF_M)) + (constant + (line & ~HALF_M))
+                    else:
+                        place = lane + (constant + 2 * line)
+                    registers[first + (i * steps + s) * halves + h] = shared[u64(place)]
+
+    return load
+
+
+def _real_product(mma: Any, tiles_n: int, steps: int) -> Any:
+    """A device function that multiplies one row of fragments: ``multiply(c, i, a, first_a, b, first_b, t)``.
+
+    Adds A's i-th fragment, at ``a[first_a]``, times all of B's, from ``b[first_b]`` on, to row i of ``c``.
+    """
+
+    @inlined
+    def multiply(c, i, a, first_a, b, first_b, t):  # type: ignore[no-untyped-def]
+        for j in range(tiles_n):
+            mma(c, (i * tiles_n + j) * 4, a, first_a, b, first_b + j * steps)
+
+    return multiply
+
+
+def _complex_product(mma: Any, tiles_n: int, steps: int, imaginary: int) -> Any:
+    """The same for complex128. The second half of ``b`` has neighbours exchanged; imaginary parts of ``c``
+    begin at ``imaginary``."""
+    size = tiles_n * steps
+
+    @inlined
+    def multiply(c, i, a, first_a, b, first_b, t):  # type: ignore[no-untyped-def]
+        if i == 0:
+            # Once, and as late as this: the loads have arrived by now. Odd lanes hold imaginary parts.
+            flip = types.int64(t & 1) * SIGN_BIT
+            for x in range(size):
+                bits = libdevice.double_as_longlong(b[first_b + x]) ^ flip
+                b[first_b + x] = libdevice.longlong_as_double(bits)
+        for j in range(tiles_n):
+            register = (i * tiles_n + j) * 4
+            mma(c, register, a, first_a, b, first_b + j * steps)
+            mma(c, imaginary + register, a, first_a, b, first_b + size + j * steps)
+
+    return multiply
+
+
+def kernel_function(tile: Tile, layout: Layout) -> Any:
+    """The kernel as a plain function, for `cuda.jit`, `cuda.compile_ptx` and the tests that assemble it.
+
+    ``c (+)= a b``: a is m × k, b k × n, c m × n with neighbours of a row side by side. Addresses are in
+    bytes; the pitches of a, b and c count float64 numbers from one line to the next, lines being what the
+    `Layout` says they are. With ``gridDim.y`` = s > 1, k is cut into s ranges of ``split_k``, and the
+    partial product of range y is written at c + y · ``c_split`` float64 numbers, for a sum in fixed order
+    afterwards.
+
+    Grid: (tiles of C, ranges of k). Block: ``tile.threads``. Shared memory (dynamic): ``tile.shared_nbytes``.
+    Registers: accumulators m n parts / threads float64, and ``buffers`` sets of fragments. Ragged edges come
+    in as zeros and are not written; ``split_k`` = 0 gives zeros. The order of the sums is fixed by the tile
+    alone.
+    """
+    parts, threads = layout.parts, tile.threads
+    side_a = _Side(tile.m, tile.depth, parts, layout.a_along_k, threads)
+    side_b = _Side(tile.n, tile.depth, parts, layout.b_along_k, threads)
+    warp_m, warp_n = tile.m // tile.warps[0], tile.n // tile.warps[1]
+    tiles_m, tiles_n = warp_m // MMA_M, warp_n // MMA_N
+    step, depth, stages, band = tile.step, tile.depth, tile.stages, tile.band
+    steps, instruction_steps = depth // step, step // LANE_K
+    side_a.check(tile)
+    side_b.check(tile)
+    assert warp_m % MMA_M == warp_n % (2 * MMA_N) == 0, f"{tile}: warp tiles begin where the swizzle does"
+    assert steps % 2 == 0, f"{tile}: the two sets of fragments of B alternate within a stage"
+
+    copy_a, copy_b = _copier(side_a, layout.a_whole), _copier(side_b, layout.b_whole)
+    load_a, load_b = _loader(side_a, step, 2), _loader(side_b, step, 1)
+    mma = ptx.mma_f64(step, native=layout.native)
+    sums = tiles_m * tiles_n * 4
+    if parts == 1:
+        multiply = _real_product(mma, tiles_n, instruction_steps)
+    else:
+        multiply = _complex_product(mma, tiles_n, instruction_steps, sums)
+    global_array, commit, wait = ptx.global_array, ptx.commit_copies, ptx.wait_copies
+    load_chunk, store_chunk = ptx.load_vector, ptx.store_vector
+
+    a_along_k, b_along_k, c_whole = layout.a_along_k, layout.b_along_k, layout.c_whole
+    a_chunks, a_lines = side_a.chunks, side_a.lines_a_pass
+    b_chunks, b_lines = side_b.chunks, side_b.lines_a_pass
+    size_a, size_stage = side_a.size, side_a.size + side_b.size
+    ring = stages * size_stage
+    depth_elements, chunk_elements = depth // parts, CHUNK // parts
+    fragment_a = instruction_steps * 2
+    half_b = tiles_n * instruction_steps
+    fragments_b = half_b * parts
+    registers_a, registers_b = 2 * fragment_a, 2 * fragments_b
+    total = sums * parts
+    tile_m, tile_n, warps_n = tile.m, tile.n, tile.warps[1]
+    pending = stages - 2
+    out_chunks, out_pitch = tile.n * parts // CHUNK, tile.n * parts
+    # Two rows that a quarter of a warp writes at once differ in this bit of their places.
+    out_flip = BANK_LINE // 2 if parts == 1 else CHUNK
+    f64, i32, i64 = types.float64, types.int32, types.int64
+
+    def kernel(  # type: ignore[no-untyped-def]
+        a_address,
+        a_pitch,
+        b_address,
+        b_pitch,
+        c_address,
+        c_pitch,
+        c_split,
+        m,
+        n,
+        k,
+        split_k,
+        accumulate,
+    ):
+        c = global_array(c_address, f64)
+        shared = cuda.shared.array(0, f64, alignment=128)
+        acc = cuda.local.array(total, f64)
+        a_regs = cuda.local.array(registers_a, f64)
+        b_regs = cuda.local.array(registers_b, f64)
+        pair = cuda.local.array(2, f64)
+
+        thread = cuda.threadIdx.x
+        lane = thread & 31
+        g = lane >> 2
+        t = lane & 3
+        warp = thread >> 5
+        warp_row = (warp // warps_n) * warp_m
+        warp_column = (warp % warps_n) * warp_n
+
+        across = (n + tile_n - 1) // tile_n
+        down = (m + tile_m - 1) // tile_m
+        in_band = i32(band * across)
+        first_row = (cuda.blockIdx.x // in_band) * band
+        within = cuda.blockIdx.x % in_band
+        rows = i32(min(band, down - first_row))
+        row0 = i32((first_row + within % rows) * tile_m)
+        column0 = i32((within // rows) * tile_n)
+        first_k = i32(cuda.blockIdx.y * split_k)
+        range_k = i32(min(split_k, k - first_k))
+
+        # Where this thread's first chunk of each operand lies, and what is left of the operand from there.
+        a_chunk = thread % a_chunks
+        a_line = thread // a_chunks
+        b_chunk = thread % b_chunks
+        b_line = thread // b_chunks
+        if a_along_k:
+            offset = i64(row0 + a_line) * a_pitch + i64(first_k) * parts + a_chunk * CHUNK
+            a_next = i64(a_address) + offset * ITEM
+            a_advance = i64(depth * ITEM)
+            a_lines_left = i32(m - row0 - a_line)
+            a_left = i32(range_k - a_chunk * chunk_elements)
+        else:
+            offset = i64(first_k + a_line) * a_pitch + i64(row0) * parts + a_chunk * CHUNK
+            a_next = i64(a_address) + offset * ITEM
+            a_advance = depth_elements * a_pitch * ITEM
+            a_lines_left = i32(range_k - a_line)
+            a_left = i32(m - row0 - a_chunk * chunk_elements)
+        if b_along_k:
+            offset = i64(column0 + b_line) * b_pitch + i64(first_k) * parts + b_chunk * CHUNK
+            b_next = i64(b_address) + offset * ITEM
+            b_advance = i64(depth * ITEM)
+            b_lines_left = i32(n - column0 - b_line)
+            b_left = i32(range_k - b_chunk * chunk_elements)
+        else:
+            offset = i64(first_k + b_line) * b_pitch + i64(column0) * parts + b_chunk * CHUNK
+            b_next = i64(b_address) + offset * ITEM
+            b_advance = depth_elements * b_pitch * ITEM
+            b_lines_left = i32(range_k - b_line)
+            b_left = i32(n - column0 - b_chunk * chunk_elements)
+        a_line_step = a_lines * a_pitch * ITEM
+        b_line_step = b_lines * b_pitch * ITEM
+
+        for x in range(total):
+            acc[x] = 0.0
+
+        # Fill all stages but one. Stages beyond the end of k are filled with zeros, so that the count of
+        # groups
+        # under way never depends on k.
+        for stage in range(stages - 1):
+            copy_a(shared, stage * size_stage, a_next, a_line_step, a_lines_left, a_left)
+            copy_b(shared, stage * size_stage + size_a, b_next, b_line_step, b_lines_left, b_left)
+            commit()
+            a_next += a_advance
+            b_next += b_advance
+            if a_along_k:
+                a_left = i32(a_left - depth_elements)
+            else:
+                a_lines_left = i32(a_lines_left - depth_elements)
+            if b_along_k:
+                b_left = i32(b_left - depth_elements)
+            else:
+                b_lines_left = i32(b_lines_left - depth_elements)
+        reading = i32(0)
+        writing = i32((stages - 1) * size_stage)
+        wait(pending)
+        cuda.syncthreads()  # the first stage is there for everyone
+        load_a(a_regs, 0, shared, reading, warp_row, 0, 1, 0, g, t)
+        load_b(b_regs, 0, shared, reading + size_a, warp_column, 0, tiles_n, 0, g, t)
+        if parts == 2:
+            load_b(b_regs, half_b, shared, reading + size_a, warp_column, 0, tiles_n, 0, g, t ^ 1)
+
+        for _ in range((range_k + depth_elements - 1) // depth_elements):
+            for s in range(steps):
+                for i in range(tiles_m):
+                    # Load what comes next, then multiply what is there.
+                    a_fill = ((s * tiles_m + i + 1) & 1) * fragment_a
+                    if i < tiles_m - 1:
+                        load_a(a_regs, a_fill, shared, reading, warp_row, i + 1, 1, s * step, g, t)
+                    else:
+                        next_k = ((s + 1) % steps) * step
+                        b_fill = ((s + 1) & 1) * fragments_b
+                        if s == steps - 1:
+                            reading = i32(reading + size_stage)
+                            if reading == ring:
+                                reading = i32(0)
+                            wait(pending)
+                            # The next stage is there for everyone, and everyone has read this one, which the
+                            # next round overwrites.
+                            cuda.syncthreads()
+                        read_b = reading + size_a
+                        load_a(a_regs, a_fill, shared, reading, warp_row, 0, 1, next_k, g, t)
+                        load_b(b_regs, b_fill, shared, read_b, warp_column, 0, tiles_n, next_k, g, t)
+                        if parts == 2:
+                            b_fill += half_b
+                            load_b(b_regs, b_fill, shared, read_b, warp_column, 0, tiles_n, next_k, g, t ^ 1)
+                    if s == 0 and i == 0:
+                        copy_a(shared, writing, a_next, a_line_step, a_lines_left, a_left)
+                        copy_b(shared, writing + size_a, b_next, b_line_step, b_lines_left, b_left)
+                        commit()
+                        a_next += a_advance
+                        b_next += b_advance
+                        if a_along_k:
+                            a_left = i32(a_left - depth_elements)
+                        else:
+                            a_lines_left = i32(a_lines_left - depth_elements)
+                        if b_along_k:
+                            b_left = i32(b_left - depth_elements)
+                        else:
+                            b_lines_left = i32(b_lines_left - depth_elements)
+                        writing = i32(writing + size_stage)
+                        if writing == ring:
+                            writing = i32(0)
+                    a_use = ((s * tiles_m + i) & 1) * fragment_a
+                    multiply(acc, i, a_regs, a_use, b_regs, (s & 1) * fragments_b, t)
+
+        # The sums go through shared memory, so that whole lines of C are written.
+        wait(0)
+        cuda.syncthreads()  # everyone has read the last stage, and no copy is under way
+        for i in range(tiles_m):
+            for h in range(2):
+                row = warp_row + i * MMA_M + h * HALF_M + g
+                line = row * out_pitch
+                flip = (row & 1) * out_flip
+                for j in range(tiles_n):
+                    register = (i * tiles_n + j) * 4 + 2 * h
+                    column = warp_column + j * MMA_N + 2 * t
+                    if parts == 1:
+                        store_chunk(shared, line + (column ^ flip), acc, register)
+                    else:
+                        for e in range(2):
+                            pair[0] = acc[register + e]
+                            pair[1] = acc[sums + register + e]
+                            store_chunk(shared, line + ((2 * (column + e)) ^ flip), pair, 0)
+        cuda.syncthreads()  # the whole tile of C is in shared memory
+
+        place = (thread % out_chunks) * CHUNK
+        left = n - column0 - (thread % out_chunks) * chunk_elements
+        inside0 = left > 0
+        inside1 = left > chunk_elements - 1
+        origin = i64(cuda.blockIdx.y) * c_split + i64(column0) * parts + place
+        for row in range(thread // out_chunks, min(tile_m, m - row0), threads // out_chunks):
+            load_chunk(pair, 0, shared, row * out_pitch + (place ^ ((row & 1) * out_flip)))
+            index = origin + i64(row0 + row) * c_pitch
+            if accumulate:
+                if inside0:
+                    pair[0] += c[index]
+                if inside1:
+                    pair[1] += c[index + 1]
+            if c_whole and inside1:
+                store_chunk(c, index, pair, 0)
+            else:
+                if inside0:
+                    c[index] = pair[0]
+                if inside1:
+                    c[index + 1] = pair[1]
+
+    return kernel
+
+
+SIGNATURE = types.void(*(types.uint64, types.int64) * 3, types.int64, *(types.int32,) * 4, types.boolean)
+"""Address and pitch of A, of B and of C; c_split; m, n, k, split_k; accumulate."""
+
+NATIVE: Capability = (9, 0)
+"""The first capability with float64 matrix instructions larger than 8 × 8 × 4."""
+CAPABILITIES = ((8, 0), (9, 0), (10, 0))
+"""Where float64 tensor cores are more than a compatibility feature, and blocks may have 128 KB of shared
+memory."""
+
+
+@functools.cache
+def compiled(tile: Tile, layout: Layout) -> Any:
+    """The kernel for the current device, compiled once per process."""
+    return cuda.jit(SIGNATURE, launch_bounds=(tile.threads, tile.blocks))(kernel_function(tile, layout))
+
+
+def _contiguous(strides: tuple[int, int], rows: int, columns: int, itemsize: int) -> tuple[bool, int] | None:
+    """``(by_rows, pitch)`` of a matrix, pitch in bytes between its lines; None where neither side is
+    contiguous.
+
+    ``strides`` are in bytes. A single row or column lies either way; the way whose lines are longer is taken.
+    """
+    by_rows = strides[1] == itemsize or columns == 1
+    by_columns = strides[0] == itemsize or rows == 1
+    if by_rows and not (by_columns and columns == 1):
+        return True, strides[0]
+    return (False, strides[1]) if by_columns else None
+
+
+def _whole(pointer: int, pitch: int, contiguous: int, lines: int, parts: int) -> bool:
+    """Whether all chunks of an operand are aligned and end inside it."""
+    aligned = pointer % (CHUNK * ITEM) == 0 and (pitch % (CHUNK * ITEM) == 0 or lines == 1)
+    return aligned and contiguous * parts % CHUNK == 0
+
+
+def enqueue(
+    a: Any,
+    b: Any,
+    c: Any,
+    accumulate: bool,
+    stream: Any,
+    tile: Tile,
+    *,
+    splits: int = 1,
+    split_k: int | None = None,
+    c_split: int = 0,
+) -> None:
+    """Enqueue ``c (+)= a b`` with a tile. ``c`` lies by rows.
+
+    With ``splits`` ranges of ``split_k``, range r is written ``r * c_split`` float64 numbers behind ``c``.
+    """
+    (m, k), n = a.shape, c.shape[1]
+    itemsize = a.dtype.itemsize
+    parts = itemsize // ITEM
+    native = capability(current_device()) >= NATIVE  # type: ignore[operator]
+    a_by_rows, a_pitch = _contiguous(a.strides, m, k, itemsize)  # type: ignore[misc]
+    b_by_rows, b_pitch = _contiguous(b.strides, k, n, itemsize)  # type: ignore[misc]
+    a_at, b_at, c_at = address(a), address(b), address(c)
+    c_pitch = c.strides[0]
+    layout = Layout(
+        parts=parts,
+        a_along_k=a_by_rows,
+        b_along_k=not b_by_rows,
+        a_whole=_whole(a_at, a_pitch, k if a_by_rows else m, m if a_by_rows else k, parts),
+        b_whole=_whole(b_at, b_pitch, n if b_by_rows else k, k if b_by_rows else n, parts),
+        c_whole=_whole(c_at, c_pitch, CHUNK, m, parts) and c_split % CHUNK == 0,
+        native=native,
+    )
+    kernel = compiled(tile, layout)
+    nbytes = tile.shared_nbytes(parts)
+    allow_dynamic_shared(kernel, nbytes)
+    grid = (ceil_div(m, tile.m) * ceil_div(n, tile.n), splits)
+    kernel[grid, tile.threads, stream, nbytes](
+        a_at,
+        a_pitch // ITEM,
+        b_at,
+        b_pitch // ITEM,
+        c_at,
+        c_pitch // ITEM,
+        c_split,
+        m,
+        n,
+        k,
+        k if split_k is None else split_k,
+        accumulate,
+    )
+
+
+REAL_TILES = (
+    Tile(m=128, n=128, depth=16, warps=(2, 4), step=8, stages=4),
+    Tile(m=64, n=64, depth=16, warps=(2, 2), step=8, stages=4, blocks=2),
+)
+"""For float64, the largest first."""
+COMPLEX_TILES = (
+    Tile(m=64, n=128, depth=16, warps=(2, 4), step=8, stages=4),
+    Tile(m=32, n=64, depth=16, warps=(2, 2), step=8, stages=4, blocks=2),
+)
+"""For complex128, the largest first."""
+
+
+def choose_tile(parts: int, m: int, n: int, multiprocessors: int) -> Tile:
+    """The largest tile of which there are enough to occupy every multiprocessor; else the smallest."""
+    tiles = REAL_TILES if parts == 1 else COMPLEX_TILES
+    for tile in tiles:
+        if ceil_div(m, tile.m) * ceil_div(n, tile.n) >= multiprocessors * tile.blocks:
+            return tile
+    return tiles[-1]
+
+
+@functools.cache
+def multiprocessors(device: int) -> int:
+    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
+
+
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+    """Enqueue ``c (+)= a b``."""
+    if c.strides[1] != c.dtype.itemsize and c.shape[1] > 1:
+        a, b, c = transposed(b), transposed(a), transposed(c)
+    m, n = c.shape
+    tile = choose_tile(c.dtype.itemsize // ITEM, m, n, multiprocessors(current_device()))
+    enqueue(a, b, c, accumulate, stream, tile)
+
+
+def _fits(operand: Operand) -> bool:
+    itemsize = operand.dtype.itemsize
+    strides = (operand.strides[0] * itemsize, operand.strides[1] * itemsize)
+    # complex128 is copied by whole elements; NumPy and CUDA align it to 16, but a view into a record may not
+    # be.
+    aligned = operand.dtype == FLOAT64 or operand.alignment >= itemsize
+    return _contiguous(strides, operand.rows, operand.columns, itemsize) is not None and aligned
+
+
+def supports(problem: Problem) -> bool:
+    """float64 or complex128 throughout, one contiguous side each, sides below 2^31, a GPU with the tensor
+    cores."""
+    operands = (problem.a, problem.b, problem.c)
+    return (
+        problem.capability in CAPABILITIES
+        and problem.c.dtype in (FLOAT64, COMPLEX128)
+        and all(operand.dtype == problem.c.dtype and _fits(operand) for operand in operands)
+        and max(problem.m, problem.n, problem.k) < 2**31 - 2**16
+    )
+
+
+def variants() -> Iterable[Variant]:
+    """Both dtypes, all four layouts of A and B, with and without whole chunks, for 9.0 and 8.0."""
+    for parts, tiles in ((1, REAL_TILES), (2, COMPLEX_TILES)):
+        for tile in tiles:
+            for a_along_k in (True, False):
+                for b_along_k in (True, False):
+                    for whole in (True, False) if parts == 1 else (True,):
+                        for native in (True, False):
+                            layout = Layout(parts, a_along_k, b_along_k, whole, whole, whole, native)
+                            yield Variant(
+                                f"double_tensor_core {tile} {layout}",
+                                kernel_function(tile, layout),
+                                SIGNATURE,
+                                NATIVE if native else CAPABILITIES[0],
+                                {"launch_bounds": (tile.threads, tile.blocks)},
+                            )
+
+
+DOUBLE_TENSOR_CORE = GemmKernel(
+    name="double_tensor_core",
+    summary="float64 and complex128 on the float64 tensor cores, fed by a pipeline of asynchronous copies",
+    supports=supports,
+    launch=launch,
+    variants=variants,
+)
