@@ -20,8 +20,9 @@ def _portable() -> tuple[GemmKernel, ...]:
 
 def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER
+    from tilewright.kernels.gemm.warp_tiled import WARP_TILED
 
-    return (EXACT_INTEGER,)
+    return (EXACT_INTEGER, WARP_TILED)
 
 
 @functools.cache
