@@ -140,8 +140,8 @@ def demo(
         with _stage(seconds, "store"):
             _store_counts(counts, counts_path)
         with _stage(seconds, "multiply"):
-            product = {"transpose_b": True, "resume": False, "overwrite": True}
-            run = matmul(counts_path, counts_path, product_path, **product, **work)
+            work |= {"transpose_b": True, "resume": False, "overwrite": True}
+            run = matmul(counts_path, counts_path, product_path, **work)
     assert run.verification is not None
     seconds["multiply"] -= run.verification.seconds
     seconds["verify"] = run.verification.seconds
@@ -186,7 +186,7 @@ def list_modules() -> tuple[Path, list[Path]]:
 
 
 def letter_pairs(bigrams: np.ndarray) -> np.ndarray:
-    """Counts of pairs of letters with their case folded, int64[(documents, 676)], from those of pairs of bytes."""
+    """Counts of pairs of letters, case folded, int64[(documents, 676)], from those of pairs of bytes."""
     table = bigrams.reshape(-1, 256, 256)
     upper, lower = (slice(ord(first), ord(first) + LETTERS) for first in "Aa")
     firsts = table[:, upper] + table[:, lower]
