@@ -338,7 +338,8 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
             plan = digits.plan(2 * _largest(pool, a), 2 * _largest(pool, b), k, bits)
         side, depth = (2 * BLOCK, 2 * plan.depth) if halve else (BLOCK, plan.depth)
         depth = min(depth, side)
-        work = _DigitProduct(plan, bits, BLOCK, BLOCK, BLOCK, pool)
+        most_m, most_n, most_k = (min(length, BLOCK) for length in (m, n, k))
+        work = _DigitProduct(plan, bits, most_m, most_n, most_k, pool)
         for steps in _blocks(k, depth):
             for columns in _blocks(n, side):
                 right = None if halve else _whole(work.right, b[steps, columns])

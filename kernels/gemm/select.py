@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 
+from tilewright.kernels.gemm import tuning
 from tilewright.kernels.gemm.base import GemmKernel, Problem
 from tilewright.kernels.launch import SIMULATOR
 
@@ -35,7 +36,13 @@ def ladder() -> tuple[GemmKernel, ...]:
 
 
 def select(problem: Problem) -> GemmKernel:
-    """The kernel for a problem whose dtypes and shapes were checked. The tiled one takes everything."""
+    """The kernel for a problem whose dtypes and shapes were checked.
+
+    The one that was measured fastest here, if any was (`tuning`), else the first that takes it; the tiled
+    kernel takes everything.
+    """
     if problem.k == 0:
         return _portable()[0]  # the one that promises zeros here
-    return next(kernel for kernel in ladder() if kernel.supports(problem))
+    able = [kernel for kernel in ladder() if kernel.supports(problem)]
+    remembered = tuning.preferred(problem)
+    return next((kernel for kernel in able if kernel.name == remembered), able[0])

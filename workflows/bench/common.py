@@ -1,0 +1,257 @@
+"""How every benchmark measures: check first, then time all contestants in turns, and say on what machine.
+
+Contestants take turns within a round, so that a clock that drifts or a neighbour that wakes up meets all of
+them alike. What is reported is the median, with the quartiles as spread.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tilewright.kernels import launch
+from tilewright.pipeline.errors import TilewrightError
+
+LEAST_SAMPLE_SECONDS = 2e-3
+"""Short work is repeated within a sample until it takes this long: the clock's own steps must not show."""
+LIBRARIES = ("numpy", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "cupy", "torch")
+
+
+class WrongAnswer(TilewrightError):
+    """A contestant computed something else than the reference: its time would mean nothing."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way of doing the work of a case."""
+
+    name: str
+    run: Callable[[], Any]
+    """Does the work once; on a GPU it may return before the work is finished."""
+    check: Callable[[], str | None]
+    """Does the work once and compares: None when it is right, else what is wrong."""
+    peer: bool = False
+    """Whether it is somebody else's: ratios are taken against the first peer of a case."""
+    work: float | None = None
+    """Operations or bytes of one run, where it does less than the case says (a slow peer does a part)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one contestant reached in one case."""
+
+    case: str
+    contestant: str
+    peer: bool
+    work: float
+    """Operations or bytes of one run."""
+    seconds: float
+    """The median."""
+    low: float
+    """The first quartile of the seconds."""
+    high: float
+    """The third quartile."""
+    samples: int
+
+    @property
+    def rate(self) -> float:
+        """Work a second."""
+        return self.work / self.seconds
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """A benchmark's rows and the machine that they were measured on."""
+
+    title: str
+    unit: str
+    """What a rate is shown in, such as Tflop/s."""
+    scale: float
+    """How many operations or bytes a second one unit is."""
+    machine: dict[str, str]
+    rows: tuple[Row, ...]
+
+    def ratio(self, row: Row) -> float | None:
+        """The row's rate over that of the first peer in its case; None where there is no peer."""
+        peers = [other for other in self.rows if other.case == row.case and other.peer]
+        return row.rate / peers[0].rate if peers else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "unit": self.unit,
+            "machine": self.machine,
+            "rows": [
+                asdict(row) | {"rate": row.rate / self.scale, "ratio": self.ratio(row)} for row in self.rows
+            ],
+        }
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=110, no_color=True)
+        with console.capture() as captured:
+            console.print(self.table())
+            console.print("; ".join(f"{name} {value}" for name, value in self.machine.items()), style="dim")
+        return captured.get().rstrip()
+
+    def table(self) -> Any:
+        """The rows as a rich table, one section a case."""
+        from rich.table import Table
+
+        table = Table(title=self.title)
+        for heading, right in (
+            ("case", False),
+            ("contestant", False),
+            (self.unit, True),
+            ("ms", True),
+            ("quartiles", True),
+            ("× peer", True),
+        ):
+            table.add_column(heading, justify="right" if right else "left")
+        previous = None
+        for row in self.rows:
+            if previous is not None and row.case != previous:
+                table.add_section()
+            ratio = self.ratio(row)
+            table.add_row(
+                row.case if row.case != previous else "",
+                row.contestant + (" (peer)" if row.peer else ""),
+                significant(row.rate / self.scale),
+                significant(row.seconds * 1e3),
+                f"{significant(row.low * 1e3)} – {significant(row.high * 1e3)}",
+                "" if ratio is None else f"{ratio:.2f}",
+            )
+            previous = row.case
+        return table
+
+    def plot(self, path: str | Path) -> None:
+        """Draw every rate as a bar, grouped by case, peers hatched, and write a PNG."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 1.2 + 0.26 * len(self.rows)), dpi=144, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        cases = list(dict.fromkeys(row.case for row in self.rows))
+        # A gap of one bar between cases.
+        places = [index + cases.index(row.case) for index, row in enumerate(self.rows)]
+        rates = [row.rate / self.scale for row in self.rows]
+        spread = [
+            [rate - row.work / row.high / self.scale for rate, row in zip(rates, self.rows, strict=True)],
+            [row.work / row.low / self.scale - rate for rate, row in zip(rates, self.rows, strict=True)],
+        ]
+        bars = axes.barh(places, rates, xerr=spread, color="#2f6f9f", zorder=2, ecolor="0.4")
+        for bar, row in zip(bars, self.rows, strict=True):
+            if row.peer:
+                bar.set(facecolor="0.75", hatch="//")
+        axes.set_yticks(places, [f"{row.case}  {row.contestant}" for row in self.rows], fontsize=7)
+        axes.bar_label(bars, [significant(rate) for rate in rates], fontsize=7, padding=3)
+        axes.invert_yaxis()
+        axes.margins(x=0.1, y=0.01)
+        axes.grid(axis="x", color="0.88", zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel(self.unit)
+        axes.set_title(self.title, loc="left", fontsize=11)
+        figure.savefig(path, format="png")
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with a few significant digits and no exponent: 0.0123, 4.56, 789, 12300."""
+    if not value or not math.isfinite(value):
+        return str(value)
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{round(value, places):.{max(places, 0)}f}"
+
+
+def measure(
+    case: str,
+    work: float,
+    contestants: Sequence[Contestant],
+    *,
+    on_gpu: bool,
+    rounds: int = 15,
+    seconds: float = 2.0,
+) -> list[Row]:
+    """Check every contestant, then time all of them in turns.
+
+    work: operations or bytes of one run. rounds: samples of each at most; fewer, but at least three, where
+    one contestant would need more than ``seconds`` for them. Raises WrongAnswer before anything is timed.
+    """
+    for contestant in contestants:
+        wrong = contestant.check()
+        if wrong is not None:
+            raise WrongAnswer(f"{case}: {contestant.name} is wrong: {wrong}")
+    repeats, samples = {}, {}
+    for contestant in contestants:
+        _sample(contestant.run, 1, on_gpu)  # the check has compiled it; this fills caches and pools
+        once = _sample(contestant.run, 1, on_gpu)
+        repeats[contestant.name] = max(1, math.ceil(LEAST_SAMPLE_SECONDS / once))
+        samples[contestant.name] = max(3, min(rounds, int(seconds / (once * repeats[contestant.name]))))
+    found: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+    for turn in range(max(samples.values())):
+        for contestant in contestants:
+            if turn < samples[contestant.name]:
+                found[contestant.name].append(_sample(contestant.run, repeats[contestant.name], on_gpu))
+    rows = []
+    for contestant in contestants:
+        times = found[contestant.name]
+        low, _, high = statistics.quantiles(times, n=4)
+        done = work if contestant.work is None else contestant.work
+        rows.append(
+            Row(case, contestant.name, contestant.peer, done, statistics.median(times), low, high, len(times))
+        )
+    return rows
+
+
+def _sample(run: Callable[[], Any], repeats: int, on_gpu: bool) -> float:
+    """Seconds of one run: device time by events on a GPU, wall time on a CPU."""
+    if on_gpu:
+        with launch.CUDATimer() as timer:
+            for _ in range(repeats):
+                run()
+        return timer.seconds / repeats
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats
+
+
+def machine(on_gpu: bool) -> dict[str, str]:
+    """What a figure must be read with: the hardware, the versions and the date."""
+    found = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "cpu": f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores",
+        "python": platform.python_version(),
+    }
+    if on_gpu:
+        from tilewright.kernels.device import devices
+
+        gpu = devices()[launch.current_device()]
+        found["gpu"] = f"{gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})"
+        found["driver"] = f"{gpu.driver_version}, CUDA {gpu.driver_cuda[0]}.{gpu.driver_cuda[1]}"
+    for library in LIBRARIES:
+        try:
+            found[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

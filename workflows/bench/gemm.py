@@ -1,0 +1,387 @@
+"""The matrix product on one device: every kernel of the ladder beside cuBLAS, or the CPU twin beside NumPy.
+
+Each contestant's answer is checked before it is timed, against sums in float64 or exact integers, on bands of
+rows that the plain tiled kernel (on a CPU: NumPy) computes. Operands are random over the whole range of
+integers, and normally distributed otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+
+from tilewright.kernels import launch, matmul
+from tilewright.kernels.errors import OptionError
+from tilewright.kernels.gemm import tuning
+from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
+from tilewright.kernels.gemm.check import result_dtype
+from tilewright.kernels.gemm.product import describe, kernel_name
+from tilewright.kernels.gemm.select import ladder
+from tilewright.kernels.gemm.tiled import TILED
+from tilewright.kernels.tolerance import tolerance
+from tilewright.workflows.bench.common import BenchReport, Contestant, Row, machine, measure
+
+DTYPES = ("float32", "float64", "complex64", "complex128", "int32", "int64")
+BANDS = 8
+"""How many bands of rows are checked, the first and the last rows among them."""
+BAND_ROWS = 32
+NUMPY_INTEGER_ROWS = 64
+"""NumPy takes minutes for an integer product of some thousand rows; its rate shows in this many."""
+SMALL = 127
+"""The largest absolute value of ``small`` integers: those that one 8-bit digit holds."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """C = A B of given sides; integers over their whole range, or small ones."""
+
+    m: int
+    n: int
+    k: int
+    dtype: np.dtype
+    result: np.dtype
+    precision: str = "full"
+    small: bool = False
+
+    @property
+    def operations(self) -> float:
+        """Multiplications and additions; of a complex product four times as many."""
+        return (8.0 if self.result.kind == "c" else 2.0) * self.m * self.n * self.k
+
+    def __str__(self) -> str:
+        sides = f"{self.m}" if self.m == self.n == self.k else f"{self.m}×{self.n}×{self.k}"
+        kind = str(self.dtype) if self.dtype == self.result else f"{self.dtype}->{self.result}"
+        extras = [self.precision] * (self.precision != "full") + ["small"] * self.small
+        return " ".join([kind, *extras, sides])
+
+    def operands(self) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(self.m + self.n + self.k)
+        return _random(rng, (self.m, self.k), self), _random(rng, (self.k, self.n), self)
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, int], case: Case) -> np.ndarray:
+    dtype = case.dtype
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        low, high = (max(info.min, -SMALL), SMALL) if case.small else (info.min, info.max)
+        return rng.integers(low, high, shape, dtype, endpoint=True)
+    part = np.float64 if dtype in (np.float64, np.complex128) else np.float32
+    if dtype.kind == "c":
+        return rng.standard_normal((*shape, 2), part).view(dtype)[..., 0]
+    return rng.standard_normal(shape, part).astype(dtype, copy=False)
+
+
+def cases(
+    sizes: Sequence[int | tuple[int, int, int]], dtypes: Sequence[str], precisions: Sequence[str], small: bool
+) -> Iterator[Case]:
+    """Every size with every dtype; float32 with every precision; integers also small ones, if asked.
+
+    A size is the side of square matrices, or (m, n, k); ``int8->int32`` is a dtype with the result's.
+    """
+    for text in dtypes:
+        stored, _, wanted = text.partition("->")
+        try:
+            dtype = np.dtype(stored)
+        except TypeError:
+            raise OptionError(
+                f"dtype {text!r} is unknown; it may be {', '.join(map(str, ELEMENTS))}, or like int8->int32"
+            ) from None
+        result = result_dtype(dtype, dtype, wanted or None)
+        for size in sizes:
+            m, n, k = (size,) * 3 if isinstance(size, int) else size
+            for precision in precisions if result == np.float32 else ("full",):
+                for tiny in (False, True) if small and dtype.kind in "iu" else (False,):
+                    yield Case(m, n, k, dtype, result, precision, tiny)
+
+
+def run_gemm(
+    sizes: Sequence[int | tuple[int, int, int]] = (4096,),
+    dtypes: Sequence[str] = DTYPES,
+    *,
+    precisions: Sequence[str] = ("full",),
+    small: bool = False,
+    device: str = "auto",
+    whole_ladder: bool = True,
+    tune: bool = False,
+    rounds: int = 15,
+    seconds: float = 2.0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> BenchReport:
+    """Measure products of random matrices, and return what each contestant reached.
+
+    sizes, dtypes, precisions, small: see `cases`. whole_ladder: every kernel that takes the problem, not only
+    the chosen one (GPU). tune: remember the fastest kernel of each case in the user's cache directory, for
+    `matmul` to choose (GPU). rounds, seconds: at most so many samples a contestant, and about so long.
+
+    Raises WrongAnswer where a contestant's product is wrong, and what `matmul` raises.
+    """
+    for precision in precisions:
+        if precision not in PRECISIONS:
+            raise OptionError(f"precision={precision!r} is unknown; it may be {', '.join(PRECISIONS)}")
+    if launch.SIMULATOR:
+        raise OptionError("the CUDA simulator proves nothing about speed; unset NUMBA_ENABLE_CUDASIM")
+    on_gpu = launch.resolve_device(device) == "cuda"
+    if tune and not on_gpu:
+        raise OptionError("tuning measures a GPU's kernels, and this runs on the CPU; leave tune out")
+    rows: list[Row] = []
+    best: dict[str, str] = {}
+    for case in cases(sizes, dtypes, precisions, small):
+        progress(str(case))
+        with contextlib.ExitStack() as stack:
+            contestants = _gpu(case, whole_ladder or tune, stack) if on_gpu else _cpu(case)
+            found = measure(
+                str(case), case.operations, contestants, on_gpu=on_gpu, rounds=rounds, seconds=seconds
+            )
+        rows += found
+        if tune:
+            names = {kernel.name for kernel in ladder()}
+            ours = [row for row in found if row.contestant in names]
+            best[_bucket(case)] = min(ours, key=lambda row: row.seconds).contestant
+    if tune:
+        tuning.remember(best)
+    return BenchReport("matrix product", "Tflop/s", 1e12, machine(on_gpu), tuple(rows))
+
+
+def _bucket(case: Case) -> str:
+    return tuning.bucket(
+        case.m, case.n, case.k, (case.dtype, case.dtype, case.result), case.precision, accumulate=False
+    )
+
+
+def _bands(m: int) -> list[slice]:
+    """Rows to check: bands spread evenly over the matrix, its first and its last rows included."""
+    rows = min(BAND_ROWS, m)
+    starts = {(m - rows) * band // (BANDS - 1) for band in range(BANDS)}
+    return [slice(start, start + rows) for start in sorted(starts)]
+
+
+def _judge(
+    case: Case, a: np.ndarray, b: np.ndarray, bands: list[slice], expected: list[np.ndarray]
+) -> Callable[[list[np.ndarray]], str | None]:
+    """A function from bands of a product, the first few or all, to what is wrong with them."""
+    limits: list[Any] = [0.0] * len(bands)
+    if case.result.kind not in "iu":
+        # |a|·|b| <= ‖a‖ ‖b‖ (Cauchy-Schwarz) bounds the scale of an element without another product; twice,
+        # since the reference of the widest types is no more exact than what it judges.
+        columns = _norms(b, axis=0)
+        limits = [
+            2 * tolerance(case.k, case.result, np.outer(_norms(a[band], axis=1), columns), case.precision)
+            for band in bands
+        ]
+
+    def judge(found: list[np.ndarray]) -> str | None:
+        for band, mine, exact, limit in zip(bands, found, expected, limits, strict=False):
+            if case.result.kind in "iu":
+                right = mine == exact
+            else:
+                right = np.abs(mine.astype(exact.dtype) - exact) <= limit  # False for NaN
+            if not right.all():
+                row, column = np.argwhere(~right)[0]
+                return (
+                    f"element ({band.start + row}, {column}) is {mine[row, column]}, not {exact[row, column]}"
+                )
+        return None
+
+    return judge
+
+
+def _norms(matrix: np.ndarray, axis: int) -> np.ndarray:
+    """Euclidean lengths of rows or columns, added up in float64."""
+    parts = (matrix.real, matrix.imag) if matrix.dtype.kind == "c" else (matrix,)
+    return np.sqrt(sum(np.square(part, dtype=np.float64).sum(axis) for part in parts))
+
+
+def _cpu(case: Case) -> list[Contestant]:
+    a, b = case.operands()
+    out, theirs = np.empty((case.m, case.n), case.result), np.empty((case.m, case.n), case.result)
+    integer = case.result.kind in "iu"
+    # NumPy's integer product is slow: one row of each band, and a few rows for its rate.
+    bands = [slice(band.start, band.start + 1) if integer else band for band in _bands(case.m)]
+    part = slice(0, NUMPY_INTEGER_ROWS if integer else case.m)
+    share = min(part.stop, case.m) / case.m
+    wide = {"f": np.float64, "c": np.complex128}.get(case.result.kind, case.result)
+    right = b.astype(wide)
+    judge = _judge(case, a, b, bands, [a[band].astype(wide) @ right for band in bands])
+
+    def ours() -> None:
+        matmul(a, b, out, dtype=case.result, precision=case.precision, device="cpu")
+
+    def numpy_product() -> None:
+        np.matmul(a[part], b, out=theirs[part], dtype=case.result)
+
+    def check(run: Callable[[], None], product: np.ndarray, seen: list[slice]) -> str | None:
+        run()
+        return judge([product[band] for band in seen])
+
+    return [
+        Contestant(
+            "numpy.matmul" + (f" ({NUMPY_INTEGER_ROWS} rows)" if share < 1 else ""),
+            numpy_product,
+            functools.partial(check, numpy_product, theirs, bands[:1] if share < 1 else bands),
+            peer=True,
+            work=case.operations * share,
+        ),
+        Contestant("tilewright (CPU)", ours, functools.partial(check, ours, out, bands)),
+    ]
+
+
+def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> list[Contestant]:
+    from numba import cuda
+
+    host_a, host_b = case.operands()
+    a, b = cuda.to_device(host_a), cuda.to_device(host_b)
+    out = cuda.device_array((case.m, case.n), case.result)
+    bands, expected = _bands(case.m), []
+    wide = {"f": np.float64, "c": np.complex128}.get(case.result.kind, case.result)
+    for band in bands:
+        exact = cuda.device_array((band.stop - band.start, case.n), wide)
+        TILED.launch(a[band], b, exact, False, launch.DEFAULT_STREAM)
+        expected.append(exact.copy_to_host())
+    judge = _judge(case, host_a, host_b, bands, expected)
+
+    def check(run: Callable[[], Any]) -> str | None:
+        out.gpu_data.memset(0xFF)  # NaN, or -1: what is not written shows
+        run()
+        return judge([out[band].copy_to_host() for band in bands])
+
+    def contestant(name: str, run: Callable[[], Any], peer: bool = False) -> Contestant:
+        return Contestant(name, run, functools.partial(check, run), peer)
+
+    def chosen() -> None:
+        matmul(a, b, out, dtype=case.result, precision=case.precision)
+
+    found = [contestant(name, run, peer=True) for name, run in _peers(case, a, b, out, stack)]
+    name = kernel_name(a, b, out, dtype=case.result, precision=case.precision)
+    found.append(contestant(f"tilewright: {name}", chosen))
+    if whole_ladder:
+        problem = describe(a, b, out, precision=case.precision)
+        found += [
+            contestant(kernel.name, functools.partial(kernel.launch, a, b, out, False, launch.DEFAULT_STREAM))
+            for kernel in ladder()
+            if kernel.supports(problem)
+        ]
+    return found
+
+
+def _peers(
+    case: Case, a: Any, b: Any, out: Any, stack: contextlib.ExitStack
+) -> list[tuple[str, Callable[[], Any]]]:
+    """The vendor's library, through CuPy and PyTorch where they are installed, on the same arrays."""
+    found: list[tuple[str, Callable[[], Any]]] = []
+    same = case.dtype == case.result
+    cupy, torch = _library("cupy"), _library("torch")
+    if cupy is not None and same and case.precision in ("full", "split", "tf32"):
+        left, right, product = (cupy.asarray(array) for array in (a, b, out))
+        name = "cupy.matmul" if case.result.kind in "iu" else "cuBLAS (CuPy)"
+
+        def cupy_product() -> None:
+            cupy.matmul(left, right, out=product)
+
+        if case.precision == "tf32":
+            linalg = cupy._core._routines_linalg
+            before = linalg.get_compute_type(np.float32)
+            stack.callback(linalg.set_compute_type, np.float32, before)
+            linalg.set_compute_type(np.float32, linalg.COMPUTE_TYPE_TF32)
+            name = "cuBLAS TF32 (CuPy)"
+        found.append((name, cupy_product))
+    if torch is not None and case.precision in ("bf16", "fp16"):
+        narrow = torch.bfloat16 if case.precision == "bf16" else torch.float16
+        left16, right16 = (torch.as_tensor(array, device="cuda").to(narrow) for array in (a, b))
+        result = torch.as_tensor(out, device="cuda")
+
+        def narrow_product() -> None:
+            # Operands converted beforehand, which the peer is given for free.
+            torch.mm(left16, right16, out_dtype=torch.float32, out=result)
+
+        with contextlib.suppress(TypeError, RuntimeError):
+            narrow_product()
+            found.append((f"cuBLAS {narrow} operands (PyTorch)", narrow_product))
+    if torch is not None and (case.dtype, case.result) == (np.int8, np.int32):
+        left8, right8 = (torch.as_tensor(array, device="cuda") for array in (a, b))
+        result32 = torch.as_tensor(out, device="cuda")
+        with contextlib.suppress(RuntimeError):
+            torch._int_mm(left8, right8, out=result32)
+            found.append(
+                ("cuBLAS int8 (PyTorch)", functools.partial(torch._int_mm, left8, right8, out=result32))
+            )
+    return found
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def _sizes(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> list[Any]:
+    found: list[Any] = []
+    for text in texts:
+        try:
+            sides = tuple(int(side) for side in text.lower().replace("×", "x").split("x"))
+        except ValueError:
+            sides = ()
+        if len(sides) not in (1, 3) or min(sides) < 1:
+            raise click.BadParameter(f"{text!r} is neither a side, like 4096, nor three, like 64x4096x4096")
+        found.append(sides[0] if len(sides) == 1 else sides)
+    return found
+
+
+@click.command("gemm")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    default=("4096",),
+    callback=_sizes,
+    show_default=True,
+    help="A side, or MxNxK; may be given more than once.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    default=DTYPES,
+    show_default=True,
+    help="May be given more than once; int8->int32 names a wider result.",
+)
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    default=("full",),
+    type=click.Choice(PRECISIONS),
+    show_default=True,
+    help="Of float32; may be given more than once.",
+)
+@click.option("--small", is_flag=True, help="Integers of absolute value up to 127 too.")
+@click.option("--device", type=click.Choice(launch.DEVICES), default="auto", show_default=True)
+@click.option("--chosen-only", is_flag=True, help="Leave out the kernels that matmul would not choose.")
+@click.option("--tune", is_flag=True, help="Remember the fastest kernel of each case for matmul to choose.")
+@click.option(
+    "--seconds", type=float, default=2.0, show_default=True, help="Time for each contestant, about."
+)
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write a bar plot to this PNG file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(plot: str | None, as_json: bool, chosen_only: bool, **options: Any) -> None:
+    """Measure the matrix product beside the vendor's library, after checking every answer."""
+    from tilewright.workflows.console import is_quiet, print_result
+
+    report = run_gemm(
+        **options,
+        whole_ladder=not chosen_only,
+        progress=lambda text: None if is_quiet() else click.echo(text, err=True),
+    )
+    if plot is not None:
+        report.plot(plot)
+    print_result(report, as_json=as_json)
+
+
+# fmt: on
