@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Worker, WorkerPlugin
 
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError
@@ -105,7 +106,23 @@ def _start(stack: ExitStack, name: str, profile: dict[str, Any]) -> Client:
             server = stack.enter_context(_cuda_cluster(profile))
     except (TypeError, ValueError) as error:
         raise ClusterError(f"profile {name!r}: the cluster refused its options {profile}: {error}") from error
-    return stack.enter_context(Client(server))
+    client = stack.enter_context(Client(server))
+    if kind != "local":
+        client.register_plugin(IgnoreInterrupts())
+    return client
+
+
+class IgnoreInterrupts(WorkerPlugin):
+    """Makes worker processes that were started here leave Ctrl-C to the process that started them.
+
+    A terminal sends it to all of them at once. A worker that obeyed it would neither finish nor end, and the
+    submitting process would wait for it for ever; so that process alone hears it, and ends the workers in order.
+    """
+
+    name = "tilewright-ignore-interrupts"
+
+    def setup(self, worker: Worker) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _cuda_cluster(options: dict[str, Any]) -> Any:
