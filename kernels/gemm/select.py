@@ -20,10 +20,15 @@ def _portable() -> tuple[GemmKernel, ...]:
 
 
 def _specialised() -> tuple[GemmKernel, ...]:
+    from tilewright.kernels.gemm.double_tensor_core import DOUBLE_TENSOR_CORE
     from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER
     from tilewright.kernels.gemm.warp_tiled import WARP_TILED
 
-    return (EXACT_INTEGER, WARP_TILED)
+    return (
+        EXACT_INTEGER,
+        DOUBLE_TENSOR_CORE,
+        WARP_TILED,
+    )
 
 
 @functools.cache
