@@ -162,7 +162,8 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
 
 def variants() -> Iterable[Variant]:
     for dtype in ELEMENTS:
-        for a_by_rows, b_by_rows in ((True, True), (False, False)):
+        # Which way a tile is loaded does not depend on the dtype: both ways for one of them.
+        for a_by_rows, b_by_rows in ((True, True), (False, False))[: 2 if dtype == np.float32 else 1]:
             yield Variant(
                 f"tiled {dtype} a_by_rows={a_by_rows} b_by_rows={b_by_rows}",
                 tile_function(dtype, TILE, a_by_rows, b_by_rows),
