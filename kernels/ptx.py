@@ -485,6 +485,27 @@ round_to_int = _instruction(
     description="The nearest integer, ties to even.",
 )
 
+float_bits = _instruction(
+    "mov.b32 $0, $1;", "=r,f", (types.float32,), _U32, description="The 32 bits of a float32."
+)
+bits_float = _instruction(
+    "mov.b32 $0, $1;", "=f,r", (_U32,), types.float32, description="The float32 of 32 bits."
+)
+half_bits = _instruction(
+    "cvt.rn.f16.f32 $0, $1;",
+    "=h,f",
+    (types.float32,),
+    types.uint16,
+    description="The 16 bits of the nearest float16, ties to even.",
+)
+tf32_bits = _instruction(
+    "cvt.rna.tf32.f32 $0, $1;",
+    "=r,f",
+    (types.float32,),
+    _U32,
+    description="The 32 bits of the nearest TF32 number, ties away from zero.",
+)
+
 
 def register_budget(count: int, *, grow: bool) -> Callable[..., Any]:
     """``setmaxnreg`` for the calling warpgroup: producers give registers up, consumers take them."""
@@ -541,7 +562,14 @@ def shared_tile(address: int, leading_nbytes: int, stride_nbytes: int) -> int:
 
 
 def wgmma(
-    n: int, kind: str, steps: int, *, advance_a: int = 32, advance_b: int = 32, transpose_b: bool = False
+    n: int,
+    kind: str,
+    steps: int,
+    *,
+    advance_a: int = 32,
+    advance_b: int = 32,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
 ) -> Callable[..., Any]:
     """``multiply(sums, a, b, keep)``: ``steps`` products ``m64n{n}`` of the calling warpgroup.
 
@@ -557,7 +585,7 @@ def wgmma(
     a, b, keep = (f"${registers + i}" for i in range(3))
     modes = "" if integer else ", 1, 1"
     if kind.split(".")[1] in ("bf16", "f16"):
-        modes += f", 0, {int(transpose_b)}"
+        modes += f", {int(transpose_a)}, {int(transpose_b)}"
     lines = ["{ .reg .pred p, always; .reg .b64 da, db;"]
     lines.append(f"setp.ne.b32 p, {keep}, 0; setp.eq.b32 always, 0, 0;")
     for step in range(steps):
@@ -633,4 +661,11 @@ shared_fetch_add = _instruction(
     (_U32, _U32),
     _U32,
     description="``shared_fetch_add(address, amount)``: an atomic addition that returns the value before it.",
+)
+shared_fetch_and = _instruction(
+    "atom.shared.and.b32 $0, [$1], $2;",
+    "=r,r,r",
+    (_U32, _U32),
+    _U32,
+    description="``shared_fetch_and(address, mask)``: an atomic bitwise and that returns the value before it.",
 )

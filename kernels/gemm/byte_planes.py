@@ -82,7 +82,7 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
 
     ``turned``: lines lie side by side (B row-major), not elements of k. ``residues``: write a plane for
     every modulus of the plan, if that is what it asks for; else write the lowest byte and find the range.
-    Bytes of k beyond ``depth`` up to a full word become zero; the rest of a line is not written. 64-bit
+    Behind ``depth``, up to three bytes of a line are written too. 64-bit
     elements are read as signed, whatever they are: modulo 2**64 that is the same matrix. Shared memory:
     8,448 bytes if turned.
     """
@@ -95,7 +95,7 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
     padded_quads = TURN_QUADS + 1  # one word more, so that a column of the tile is spread over all banks
     turn_lines, turn_quads, warps = TURN_LINES, TURN_QUADS, WARPS
 
-    @cuda.jit(device=True, forceinline=True)
+    @cuda.jit(device=True, inline="always")
     def word_of(values, first, low, high, bias, p):  # type: ignore[no-untyped-def]
         """The bytes of four values: residues, or without ``residues`` the lowest ones."""
         word = u32(0)
@@ -112,7 +112,7 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
             word |= (u32(value) & u32(255)) << u32(8 * e)
         return word
 
-    @cuda.jit(device=True, forceinline=True)
+    @cuda.jit(device=True, inline="always")
     def report_range(low, high, plan, side):  # type: ignore[no-untyped-def]
         for shift in (16, 8, 4, 2, 1):
             low = min(low, cuda.shfl_xor_sync(ALL_LANES, low, shift))
@@ -136,9 +136,11 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
         low, high = i64(wide_maximum), i64(wide_minimum)
         for line in range(cuda.blockIdx.x, lines, cuda.gridDim.x):
             for quad in range(cuda.threadIdx.x, (depth + 3) // 4, THREADS):
-                start = line * line_stride + 4 * quad * k_stride
+                start = line * line_stride
                 for e in range(4):
-                    values[e] = i64(elements[start + e * k_stride]) if 4 * quad + e < depth else i64(0)
+                    # Behind the end the last element comes again: it changes no range, nobody reads its byte
+                    # there, and no branch keeps the loads apart.
+                    values[e] = i64(elements[start + min(4 * quad + e, depth - 1) * k_stride])
                 place = line * i64(target_line_words) + quad
                 if residues:
                     for plane in range(planes):
@@ -149,8 +151,7 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
                 else:
                     words[place] = word_of(values, 0, 0, 0, 0, types.float32(0))
                     for e in range(4):
-                        if 4 * quad + e < depth:
-                            low, high = min(low, values[e]), max(high, values[e])
+                        low, high = min(low, values[e]), max(high, values[e])
         if not residues:
             report_range(low, high, settings, side)
 
@@ -176,15 +177,14 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
             first_line = index % across * turn_lines
             first_quad = index // across * turn_quads
             for i in range(batch):
-                line = first_line + lane + 32 * (i % 2)
+                line = min(first_line + lane + 32 * (i % 2), lines - 1)
                 quad = first_quad + warp + warps * (i // 2)
-                start = line * line_stride + 4 * quad * k_stride
+                start = line * line_stride
                 for e in range(4):
-                    inside = line < lines and 4 * quad + e < depth
-                    value = i64(elements[start + e * k_stride]) if inside else i64(0)
-                    values[4 * i + e] = value
-                    if not residues and inside:
-                        low, high = min(low, value), max(high, value)
+                    values[4 * i + e] = i64(elements[start + min(4 * quad + e, depth - 1) * k_stride])
+            if not residues:
+                for i in range(batch_values):
+                    low, high = min(low, values[i]), max(high, values[i])
             for plane in range(planes):
                 if residues:
                     entry = table[side, planes, plane]

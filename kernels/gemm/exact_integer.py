@@ -28,13 +28,15 @@ from tilewright.kernels.gemm.residues import (
     SINGLE_KINDS,
 )
 from tilewright.kernels.gemm.scratch import borrowed
-from tilewright.kernels.gemm.wgmma import Config
+from tilewright.kernels.gemm.wgmma_config import Config
 from tilewright.kernels.gemm.wgmma_launch import (
     Launchable,
+    Output,
     Planes,
     compile_launchable,
     launch_product,
     multiprocessors,
+    output_of,
     stream_handle,
 )
 from tilewright.kernels.launch import address, ceil_div
@@ -175,18 +177,14 @@ def _planes(target: int, matrix: Lines, line_nbytes: int, count: int, kind: str)
 
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     """See ``GemmKernel.launch``. Integers of any width and layout; C wraps modulo 2**bits."""
-    (m, n), k = c.shape, a.shape[1]
     itemsize = c.dtype.itemsize
-    c_strides = c.strides[0] // itemsize, c.strides[1] // itemsize
-    lines_a, lines_b = _lines(a, 0, itemsize), _lines(b, 1, itemsize)
-    if c_strides[0] == 1 and c_strides[1] != 1:  # column-major C: its transpose is B's transpose times A's
-        m, n, lines_a, lines_b, c_strides = n, m, lines_b, lines_a, c_strides[::-1]
     c_type = {1: types.int8, 2: types.int16, 4: types.int32, 8: types.int64}[itemsize]
-    output = address(c), c_strides
-    if lines_a.dtype.itemsize == lines_b.dtype.itemsize == 1:
-        _bytes(lines_a, lines_b, output, (m, n, k), c_type, accumulate, stream)
-    else:
-        _wide(lines_a, lines_b, output, (m, n, k), c_type, accumulate, stream)
+    output = output_of(c, c_type)
+    left, right = _lines(a, 0, itemsize), _lines(b, 1, itemsize)
+    if output.transposed:  # column-major C: its transpose is B's transpose times A's
+        left, right = right, left
+    multiply = _bytes if left.dtype.itemsize == right.dtype.itemsize == 1 else _wide
+    multiply(left, right, output, accumulate, stream)
 
 
 def _lines(matrix: Any, k_axis_is_first: int, result_itemsize: int) -> Lines:
@@ -208,92 +206,86 @@ def _lines(matrix: Any, k_axis_is_first: int, result_itemsize: int) -> Lines:
     )
 
 
-def _bytes(
-    a: Lines,
-    b: Lines,
-    output: tuple[int, tuple[int, int]],
-    sides: tuple[int, int, int],
-    c_type: Any,
-    accumulate: bool,
-    stream: Any,
-) -> None:
+def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any) -> None:
     """8-bit operands: no range to find, and no pass where the copy engine can load them as they lie."""
-    m, n, k = sides
-    kinds = ["s8" if matrix.dtype.kind == "i" else "u8" for matrix in (a, b)]
-    config = Config(*kinds, c_type)
-    plan = layout(m, n, k, 0, residues=False)
+    kinds = tuple("s8" if matrix.dtype.kind == "i" else "u8" for matrix in (a, b))
+    config = Config(kinds[0], kinds[1], output.c_type)
+    where = layout(a.lines, b.lines, a.depth, 0, residues=False)
+    in_place = all(matrix.bytes_in_place("s8") is not None for matrix in (a, b))
     # A result of at most 32 bits may wrap inside the tensor cores; a wider one is added up panel by panel.
-    in_place = a.bytes_in_place(kinds[0]), b.bytes_in_place(kinds[1])
-    depth = k if c_type.bitwidth <= 32 and None not in in_place else plan.single_depth
-    needed = 0 if None not in in_place else plan.nbytes
-    with borrowed(max(needed, PLAN_NBYTES), stream, stream_handle(stream)) as scratch:
-        for first in range(0, k, depth):
-            length = min(depth, k - first)
-            loaded = []
-            for side, (matrix, kind) in enumerate(((a, kinds[0]), (b, kinds[1]))):
-                panel = matrix.panel(first, length)
-                planes = panel.bytes_in_place(kind)
-                if planes is None:
-                    target = scratch + (plan.planes_b if side else plan.planes_a)
-                    _make_planes(panel, target, plan.single_depth, scratch, side, stream, residues=False)
-                    planes = _planes(target, panel, plan.single_depth, 1, kind)
-                loaded.append(planes)
-            add = accumulate or first > 0
-            launch_product(config, *loaded, *output, (m, n, length), add, stream)
-
-
-def _wide(
-    a: Lines,
-    b: Lines,
-    output: tuple[int, tuple[int, int]],
-    sides: tuple[int, int, int],
-    c_type: Any,
-    accumulate: bool,
-    stream: Any,
-) -> None:
-    """Wider operands: find the range, then one product of bytes or one for each modulus, as the plan says."""
-    m, n, k = sides
-    device = int(cuda.get_current_device().id)
-    where = layout(m, n, k, multiprocessors(device), residues=True)
-    with borrowed(where.nbytes, stream, stream_handle(stream)) as scratch:
-        settings, workspace = scratch, scratch + PLAN_NBYTES
+    wraps = output.c_type.bitwidth <= 32
+    depth = a.depth if in_place and wraps else where.single_depth
+    needed = PLAN_NBYTES if in_place else where.nbytes
+    with borrowed(needed, stream, stream_handle(stream)) as scratch:
         targets = scratch + where.planes_a, scratch + where.planes_b
-        for first in range(0, k, where.single_depth):
-            length = min(where.single_depth, k - first)
+        for first in range(0, a.depth, depth):
+            length = min(depth, a.depth - first)
+            loaded = []
+            for side, matrix in enumerate((a, b)):
+                panel = matrix.panel(first, length)
+                planes = panel.bytes_in_place(kinds[side])
+                if planes is None:
+                    _make_planes(
+                        panel, targets[side], where.single_depth, scratch, side, stream, residues=False
+                    )
+                    planes = _planes(targets[side], panel, where.single_depth, 1, kinds[side])
+                loaded.append(planes)
+            launch_product(config, loaded[0], loaded[1], output, length, accumulate or first > 0, stream)
+
+
+def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any) -> None:
+    """Wider operands: find the range, then one product of bytes or one for each modulus, as the plan says."""
+    device = int(cuda.get_current_device().id)
+    where = layout(a.lines, b.lines, a.depth, multiprocessors(device), residues=True)
+    with borrowed(where.nbytes, stream, stream_handle(stream)) as scratch:
+        targets = scratch + where.planes_a, scratch + where.planes_b
+        for first in range(0, a.depth, where.single_depth):
+            length = min(where.single_depth, a.depth - first)
             panels = a.panel(first, length), b.panel(first, length)
-            _reset(device).launch(1, stream, settings)
-            for side, panel in enumerate(panels):
-                _make_planes(panel, targets[side], where.single_depth, settings, side, stream, residues=False)
+            add = accumulate or first > 0
             residue_depth = min(where.residue_depth, length)
-            _decide(device).launch(1, stream, settings, residue_depth)
+            _reset(device).launch(1, stream, scratch)
+            for side, panel in enumerate(panels):
+                _make_planes(panel, targets[side], where.single_depth, scratch, side, stream, residues=False)
+            _decide(device).launch(1, stream, scratch, residue_depth)
             for kind, names in enumerate(SINGLE_KINDS):
-                loaded = [
+                single = [
                     _planes(targets[side], panels[side], where.single_depth, 1, names[side])
                     for side in range(2)
                 ]
-                add = accumulate or first > 0
-                config = Config(*names, c_type, plan_kind=kind)
-                launch_product(config, *loaded, *output, (m, n, length), add, stream, plan=settings)
-            config = Config("s8", "s8", c_type, plan_kind=RESIDUES)
+                config = Config(names[0], names[1], output.c_type, plan_kind=kind)
+                launch_product(config, single[0], single[1], output, length, add, stream, plan=scratch)
             for start in range(0, length, residue_depth):
                 depth = min(residue_depth, length - start)
-                loaded = []
-                for side, matrix in enumerate((a, b)):
-                    panel = matrix.panel(first + start, depth)
-                    _make_planes(
-                        panel, targets[side], where.residue_depth, settings, side, stream, residues=True
-                    )
-                    loaded.append(_planes(targets[side], panel, where.residue_depth, len(MODULI), "s8"))
-                launch_product(
-                    config,
-                    *loaded,
-                    *output,
-                    (m, n, depth),
-                    accumulate or first + start > 0,
-                    stream,
-                    plan=settings,
-                    workspace=workspace,
-                )
+                parts = a.panel(first + start, depth), b.panel(first + start, depth)
+                _residues(parts, targets, output, where, scratch, add or start > 0, stream)
+
+
+def _residues(
+    panels: tuple[Lines, Lines],
+    targets: tuple[int, int],
+    output: Output,
+    where: Layout,
+    scratch: int,
+    accumulate: bool,
+    stream: Any,
+) -> None:
+    """One panel of a product by residues; all of it returns at once where the plan says otherwise."""
+    planes = []
+    for side, panel in enumerate(panels):
+        _make_planes(panel, targets[side], where.residue_depth, scratch, side, stream, residues=True)
+        planes.append(_planes(targets[side], panel, where.residue_depth, len(MODULI), "s8"))
+    launch_product(
+        Config("s8", "s8", output.c_type, plan_kind=RESIDUES),
+        planes[0],
+        planes[1],
+        output,
+        panels[0].depth,
+        accumulate,
+        stream,
+        plan=scratch,
+        workspace=scratch + PLAN_NBYTES,
+    )
 
 
 def supports(problem: Problem) -> bool:

@@ -23,7 +23,7 @@ from tilewright.kernels.gemm.residues import (
     modulus_set,
 )
 
-BATCH = 6
+BATCH = 3
 """Moduli whose residues are loaded together, so that the loads overlap; tables are padded with zeros to
 it."""
 TILE_ELEMENTS = 128 * 256
@@ -70,13 +70,13 @@ def residue_epilogue(
     half = 1 << (FRACTION_BITS - 1)
     u32, u64 = types.uint32, types.uint64
 
-    @cuda.jit(device=True, forceinline=True)
+    @cuda.jit(device=True, inline="always")
     def reduced(value, p, offset, magic):  # type: ignore[no-untyped-def]
         x = u32(value + offset)
         rest = u32(x - u32((u64(x) * u64(magic)) >> 32) * p)
         return min(rest, u32(rest - p))  # below p the difference wraps to something large
 
-    @cuda.jit(device=True, forceinline=True)
+    @cuda.jit(device=True, inline="always")
     def keep_quarter(quarter, sums, words, kept, first, p, offset, magic):  # type: ignore[no-untyped-def]
         for i in range(4):
             word = u32(0)
@@ -85,14 +85,14 @@ def residue_epilogue(
             words[i] = word
         ptx.store_vector(kept, first + quarter * quarter_words, words, 0)
 
-    @cuda.jit(device=True, forceinline=True)
+    @cuda.jit(device=True, inline="always")
     def keep_residues(sums, plane, planes, kept, first):  # type: ignore[no-untyped-def]
         words = cuda.local.array(4, u32)
         p, offset, magic = reduction[plane, 0], reduction[plane, 1], reduction[plane, 2]
         ptx.unroll(keep_quarter, quarters, (sums, words, kept, first + plane * plane_words, p, offset, magic))
 
-    @cuda.jit(device=True, forceinline=True)
-    def add_residues(  # type: ignore[no-untyped-def]
+    @cuda.jit(device=True, inline="always")
+    def add_quarter(  # type: ignore[no-untyped-def]
         quarter, planes, kept, first, out, start, row_stride, column_stride, rows, columns, accumulate
     ):
         totals = cuda.local.array(16, u64)
@@ -123,5 +123,24 @@ def residue_epilogue(
                     out[target] += c_type(value)
                 else:
                     out[target] = c_type(value)
+
+    @cuda.jit(device=True, inline="always")
+    def add_residues(  # type: ignore[no-untyped-def]
+        planes, kept, first, out, start, row_stride, column_stride, rows, columns, accumulate
+    ):
+        for quarter in range(quarters):
+            add_quarter(
+                quarter,
+                planes,
+                kept,
+                first,
+                out,
+                start,
+                row_stride,
+                column_stride,
+                rows,
+                columns,
+                accumulate,
+            )
 
     return keep_residues, add_residues

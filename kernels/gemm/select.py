@@ -22,6 +22,8 @@ def _portable() -> tuple[GemmKernel, ...]:
 def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.double_tensor_core import DOUBLE_TENSOR_CORE
     from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER
+    from tilewright.kernels.gemm.half_tensor_core import ASKED, HALF
+    from tilewright.kernels.gemm.split_float import SPLIT
     from tilewright.kernels.gemm.warp_tiled import WARP_TILED
 
     return (

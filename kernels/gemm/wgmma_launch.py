@@ -17,8 +17,9 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels.gemm.wgmma import ARGUMENTS, Config, kernel_function
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gemm.wgmma import ARGUMENTS, kernel_function
+from tilewright.kernels.gemm.wgmma_config import Config
+from tilewright.kernels.launch import address, ceil_div
 
 TENSOR_MAP_NBYTES = 128
 TENSOR_MAPS_KEPT = 1024
@@ -230,13 +231,38 @@ def _compiled(config: Config, device: int) -> Launchable:
     )
 
 
+@dataclass(frozen=True)
+class Output:
+    """C as the kernel writes it, perhaps transposed, so that rows are what lies side by side."""
+
+    address: int
+    rows: int
+    columns: int
+    row_stride: int
+    """In elements, as column_stride."""
+    column_stride: int
+    c_type: Any
+    """Numba scalar type of the elements."""
+    transposed: bool
+
+
+def output_of(c: Any, c_type: Any) -> Output:
+    """A device array as an output of ``c_type``; transposed if it is column-major."""
+    itemsize = c.dtype.itemsize
+    row_stride, column_stride = (stride // itemsize for stride in c.strides)
+    rows, columns = c.shape
+    transposed = row_stride == 1 and column_stride != 1
+    if transposed:
+        rows, columns, row_stride, column_stride = columns, rows, column_stride, row_stride
+    return Output(address(c), rows, columns, row_stride, column_stride, c_type, transposed)
+
+
 def launch_product(
     config: Config,
     a: Planes,
     b: Planes,
-    c: int,
-    c_strides: tuple[int, int],
-    sides: tuple[int, int, int],
+    output: Output,
+    depth: int,
     accumulate: bool,
     stream: Any,
     *,
@@ -245,24 +271,23 @@ def launch_product(
 ) -> None:
     """Enqueue C = A B (+ C) on Hopper's tensor cores.
 
-    a: m lines of k; b: n lines of k, or k lines of n when ``config.n_major_b``. c: the address of C's first
-    element; c_strides: in elements; sides: (m, n, k). plan, workspace: see the kernels that use them.
+    a: m lines of k, or k lines of m when ``config.m_major_a``; b: n lines of k, or k lines of n when
+    ``config.n_major_b``; depth: k. plan, workspace: device addresses, for the variants that use them.
     """
-    m, n, k = sides
-    device = int(cuda.get_current_device().id)
-    pair_nbytes = 2 * config.c_type.bitwidth // 8
-    paired = c_strides[1] == 1 and c_strides[0] % 2 == 0 and c % pair_nbytes == 0
-    tiles = ceil_div(m, config.tile_m * config.cluster) * ceil_div(n, config.tile_n)
-    _compiled(config, device).launch(
+    pair_nbytes = 2 * output.c_type.bitwidth // 8
+    paired = output.column_stride == 1 and output.row_stride % 2 == 0 and output.address % pair_nbytes == 0
+    tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(output.columns, config.tile_n)
+    _compiled(config, int(cuda.get_current_device().id)).launch(
         persistent_grid(tiles, config.cluster),
         stream,
         tensor_map(a, config.box_a),
         tensor_map(b, config.box_b),
-        c,
-        *c_strides,
-        m,
-        n,
-        ceil_div(k, config.depth),
+        output.address,
+        output.row_stride,
+        output.column_stride,
+        output.rows,
+        output.columns,
+        ceil_div(depth, config.depth),
         int(paired),
         int(accumulate),
         plan,

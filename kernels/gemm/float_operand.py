@@ -1,0 +1,161 @@
+"""A float matrix on its way to the Hopper tensor cores: as it lies, or through a pass into scratch memory."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from tilewright.kernels.gemm import float_planes
+from tilewright.kernels.gemm.wgmma_launch import (
+    Launchable,
+    Planes,
+    compile_launchable,
+    multiprocessors,
+)
+from tilewright.kernels.launch import address, ceil_div
+
+SCRATCH_NBYTES = 2 << 30
+"""What the planes of one panel of k may take."""
+LINE_UNIT_NBYTES = 128
+BLOCKS_PER_MULTIPROCESSOR = 8
+
+
+@dataclass(frozen=True)
+class FloatOperand:
+    """op(A), or the transpose of op(B): ``outer`` rows (columns of B) by ``depth`` elements of k."""
+
+    address: int
+    dtype: np.dtype
+    outer: int
+    depth: int
+    outer_stride: int
+    """In elements, as k_stride."""
+    k_stride: int
+
+    @property
+    def k_major(self) -> bool:
+        """Whether k lies side by side; a matrix with neither side by side is read as if it did."""
+        return self.k_stride == 1 or self.outer_stride != 1
+
+    def panel(self, first: int, depth: int) -> FloatOperand:
+        """The stretch of k that begins at ``first``."""
+        start = self.address + first * self.k_stride * self.dtype.itemsize
+        return replace(self, address=start, depth=depth)
+
+    def in_place(self, kind: str) -> Planes | None:
+        """The matrix for the copy engine where it lies; None if it must go through a pass."""
+        width, lines = (self.depth, self.outer) if self.k_major else (self.outer, self.depth)
+        stride, line_stride = (
+            (self.k_stride, self.outer_stride) if self.k_major else (self.outer_stride, self.k_stride)
+        )
+        nbytes = line_stride * self.dtype.itemsize
+        planes = Planes(self.address, width, lines, 1, nbytes, nbytes * lines, kind)
+        return planes if stride == 1 and line_stride >= width and planes.loadable else None
+
+
+def operands(a: Any, b: Any) -> tuple[FloatOperand, FloatOperand]:
+    """A and B of a product, m × k and k × n device arrays of any strides."""
+    return _operand(a, 0), _operand(b, 1)
+
+
+def _operand(matrix: Any, outer_axis: int) -> FloatOperand:
+    k_axis = 1 - outer_axis
+    size = matrix.dtype.itemsize
+    return FloatOperand(
+        address(matrix),
+        matrix.dtype,
+        outer=matrix.shape[outer_axis],
+        depth=matrix.shape[k_axis],
+        outer_stride=matrix.strides[outer_axis] // size,
+        k_stride=matrix.strides[k_axis] // size,
+    )
+
+
+def line_nbytes(width: int, form: str) -> int:
+    """From line to line of a plane with ``width`` elements side by side."""
+    return ceil_div(width * float_planes.itemsize(form), LINE_UNIT_NBYTES) * LINE_UNIT_NBYTES
+
+
+def turned(operand: FloatOperand, form: str) -> bool:
+    """Whether the pass must bring k side by side."""
+    return form == "tf32" and not operand.k_major
+
+
+def planes_nbytes(operand: FloatOperand, depth: int, form: str) -> int:
+    """Scratch memory of a panel of ``depth`` elements of k."""
+    count = 3 if form == "split" else 1
+    if operand.k_major or turned(operand, form):
+        return count * operand.outer * line_nbytes(depth, form)
+    return count * depth * line_nbytes(operand.outer, form)
+
+
+def panel_depth(a: FloatOperand, b: FloatOperand, form: str, unit: int = 64) -> int:
+    """Elements of k in a panel whose planes fit into the scratch memory; at least ``unit``."""
+    k = a.depth
+    whole = planes_nbytes(a, k, form) + planes_nbytes(b, k, form)
+    panels = ceil_div(whole, SCRATCH_NBYTES)
+    return max(unit, ceil_div(ceil_div(k, panels), unit) * unit)
+
+
+@functools.cache
+def _pass(form: str, turn: bool, device: int) -> Launchable:
+    return compile_launchable(
+        float_planes.turn_function() if turn else float_planes.pass_function(form),
+        float_planes.ARGUMENTS,
+        threads=float_planes.THREADS,
+        blocks_per_multiprocessor=4,
+    )
+
+
+@functools.cache
+def _reset(device: int) -> Launchable:
+    return compile_launchable(
+        float_planes.reset_function(),
+        float_planes.RESET_ARGUMENTS,
+        threads=float_planes.THREADS,
+        blocks_per_multiprocessor=4,
+    )
+
+
+def reset_flags(plan: int, flags: int, count: int, stream: Any) -> None:
+    """Enqueue: no flags, nothing that is not finite."""
+    device = int(cuda.get_current_device().id)
+    _reset(device).launch(ceil_div(count, float_planes.THREADS), stream, plan, flags, count)
+
+
+def make_planes(
+    operand: FloatOperand, form: str, kind: str, target: int, stream: Any, *, plan: int = 0, flags: int = 0
+) -> Planes:
+    """Enqueue the pass that writes the planes of ``operand`` at ``target``, and say how they lie there."""
+    turn = turned(operand, form)
+    device = int(cuda.get_current_device().id)
+    by_outer = operand.k_major or turn
+    lines, width = (operand.outer, operand.depth) if by_outer else (operand.depth, operand.outer)
+    line_stride, stride = (
+        (operand.outer_stride, operand.k_stride) if by_outer else (operand.k_stride, operand.outer_stride)
+    )
+    nbytes = line_nbytes(width, form)
+    itemsize = float_planes.itemsize(form)
+    side = float_planes.TURN_SIDE
+    work = ceil_div(lines, side) * ceil_div(width, side) if turn else lines
+    _pass(form, turn, device).launch(
+        min(work, BLOCKS_PER_MULTIPROCESSOR * multiprocessors(device)),
+        stream,
+        operand.address,
+        line_stride,
+        stride,
+        lines,
+        width,
+        target,
+        nbytes // itemsize,
+        lines * nbytes // itemsize,
+        plan,
+        flags,
+        int(by_outer),
+    )
+    count = 3 if form == "split" else 1
+    return Planes(target, width, lines, count, nbytes, lines * nbytes, kind)

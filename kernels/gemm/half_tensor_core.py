@@ -1,0 +1,128 @@
+"""float16 matrices, and float32 ones whose caller allows less than float32, on Hopper's tensor cores.
+
+float16 operands are multiplied as they lie, either way round. float32 operands are rounded to bfloat16 or
+float16 in a pass; as TF32 they are read as they lie where k is side by side (the tensor cores ignore the
+low bits), and rounded and turned in a pass where it is not. Sums are float32; the tensor cores cut off, and
+do not round, what a sum cannot hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.cuda import types
+
+from tilewright.kernels.gemm.base import GemmKernel, Problem
+from tilewright.kernels.gemm.float_operand import (
+    FloatOperand,
+    make_planes,
+    operands,
+    panel_depth,
+    planes_nbytes,
+    turned,
+)
+from tilewright.kernels.gemm.scratch import borrowed
+from tilewright.kernels.gemm.wgmma_config import Config
+from tilewright.kernels.gemm.wgmma_launch import Output, launch_product, output_of, stream_handle
+
+HOPPER = (9, 0)
+LEAST_WORK = 1 << 26
+"""m n k below which the launch costs more than the simple kernels."""
+LEAST_SIDE = 64
+KINDS = {"bf16": "bf16", "fp16": "f16", "tf32": "tf32"}
+"""PTX operand type of each precision that a caller may allow."""
+FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
+
+
+def large_enough(problem: Problem) -> bool:
+    """Whether a product pays on Hopper's tensor cores, and its sides fit the copy engine's coordinates."""
+    return (
+        problem.capability == HOPPER
+        and min(problem.m, problem.n) >= LEAST_SIDE
+        and problem.m * problem.n * problem.k >= LEAST_WORK
+        and max(problem.m, problem.n, problem.k) < 1 << 31
+    )
+
+
+def _multiply(
+    kind: str, a: FloatOperand, b: FloatOperand, output: Output, accumulate: bool, stream: Any
+) -> None:
+    """Enqueue the product of operands of type ``kind``, each as it lies or through the pass it needs."""
+    sixteen_bits = a.dtype == FLOAT16
+    form = "copy" if sixteen_bits else kind
+    element = FLOAT16 if sixteen_bits else FLOAT32
+    loadable = sixteen_bits or kind == "tf32"
+    needs_pass = [
+        not loadable or turned(operand, form) or operand.in_place(kind) is None for operand in (a, b)
+    ]
+    depth = panel_depth(a, b, form) if any(needs_pass) else a.depth
+    room = [
+        planes_nbytes(operand, depth, form) * needed
+        for operand, needed in zip((a, b), needs_pass, strict=True)
+    ]
+    assert a.dtype == b.dtype == element
+    config = Config(
+        kind,
+        kind,
+        output.c_type,
+        m_major_a=not (a.k_major or turned(a, form)),
+        n_major_b=not (b.k_major or turned(b, form)),
+    )
+    with borrowed(max(sum(room), 1), stream, stream_handle(stream)) as scratch:
+        targets = scratch, scratch + room[0]
+        for first in range(0, a.depth, depth):
+            length = min(depth, a.depth - first)
+            loaded = []
+            for operand, needed, target in zip((a, b), needs_pass, targets, strict=True):
+                panel = operand.panel(first, length)
+                planes = None if needed else panel.in_place(kind)
+                loaded.append(planes or make_planes(panel, form, kind, target, stream))
+            launch_product(config, loaded[0], loaded[1], output, length, accumulate or first > 0, stream)
+
+
+def _launcher(kind: str) -> Callable[[Any, Any, Any, bool, Any], None]:
+    def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+        """See ``GemmKernel.launch``."""
+        left, right = operands(a, b)
+        output = output_of(c, types.float16 if c.dtype == FLOAT16 else types.float32)
+        if output.transposed:  # column-major C: its transpose is B's transpose times A's
+            left, right = right, left
+        _multiply(kind, left, right, output, accumulate, stream)
+
+    return launch
+
+
+def _supports_half(problem: Problem) -> bool:
+    every = (problem.a, problem.b, problem.c)
+    return large_enough(problem) and all(operand.dtype == FLOAT16 for operand in every)
+
+
+def _supports_asked(precision: str) -> Callable[[Problem], bool]:
+    def supports(problem: Problem) -> bool:
+        every = (problem.a, problem.b, problem.c)
+        return (
+            problem.precision == precision
+            and large_enough(problem)
+            and all(operand.dtype == FLOAT32 for operand in every)
+        )
+
+    return supports
+
+
+HALF = GemmKernel(
+    name="float16-wgmma",
+    summary="float16 on the tensor cores, sums in float32",
+    supports=_supports_half,
+    launch=_launcher("f16"),
+)
+ASKED = tuple(
+    GemmKernel(
+        name=f"{precision}-wgmma",
+        summary=f"float32 operands as {kind} on the tensor cores, because precision={precision!r} allows it",
+        supports=_supports_asked(precision),
+        launch=_launcher(kind),
+    )
+    for precision, kind in KINDS.items()
+)

@@ -1,0 +1,96 @@
+"""``precision="split"``: float32 accuracy from bfloat16 tensor cores, on Hopper.
+
+A float32 number is the sum of three bfloat16 numbers: its rounding h, the rounding m of what is left, and
+the rest l. Of the nine products of parts, the six that float32 can notice are multiplied: hh, hm, mh, mm,
+hl and lh; the largest of the others is below 2**-26 of the product. The products of bfloat16 numbers are
+exact in float32; sums over 64 elements of k are formed on the tensor cores, which cut off what does not
+fit, and added up in ordinary float32 arithmetic, which rounds.
+
+Splitting into bfloat16 triples is Henry, Tang and Heinecke's (2019), the separate additions that undo the
+tensor cores' cutting off are Ootomo and Yokota's (2022).
+
+Infinities and NaN: they enter the six products as zeros, and their rows and columns are flagged. Only if
+there are any, one more product of signs (plus or minus 1, 0, and the infinities and NaN themselves) runs,
+whose results in the flagged rows and columns are what IEEE arithmetic gives there.
+
+Range: bfloat16 has float32's exponents. A finite result within 1 part in 128 of the largest float32 may
+come out as infinity, and numbers below 2**-102 keep fewer bits, since their lowest part underflows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.cuda import types
+
+from tilewright.kernels.gemm.base import GemmKernel, Problem
+from tilewright.kernels.gemm.float_operand import (
+    make_planes,
+    operands,
+    panel_depth,
+    planes_nbytes,
+    reset_flags,
+)
+from tilewright.kernels.gemm.float_planes import NONFINITE
+from tilewright.kernels.gemm.half_tensor_core import FLOAT32, large_enough
+from tilewright.kernels.gemm.scratch import borrowed
+from tilewright.kernels.gemm.wgmma_config import Config
+from tilewright.kernels.gemm.wgmma_launch import launch_product, output_of, stream_handle
+from tilewright.kernels.launch import ceil_div
+
+PLAN_NBYTES = 256
+FLAGS_UNIT = 256
+TILE = {"parts": 3, "tile_n": 192, "stages": 5, "cluster": 1}
+"""Two sets of sums a thread, in registers, leave room for 192 columns; six products a stage need no
+cluster."""
+
+
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+    """See ``GemmKernel.launch``."""
+    left, right = operands(a, b)
+    output = output_of(c, types.float32)
+    if output.transposed:  # column-major C: its transpose is B's transpose times A's
+        left, right = right, left
+    majors = {"m_major_a": not left.k_major, "n_major_b": not right.k_major}
+    product = Config("bf16", "bf16", types.float32, **majors, **TILE)  # type: ignore[arg-type]
+    repair = Config("bf16", "bf16", types.float32, plan_kind=NONFINITE, flagged_only=True, **majors)
+    depth = panel_depth(left, right, "split")
+    flags_nbytes = ceil_div(left.outer + right.outer, FLAGS_UNIT) * FLAGS_UNIT
+    room = [planes_nbytes(operand, depth, "split") for operand in (left, right)]
+    with borrowed(PLAN_NBYTES + flags_nbytes + sum(room), stream, stream_handle(stream)) as plan:
+        flags = plan + PLAN_NBYTES
+        targets = flags + flags_nbytes, flags + flags_nbytes + room[0]
+        marks = flags, flags + left.outer
+        for first in range(0, left.depth, depth):
+            length = min(depth, left.depth - first)
+            add = accumulate or first > 0
+            panels = left.panel(first, length), right.panel(first, length)
+            reset_flags(plan, flags, left.outer + right.outer, stream)
+            for form, config in (("split", product), ("signs", repair)):
+                planes = [
+                    make_planes(
+                        panels[side], form, "bf16", targets[side], stream, plan=plan, flags=marks[side]
+                    )
+                    for side in range(2)
+                ]
+                launch_product(
+                    config, planes[0], planes[1], output, length, add, stream, plan=plan, workspace=flags
+                )
+
+
+def supports(problem: Problem) -> bool:
+    """float32 throughout, and the caller said ``precision="split"``."""
+    every = (problem.a, problem.b, problem.c)
+    return (
+        problem.precision == "split"
+        and large_enough(problem)
+        and all(operand.dtype == FLOAT32 for operand in every)
+    )
+
+
+SPLIT = GemmKernel(
+    name="split-float32-wgmma",
+    summary="float32 as three bfloat16 parts on the tensor cores, as accurate as float32",
+    supports=supports,
+    launch=launch,
+)

@@ -1,0 +1,84 @@
+"""What a variant of the Hopper matrix kernel is: its operands, its tile, its ring of stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+WARPGROUP = 128
+ROWS_PER_WARPGROUP = 64
+STAGE_DEPTH_NBYTES = 128
+"""Bytes of k in a stage: the width of the widest swizzle."""
+SWIZZLE_NBYTES = 1024
+"""A swizzled tile repeats every eight lines of 128 bytes; tiles begin at multiples of it."""
+STEP_NBYTES = 32
+"""Bytes of k that one ``wgmma`` takes."""
+STEPS = STAGE_DEPTH_NBYTES // STEP_NBYTES
+BARRIER_NBYTES = 8
+OPERAND_NBYTES = {"s8": 1, "u8": 1, "bf16": 2, "f16": 2, "tf32": 4}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One compiled variant. ``kind_a`` and ``kind_b`` are PTX operand types; C's type is ``c_type``."""
+
+    kind_a: str
+    kind_b: str
+    c_type: Any
+    """Numba scalar type of C's elements."""
+    m_major_a: bool = False
+    """A lies in memory with m, not k, side by side (16-bit operands only)."""
+    n_major_b: bool = False
+    """B lies in memory with n, not k, side by side (16-bit operands only)."""
+    plan_kind: int = -1
+    """If not negative: read the plan first, and return unless its kind is this."""
+    parts: int = 1
+    """3: the operands are float32 numbers split into three bfloat16 planes each."""
+    flagged_only: bool = False
+    """Write only the rows and columns of C that the flags behind ``workspace`` name."""
+    tile_n: int = 256
+    consumers: int = 2
+    stages: int = 4
+    cluster: int = 2
+    group: int = 8
+    """Cluster tiles below each other before the walk moves on in n."""
+
+    @property
+    def tile_m(self) -> int:
+        return self.consumers * ROWS_PER_WARPGROUP
+
+    @property
+    def threads(self) -> int:
+        return (self.consumers + 1) * WARPGROUP
+
+    @property
+    def depth(self) -> int:
+        """Elements of k in a stage."""
+        return STAGE_DEPTH_NBYTES // OPERAND_NBYTES[self.kind_a]
+
+    @property
+    def a_nbytes(self) -> int:
+        """Of A's tile in a stage; B's lies behind it."""
+        return self.tile_m * STAGE_DEPTH_NBYTES
+
+    @property
+    def stage_nbytes(self) -> int:
+        return (self.tile_m + self.tile_n) * STAGE_DEPTH_NBYTES
+
+    @property
+    def shared_nbytes(self) -> int:
+        """Dynamic shared memory: the ring, its barriers, and room to begin at a multiple of the swizzle."""
+        return self.stages * (self.stage_nbytes + 2 * BARRIER_NBYTES) + SWIZZLE_NBYTES
+
+    @property
+    def box_a(self) -> tuple[int, int]:
+        """(elements side by side, lines) of one bulk copy of A."""
+        return (self.depth, self.depth) if self.m_major_a else (self.depth, self.tile_m)
+
+    @property
+    def box_b(self) -> tuple[int, int]:
+        return (self.depth, self.depth) if self.n_major_b else (self.depth, self.tile_n // self.cluster)
+
+    @property
+    def integer(self) -> bool:
+        return OPERAND_NBYTES[self.kind_a] == 1
