@@ -1,0 +1,103 @@
+"""The benchmarks measure right answers only, and report what they measured."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewright.kernels.errors import OptionError
+from tilewright.workflows.bench import gemm
+from tilewright.workflows.bench.common import BenchReport, Contestant, Row, WrongAnswer, measure, significant
+
+
+def test_a_wrong_answer_is_not_timed() -> None:
+    ran = []
+    wrong = Contestant("wrong", lambda: ran.append(1), lambda: "element (0, 0) is 1, not 2")
+    with pytest.raises(WrongAnswer, match="case: wrong is wrong: element"):
+        measure("case", 1.0, [wrong], on_gpu=False)
+    assert not ran
+
+
+def test_contestants_take_turns_and_slow_ones_take_fewer() -> None:
+    order: list[str] = []
+
+    def contestant(name: str, seconds: float) -> Contestant:
+        def run() -> None:
+            order.append(name)
+            time.sleep(seconds)
+
+        return Contestant(name, run, lambda: None)
+
+    rows = measure("case", 8.0, [contestant("a", 0.003), contestant("b", 0.02)], on_gpu=False, seconds=0.1)
+    by_name = {row.contestant: row for row in rows}
+    assert by_name["b"].samples <= 5 < by_name["a"].samples
+    assert by_name["a"].low <= by_name["a"].seconds <= by_name["a"].high
+    assert 0.003 <= by_name["a"].seconds < by_name["b"].seconds
+    timed = order[4:]  # after the two runs that warm each up
+    assert timed[:4] == ["a", "b", "a", "b"]
+
+
+def test_a_partial_peer_is_rated_by_its_own_work() -> None:
+    part = Contestant("part", lambda: time.sleep(0.002), lambda: None, peer=True, work=1.0)
+    whole = Contestant("whole", lambda: time.sleep(0.002), lambda: None)
+    report = BenchReport("t", "u", 1.0, {}, tuple(measure("c", 100.0, [part, whole], on_gpu=False)))
+    assert report.ratio(report.rows[1]) == pytest.approx(100, rel=0.5)
+
+
+def test_report_prints_and_plots(tmp_path: Path) -> None:
+    rows = (
+        Row("c 1", "peer", True, 2e12, 1.0, 0.9, 1.1, 5),
+        Row("c 1", "ours", False, 2e12, 0.5, 0.4, 0.6, 5),
+    )
+    report = BenchReport("title", "Tflop/s", 1e12, {"gpu": "none"}, rows)
+    text = str(report)
+    assert "2.00" in text
+    assert "4.00" in text
+    assert "gpu none" in text
+    found = json.loads(json.dumps(report.to_json()))
+    assert [row["ratio"] for row in found["rows"]] == [1.0, 2.0]
+    report.plot(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.01234, "0.0123"), (12345.6, "12300"), (1.0, "1.00"), (0, "0")]
+)
+def test_significant(value: float, text: str) -> None:
+    assert significant(value) == text
+
+
+def test_gemm_on_the_cpu() -> None:
+    report = gemm.run_gemm(
+        [(70, 90, 80), 100], ["float32", "int64", "int8->int32", "complex64"], device="cpu", seconds=0.02
+    )
+    assert len(report.rows) == 2 * 2 * 4
+    assert {row.case for row in report.rows} >= {"float32 70×90×80", "int8->int32 100"}
+    assert all(row.seconds > 0 for row in report.rows)
+
+
+def test_gemm_notices_one_wrong_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(a: np.ndarray, b: np.ndarray, out: np.ndarray, **options: object) -> None:
+        np.matmul(a, b, out=out)
+        out[-1, -1] += 0.01
+
+    monkeypatch.setattr(gemm, "matmul", wrong)
+    with pytest.raises(WrongAnswer, match=r"element \(99, 99\)"):
+        gemm.run_gemm([100], ["float32"], device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"dtypes": ["string"]}, "'string' is unknown"),
+        ({"precisions": ["half"]}, "'half' is unknown"),
+        ({"tune": True, "device": "cpu"}, "this runs on the CPU"),
+    ],
+)
+def test_gemm_names_mistakes(options: dict, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        gemm.run_gemm([8], **options)
