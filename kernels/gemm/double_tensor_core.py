@@ -548,7 +548,7 @@ def compiled(tile: Tile, layout: Layout) -> Any:
     return cuda.jit(SIGNATURE, launch_bounds=(tile.threads, tile.blocks))(kernel_function(tile, layout))
 
 
-def _contiguous(strides: tuple[int, int], rows: int, columns: int, itemsize: int) -> tuple[bool, int] | None:
+def contiguous(strides: tuple[int, int], rows: int, columns: int, itemsize: int) -> tuple[bool, int] | None:
     """``(by_rows, pitch)`` of a matrix, pitch in bytes between its lines; None where neither side is
     contiguous.
 
@@ -587,8 +587,8 @@ def enqueue(
     itemsize = a.dtype.itemsize
     parts = itemsize // ITEM
     native = capability(current_device()) >= NATIVE  # type: ignore[operator]
-    a_by_rows, a_pitch = _contiguous(a.strides, m, k, itemsize)  # type: ignore[misc]
-    b_by_rows, b_pitch = _contiguous(b.strides, k, n, itemsize)  # type: ignore[misc]
+    a_by_rows, a_pitch = contiguous(a.strides, m, k, itemsize)  # type: ignore[misc]
+    b_by_rows, b_pitch = contiguous(b.strides, k, n, itemsize)  # type: ignore[misc]
     a_at, b_at, c_at = address(a), address(b), address(c)
     c_pitch = c.strides[0]
     layout = Layout(
@@ -661,7 +661,7 @@ def _fits(operand: Operand) -> bool:
     # complex128 is copied by whole elements; NumPy and CUDA align it to 16, but a view into a record may not
     # be.
     aligned = operand.dtype == FLOAT64 or operand.alignment >= itemsize
-    return _contiguous(strides, operand.rows, operand.columns, itemsize) is not None and aligned
+    return contiguous(strides, operand.rows, operand.columns, itemsize) is not None and aligned
 
 
 def supports(problem: Problem) -> bool:

@@ -1,0 +1,702 @@
+"""Products with a thin side (m or n up to 64): as fast as the large operand can be read, for every float
+dtype.
+
+With n <= 64 columns, A (m × k) is read once and nearly all that is moved is A: below some n (about 20 for
+float32 on an H200) memory is the limit, above it the arithmetic. So the design is one for streaming:
+asynchronous copies keep several 128-byte-wide panels of A on their way into shared memory, every thread then
+adds up a few rows times a few columns in registers. B is thin: it is fetched element by element, which takes
+any strides and transposes on the way.
+
+Where m / block rows gives too few blocks to fill the GPU (matrix-vector products, and Gram matrices, where m
+and n are both small and k is huge), k is cut into ranges. Each range writes its partial product to a
+workspace, and a second kernel adds them up in their order, so that the answer is the same bits every time.
+
+m thin is the same with the transposed product, C' = B' A'. float64 and complex128 with more than a few
+columns go to the narrow tiles of the tensor-core kernel, cut along k in the same way.
+
+Source: tall-and-skinny products bound by memory, e.g. Ernst, Hager, Thies, Wellein, "Performance engineering
+for real and complex tall & skinny matrix multiplication kernels on GPUs", 2021; written anew for Numba.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+from numba import cuda
+from numba.cuda import types
+
+from tilewright.kernels import ptx
+from tilewright.kernels.gemm import double_tensor_core as tensor
+from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
+from tilewright.kernels.launch import (
+    address,
+    allow_dynamic_shared,
+    capability,
+    ceil_div,
+    current_device,
+    strided_view,
+    transposed,
+)
+
+WIDEST = 64
+"""The thin side's greatest length."""
+LINE_NBYTES = 128
+"""Of k in one stage: what a warp reads best from a row, and once through all banks of shared memory."""
+CHUNK_NBYTES = 16
+LINE_CHUNKS = LINE_NBYTES // CHUNK_NBYTES
+DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "complex64", "complex128"))
+
+# Inlined before type inference: local arrays that cross a call would live in memory instead of registers.
+inlined = cuda.jit(device=True, inline="always")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How one block works: ``m`` rows of A by all ``n`` columns; a thread adds up ``rows`` × ``columns`` of
+    them."""
+
+    m: int
+    n: int
+    rows: int
+    columns: int
+    stages: int = 3
+
+    @property
+    def threads_down(self) -> int:
+        return self.m // self.rows
+
+    @property
+    def threads(self) -> int:
+        return self.threads_down * (self.n // self.columns)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is decided when the kernel is compiled, besides the tile."""
+
+    dtype: str
+    a_along_k: bool
+    """Whether neighbours in A's memory are neighbours in k; else along m."""
+    a_whole: bool
+    """Whether A comes in 16-byte chunks: address and pitch multiples of 16 bytes, contiguous side too."""
+    b_along_k: bool
+    """Whether neighbouring threads fetch neighbours in k of B; else along n."""
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The numbers that follow from tile and layout. A number is a float32 or a float64; complex elements are
+    two."""
+
+    tile: Tile
+    layout: Layout
+
+    @property
+    def real(self) -> np.dtype:
+        dtype = np.dtype(self.layout.dtype)
+        return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+
+    @property
+    def parts(self) -> int:
+        """Numbers in an element."""
+        return np.dtype(self.layout.dtype).itemsize // self.real.itemsize
+
+    @property
+    def chunk(self) -> int:
+        """Numbers in a 16-byte chunk."""
+        return CHUNK_NBYTES // self.real.itemsize
+
+    @property
+    def depth(self) -> int:
+        """Elements of k in a stage."""
+        return LINE_NBYTES // np.dtype(self.layout.dtype).itemsize
+
+    @property
+    def a_lines(self) -> int:
+        return self.tile.m if self.layout.a_along_k else self.depth
+
+    @property
+    def a_chunks(self) -> int:
+        """Chunks in a line of A's panel."""
+        return LINE_CHUNKS if self.layout.a_along_k else self.tile.m * LINE_CHUNKS // self.depth
+
+    @property
+    def a_size(self) -> int:
+        return self.a_lines * self.a_chunks * self.chunk
+
+    @property
+    def b_pitch(self) -> int:
+        """Numbers from one k to the next in B's panel; one chunk more than used, so that k falls in other
+        banks."""
+        width = self.tile.n * self.parts
+        return width + self.chunk if width >= self.chunk else width
+
+    @property
+    def b_size(self) -> int:
+        return ceil_div(self.depth * self.b_pitch, self.chunk) * self.chunk
+
+    @property
+    def shared_nbytes(self) -> int:
+        return self.tile.stages * (self.a_size + self.b_size) * self.real.itemsize
+
+    def check(self) -> None:
+        """The tiles are ours: one that breaks these is a mistake in the table, not a user's."""
+        tile, elements = self.tile, self.chunk // self.parts
+        assert tile.m % tile.rows == tile.n % tile.columns == 0, f"{tile}: threads share the tile evenly"
+        assert tile.threads % 32 == 0, f"{tile}: whole warps"
+        assert tile.threads_down % LINE_CHUNKS == 0, f"{tile}: a thread's rows share their swizzle"
+        assert self.layout.a_along_k or tile.rows % elements == 0, f"{tile}: a thread's rows are whole chunks"
+        assert (self.a_lines * self.a_chunks) % tile.threads == 0, f"{tile}: every pass of copies is full"
+
+
+def _copier_a(shape: _Shape) -> Any:
+    """A device function that starts copying a panel of A: ``copy(shared, base, source, pitch, lines,
+    length)``.
+
+    ``source`` is the address of the panel's first element, ``pitch`` the bytes between its lines; the
+    operand has ``lines`` lines and ``length`` elements of a line from there. What lies outside becomes zero.
+
+    Along k, chunk c of row r is stored at c XOR (r mod 8), so that eight threads that read chunk c of eight
+    neighbouring rows touch all banks once.
+    """
+    chunks, chunk, parts = shape.a_chunks, shape.chunk, shape.parts
+    elements = chunk // parts
+    threads, along_k, whole = shape.tile.threads, shape.layout.a_along_k, shape.layout.a_whole
+    passes = shape.a_lines * chunks // threads
+    itemsize = CHUNK_NBYTES // elements
+    copy_chunk = ptx.copy_async_16_or_zero
+    copy_element = {4: ptx.copy_async_4_or_zero, 8: ptx.copy_async_8_or_zero, 16: copy_chunk}[itemsize]
+    last = LINE_CHUNKS - 1
+    i64, u64 = types.int64, types.uint64
+
+    @inlined
+    def copy(shared, base, source, pitch, lines, length):  # type: ignore[no-untyped-def]
+        for i in range(passes):
+            index = cuda.threadIdx.x + i * threads
+            line = index // chunks
+            place = index % chunks
+            stored = place ^ (line & last) if along_k else place
+            target = base + (line * chunks + stored) * chunk
+            origin = source + line * pitch + place * CHUNK_NBYTES
+            first = place * elements
+            if whole:
+                copy_chunk(shared, target, u64(origin), line < lines and first < length)
+            else:
+                for e in range(elements):
+                    inside = line < lines and first + e < length
+                    copy_element(shared, target + e * parts, u64(origin + i64(e * itemsize)), inside)
+
+    return copy
+
+
+def _copier_b(shape: _Shape) -> Any:
+    """The same for B, element by element: ``copy(shared, base, source, row_step, column_step, rows,
+    columns)``.
+
+    Steps are in bytes. The panel is stored k by k, whichever way B lies in memory.
+    """
+    depth, n, parts, pitch = shape.depth, shape.tile.n, shape.parts, shape.b_pitch
+    threads, along_k = shape.tile.threads, shape.layout.b_along_k
+    count = depth * n
+    passes = ceil_div(count, threads)
+    copy_element = {
+        4: ptx.copy_async_4_or_zero,
+        8: ptx.copy_async_8_or_zero,
+        16: ptx.copy_async_16_or_zero,
+    }[shape.real.itemsize * parts]
+    u64 = types.uint64
+
+    @inlined
+    def copy(shared, base, source, row_step, column_step, rows, columns):  # type: ignore[no-untyped-def]
+        for i in range(passes):
+            index = cuda.threadIdx.x + i * threads
+            if along_k:
+                row = index % depth
+                column = index // depth
+            else:
+                row = index // n
+                column = index % n
+            if index < count:
+                origin = u64(source + row * row_step + column * column_step)
+                copy_element(
+                    shared, base + row * pitch + column * parts, origin, row < rows and column < columns
+                )
+
+    return copy
+
+
+def _multiplier(shape: _Shape, steps: int) -> Any:
+    """A device function that adds ``steps`` elements of k to a thread's sums: ``multiply(sums, a, b)``.
+
+    ``a`` holds them row by row (k of a row side by side), ``b`` k by k; all are register arrays of numbers.
+    """
+    rows, columns, parts = shape.tile.rows, shape.tile.columns, shape.parts
+
+    @inlined
+    def multiply(sums, a, b, k):  # type: ignore[no-untyped-def]
+        for i in range(rows):
+            for j in range(columns):
+                left = (i * steps + k) * parts
+                right = j * parts
+                total = (i * columns + j) * parts
+                sums[total] += a[left] * b[right]
+                if parts == 2:
+                    sums[total] -= a[left + 1] * b[right + 1]
+                    sums[total + 1] += a[left] * b[right + 1]
+                    sums[total + 1] += a[left + 1] * b[right]
+
+    return multiply
+
+
+def kernel_function(tile: Tile, layout: Layout) -> Any:
+    """The kernel as a plain function, for `cuda.jit` and `cuda.compile_ptx`.
+
+    ``c (+)= a b``: a is m × k, b k × n with n <= ``tile.n``, c m × n; ``a_pitch`` are the bytes between A's
+    lines, the other steps bytes between rows and columns. With ``gridDim.y`` > 1, k is cut into ranges of
+    ``split_k``, and range y is written ``c_split`` bytes · y behind c.
+
+    Grid: (blocks of ``tile.m`` rows, ranges of k). Block: ``tile.threads``. Shared memory (dynamic):
+    ``stages`` panels of A and B. Ragged edges come in as zeros and are not written. Each element of a range
+    is added up in the order of k by one thread.
+    """
+    shape = _Shape(tile, layout)
+    shape.check()
+    parts, chunk, depth, stages = shape.parts, shape.chunk, shape.depth, tile.stages
+    elements = chunk // parts
+    itemsize = shape.real.itemsize * parts
+    along_k = layout.a_along_k
+    number = numba.from_dtype(shape.real)
+    copy_a, copy_b = _copier_a(shape), _copier_b(shape)
+    # Along k a 16-byte load brings several k of one row; across, several rows at one k.
+    steps = elements if along_k else 1
+    multiply = _multiplier(shape, steps)
+    rows, columns, down = tile.rows, tile.columns, tile.threads_down
+    total = rows * columns * parts
+    a_count, b_count = rows * steps * parts, columns * parts
+    loads = rows if along_k else rows // elements
+    a_pitch_shared, b_pitch = shape.a_chunks * chunk, shape.b_pitch
+    vector_b = b_count % chunk == 0
+    a_size, stage_size = shape.a_size, shape.a_size + shape.b_size
+    ring, pending, last = stages * stage_size, stages - 2, LINE_CHUNKS - 1
+    tile_m = tile.m
+    global_array, commit, wait, load = ptx.global_array, ptx.commit_copies, ptx.wait_copies, ptx.load_vector
+    i32, i64, u64 = types.int32, types.int64, types.uint64
+
+    def kernel(  # type: ignore[no-untyped-def]
+        a_address,
+        a_pitch,
+        b_address,
+        b_row,
+        b_column,
+        c_address,
+        c_row,
+        c_column,
+        c_split,
+        m,
+        n,
+        k,
+        split_k,
+        accumulate,
+    ):
+        shared = cuda.shared.array(0, number, alignment=128)
+        sums = cuda.local.array(total, number)
+        a_regs = cuda.local.array(a_count, number)
+        b_regs = cuda.local.array(b_count, number)
+
+        thread = cuda.threadIdx.x
+        x = thread % down
+        y = thread // down
+        row0 = i32(cuda.blockIdx.x * tile_m)
+        first_k = i32(cuda.blockIdx.y * split_k)
+        left = i32(min(split_k, k - first_k))
+        count = (left + depth - 1) // depth
+        if along_k:
+            a_next = i64(a_address) + i64(row0) * a_pitch + i64(first_k) * itemsize
+            a_advance = i64(LINE_NBYTES)
+        else:
+            a_next = i64(a_address) + i64(first_k) * a_pitch + i64(row0) * itemsize
+            a_advance = depth * a_pitch
+        b_next = i64(b_address) + i64(first_k) * b_row
+        b_advance = depth * b_row
+
+        for z in range(total):
+            sums[z] = number(0)
+
+        # Panels beyond the end of k are filled with zeros, so that the count of groups under way never
+        # depends
+        # on k.
+        for stage in range(stages - 1):
+            if along_k:
+                copy_a(shared, stage * stage_size, a_next, a_pitch, m - row0, left)
+            else:
+                copy_a(shared, stage * stage_size, a_next, a_pitch, left, m - row0)
+            copy_b(shared, stage * stage_size + a_size, b_next, b_row, b_column, left, n)
+            commit()
+            a_next += a_advance
+            b_next += b_advance
+            left = i32(left - depth)
+        reading = i32(0)
+        writing = i32((stages - 1) * stage_size)
+
+        for _ in range(count):
+            wait(pending)
+            # The panels to read are there for everyone, and everyone has read those to be overwritten.
+            cuda.syncthreads()
+            if along_k:
+                copy_a(shared, writing, a_next, a_pitch, m - row0, left)
+            else:
+                copy_a(shared, writing, a_next, a_pitch, left, m - row0)
+            copy_b(shared, writing + a_size, b_next, b_row, b_column, left, n)
+            commit()
+            a_next += a_advance
+            b_next += b_advance
+            left = i32(left - depth)
+
+            b_base = reading + a_size + y * b_count
+            for q in range(depth // steps):
+                for i in range(loads):
+                    if along_k:
+                        place = reading + (x + i * down) * a_pitch_shared + (q ^ (x & last)) * chunk
+                    else:
+                        place = reading + q * a_pitch_shared + (x + i * down) * chunk
+                    load(a_regs, i * chunk, shared, u64(place))
+                for s in range(steps):
+                    line = b_base + (q * steps + s) * b_pitch
+                    if vector_b:
+                        for v in range(b_count // chunk):
+                            load(b_regs, v * chunk, shared, u64(line + v * chunk))
+                    else:
+                        for v in range(b_count):
+                            b_regs[v] = shared[u64(line + v)]
+                    multiply(sums, a_regs, b_regs, s)
+            reading = i32(reading + stage_size)
+            if reading == ring:
+                reading = i32(0)
+            writing = i32(writing + stage_size)
+            if writing == ring:
+                writing = i32(0)
+        wait(0)
+
+        base = i64(c_address) + i64(cuda.blockIdx.y) * c_split
+        for i in range(rows):
+            if along_k:
+                row = row0 + x + i * down
+            else:
+                row = row0 + (x + (i // elements) * down) * elements + i % elements
+            for j in range(columns):
+                column = y * columns + j
+                if row < m and column < n:
+                    out = global_array(base + i64(row) * c_row + column * c_column, number)
+                    for p in range(parts):
+                        value = sums[(i * columns + j) * parts + p]
+                        if accumulate:
+                            value += out[p]
+                        out[p] = value
+
+    return kernel
+
+
+SIGNATURE = types.void(
+    types.uint64,
+    types.int64,
+    types.uint64,
+    *(types.int64,) * 2,
+    types.uint64,
+    *(types.int64,) * 3,
+    *(types.int32,) * 4,
+    types.boolean,
+)
+"""A and its pitch; B and its steps; C, its steps and c_split; m, n, k, split_k; accumulate."""
+
+# --- Adding up partial products
+# -------------------------------------------------------------------------------
+
+REDUCE_THREADS = 128
+
+
+def reduce_function(dtype: str) -> Any:
+    """The kernel that adds up partial products, as a plain function: ``c (+)= sum over s of partial[s]``.
+
+    ``partial`` is splits × m × n, one piece of memory; the steps of c are in bytes. One thread an element,
+    so the order is that of s. Grid: m · n / REDUCE_THREADS blocks. Block: REDUCE_THREADS.
+    """
+    number = numba.from_dtype(np.dtype(dtype))
+    zero = np.dtype(dtype).type(0)
+    global_array = ptx.global_array
+    i64, u64 = types.int64, types.uint64
+
+    def kernel(  # type: ignore[no-untyped-def]
+        partial_address, splits, c_address, c_row, c_column, m, n, accumulate
+    ):
+        index = i64(cuda.blockIdx.x) * REDUCE_THREADS + cuda.threadIdx.x
+        size = i64(m) * n
+        if index < size:
+            partial = global_array(partial_address, number)
+            out = global_array(i64(c_address) + index // n * c_row + index % n * c_column, number)
+            value = zero
+            for s in range(splits):
+                value += partial[u64(s * size + index)]
+            if accumulate:
+                value += out[0]
+            out[0] = value
+
+    return kernel
+
+
+REDUCE_SIGNATURE = types.void(
+    types.uint64,
+    types.int32,
+    types.uint64,
+    *(types.int64,) * 2,
+    *(types.int32,) * 2,
+    types.boolean,
+)
+
+
+@functools.cache
+def _reduce(dtype: str) -> Any:
+    return cuda.jit(REDUCE_SIGNATURE)(reduce_function(dtype))
+
+
+_workspaces: dict[tuple[int, int], Any] = {}
+_workspace_lock = threading.Lock()
+
+
+def _workspace(nbytes: int, stream: Any) -> Any:
+    """Device memory for partial products, kept for each device and stream, where work runs in order.
+
+    The caller holds the lock from here until everything that uses it is enqueued. Kept, because allocating
+    takes longer than a small product; a larger request replaces it.
+    """
+    key = (current_device(), int(stream) if stream else 0)
+    found = _workspaces.get(key)
+    if found is None or found.size < nbytes:
+        _workspaces[key] = found = cuda.device_array(max(nbytes, 2**20), np.uint8)
+    return found
+
+
+# --- Choosing and launching
+# -----------------------------------------------------------------------------------
+
+MAX_SPLITS = 1024
+MIN_STAGES = 8
+"""Stages of k a range should have at least: below, filling the pipeline costs more than another block
+brings."""
+WAVES = 4
+"""Blocks for each multiprocessor to aim for."""
+SHORT_ROWS = 64
+"""Rows of a block where m is no larger."""
+LONG_ROWS = 256
+MAX_THREADS = 256
+WARP = 32
+
+
+def choose_tile(dtype: np.dtype, m: int, n: int, a_along_k: bool) -> Tile:
+    """The tile for m rows and n <= WIDEST columns: n rounded up to a power of two, so that little is
+    wasted."""
+    parts = 2 if dtype.kind == "c" else 1
+    padded = 1 << (n - 1).bit_length()
+    columns = min(padded, 8 // parts)
+    least_rows = 1 if a_along_k else CHUNK_NBYTES // dtype.itemsize
+    rows = max(8 if dtype == np.float32 and padded >= 16 else 4, least_rows)
+    if a_along_k and padded <= 2:
+        rows = 2  # little arithmetic: more threads, to issue the copies
+    height = SHORT_ROWS if m <= SHORT_ROWS else LONG_ROWS
+    while (threads := height // rows * (padded // columns)) < WARP:
+        if columns > 1:
+            columns //= 2
+        elif rows > least_rows:
+            rows //= 2
+        else:
+            height *= 2
+    if threads > MAX_THREADS:
+        height //= 2
+    return Tile(m=height, n=padded, rows=rows, columns=columns)
+
+
+def choose_splits(blocks: int, depths: int, multiprocessors: int) -> int:
+    """Ranges of k (``depths`` stages in all) that fill the GPU a few times over, each long enough to be
+    worth it."""
+    return max(1, min(MAX_SPLITS, depths // MIN_STAGES, ceil_div(WAVES * multiprocessors, blocks)))
+
+
+TENSOR_COLUMNS = {np.dtype(np.float64): 8, np.dtype(np.complex128): 4}
+"""Columns beyond which the tensor cores take over from the ordinary ones."""
+
+
+def tensor_tile(parts: int, n: int) -> tensor.Tile:
+    """A narrow tile of the tensor-core kernel, for n <= WIDEST columns."""
+    padded = max(16, 1 << (n - 1).bit_length())
+    # Tall warp tiles, so that a warp reads no row of A that another reads too; complex sums take twice the
+    # registers, so from 32 columns on two warps share the columns.
+    warps = (2, 2) if parts == 2 and padded >= 32 else (4, 1)
+    return tensor.Tile(m=128 // parts, n=padded, depth=16, warps=warps, step=8, stages=4, blocks=2)
+
+
+@functools.cache
+def compiled(tile: Tile, layout: Layout) -> Any:
+    """The kernel for the current device, compiled once per process."""
+    return cuda.jit(SIGNATURE, launch_bounds=(tile.threads, 1))(kernel_function(tile, layout))
+
+
+def _lies_along_k(a: Any) -> bool:
+    """Whether A's rows are contiguous; a single row or column lies the way that its other side says."""
+    k = a.shape[1]
+    by_rows = a.strides[1] == a.dtype.itemsize or k == 1
+    return by_rows and not (k == 1 and a.strides[0] == a.dtype.itemsize)
+
+
+def _enqueue(
+    a: Any,
+    b: Any,
+    c_address: int,
+    c_steps: tuple[int, int],
+    c_split: int,
+    accumulate: bool,
+    stream: Any,
+    tile: Tile,
+    splits: int,
+    split_k: int,
+) -> None:
+    (m, k), n = a.shape, b.shape[1]
+    itemsize = a.dtype.itemsize
+    along_k = _lies_along_k(a)
+    pitch, contiguous, lines = (a.strides[0], k, m) if along_k else (a.strides[1], m, k)
+    pointer = address(a)
+    whole = pointer % CHUNK_NBYTES == contiguous * itemsize % CHUNK_NBYTES == 0
+    whole = whole and (pitch % CHUNK_NBYTES == 0 or lines == 1)
+    layout = Layout(a.dtype.name, along_k, whole, abs(b.strides[0]) <= abs(b.strides[1]))
+    kernel = compiled(tile, layout)
+    nbytes = _Shape(tile, layout).shared_nbytes
+    allow_dynamic_shared(kernel, nbytes)
+    kernel[(ceil_div(m, tile.m), splits), tile.threads, stream, nbytes](
+        pointer, pitch, address(b), *b.strides, c_address, *c_steps, c_split, m, n, k, split_k, accumulate
+    )
+
+
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+    """Enqueue ``c (+)= a b`` for m or n up to `WIDEST`."""
+    if c.shape[0] < c.shape[1]:
+        a, b, c = transposed(b), transposed(a), transposed(c)
+    (m, n), k, dtype = c.shape, a.shape[1], c.dtype
+    parts = dtype.itemsize // 8
+    on_tensor_cores = n > TENSOR_COLUMNS.get(dtype, WIDEST) and _tensor_accepts(a, b)
+    tile: Any
+    if on_tensor_cores:
+        tile = tensor_tile(parts, n)
+        depth = tile.depth // parts
+    else:
+        tile = choose_tile(dtype, m, n, _lies_along_k(a))
+        depth = LINE_NBYTES // dtype.itemsize
+    depths = ceil_div(k, depth)
+    splits = choose_splits(ceil_div(m, tile.m), depths, tensor.multiprocessors(current_device()))
+    split_k = ceil_div(depths, splits) * depth
+    splits = ceil_div(k, split_k)
+    by_rows = c.strides[1] == dtype.itemsize or n == 1
+    if splits == 1 and (by_rows or not on_tensor_cores):
+        if on_tensor_cores:
+            tensor.enqueue(a, b, c, accumulate, stream, tile)
+        else:
+            _enqueue(a, b, address(c), c.strides, 0, accumulate, stream, tile, 1, split_k)
+        return
+    row = n * dtype.itemsize
+    with _workspace_lock:
+        partial = _workspace(splits * m * row, stream)
+        if on_tensor_cores:
+            tensor.enqueue(
+                a,
+                b,
+                strided_view(partial, (m, n), (row, dtype.itemsize), dtype),
+                False,
+                stream,
+                tile,
+                splits=splits,
+                split_k=split_k,
+                c_split=m * n * parts,
+            )
+        else:
+            _enqueue(
+                a, b, address(partial), (row, dtype.itemsize), m * row, False, stream, tile, splits, split_k
+            )
+        _reduce(dtype.name)[ceil_div(m * n, REDUCE_THREADS), REDUCE_THREADS, stream](
+            address(partial), splits, address(c), *c.strides, m, n, accumulate
+        )
+
+
+def _tensor_accepts(a: Any, b: Any) -> bool:
+    if capability(current_device()) not in tensor.CAPABILITIES:
+        return False
+    return all(
+        tensor.contiguous(array.strides, array.shape[0], array.shape[1], array.dtype.itemsize) is not None
+        and (array.dtype.kind != "c" or address(array) % array.dtype.itemsize == 0)
+        for array in (a, b)
+    )
+
+
+def _streams(operand: Operand, aligned: int) -> bool:
+    """Whether the large operand has a contiguous side and elements where asynchronous copies take them."""
+    unit = operand.row_major or operand.column_major
+    return unit and operand.alignment >= aligned
+
+
+def supports(problem: Problem) -> bool:
+    """One float dtype throughout, m or n up to `WIDEST` and the operand across it contiguous one way."""
+    a, b, c = problem.a, problem.b, problem.c
+    if problem.capability is None or problem.capability < (8, 0):
+        return False
+    if c.dtype not in DTYPES or not a.dtype == b.dtype == c.dtype or min(c.rows, c.columns) > WIDEST:
+        return False
+    large, thin = (b, a) if c.rows < c.columns else (a, b)
+    itemsize = c.dtype.itemsize
+    # Sides are 32-bit numbers in the kernel, with room for the last, ragged panel.
+    sides = max(problem.m, problem.n, problem.k) < 2**31 - 2**16
+    return sides and _streams(large, itemsize) and thin.alignment >= itemsize
+
+
+def variants() -> Iterable[Variant]:
+    """Every dtype at a few widths, both layouts of A and B, with and without whole chunks; and the
+    reductions."""
+    for dtype in DTYPES:
+        for n, m in ((1, 10**6), (3, WIDEST), (8, 10**6), (16, WIDEST), (64, 10**6)):
+            for along_k in (True, False):
+                if n > TENSOR_COLUMNS.get(dtype, WIDEST):
+                    continue
+                tile = choose_tile(dtype, m, n, along_k)
+                for whole in (True, False):
+                    layout = Layout(dtype.name, along_k, whole, n != 16)
+                    yield Variant(
+                        f"skinny {tile} {layout}",
+                        kernel_function(tile, layout),
+                        SIGNATURE,
+                        options={"launch_bounds": (tile.threads, 1)},
+                    )
+        yield Variant(f"skinny sum {dtype}", reduce_function(dtype.name), REDUCE_SIGNATURE)
+        if dtype in TENSOR_COLUMNS:
+            parts = dtype.itemsize // 8
+            for n in (16, 32, 64):
+                for along_k in (True, False):
+                    narrow = tensor_tile(parts, n)
+                    yield Variant(
+                        f"skinny tensor {narrow} a_along_k={along_k}",
+                        tensor.kernel_function(
+                            narrow, tensor.Layout(parts, along_k, not along_k, True, True, True, True)
+                        ),
+                        tensor.SIGNATURE,
+                        tensor.NATIVE,
+                        {"launch_bounds": (narrow.threads, narrow.blocks)},
+                    )
+
+
+SKINNY = GemmKernel(
+    name="skinny",
+    summary="m or n up to 64: the large operand streamed once through shared memory, k cut where m is short",
+    supports=supports,
+    launch=launch,
+    variants=variants,
+)
