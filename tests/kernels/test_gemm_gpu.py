@@ -22,7 +22,7 @@ from tilewright.kernels.tolerance import tolerance
 
 pytestmark = [pytest.mark.gpu]
 
-AROUND_TILES = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
+AROUND_TILES = (1, 7, 9, 15, 17, 31, 32, 33, 63, 65, 127, 128, 129, 255, 257)
 SHAPES = (
     (1, 1, 1),
     (1, 300, 40),
@@ -96,9 +96,16 @@ def test_sides_around_every_tile_boundary(dtype: str, rng: np.random.Generator) 
 
 @pytest.mark.parametrize("dtype", naive.DTYPES)
 def test_layouts(dtype: str, rng: np.random.Generator) -> None:
-    """Every pair of operand layouts, then every output layout; nothing outside the output may change."""
+    """Pairs of operand layouts, then every output layout; nothing outside the output may change."""
     a, b = naive.numbers(rng, (70, 90), dtype), naive.numbers(rng, (90, 80), dtype)
-    for lie_a, lie_b in itertools.product(naive.LAYOUTS, naive.LAYOUTS):
+    # A layout is a kernel to compile: every pair for one dtype of each kind, each layout once for the others.
+    names = list(naive.LAYOUTS)
+    pairs = (
+        itertools.product(names, names)
+        if dtype in ("f4", "f8", "i8")
+        else zip(names, names[::-1], strict=True)
+    )
+    for lie_a, lie_b in pairs:
         found = run(naive.LAYOUTS[lie_a](a), naive.LAYOUTS[lie_b](b), poisoned((70, 80), dtype))
         assert_close(found, a, b)
     for lie in naive.LAYOUTS:
