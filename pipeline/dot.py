@@ -133,6 +133,6 @@ def multiply_piece(
 def _read(array: zarr.Array[Any], start: int, stop: int, device: str, role: str) -> np.ndarray:
     dtype = array.dtype.newbyteorder("=")
     data = scratch(role, (stop - start) * dtype.itemsize, pinned=device == "cuda").view(dtype)
-    for chunk in region_reads(array, (slice(start, stop),), data):
-        chunk()
+    for part in region_reads(array, (slice(start, stop),)):
+        part.read(data[part.target])
     return data

@@ -23,8 +23,8 @@ from tilewright.pipeline.errors import PlanError, ShapeError
 PANEL_BUFFERS = 2
 """Panels of A and of B that a worker holds: one being multiplied while the next is filled."""
 
-BAND_BUFFERS = 2
-"""Bands of a finished tile, each as tall as a stored piece of C, that pass through pinned memory on their way out."""
+LANE_NBYTES = 8 * 2**20
+"""Pinned memory through which one thread of a GPU worker moves its part of a panel or of a finished tile."""
 
 PROCESS_NBYTES = 448 * 2**20
 """Host memory that a worker's process holds besides buffers: the interpreter, its libraries, a CUDA context."""
@@ -289,16 +289,11 @@ def plan_matmul(
         + _span_touched(k, depth, b.unit[0]) * _span_touched(n, tile_columns, b.unit[1]) * item_b * grid_rows
     )
     device_peak = memory.nbytes(tile_rows, tile_columns, c_buffers) if m and n else 0
-    # Reading through a codec holds a chunk as stored and as decoded for each thread.
-    decoding = limits.read_threads * 2 * max(a.unit_nbytes, b.unit_nbytes)
-    # Writing holds a stored piece of C as it came, and as it was encoded, for each thread.
-    writing = limits.write_threads * 2 * min(c_unit[0], m) * min(c_unit[1], n) * item_c
-    if limits.on_host:
-        staging = device_peak
-    else:
-        panels = PANEL_BUFFERS * depth * (tile_rows * item_a + tile_columns * item_b)
-        staging = panels + BAND_BUFFERS * min(c_unit[0], tile_rows) * tile_columns * item_c
-    host_peak = PROCESS_NBYTES + staging + decoding + writing
+    # Through a codec, each thread holds one stored piece as it came and as it was decoded or gathered.
+    coding = limits.read_threads * 2 * max(a.unit_nbytes, b.unit_nbytes)
+    coding += limits.write_threads * 2 * min(c_unit[0], m) * min(c_unit[1], n) * item_c
+    lanes = (limits.read_threads + limits.write_threads) * LANE_NBYTES
+    host_peak = PROCESS_NBYTES + coding + (device_peak if limits.on_host else lanes)
     if limits.host_nbytes is not None and host_peak > limits.host_nbytes:
         raise PlanError(
             f"the plan needs {format_nbytes(host_peak)} of host memory for each worker and"

@@ -1,8 +1,8 @@
-"""Zarr arrays: open and check them, read a region into a given buffer, write a region from one.
+"""Zarr arrays: open and check them, read a region into given buffers, write a region from them.
 
-Reading has two ways behind one function. Chunks that lie uncompressed in local files go straight from the file
-into the caller's buffer with ``preadv``, in parallel and with no copy in between; everything else (codecs, shards,
-remote stores, foreign byte orders) goes through zarr-python, which knows them all.
+Each direction has two ways behind one function. Chunks that lie uncompressed in local files go straight between
+the file and the caller's buffer, in parallel and with no copy in between; everything else (codecs, shards, remote
+stores, foreign byte orders) goes through zarr-python, which knows them all.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from functools import partial
+from io import RawIOBase
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import zarr
@@ -31,9 +33,17 @@ from tilewright.pipeline.plan import StoredMatrix
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """What a user may name an array by: a path, a URL, or an open array."""
 
+Result = TypeVar("Result")
+
 LEAST_CHUNK_NBYTES = 2**20
 MOST_CHUNK_NBYTES = 2**26
 """The stored pieces of an output that we create are kept between these, whatever the inputs' chunks are."""
+
+READ_NBYTES = 8 * 2**20
+"""The size that plain chunks are split into for reading: the system call is lost in it, and threads stay balanced."""
+
+ARRAY_FILES = ("zarr.json", ".zarray")
+"""What a folder holds that is a Zarr array, of format 3 or 2."""
 
 IOV_MAX = 1024
 """The most buffers that Linux takes in one ``preadv`` call."""
@@ -121,12 +131,24 @@ def in_memory(array: zarr.Array[Any]) -> bool:
 # Reading ------------------------------------------------------------------------------------------------------
 
 
-Read: TypeAlias = Callable[[], None]
-"""One chunk's part of a region, ready to be read by any thread."""
+@dataclass(frozen=True)
+class RegionRead:
+    """One part of a region, ready to be read by any thread."""
+
+    target: tuple[slice, ...]
+    """Where the part goes in the region."""
+    read: Callable[[np.ndarray], None]
+    """Fills an array of the part's shape; raises StoreError naming the array, the chunk and the file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(part.stop - part.start for part in self.target)
 
 
-def region_reads(array: zarr.Array[Any], region: Sequence[slice], out: np.ndarray) -> list[Read]:
-    """The calls that together fill ``out`` with ``array[region]``, one for each chunk, in any order, on any threads.
+def region_reads(
+    array: zarr.Array[Any], region: Sequence[slice], most_nbytes: int = READ_NBYTES
+) -> list[RegionRead]:
+    """The parts that together make up ``array[region]``, to be read in any order, on any threads.
 
     Parameters
     ----------
@@ -134,38 +156,37 @@ def region_reads(array: zarr.Array[Any], region: Sequence[slice], out: np.ndarra
         One- or two-dimensional.
     region
         One slice for each dimension, with explicit start and stop inside the array and no step.
-    out
-        Of the region's shape and of the array's dtype in native byte order, with the elements of a row side by
-        side; rows may lie further apart than their length. Written by the calls.
+    most_nbytes
+        Chunks that lie plain in files are split into parts of about this size, so that a few large chunks still
+        keep many threads busy. What has to be decoded comes a chunk at a time.
 
-    Raises
-    ------
-    StoreError
-        From the calls: a chunk cannot be read or decoded; the message names the array, the chunk and the file.
+    The buffer that a part is read into has the array's dtype in native byte order, and the elements of a row side
+    by side; its rows may lie further apart.
     """
-    if out.size == 0:
-        return []
     layout = _direct_layout(array)
     pieces = _chunks_in(region, read_unit(array))
-    if layout is not None:
-        return [partial(_read_direct, layout, piece, out) for piece in pieces]
-    return [partial(_read_through_zarr, array, region, piece, out) for piece in pieces]
+    if layout is None:
+        return [RegionRead(piece.target, partial(_read_through_zarr, array, region, piece)) for piece in pieces]
+    return [
+        RegionRead(part.target, partial(_read_direct, layout, part))
+        for piece in pieces
+        for part in _split(piece, layout.dtype.itemsize, most_nbytes)
+    ]
 
 
 def read_region(array: zarr.Array[Any], region: Sequence[slice]) -> np.ndarray:
-    """``array[region]`` in native byte order, read by this thread alone. Raises as ``region_reads`` does."""
+    """``array[region]`` in native byte order, read by this thread alone. Raises as the parts of it do."""
     out = np.empty([part.stop - part.start for part in region], array.dtype.newbyteorder("="))
-    for read in region_reads(array, region, out):
-        read()
+    for part in region_reads(array, region):
+        part.read(out[part.target])
     return out
 
 
-def run_all(pool: Executor, calls: Iterable[Callable[[], None]]) -> None:
+def run_all(pool: Executor, calls: Iterable[Callable[[], Result]]) -> list[Result]:
     """Run the calls on the pool and wait for every one, also when one fails: none still writes afterwards."""
     futures = [pool.submit(call) for call in calls]
     wait(futures)
-    for future in futures:
-        future.result()
+    return [future.result() for future in futures]
 
 
 @dataclass(frozen=True)
@@ -218,7 +239,9 @@ def _direct_layout(array: zarr.Array[Any]) -> _DirectLayout | None:
 
 
 def _chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[_Piece]:
-    """The chunks that a region touches, in row order."""
+    """The chunks that a region touches, in row order; none for an empty region."""
+    if any(part.stop <= part.start for part in region):
+        return
     axes = []
     for part, side in zip(region, chunks, strict=True):
         axis = []
@@ -235,8 +258,23 @@ def _chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[_Pi
             yield _Piece((i, j), (inside_rows, inside_columns), (target_rows, target_columns))
 
 
-def _read_direct(layout: _DirectLayout, piece: _Piece, out: np.ndarray) -> None:
-    target = out[piece.target]
+def _split(piece: _Piece, itemsize: int, most_nbytes: int) -> Iterator[_Piece]:
+    """A piece cut along its first axis into pieces of about ``most_nbytes``, at least one row each."""
+    inside, target = piece.inside[0], piece.target[0]
+    row_nbytes = itemsize
+    for part in piece.inside[1:]:
+        row_nbytes *= part.stop - part.start
+    step = max(1, most_nbytes // row_nbytes)
+    for start in range(0, inside.stop - inside.start, step):
+        stop = min(start + step, inside.stop - inside.start)
+        yield _Piece(
+            piece.chunk,
+            (slice(inside.start + start, inside.start + stop), *piece.inside[1:]),
+            (slice(target.start + start, target.start + stop), *piece.target[1:]),
+        )
+
+
+def _read_direct(layout: _DirectLayout, piece: _Piece, target: np.ndarray) -> None:
     path = layout.root / layout.key(piece.chunk)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -324,7 +362,7 @@ def _read_through_zarr(array: zarr.Array[Any], region: Sequence[slice], piece: _
     )
     try:
         # zarr decodes into the target itself: no second copy of the chunk's part is made.
-        target = default_buffer_prototype().nd_buffer.from_ndarray_like(out[piece.target])
+        target = default_buffer_prototype().nd_buffer.from_ndarray_like(out)
         array.get_basic_selection(part, out=target)
     except Exception as error:
         if array.shards:
@@ -342,7 +380,7 @@ def _read_through_zarr(array: zarr.Array[Any], region: Sequence[slice], piece: _
 
 
 def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarray) -> None:
-    """Store ``data`` as ``array[region]``; the region's edges lie on the array's write units, or at its end.
+    """Store ``data`` as ``array[region]`` in one go, from this thread.
 
     Raises
     ------
@@ -356,6 +394,80 @@ def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarr
             f"cannot write {', '.join(f'{s.start}:{s.stop}' for s in region)} of {name_of(array)}:"
             f" {type(error).__name__}: {error}"
         ) from error
+
+
+Bands: TypeAlias = Iterable[np.ndarray]
+"""Stretches of rows, one behind the other, that together make up one stored piece."""
+
+
+@dataclass(frozen=True)
+class RegionWrite:
+    """One stored piece of a region, ready to be written by any thread."""
+
+    source: tuple[slice, slice]
+    """Where the piece lies in the region."""
+    write: Callable[[Bands], None]
+    """Takes the piece's rows in bands, of the array's dtype in native byte order; raises StoreError."""
+
+
+def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[RegionWrite]:
+    """The stored pieces that together make up ``array[region]``, each to be written once, on any threads.
+
+    The region's edges lie on the array's write units, or at its end: a piece is never half of a stored object.
+    """
+    layout = _direct_layout(array)
+    writer = partial(_write_through_zarr, array, region) if layout is None else partial(_write_direct, layout)
+    return [
+        RegionWrite((piece.target[0], piece.target[1]), partial(writer, piece))
+        for piece in _chunks_in(region, write_unit(array))
+    ]
+
+
+def _write_direct(layout: _DirectLayout, piece: _Piece, bands: Bands) -> None:
+    """One plain chunk to its file: under another name first, so that a reader never meets half of it."""
+    path = layout.root / layout.key(piece.chunk)
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    rows, columns = piece.inside
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(draft, "wb", buffering=0) as file:
+            if columns.stop - columns.start < layout.chunks[1]:
+                bands = (_widened(band, layout) for band in bands)
+            for band in bands:
+                _write_fully(file, band)
+            missing = layout.chunks[0] - (rows.stop - rows.start)
+            if missing:  # an edge chunk is stored whole
+                _write_fully(file, np.full((missing, layout.chunks[1]), layout.fill_value, layout.dtype))
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise StoreError(f"cannot write chunk {_chunk_name(piece)} of {layout.name} to {path}: {error}") from error
+
+
+def _widened(band: np.ndarray, layout: _DirectLayout) -> np.ndarray:
+    whole = np.full((band.shape[0], layout.chunks[1]), layout.fill_value, layout.dtype)
+    whole[:, : band.shape[1]] = band
+    return whole
+
+
+def _write_fully(file: RawIOBase, band: np.ndarray) -> None:
+    left = _as_bytes(np.ascontiguousarray(band))
+    while left:
+        left = left[file.write(left) :]
+
+
+def _write_through_zarr(array: zarr.Array[Any], region: Sequence[slice], piece: _Piece, bands: Bands) -> None:
+    place = tuple(
+        slice(whole.start + part.start, whole.start + part.stop)
+        for whole, part in zip(region, piece.target, strict=True)
+    )
+    # The codecs take a stored piece as a whole, so its bands are gathered first.
+    whole = np.empty([part.stop - part.start for part in place], array.dtype.newbyteorder("="))
+    row = 0
+    for band in bands:
+        whole[row : row + band.shape[0]] = band
+        row += band.shape[0]
+    write_region(array, place, whole)
 
 
 @dataclass(frozen=True)
@@ -413,11 +525,16 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     Raises
     ------
     OutputExistsError
-        Something stands at the target and ``overwrite`` is false.
+        Something stands at the target and ``overwrite`` is false; or it is true and what stands there is not ours
+        to remove: anything but a Zarr array, which a slip of the pen must not delete.
     """
-    if isinstance(target, zarr.Array) or overwrite:
+    if isinstance(target, zarr.Array):
         return
     path = local_path(target)
+    if overwrite:
+        if path is not None and path.exists() and not any((path / name).is_file() for name in ARRAY_FILES):
+            raise OutputExistsError(f"output: {path} is not a Zarr array, so it is not replaced; choose another path")
+        return
     if path is not None:
         taken = path.exists()
     else:

@@ -1,9 +1,10 @@
-"""Read, upload, multiply, download, write: one worker's stages, overlapped, over buffers allocated once.
+"""Load, multiply, write: one worker's stages, overlapped, over buffers allocated once.
 
 Each stage is a thread that takes work from the queue before it, so tiles pass through all stages in the order in
 which they came and two tiles never wait for each other's buffers. While one tile is written, the next is
-multiplied, and the panels of the one after it are read. Memory is bounded by the buffers, which the plan counted;
-each stage keeps a clock of the time it was busy.
+multiplied, and the panels of the one after it are read. Loading and writing are spread over threads that each move
+one part at a time, on a GPU through a block of pinned memory of their own. Memory is bounded by the buffers, which
+the plan counted; each stage keeps a clock of the time it was busy.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import numpy as np
 import zarr
 
 from tilewright.kernels import matmul
-from tilewright.pipeline.plan import BAND_BUFFERS, PANEL_BUFFERS, MatmulPlan, Tile
-from tilewright.pipeline.store import region_reads, run_all, write_region
+from tilewright.kernels.launch import address
+from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
+from tilewright.pipeline.plan import LANE_NBYTES, PANEL_BUFFERS, MatmulPlan, Tile
+from tilewright.pipeline.store import RegionRead, RegionWrite, region_reads, region_writes, run_all
 
 STAGES = ("read", "upload", "compute", "download", "write")
 
@@ -69,12 +72,18 @@ class _Job:
     """Panels multiplied so far."""
 
     @contextmanager
-    def clock(self, stage: str) -> Iterator[None]:
+    def clock(self, store_stage: str, device_stage: str) -> Iterator[list[_Move]]:
+        """Count the time of the block for two stages, in the proportion in which its threads spent theirs."""
+        moves: list[_Move] = []
         start = time.perf_counter()
         try:
-            yield
+            yield moves
         finally:
-            self.busy[stage] += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            stored, moved = sum(m.store_seconds for m in moves), sum(m.device_seconds for m in moves)
+            share = stored / (stored + moved) if stored + moved > 0 else 1.0
+            self.busy[store_stage] += share * seconds
+            self.busy[device_stage] += (1 - share) * seconds
 
 
 @dataclass(frozen=True)
@@ -93,35 +102,47 @@ class _End:
     job: _Job
 
 
-class Unit(Protocol):
-    """What multiplies: the buffers it works in and the moves between them. One method is called by one stage."""
-
-    def panel_slots(self) -> list[Any]:
-        """The slots that ``multiply`` reads; on the CPU they are also what the reader fills."""
-
-    def tile_slots(self) -> list[Any]: ...
-
-    def upload(self, staged: Any, slot: Any, rows: int, columns: int, depth: int) -> None: ...
-
-    def multiply(self, slot: Any, rows: int, columns: int, depth: int, target: Any, accumulate: bool) -> None: ...
-
-    def clear(self, target: Any, rows: int, columns: int) -> None: ...
-
-    def download(self, target: Any, rows: int, columns: int, band: slice, staging: np.ndarray | None) -> np.ndarray:
-        """Rows ``band`` of the tile as a host array; it may be a view of ``staging`` or of the tile itself."""
-
-
 def accumulator_dtype(c_dtype: np.dtype) -> np.dtype:
     """The dtype in which a tile's panels are added up: float16 would be rounded again with every panel."""
     return np.dtype(np.float32) if c_dtype == np.float16 else c_dtype
 
 
-@dataclass
-class HostSlot:
-    """One panel of A and one of B in host memory, flat, as large as the plan's largest."""
+@dataclass(frozen=True)
+class _Move:
+    """What one thread did for a panel or a tile: seconds between store and host, and between host and device."""
 
-    a: np.ndarray
-    b: np.ndarray
+    store_seconds: float
+    device_seconds: float
+
+
+class Unit(Protocol):
+    """What multiplies: the buffers it works in, and the moves between them and the store."""
+
+    def panel_slots(self) -> list[Any]:
+        """Places for one panel of A and one of B each."""
+
+    def tile_slots(self) -> list[Any]:
+        """Places for one tile of C each."""
+
+    def load(self, part: RegionRead, panel: Any, shape: tuple[int, int]) -> _Move:
+        """Bring one part of a panel of this shape into its place. Called by many threads at once."""
+
+    def multiply(self, slot: Any, rows: int, columns: int, depth: int, target: Any, accumulate: bool) -> None: ...
+
+    def clear(self, target: Any, rows: int, columns: int) -> None: ...
+
+    def save(self, piece: RegionWrite, target: Any, shape: tuple[int, int], dtype: np.dtype) -> _Move:
+        """Store one piece of a finished tile of this shape. Called by many threads at once."""
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class PanelSlot:
+    """One panel of A and one of B, flat, as large as the plan's largest."""
+
+    a: Any
+    b: Any
 
 
 def _shapes(plan: MatmulPlan, rows: int, columns: int, depth: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -135,126 +156,221 @@ def _shaped(flat: Any, shape: tuple[int, int]) -> Any:
     return flat[: shape[0] * shape[1]].reshape(shape)
 
 
-class HostUnit:
-    """The CPU: panels are multiplied where they were read."""
-
-    def __init__(self, product: Product) -> None:
-        self._product = product
-        self._plan = product.plan
-
-    def panel_slots(self) -> list[HostSlot]:
-        return host_slots(self._plan, np.empty)
-
-    def tile_slots(self) -> list[np.ndarray]:
-        plan = self._plan
-        dtype = accumulator_dtype(np.dtype(plan.c_dtype))
-        return [np.empty(plan.tile_rows * plan.tile_columns, dtype) for _ in range(plan.c_buffers)]
-
-    def upload(self, staged: HostSlot, slot: HostSlot, rows: int, columns: int, depth: int) -> None:
-        raise AssertionError("panels on the host are multiplied where they lie")
-
-    def multiply(
-        self, slot: HostSlot, rows: int, columns: int, depth: int, target: np.ndarray, accumulate: bool
-    ) -> None:
-        plan = self._plan
-        a_shape, b_shape = _shapes(plan, rows, columns, depth)
-        matmul(
-            _shaped(slot.a, a_shape),
-            _shaped(slot.b, b_shape),
-            out=_shaped(target, (rows, columns)),
-            accumulate=accumulate,
-            transpose_a=plan.transpose_a,
-            transpose_b=plan.transpose_b,
-            dtype=target.dtype,
-            precision=self._product.precision,
-            device="cpu",
-        )
-
-    def clear(self, target: np.ndarray, rows: int, columns: int) -> None:
-        target[: rows * columns] = 0
-
-    def download(
-        self, target: np.ndarray, rows: int, columns: int, band: slice, staging: np.ndarray | None
-    ) -> np.ndarray:
-        return _shaped(target, (rows, columns))[band]
-
-
-class CudaUnit:
-    """One GPU: panels are staged in pinned memory; each stage that moves or multiplies has a stream of its own."""
-
-    def __init__(self, product: Product) -> None:
-        from numba import cuda
-
-        self._product = product
-        self._plan = product.plan
-        self._cuda = cuda
-        self._upload_stream = cuda.stream()
-        self._compute_stream = cuda.stream()
-        self._download_stream = cuda.stream()
-
-    def pinned(self, size: int, dtype: np.dtype) -> np.ndarray:
-        return self._cuda.pinned_array(max(size, 1), dtype)  # the driver gives no address for nothing
-
-    def panel_slots(self) -> list[Any]:
-        return host_slots(self._plan, self._allocate)
-
-    def _allocate(self, size: int, dtype: np.dtype) -> Any:
-        return self._cuda.device_array(max(size, 1), dtype)
-
-    def tile_slots(self) -> list[Any]:
-        plan = self._plan
-        dtype = accumulator_dtype(np.dtype(plan.c_dtype))
-        return [self._allocate(plan.tile_rows * plan.tile_columns, dtype) for _ in range(plan.c_buffers)]
-
-    def upload(self, staged: HostSlot, slot: Any, rows: int, columns: int, depth: int) -> None:
-        for source, target, shape in zip(
-            (staged.a, staged.b), (slot.a, slot.b), _shapes(self._plan, rows, columns, depth), strict=True
-        ):
-            size = shape[0] * shape[1]
-            if size:
-                target[:size].copy_to_device(source[:size], stream=self._upload_stream)
-        self._upload_stream.synchronize()  # the reader may refill the staging, and the panel may be multiplied
-
-    def multiply(self, slot: Any, rows: int, columns: int, depth: int, target: Any, accumulate: bool) -> None:
-        plan = self._plan
-        a_shape, b_shape = _shapes(plan, rows, columns, depth)
-        matmul(
-            _shaped(slot.a, a_shape),
-            _shaped(slot.b, b_shape),
-            out=_shaped(target, (rows, columns)),
-            accumulate=accumulate,
-            transpose_a=plan.transpose_a,
-            transpose_b=plan.transpose_b,
-            dtype=target.dtype,
-            precision=self._product.precision,
-            device="cuda",
-            stream=self._compute_stream,
-        )
-        self._compute_stream.synchronize()  # the panel's buffers may be overwritten
-
-    def clear(self, target: Any, rows: int, columns: int) -> None:
-        if rows * columns:
-            target[: rows * columns].copy_to_device(np.zeros(rows * columns, target.dtype))
-
-    def download(self, target: Any, rows: int, columns: int, band: slice, staging: np.ndarray | None) -> np.ndarray:
-        assert staging is not None
-        size = (band.stop - band.start) * columns
-        part = target[band.start * columns : band.start * columns + size]
-        part.copy_to_host(staging[:size], stream=self._download_stream)
-        self._download_stream.synchronize()  # the bytes are about to be written
-        return _shaped(staging, (band.stop - band.start, columns))
-
-
-def host_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> list[HostSlot]:
-    """Panel slots as large as the plan's largest panels, from any allocator of flat arrays."""
+def _panel_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> list[PanelSlot]:
     depth = min(plan.panel_depth, plan.k)
     return [
-        HostSlot(
+        PanelSlot(
             allocate(plan.tile_rows * depth, np.dtype(plan.a_dtype)),
             allocate(depth * plan.tile_columns, np.dtype(plan.b_dtype)),
         )
         for _ in range(PANEL_BUFFERS)
     ]
+
+
+def _tile_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> list[Any]:
+    dtype = accumulator_dtype(np.dtype(plan.c_dtype))
+    return [allocate(plan.tile_rows * plan.tile_columns, dtype) for _ in range(plan.c_buffers)]
+
+
+def _multiply(
+    product: Product, slot: PanelSlot, sides: tuple[int, int, int], target: Any, accumulate: bool, stream: Any
+) -> None:
+    """``target`` (rows × columns) takes, or adds, the product of a slot's panels."""
+    plan, (rows, columns, depth) = product.plan, sides
+    a_shape, b_shape = _shapes(plan, rows, columns, depth)
+    matmul(
+        _shaped(slot.a, a_shape),
+        _shaped(slot.b, b_shape),
+        out=_shaped(target, (rows, columns)),
+        accumulate=accumulate,
+        transpose_a=plan.transpose_a,
+        transpose_b=plan.transpose_b,
+        dtype=target.dtype,
+        precision=product.precision,
+        device=product.device,
+        stream=stream,
+    )
+
+
+class HostUnit:
+    """The CPU: panels are multiplied where they were read, tiles are written from where they were computed."""
+
+    def __init__(self, product: Product) -> None:
+        self._product = product
+
+    def panel_slots(self) -> list[PanelSlot]:
+        return _panel_slots(self._product.plan, np.empty)
+
+    def tile_slots(self) -> list[np.ndarray]:
+        return _tile_slots(self._product.plan, np.empty)
+
+    def load(self, part: RegionRead, panel: np.ndarray, shape: tuple[int, int]) -> _Move:
+        start = time.perf_counter()
+        part.read(_shaped(panel, shape)[part.target])
+        return _Move(time.perf_counter() - start, 0.0)
+
+    def multiply(
+        self, slot: PanelSlot, rows: int, columns: int, depth: int, target: np.ndarray, accumulate: bool
+    ) -> None:
+        _multiply(self._product, slot, (rows, columns, depth), target, accumulate, None)
+
+    def clear(self, target: np.ndarray, rows: int, columns: int) -> None:
+        target[: rows * columns] = 0
+
+    def save(self, piece: RegionWrite, target: np.ndarray, shape: tuple[int, int], dtype: np.dtype) -> _Move:
+        start = time.perf_counter()
+        data = _shaped(target, shape)[piece.source]
+        step = _band_rows(data.shape[1], data.itemsize)
+        piece.write(data[row : row + step].astype(dtype, copy=False) for row in range(0, data.shape[0], step))
+        return _Move(time.perf_counter() - start, 0.0)
+
+    def close(self) -> None:
+        pass
+
+
+def _band_rows(columns: int, itemsize: int) -> int:
+    """Rows of a matrix that fit into one lane."""
+    return max(1, LANE_NBYTES // max(1, columns * itemsize))
+
+
+class _Lane:
+    """A block of pinned memory and a stream: what one thread needs to move bytes to or from the GPU."""
+
+    def __init__(self) -> None:
+        from numba import cuda
+
+        self.block = pinned_bytes(LANE_NBYTES)
+        self.stream = cuda.stream()
+
+    def view(self, shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
+        return self.block[: shape[0] * shape[1] * dtype.itemsize].view(dtype).reshape(shape)
+
+
+_spare_lanes: list[_Lane] = []
+"""Lanes of runs that are over: pinning memory takes 0.4 s a GiB, so a process keeps what it pinned."""
+_spare_lanes_lock = threading.Lock()
+
+
+class CudaUnit:
+    """One GPU. Reader threads move their parts of a panel through pinned lanes, each on a stream of its own."""
+
+    def __init__(self, product: Product) -> None:
+        from numba import cuda
+
+        self._product = product
+        self._cuda = cuda
+        self._compute_stream = cuda.stream()
+        count = product.read_threads + product.write_threads  # so that no thread ever waits for a lane
+        with _spare_lanes_lock:
+            lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(count)]
+        self._lanes = _pool(lanes)
+
+    def _allocate(self, size: int, dtype: np.dtype) -> Any:
+        return self._cuda.device_array(max(size, 1), dtype)
+
+    def panel_slots(self) -> list[PanelSlot]:
+        return _panel_slots(self._product.plan, self._allocate)
+
+    def tile_slots(self) -> list[Any]:
+        return _tile_slots(self._product.plan, self._allocate)
+
+    @contextmanager
+    def _lane(self) -> Iterator[_Lane]:
+        self._cuda.current_context()  # attaches the thread to the GPU: pool threads come without
+        lane = self._lanes.get()
+        try:
+            yield lane
+        finally:
+            self._lanes.put(lane)
+
+    def load(self, part: RegionRead, panel: Any, shape: tuple[int, int]) -> _Move:
+        rows, columns = part.shape
+        pitch, item = shape[1] * panel.dtype.itemsize, panel.dtype.itemsize
+        start = address(panel) + part.target[0].start * pitch + part.target[1].start * item
+        reading = moving = 0.0
+        with self._lane() as lane:
+            clock = time.perf_counter()
+            if rows * columns * item <= LANE_NBYTES:
+                bands = [(0, lane.view((rows, columns), panel.dtype))]
+                part.read(bands[0][1])
+                whole = None
+            else:  # a chunk that had to be decoded whole goes over in bands
+                whole = np.empty((rows, columns), panel.dtype)
+                part.read(whole)
+            reading = time.perf_counter() - clock
+            clock = time.perf_counter()
+            if whole is None:
+                upload_rectangle(bands[0][1], start, pitch, lane.stream)
+                lane.stream.synchronize()
+            else:
+                for row, column, band in _bands(whole):
+                    staged = lane.view(band.shape, band.dtype)
+                    staged[...] = band
+                    upload_rectangle(staged, start + row * pitch + column * item, pitch, lane.stream)
+                    lane.stream.synchronize()  # before the lane is filled again
+            moving = time.perf_counter() - clock
+        return _Move(reading, moving)
+
+    def multiply(self, slot: PanelSlot, rows: int, columns: int, depth: int, target: Any, accumulate: bool) -> None:
+        _multiply(self._product, slot, (rows, columns, depth), target, accumulate, self._compute_stream)
+        self._compute_stream.synchronize()  # the panel's place may be filled again
+
+    def clear(self, target: Any, rows: int, columns: int) -> None:
+        if rows * columns:
+            target[: rows * columns].copy_to_device(np.zeros(rows * columns, target.dtype))
+
+    def save(self, piece: RegionWrite, target: Any, shape: tuple[int, int], dtype: np.dtype) -> _Move:
+        item = target.dtype.itemsize
+        pitch = shape[1] * item
+        rows, columns = piece.source
+        moving = [0.0]
+
+        def bands(lane: _Lane) -> Iterator[np.ndarray]:
+            width = columns.stop - columns.start
+            step = _band_rows(width, item)
+            for row in range(rows.start, rows.stop, step):
+                clock = time.perf_counter()
+                height = min(step, rows.stop - row)
+                band = self._download(lane, address(target) + row * pitch + columns.start * item, pitch,
+                                      (height, width), target.dtype)  # fmt: skip
+                moving[0] += time.perf_counter() - clock
+                yield band.astype(dtype, copy=False)
+
+        clock = time.perf_counter()
+        with self._lane() as lane:
+            piece.write(bands(lane))
+        return _Move(time.perf_counter() - clock - moving[0], moving[0])
+
+    def _download(
+        self, lane: _Lane, source: int, pitch: int, shape: tuple[int, int], dtype: np.dtype
+    ) -> np.ndarray:
+        """A rectangle of a tile in host memory: in the lane, or beside it when one row alone is longer."""
+        if shape[0] * shape[1] * dtype.itemsize <= LANE_NBYTES:
+            staged = lane.view(shape, dtype)
+            download_rectangle(source, pitch, staged, lane.stream)
+            lane.stream.synchronize()  # the bytes are about to be written
+            return staged
+        whole = np.empty(shape, dtype)
+        for row, column, band in _bands(whole):
+            staged = lane.view(band.shape, dtype)
+            download_rectangle(source + row * pitch + column * dtype.itemsize, pitch, staged, lane.stream)
+            lane.stream.synchronize()
+            band[...] = staged
+        return whole
+
+    def close(self) -> None:
+        with _spare_lanes_lock:
+            while not self._lanes.empty():
+                _spare_lanes.append(self._lanes.get())
+
+
+def _bands(matrix: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Rectangles of a matrix that fit into a lane, with the row and the column where each begins."""
+    wide = max(1, min(matrix.shape[1], LANE_NBYTES // matrix.itemsize))
+    tall = _band_rows(wide, matrix.itemsize)
+    for row in range(0, matrix.shape[0], tall):
+        for column in range(0, matrix.shape[1], wide):
+            yield row, column, matrix[row : row + tall, column : column + wide]
 
 
 class Engine:
@@ -263,34 +379,19 @@ class Engine:
     def __init__(self, product: Product, worker: str) -> None:
         self._product = product
         self._worker = worker
-        self._plan = plan = product.plan
+        self._plan = product.plan
         self._abandoned = False
-        cuda_unit = CudaUnit(product) if product.device == "cuda" else None
-        self._unit: Unit = cuda_unit or HostUnit(product)
+        self._unit: Unit = CudaUnit(product) if product.device == "cuda" else HostUnit(product)
         self._readers = ThreadPoolExecutor(product.read_threads, thread_name_prefix="tilewright-read")
         self._writers = ThreadPoolExecutor(product.write_threads, thread_name_prefix="tilewright-write")
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._filled: queue.SimpleQueue[_Panel | _End | None] = queue.SimpleQueue()
+        self._loaded: queue.SimpleQueue[_Panel | _End | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._panel_slots = _pool(self._unit.panel_slots())
         self._tile_slots = _pool(self._unit.tile_slots())
-        self._band_rows = min(plan.c_unit[0], plan.tile_rows)
-        stages = [self._read_stage, self._compute_stage, self._write_stage]
-        if cuda_unit is not None:
-            # The reader fills pinned staging, and the upload stage moves it into the unit's own slots.
-            self._loaded: queue.SimpleQueue[_Panel | _End | None] = queue.SimpleQueue()
-            self._staging_slots = _pool(host_slots(plan, cuda_unit.pinned))
-            dtype = accumulator_dtype(np.dtype(plan.c_dtype))
-            bands = [cuda_unit.pinned(self._band_rows * plan.tile_columns, dtype) for _ in range(BAND_BUFFERS)]
-            self._bands: queue.SimpleQueue[np.ndarray] | None = _pool(bands)
-            stages.append(self._upload_stage)
-        else:
-            self._loaded = self._filled
-            self._staging_slots = self._panel_slots
-            self._bands = None
         self._threads = [
             threading.Thread(target=stage, name=f"tilewright-{stage.__name__.strip('_')}", daemon=True)
-            for stage in stages
+            for stage in (self._load_stage, self._compute_stage, self._write_stage)
         ]
         for thread in self._threads:
             thread.start()
@@ -311,49 +412,42 @@ class Engine:
             thread.join()
         self._readers.shutdown()
         self._writers.shutdown()
+        self._unit.close()
 
-    def _read_stage(self) -> None:
-        product, plan = self._product, self._plan
+    def _load_stage(self) -> None:
         while (job := self._jobs.get()) is not None:
-            rows = slice(job.tile.row_start, job.tile.row_stop)
-            columns = slice(job.tile.column_start, job.tile.column_stop)
-            for start, stop in plan.panels():
+            for start, stop in self._plan.panels():
                 if self._abandoned:
                     job.error = CancelledError()
                 if job.error is not None:
                     break
-                slot = self._staging_slots.get()
-                inner = slice(start, stop)
-                a_shape, b_shape = _shapes(plan, job.tile.rows, job.tile.columns, stop - start)
+                slot = self._panel_slots.get()
                 try:
-                    with job.clock("read"):
-                        a_region = (inner, rows) if plan.transpose_a else (rows, inner)
-                        b_region = (columns, inner) if plan.transpose_b else (inner, columns)
-                        reads = region_reads(product.a, a_region, _shaped(slot.a, a_shape))
-                        reads += region_reads(product.b, b_region, _shaped(slot.b, b_shape))
-                        run_all(self._readers, reads)
+                    self._load(job, slot, slice(start, stop))
                 except BaseException as error:
                     job.error = error
-                    self._staging_slots.put(slot)
+                    self._panel_slots.put(slot)
                     break
-                self._filled.put(_Panel(job, stop - start, slot))
-            self._filled.put(_End(job))
-        self._filled.put(None)
-
-    def _upload_stage(self) -> None:
-        while (item := self._filled.get()) is not None:
-            if isinstance(item, _End):
-                self._loaded.put(item)
-                continue
-            job, slot = item.job, self._panel_slots.get()
-            try:
-                with job.clock("upload"):
-                    self._unit.upload(item.slot, slot, job.tile.rows, job.tile.columns, item.depth)
-            except BaseException as error:
-                job.error = error
-            self._staging_slots.put(item.slot)
-            self._loaded.put(_Panel(job, item.depth, slot))
+                self._loaded.put(_Panel(job, stop - start, slot))
+            self._loaded.put(_End(job))
         self._loaded.put(None)
+
+    def _load(self, job: _Job, slot: PanelSlot, inner: slice) -> None:
+        product, plan, tile = self._product, self._plan, job.tile
+        rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
+        a_shape, b_shape = _shapes(plan, tile.rows, tile.columns, inner.stop - inner.start)
+        a_region = (inner, rows) if plan.transpose_a else (rows, inner)
+        b_region = (columns, inner) if plan.transpose_b else (inner, columns)
+        with job.clock("read", "upload") as moves:
+            calls = [
+                partial(self._unit.load, part, panel, shape)
+                for array, region, panel, shape in (
+                    (product.a, a_region, slot.a, a_shape),
+                    (product.b, b_region, slot.b, b_shape),
+                )
+                for part in region_reads(array, region)
+            ]
+            moves += run_all(self._readers, calls)
 
     def _compute_stage(self) -> None:
         while (item := self._loaded.get()) is not None:
@@ -365,7 +459,7 @@ class Engine:
                     if job.panels == 0:  # k = 0: the empty sum
                         self._unit.clear(job.target, tile.rows, tile.columns)
                 elif job.error is None:
-                    with job.clock("compute"):
+                    with job.clock("compute", "compute"):
                         self._unit.multiply(
                             item.slot, tile.rows, tile.columns, item.depth, job.target, accumulate=job.panels > 0
                         )
@@ -395,25 +489,13 @@ class Engine:
 
     def _write_tile(self, job: _Job) -> None:
         tile, c = job.tile, self._product.c
-        unit_columns = self._plan.c_unit[1]
-        for start in range(0, tile.rows, self._band_rows):
-            band = slice(start, min(start + self._band_rows, tile.rows))
-            staging = self._bands.get() if self._bands is not None else None
-            try:
-                with job.clock("download"):
-                    data = self._unit.download(job.target, tile.rows, tile.columns, band, staging)
-                rows = slice(tile.row_start + band.start, tile.row_start + band.stop)
-                writes: list[Callable[[], None]] = []
-                for column in range(0, tile.columns, unit_columns):
-                    part = slice(column, min(column + unit_columns, tile.columns))
-                    columns = slice(tile.column_start + part.start, tile.column_start + part.stop)
-                    piece = data[:, part].astype(c.dtype, copy=False)
-                    writes.append(partial(write_region, c, (rows, columns), piece))
-                with job.clock("write"):
-                    run_all(self._writers, writes)
-            finally:
-                if self._bands is not None and staging is not None:
-                    self._bands.put(staging)
+        region = (slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop))
+        shape, dtype = (tile.rows, tile.columns), np.dtype(self._plan.c_dtype)
+        with job.clock("write", "download") as moves:
+            calls = [
+                partial(self._unit.save, piece, job.target, shape, dtype) for piece in region_writes(c, region)
+            ]
+            moves += run_all(self._writers, calls)
 
 
 def _pool(slots: list[Any]) -> queue.SimpleQueue[Any]:

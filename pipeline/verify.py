@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,18 +23,19 @@ import numpy as np
 import zarr
 from distributed import Client
 
-from tilewright.kernels import matmul
 from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.thin import WIDE_DTYPES, add_thin_product, widen
+from tilewright.pipeline import config
 from tilewright.pipeline.errors import OptionError, ShapeError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, ignore
-from tilewright.pipeline.store import as_stored_matrix, name_of, read_region
+from tilewright.pipeline.store import RegionRead, as_stored_matrix, name_of, region_reads
 from tilewright.pipeline.submit import run_bounded, window_of
 
-BLOCK_NBYTES = 64 * 2**20
-"""Bytes of a matrix that one step of the check holds, before it is widened to float64."""
+TASK_NBYTES = 256 * 2**20
+"""About how many bytes of a matrix one task of the check goes through, in whole chunks."""
 
-MOST_GROUPS = 8
-"""Groups of columns that a fault is located by: each costs one more column in the thin products."""
+MOST_GROUPS = 4
+"""Groups of columns that a fault is located by: each costs one more vector in each round."""
 
 INPUT_EPSILON = {"tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 """Relative error of an operand rounded to the precision that was asked for."""
@@ -86,31 +88,39 @@ class _Side:
         rows, columns = self.array.shape
         return (columns, rows) if self.transpose else (rows, columns)
 
-    def read(self, rows: slice, columns: slice) -> np.ndarray:
-        if self.transpose:
-            return read_region(self.array, (columns, rows)).T
-        return read_region(self.array, (rows, columns))
+    def parts(self, rows: slice) -> list[tuple[slice, slice, RegionRead]]:
+        """The parts of these rows: their rows from the first of these on, their columns, and how to read them."""
+        columns = slice(0, self.shape[1])
+        reads = region_reads(self.array, (columns, rows) if self.transpose else (rows, columns))
+        order = (1, 0) if self.transpose else (0, 1)
+        return [(read.target[order[0]], read.target[order[1]], read) for read in reads]
 
-    def step(self) -> tuple[int, int]:
-        """Sides of a block: whole chunks, about ``BLOCK_NBYTES`` of them, wide before tall."""
+    def load(self, part: RegionRead) -> np.ndarray:
+        block = np.empty(part.shape, self.array.dtype.newbyteorder("="))
+        part.read(block)
+        return widen(block.T if self.transpose else block)
+
+    def step(self) -> int:
+        """Rows of a task: whole chunks, about ``TASK_NBYTES``."""
         matrix = as_stored_matrix(self.array, transpose=self.transpose)
-        room = max(1, BLOCK_NBYTES // matrix.unit_nbytes)
-        wide = min(room, ceil_div(max(1, matrix.columns), matrix.unit[1]))
-        tall = max(1, room // wide)
-        return matrix.unit[0] * tall, matrix.unit[1] * wide
+        strip = matrix.unit[0] * max(1, matrix.columns) * matrix.dtype.itemsize
+        return matrix.unit[0] * max(1, TASK_NBYTES // strip)
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """The vectors of all rounds, n × rounds, and where the groups of columns are cut."""
+    """The vectors of all rounds, rounds × n, and where the groups of columns are cut."""
 
     vectors: np.ndarray
     cuts: tuple[int, ...]
     exact: bool
+    bits: int
+    """Bits of C's elements: what integers are compared modulo 2 to the power of."""
+    threads: int
 
-    def groups(self) -> Iterator[tuple[int, slice]]:
-        for index, (start, stop) in enumerate(zip(self.cuts, self.cuts[1:], strict=False)):
-            yield index, slice(start, stop)
+    def groups(self) -> Iterable[tuple[int, int]]:
+        """First and last + 1 column of every group."""
+        return zip(self.cuts, self.cuts[1:], strict=False)
 
     @property
     def group_count(self) -> int:
@@ -166,9 +176,9 @@ def verify_product(
             f" can only give {m} × {n} with equal inner sides"
         )
     dtype = c.dtype.newbyteorder("=")
-    probe = _draw_probe(n, dtype, rounds, result.step()[1] if n else 1)
+    probe = _draw_probe(n, dtype, rounds, as_stored_matrix(c).unit[1])
     run = f"verify-{time.time_ns():x}"
-    right_step, left_step = right.step()[0], max(left.step()[0], result.step()[0])
+    right_step, left_step = right.step(), max(left.step(), result.step())
     right_rows = [slice(i, min(i + right_step, k)) for i in range(0, k, right_step)]
     left_rows = [slice(i, min(i + left_step, m)) for i in range(0, m, left_step)] if n else []
     total = len(right_rows) + len(left_rows)
@@ -180,13 +190,14 @@ def verify_product(
         share = array.nbytes * (rows.stop - rows.start) // max(1, array.shape[0])
         listener(UnitDone("verify", place, "", 0.0, share, 0, {}))
 
-    thin = np.zeros((k, rounds * probe.group_count), probe.dtype)
-    squares = np.zeros((k, 0 if probe.exact else probe.group_count))
+    # Rows of vectors, as the loops read them: B x for every round and group, and B's squares by group.
+    thin = np.zeros((rounds * probe.group_count, k), probe.dtype)
+    squares = np.zeros((0 if probe.exact else probe.group_count, k))
     projections = run_bounded(
         client, _project, ((right, rows, probe) for rows in right_rows), key=f"{run}-b", window=window
     )
     for place, (part, square) in projections:
-        thin[right_rows[place]], squares[right_rows[place]] = part, square
+        thin[:, right_rows[place]], squares[:, right_rows[place]] = part.T, square.T
         finished(place, b, right_rows[place])
     allowed = 0.0 if probe.exact else tolerance(k, dtype, precision)
     shared = client.scatter((thin, squares), broadcast=True) if left_rows else None
@@ -225,58 +236,57 @@ def _draw_probe(n: int, dtype: np.dtype, rounds: int, step: int) -> _Probe:
     generator = np.random.default_rng()
     exact = dtype.kind in "iu"
     if exact:
-        vectors = generator.integers(0, 64, (n, rounds)).astype(dtype)
+        vectors = generator.integers(0, 64, (rounds, n))
     else:
-        signs = generator.integers(0, 2, (n, rounds)) * 2 - 1
-        vectors = signs.astype(np.complex128 if dtype.kind == "c" else np.float64)
-    width = max(1, step) * ceil_div(ceil_div(n, max(1, step)), MOST_GROUPS) if n else 1
-    return _Probe(vectors, (*range(0, n, width), n) if n else (0,), exact)
-
-
-def _blocks(side: _Side, rows: slice) -> Iterator[tuple[slice, slice]]:
-    step_rows, step_columns = side.step()
-    for row in range(rows.start, rows.stop, step_rows):
-        for column in range(0, side.shape[1], step_columns):
-            yield (
-                slice(row, min(row + step_rows, rows.stop)),
-                slice(column, min(column + step_columns, side.shape[1])),
-            )
-
-
-def _times(block: np.ndarray, thin: np.ndarray) -> np.ndarray:
-    """A thin product in the probe's arithmetic: exact and wrapping for integers, float64 otherwise."""
-    if thin.dtype.kind in "iu":
-        return np.asarray(matmul(block, thin, dtype=thin.dtype, device="cpu"))
-    return block @ thin
-
-
-def _widened(block: np.ndarray, probe: _Probe) -> np.ndarray:
-    return block if probe.exact else block.astype(probe.dtype)
-
-
-def _squared(block: np.ndarray) -> np.ndarray:
-    return block.real**2 + block.imag**2 if block.dtype.kind == "c" else block**2
+        vectors = (generator.integers(0, 2, (rounds, n)) * 2 - 1).astype(WIDE_DTYPES[dtype.kind])
+    width = step * ceil_div(ceil_div(n, step), MOST_GROUPS) if n else 1
+    cuts = (*range(0, n, width), n) if n else (0,)
+    return _Probe(vectors, cuts, exact, 8 * dtype.itemsize, config.get("read-threads"))
 
 
 def _project(side: _Side, rows: slice, probe: _Probe) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of ``side`` times the probe, one column for each round and group; and sums of squares by group."""
-    count = rows.stop - rows.start
-    rounds = probe.vectors.shape[1]
-    thin = np.zeros((count, probe.group_count, rounds), probe.dtype)
-    squares = np.zeros((count, 0 if probe.exact else probe.group_count))
-    with np.errstate(all="ignore"):  # NaN and infinity pass through and are counted at the end
-        for block_rows, block_columns in _blocks(side, rows):
-            block = _widened(side.read(block_rows, block_columns), probe)
-            place = slice(block_rows.start - rows.start, block_rows.stop - rows.start)
-            for group, columns in probe.groups():
-                first, stop = max(columns.start, block_columns.start), min(columns.stop, block_columns.stop)
-                if first >= stop:
-                    continue
-                part = block[:, first - block_columns.start : stop - block_columns.start]
-                thin[place, group] += _times(part, probe.vectors[first:stop])
-                if not probe.exact:
-                    squares[place, group] += _squared(part).sum(axis=1)
-    return thin.reshape(count, -1), squares
+    """Rows of ``side`` times the probe, one column for each group and round; and sums of squares by group."""
+    count, rounds = rows.stop - rows.start, probe.vectors.shape[0]
+    ones = np.ones((0 if probe.exact else 1, side.shape[1]))
+
+    def project(place: slice, columns: slice, part: RegionRead) -> _Share:
+        block = side.load(part)
+        thin = np.zeros((probe.group_count, block.shape[0], rounds), probe.dtype)
+        squares = np.zeros((probe.group_count, block.shape[0], ones.shape[0]))
+        for group, (start, stop) in enumerate(probe.groups()):
+            first, last = max(start, columns.start), min(stop, columns.stop)
+            if first < last:
+                add_thin_product(
+                    block[:, first - columns.start : last - columns.start],
+                    probe.vectors[:, first:last].copy(),
+                    thin[group],
+                    ones[:, first:last],
+                    squares[group],
+                )
+        return place, thin.transpose(1, 0, 2).reshape(block.shape[0], -1), squares[..., 0].T if ones.size else None
+
+    return _gather(side, rows, project, (count, probe.group_count * rounds), probe)
+
+
+_Share = tuple[slice, np.ndarray, np.ndarray | None]
+
+
+def _gather(
+    side: _Side,
+    rows: slice,
+    multiply: Callable[[slice, slice, RegionRead], _Share],
+    shape: tuple[int, int],
+    probe: _Probe,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Thin products of all parts of some rows, on many threads, added up in the order of the parts."""
+    thin = np.zeros(shape, probe.dtype)
+    squares = np.zeros((shape[0], 0 if probe.exact else probe.group_count))
+    with ThreadPoolExecutor(probe.threads, thread_name_prefix="tilewright-verify") as pool:
+        for place, part, square in pool.map(lambda part: multiply(*part), side.parts(rows)):
+            thin[place] += part
+            if square is not None:
+                squares[place] += square
+    return thin, squares
 
 
 @dataclass(frozen=True)
@@ -295,22 +305,25 @@ def _compare(
     allowed: float,
 ) -> _Outcome:
     """The largest deviation between rows of C x and A (B x)."""
-    thin, squares = shared
-    count, rounds = rows.stop - rows.start, probe.vectors.shape[1]
-    expected = np.zeros((count, thin.shape[1]), probe.dtype)
-    scale = np.zeros((count, squares.shape[1]))
-    with np.errstate(all="ignore"):
-        for block_rows, inner in _blocks(left, rows):
-            block = _widened(left.read(block_rows, inner), probe)
-            place = slice(block_rows.start - rows.start, block_rows.stop - rows.start)
-            expected[place] += _times(block, thin[inner])
-            if not probe.exact:
-                scale[place] += _squared(block) @ squares[inner]
-        found, _ = _project(result, rows, probe)
-        if probe.exact:
-            errors = (found != expected).reshape(count, probe.group_count, rounds).astype(np.float64)
-            unchecked = 0
-        else:
+    vectors, square_vectors = shared
+    count, rounds = rows.stop - rows.start, probe.vectors.shape[0]
+
+    def multiply(place: slice, inner: slice, part: RegionRead) -> _Share:
+        block = left.load(part)
+        thin = np.zeros((block.shape[0], vectors.shape[0]), probe.dtype)
+        squares = np.zeros((block.shape[0], square_vectors.shape[0]))
+        add_thin_product(block, vectors[:, inner].copy(), thin, square_vectors[:, inner].copy(), squares)
+        return place, thin, squares if squares.size else None
+
+    expected, scale = _gather(left, rows, multiply, (count, vectors.shape[0]), probe)
+    found, _ = _project(result, rows, probe)
+    if probe.exact:
+        # Everything was summed modulo 2^64; C itself is known modulo 2^bits.
+        shift = np.int64(64 - probe.bits)
+        errors = (((found - expected) << shift) != 0).reshape(count, probe.group_count, rounds).astype(np.float64)
+        unchecked = 0
+    else:
+        with np.errstate(all="ignore"):  # NaN and infinity pass through and are counted
             errors, unchecked = _relative_errors(found, expected, scale, probe, result.array.dtype)
     place_row, place_group, _ = np.unravel_index(int(np.argmax(errors)), errors.shape) if errors.size else (0, 0, 0)
     largest = float(errors.sum() if probe.exact else errors.max(initial=0.0))
@@ -328,12 +341,12 @@ def _relative_errors(
 
     A sum cannot be compared when a factor of it is NaN or infinite, or when C's dtype may rightly have overflowed.
     """
-    shape = (found.shape[0], probe.group_count, probe.vectors.shape[1])
+    shape = (found.shape[0], probe.group_count, probe.vectors.shape[0])
     found, expected = found.reshape(shape), expected.reshape(shape)
     unit = np.sqrt(scale)[:, :, np.newaxis]
     deviation = np.abs(found - expected)
     errors = np.where(deviation == 0, 0.0, deviation / unit)
-    overflow = ~np.isfinite(found) & (unit * math.sqrt(max(1, probe.vectors.shape[0])) > np.finfo(dtype).max / 8)
+    overflow = ~np.isfinite(found) & (unit * math.sqrt(max(1, probe.vectors.shape[1])) > np.finfo(dtype).max / 8)
     skip = np.broadcast_to(~np.isfinite(unit), shape) | ~np.isfinite(expected) | overflow
     # What is not finite here although its factors are is an error without measure, not something to pass over.
     errors = np.where(np.isnan(errors), np.inf, errors)

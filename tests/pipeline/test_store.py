@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def test_a_region_is_what_numpy_slices(kind: str, tmp_path_factory: pytest.TempP
     region = (slice(*row), slice(*column))
     wide = np.full((row[1] - row[0], column[1] - column[0] + 3), -1, "f4")  # rows further apart than their length
     with ThreadPoolExecutor(2) as pool:
-        store.run_all(pool, store.region_reads(array, region, wide[:, : column[1] - column[0]]))
+        parts = store.region_reads(array, region, most_nbytes=data.draw(st.sampled_from([1, 100, 10**6])))
+        store.run_all(pool, [partial(part.read, wide[:, : column[1] - column[0]][part.target]) for part in parts])
     np.testing.assert_array_equal(wide[:, : column[1] - column[0]], full[region])
     assert (wide[:, column[1] - column[0] :] == -1).all(), "bytes beside the region were written"
     np.testing.assert_array_equal(store.read_region(array, region), full[region])
@@ -83,8 +85,8 @@ def test_tall_rows_need_several_preadv_calls(tmp_path: Path) -> None:
     array = stored("v3-plain", tmp_path / "x.zarr", full, (5000, 3))
     for columns in (slice(0, 3), slice(1, 3), slice(2, 3)):
         out = np.empty((4990, 4), "i2")[:, : columns.stop - columns.start]
-        for read in store.region_reads(array, (slice(7, 4997), columns), out):
-            read()
+        for part in store.region_reads(array, (slice(7, 4997), columns)):
+            part.read(out[part.target])
         np.testing.assert_array_equal(out, full[7:4997, columns])
 
 
@@ -92,6 +94,46 @@ def test_vectors_are_read_too(tmp_path: Path) -> None:
     full = np.arange(100, dtype="f8")
     array = stored("v3-plain", tmp_path / "x.zarr", full, (7,))
     np.testing.assert_array_equal(store.read_region(array, (slice(3, 95),)), full[3:95])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@given(data=st.data())
+def test_what_is_written_in_bands_is_what_numpy_holds(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    rows, columns = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 30))
+    chunks = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
+    full = np.arange(1, rows * columns + 1, dtype="f4").reshape(rows, columns)
+    array = stored(kind, tmp_path_factory.mktemp("store") / "x.zarr", np.zeros_like(full), chunks)
+    unit = store.write_unit(array)
+    cut = min(rows, unit[0] * data.draw(st.integers(0, 3))), min(columns, unit[1] * data.draw(st.integers(0, 3)))
+    step = data.draw(st.integers(1, 5))
+    for region in [
+        (slice(*row), slice(*column))
+        for row in ((0, cut[0]), (cut[0], rows))
+        for column in ((0, cut[1]), (cut[1], columns))
+    ]:
+        part = full[region]
+        for piece in store.region_writes(array, region):
+            source = part[piece.source]
+            piece.write(source[row : row + step] for row in range(0, source.shape[0], step))
+    np.testing.assert_array_equal(array[...], full)  # as zarr reads it, not as we do
+    names = [path.name for path in Path(str(array.store.root)).rglob("*")]
+    assert not [name for name in names if name.endswith(".partial")]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    array = stored("v3-plain", tmp_path / "x.zarr", np.ones((4, 4), "f4"), (4, 4))
+
+    def broken() -> Any:
+        yield np.zeros((2, 4), "f4")
+        raise OSError(28, "No space left on device")
+
+    (piece,) = store.region_writes(array, (slice(0, 4), slice(0, 4)))
+    with pytest.raises(StoreError, match=r"cannot write chunk \(0, 0\).*No space left"):
+        piece.write(broken())
+    assert (array[...] == 1).all(), "the old chunk stands until the new one is whole"
+    assert [path.name for path in (tmp_path / "x.zarr" / "c" / "0").iterdir()] == ["0"]
 
 
 def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:

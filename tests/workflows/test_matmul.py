@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,19 +151,36 @@ def test_every_stored_piece_is_written_once(
 ) -> None:
     _, _, a, b = factors
     written: list[tuple[int, int, int, int]] = []
-    original = store.write_region
 
-    def counting(array: Any, region: Any, data: np.ndarray) -> None:
-        written.append((region[0].start, region[0].stop, region[1].start, region[1].stop))
-        original(array, region, data)
+    def counting(top: int, left: int, data: np.ndarray) -> np.ndarray:
+        written.append((top, top + data.shape[0], left, left + data.shape[1]))
+        return data
 
-    monkeypatch.setattr(stream, "write_region", counting)
+    intercept_writes(monkeypatch, counting)
     run = tw.matmul(a, b, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
     count = np.zeros((96, 64), int)
     for top, bottom, left, right in written:
         count[top:bottom, left:right] += 1
     assert (count == 1).all()
     assert len(written) == -(-96 // run.plan.c_unit[0]) * -(-64 // run.plan.c_unit[1])
+
+
+def intercept_writes(patch: pytest.MonkeyPatch, through: Callable[[int, int, np.ndarray], np.ndarray]) -> None:
+    """Let every stored piece of C pass ``through(first row, first column, data)`` on its way to the store."""
+    original = store.region_writes
+
+    def intercepted(array: Any, region: Any) -> list[store.RegionWrite]:
+        def wrap(piece: store.RegionWrite) -> store.RegionWrite:
+            top, left = (whole.start + part.start for whole, part in zip(region, piece.source, strict=True))
+
+            def write(bands: store.Bands) -> None:
+                piece.write([through(top, left, np.concatenate([band.copy() for band in bands]))])
+
+            return store.RegionWrite(piece.source, write)
+
+        return [wrap(piece) for piece in original(array, region)]
+
+    patch.setattr(stream, "region_writes", intercepted)
 
 
 class Stopped(KeyboardInterrupt):
@@ -256,14 +274,13 @@ def test_a_failing_write_is_tried_again(
 ) -> None:
     a, b, a_path, b_path = factors
     left = iter(range(failures))
-    original = store.write_region
 
-    def failing(array: Any, region: Any, data: np.ndarray) -> None:
-        if region[0].start == 16 and region[1].start == 0 and next(left, None) is not None:
+    def failing(top: int, start: int, data: np.ndarray) -> np.ndarray:
+        if top == 16 and start == 0 and next(left, None) is not None:
             raise StoreError("injected: the disk had a moment")
-        original(array, region, data)
+        return data
 
-    monkeypatch.setattr(stream, "write_region", failing)
+    intercept_writes(monkeypatch, failing)
     tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
     assert sorted(attempts.values())[-2:] == [1, failures + 1], "one tile was tried again, as often as it failed"
     assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
@@ -283,10 +300,10 @@ def test_a_read_that_never_works_ends_the_run_and_keeps_what_was_done(
     out = tmp_path / "c"
     original = store.region_reads
 
-    def failing(array: Any, region: Any, target: np.ndarray) -> Any:
+    def failing(array: Any, region: Any) -> Any:
         if array.shape == (96, 80) and region[0].stop == 96:
             raise error
-        return original(array, region, target)
+        return original(array, region)
 
     with monkeypatch.context() as patch:
         patch.setattr(stream, "region_reads", failing)
@@ -310,16 +327,15 @@ def test_a_wrong_product_is_never_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, _, a_path, b_path = factors
-    original = store.write_region
 
-    def lying(array: Any, region: Any, data: np.ndarray) -> None:
-        if region[0].start == 32 and region[1].start == 16:
+    def lying(top: int, left: int, data: np.ndarray) -> np.ndarray:
+        if top == 32 and left == 16:
             data = data.copy()
             data[3, 5] += 1
-        original(array, region, data)
+        return data
 
     with monkeypatch.context() as patch:
-        patch.setattr(stream, "write_region", lying)
+        intercept_writes(patch, lying)
         with pytest.raises(VerificationError, match=r"row 35, columns"):
             tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
     assert not (tmp_path / "c").exists()

@@ -1,0 +1,60 @@
+"""Rectangles of a matrix between pinned host memory and a device, on a stream, without a copy in between.
+
+Numba copies contiguous arrays only; a tile's part of a stored chunk is a rectangle with a pitch of its own, which
+the driver's two-dimensional copy takes as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+
+def pinned_bytes(nbytes: int) -> np.ndarray:
+    """Page-locked host memory, uint8, for copies that run beside the host. At least one byte: the driver gives
+    no address for nothing."""
+    block: np.ndarray = cuda.pinned_array(max(nbytes, 1), np.uint8)
+    return block
+
+
+def upload_rectangle(
+    source: np.ndarray, target: int, pitch_nbytes: int, stream: Any
+) -> None:
+    """Copy a C-ordered host matrix to the device address ``target``, rows ``pitch_nbytes`` apart there.
+
+    source: two-dimensional, rows × columns, side by side in pinned memory; read until the stream has passed.
+    """
+    _copy(source, target, pitch_nbytes, stream, to_device=True)
+
+
+def download_rectangle(
+    source: int, pitch_nbytes: int, target: np.ndarray, stream: Any
+) -> None:
+    """Copy rows that lie ``pitch_nbytes`` apart from the device address ``source`` on to a C-ordered host matrix.
+
+    target: two-dimensional, rows × columns, side by side in pinned memory; whole once the stream has passed.
+    """
+    _copy(target, source, pitch_nbytes, stream, to_device=False)
+
+
+def _copy(host: np.ndarray, device: int, pitch_nbytes: int, stream: Any, *, to_device: bool) -> None:
+    from numba.cuda.cudadrv.driver import binding, driver
+
+    if host.size == 0:
+        return
+    rows, columns = host.shape
+    width = columns * host.itemsize
+    rectangle = binding.CUDA_MEMCPY2D()
+    rectangle.WidthInBytes, rectangle.Height = width, rows
+    kinds = binding.CUmemorytype
+    if to_device:
+        rectangle.srcMemoryType, rectangle.dstMemoryType = kinds.CU_MEMORYTYPE_HOST, kinds.CU_MEMORYTYPE_DEVICE
+        rectangle.srcHost, rectangle.srcPitch = host.ctypes.data, width
+        rectangle.dstDevice, rectangle.dstPitch = binding.CUdeviceptr(device), pitch_nbytes
+    else:
+        rectangle.srcMemoryType, rectangle.dstMemoryType = kinds.CU_MEMORYTYPE_DEVICE, kinds.CU_MEMORYTYPE_HOST
+        rectangle.srcDevice, rectangle.srcPitch = binding.CUdeviceptr(device), pitch_nbytes
+        rectangle.dstHost, rectangle.dstPitch = host.ctypes.data, width
+    driver.cuMemcpy2DAsync(rectangle, binding.CUstream(int(stream)))

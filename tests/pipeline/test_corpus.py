@@ -1,0 +1,132 @@
+"""The files of a corpus, the pieces they are cut into, and what can go wrong with them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.pipeline.corpus import Document, cut_pieces, list_corpus, read_range
+from tilewright.pipeline.errors import CorpusError
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def test_folders_are_searched_in_the_order_of_sorted_paths(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "b.txt", "a/z/deep.txt", "a/1.txt", "c/0", ".hidden"):
+        write(tmp_path / name, b"x")
+    found = [Path(document.name) for document in list_corpus([tmp_path]).documents]
+    assert found == sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert len(found) == 6
+
+
+def test_documents_are_called_as_the_user_called_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "texts" / "one", b"x")
+    monkeypatch.chdir(tmp_path)
+    (document,) = list_corpus(["texts"]).documents
+    assert document.name == os.path.join("texts", "one")
+    assert document.path == str(tmp_path / "texts" / "one")
+    assert document.nbytes == 1
+
+
+def test_a_file_named_twice_counts_once(tmp_path: Path) -> None:
+    one = write(tmp_path / "one", b"x")
+    corpus = list_corpus([one, tmp_path, one])
+    assert len(corpus.documents) == 1
+    assert corpus.notes == ("2 files are named more than once and count once",)
+
+
+def test_links_to_files_count_and_links_to_folders_are_told_of(tmp_path: Path) -> None:
+    write(tmp_path / "real" / "one", b"x")
+    (tmp_path / "again").symlink_to(tmp_path / "real" / "one")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    corpus = list_corpus([tmp_path])
+    assert [Path(document.name).name for document in corpus.documents] == ["again", "one"]
+    (note,) = corpus.notes
+    assert note.startswith("1 links to folders are not followed")
+
+
+def test_pipes_are_told_of_and_never_opened(tmp_path: Path) -> None:
+    write(tmp_path / "one", b"x")
+    os.mkfifo(tmp_path / "pipe")
+    corpus = list_corpus([tmp_path])
+    assert len(corpus.documents) == 1
+    assert "1 sockets, pipes or devices" in corpus.notes[0]
+    with pytest.raises(CorpusError, match=r"pipe is neither a file nor a folder"):
+        list_corpus([tmp_path / "pipe"])
+
+
+def test_errors_name_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="no corpus was given"):
+        list_corpus([])
+    with pytest.raises(CorpusError, match=r"cannot find .*nowhere: No such file"):
+        list_corpus([tmp_path / "nowhere"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CorpusError, match=r"no files in .*empty"):
+        list_corpus([tmp_path / "empty"])
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    with pytest.raises(CorpusError, match=r"cannot find .*dangling"):
+        list_corpus([tmp_path])
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    nbytes=st.integers(1, 50),
+    most=st.integers(1, 5),
+)
+def test_pieces_hold_every_byte_once(lengths: list[int], nbytes: int, most: int) -> None:
+    documents = [Document(f"d{i}", f"/d{i}", length) for i, length in enumerate(lengths)]
+    seen: dict[int, list[tuple[int, int]]] = {i: [] for i in range(len(documents))}
+    for piece in cut_pieces(documents, nbytes, most):
+        assert piece.nbytes <= nbytes
+        assert len(piece.documents) <= most
+        assert piece.documents == tuple(documents[piece.first : piece.first + len(piece.documents)])
+        if len(piece.documents) == 1:
+            seen[piece.first].append((piece.start, piece.stop))
+            assert piece.is_part == (piece.nbytes < documents[piece.first].nbytes)
+        else:
+            assert not piece.is_part
+            for i, document in enumerate(piece.documents):
+                seen[piece.first + i].append((0, document.nbytes))
+    for i, length in enumerate(lengths):
+        ranges = seen[i]
+        assert ranges[0][0] == 0
+        assert ranges[-1][1] == length
+        assert all(before[1] == behind[0] for before, behind in itertools.pairwise(ranges))
+
+
+def test_many_small_documents_share_a_piece() -> None:
+    documents = [Document(f"{i}", f"/{i}", 100) for i in range(10_000)]
+    assert len(list(cut_pieces(documents, 2**20))) == 3
+
+
+def test_a_file_that_shrinks_or_goes_away_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "log", b"0123456789")
+    (document,) = list_corpus([path]).documents
+    target = np.zeros(10, np.uint8)
+    path.write_bytes(b"0123")
+    with pytest.raises(CorpusError, match=r"log ended at byte 4 while it was read and had 10 bytes"):
+        read_range(document, 0, 10, target)
+    path.unlink()
+    with pytest.raises(CorpusError, match=r"cannot read .*log: No such file"):
+        read_range(document, 0, 10, target)
+
+
+def test_a_file_that_grows_is_read_as_long_as_it_was(tmp_path: Path) -> None:
+    path = write(tmp_path / "log", b"0123456789")
+    (document,) = list_corpus([path]).documents
+    path.write_bytes(b"0123456789 and more")
+    target = np.zeros(6, np.uint8)
+    read_range(document, 4, 10, target)
+    assert target.tobytes() == b"456789"

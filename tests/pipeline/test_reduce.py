@@ -1,0 +1,70 @@
+"""A reduction is what its parts say, in whatever order the parts come."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from distributed import Client
+
+from tilewright.pipeline.errors import TaskError
+from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.reduce import Reduction, _Outcome, _parts, reduce_pieces, scratch
+
+
+def chunk(letter: str) -> tuple[str, dict[str, float]]:
+    return letter, {"read": 1.0}
+
+
+def broken(letter: str) -> tuple[str, dict[str, float]]:
+    raise ZeroDivisionError(f"at {letter}")
+
+
+def joined(commutative: bool) -> Reduction[str, str, str]:
+    return Reduction("letters", chunk, str, str.__add__, str.upper, commutative)
+
+
+def test_parts_of_an_ordered_reduction_come_in_order_whoever_is_first() -> None:
+    for order in itertools.permutations(range(4)):
+        outcomes: Iterator[tuple[int, _Outcome[str]]] = (
+            (place, _Outcome("abcd"[place], "worker", 0.0, {})) for place in order
+        )
+        assert "".join(_parts(outcomes, joined(False), [1] * 4, lambda _: None)) == "abcd"
+
+
+def test_parts_of_a_commutative_reduction_are_not_held_back() -> None:
+    outcomes = iter([(3, _Outcome("d", "worker", 0.0, {}))])
+    assert list(_parts(outcomes, joined(True), [1] * 4, lambda _: None)) == ["d"]
+
+
+def test_every_piece_is_reduced_and_reported(client: Client) -> None:
+    seen: list[Event] = []
+    letters = [chr(ord("a") + i) for i in range(20)]
+    sizes = list(range(20))
+    result = reduce_pieces(client, joined(False), [(letter,) for letter in letters], sizes, seen.append)
+    assert result == "".join(letters).upper()
+    assert seen[0] == WorkPlanned("letters", 20, 0, "pieces", sum(sizes), 0)
+    units = [event for event in seen if isinstance(event, UnitDone)]
+    assert sorted(unit.index for unit in units) == list(range(20))
+    assert all(unit.nbytes == sizes[unit.index] and unit.stages == {"read": 1.0} for unit in units)
+    assert isinstance(seen[-1], WorkDone)
+
+
+def test_no_pieces_give_the_identity(client: Client) -> None:
+    assert reduce_pieces(client, joined(False), [], [], lambda _: None) == ""
+
+
+def test_a_piece_that_fails_fails_the_reduction(client: Client) -> None:
+    reduction = Reduction("letters", broken, str, str.__add__, str.upper, False)
+    with pytest.raises(TaskError, match="ZeroDivisionError: at a"):
+        reduce_pieces(client, reduction, [("a",)], [1], lambda _: None)
+
+
+def test_scratch_is_kept_and_grows() -> None:
+    first = scratch("test", 100, pinned=False)
+    again = scratch("test", 50, pinned=False)
+    assert again.ctypes.data == first.ctypes.data
+    assert len(again) == 50
+    assert len(scratch("test", 1000, pinned=False)) == 1000
+    assert scratch("other", 10, pinned=False).ctypes.data != scratch("test", 10, pinned=False).ctypes.data

@@ -1,0 +1,129 @@
+"""The dot product of stored vectors against NumPy, and its independence of how they are stored."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+
+from tilewright.pipeline import dot as dotting
+from tilewright.pipeline.dot import dot_stored
+from tilewright.pipeline.errors import ShapeError
+
+
+def ignore(event: object) -> None:
+    pass
+
+
+def store(path: Path, values: np.ndarray, chunk: int, **options: object) -> zarr.Array:
+    array = zarr.create_array(str(path), shape=values.shape, chunks=(chunk,), dtype=values.dtype, **options)
+    array[:] = values
+    return array
+
+
+def draw(rng: np.random.Generator, n: int, dtype: str) -> np.ndarray:
+    kind = np.dtype(dtype)
+    if kind.kind in "iu":
+        bounds = np.iinfo(kind)
+        return rng.integers(bounds.min, bounds.max, n, kind, endpoint=True)
+    values = rng.standard_normal(n)
+    return (values + 1j * rng.standard_normal(n)).astype(kind) if kind.kind == "c" else values.astype(kind)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and pieces so small that a thousand elements make many of both."""
+    monkeypatch.setattr(dotting, "BLOCK", 64)
+    with dask.config.set({"tilewright.piece-nbytes": 1}):
+        yield
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int64", "uint8", "uint32", "uint64"])
+def test_integers_wrap_as_numpy_does(
+    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
+) -> None:
+    x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
+    result = dot_stored(
+        client, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77), device="cpu", listener=ignore
+    )
+    assert result == np.vdot(x, y)
+    assert result.dtype == np.dtype(dtype)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+def test_floats_are_close_to_the_exact_sum(
+    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
+) -> None:
+    x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
+    result = dot_stored(
+        client, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77), device="cpu", listener=ignore
+    )
+    exact = np.vdot(x.astype(np.complex128), y.astype(np.complex128))
+    scale = math.sqrt(float(np.sum(np.abs(x.astype(np.complex128) * y.astype(np.complex128)) ** 2)))
+    assert result.dtype == np.dtype(dtype)
+    assert abs(result - exact) <= 8 * np.finfo(dtype).eps * max(scale, abs(exact))
+
+
+def test_the_result_is_the_same_however_the_vectors_are_stored(
+    client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dotting, "BLOCK", 64)
+    x, y = draw(rng, 5000, "float32"), draw(rng, 5000, "float32")
+    results = set()
+    for i, (chunk, piece) in enumerate([(5000, 10**6), (100, 1), (64, 2000), (777, 1)]):
+        with dask.config.set({"tilewright.piece-nbytes": piece}):
+            a = store(tmp_path / f"x{i}", x, chunk, compressors=None if i % 2 else "auto")
+            b = store(tmp_path / f"y{i}", y, 1 + chunk // 2)
+            results.add(dot_stored(client, a, b, device="cpu", listener=ignore).tobytes())
+    assert len(results) == 1
+
+
+def test_mixed_dtypes_give_numpys_result_type(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    x, y = draw(rng, 100, "int16"), draw(rng, 100, "float32")
+    result = dot_stored(
+        client, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77), device="cpu", listener=ignore
+    )
+    assert result.dtype == np.result_type(x, y)
+    np.testing.assert_allclose(result, np.vdot(x.astype(float), y.astype(float)), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_infinities_and_nan_are_answers(client: Client, tmp_path: Path) -> None:
+    ones = store(tmp_path / "ones", np.ones(200), 50)
+    for i, (special, expected) in enumerate(
+        [([np.inf], np.inf), ([np.inf, -np.inf], np.nan), ([np.nan], np.nan), ([1e308, 1e308], np.inf)]
+    ):
+        values = np.zeros(200)
+        values[[0, 150][: len(special)]] = special  # in blocks of their own
+        x = store(tmp_path / f"x{i}", values, 50)
+        np.testing.assert_equal(dot_stored(client, x, ones, device="cpu", listener=ignore), expected)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_half_precision_partial_products_do_not_overflow(client: Client, tmp_path: Path) -> None:
+    values = np.full(128, 60000, np.float16)
+    values[64:] *= -1
+    x, ones = store(tmp_path / "x", values, 50), store(tmp_path / "ones", np.ones(128, np.float16), 50)
+    assert dot_stored(client, x, ones, device="cpu", listener=ignore) == 0
+
+
+def test_empty_vectors_give_zero(client: Client, tmp_path: Path) -> None:
+    x = zarr.create_array(str(tmp_path / "x"), shape=(0,), chunks=(10,), dtype="f4")
+    result = dot_stored(client, x, x, device="cpu", listener=ignore)
+    assert result == 0
+    assert result.dtype == np.float32
+
+
+def test_lengths_must_agree(client: Client, tmp_path: Path) -> None:
+    x, y = store(tmp_path / "x", np.ones(3), 3), store(tmp_path / "y", np.ones(4), 4)
+    with pytest.raises(ShapeError, match=r"x has 3 elements and .*y has 4"):
+        dot_stored(client, x, y, device="cpu", listener=ignore)

@@ -1,0 +1,176 @@
+"""Histograms of corpora equal ``collections.Counter`` over each document, wherever pieces are cut."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.pipeline import histogram as counting
+from tilewright.pipeline.corpus import list_corpus
+from tilewright.pipeline.errors import CorpusError, PlanError
+from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.histogram import Histogram, count_corpus, label
+
+
+def naive_counts(data: bytes, by: str) -> Counter[int]:
+    """What one document holds, counted by Python."""
+    if by == "byte":
+        return Counter(data)
+    if by == "ascii":
+        return Counter(value for value in data if value < 128)
+    if by == "letter":
+        return Counter(ord(chr(v).upper()) - ord("A") for v in data if v < 128 and chr(v).isalpha())
+    if by == "bigram":
+        return Counter(first * 256 + second for first, second in itertools.pairwise(data))
+    return Counter(map(ord, data.decode("utf-8", errors="replace")))
+
+
+def dense(counter: Counter[int], bins: int) -> np.ndarray:
+    counts = np.zeros(bins, np.int64)
+    counts[list(counter)] = list(counter.values())
+    return counts
+
+
+def count(
+    client: Client, paths: list[Path], by: str, *, per_document: bool = False, listener=lambda _: None
+) -> Histogram:  # type: ignore[no-untyped-def]
+    return count_corpus(
+        client,
+        list_corpus(paths),
+        by=by,
+        device="cpu",
+        device_name="CPU",
+        per_document=per_document,
+        listener=listener,
+    )
+
+
+# Whole and broken UTF-8, so that pieces and documents are cut within characters.
+fragments = st.one_of(
+    st.binary(max_size=6),
+    st.text(max_size=4).map(lambda text: text.encode("utf-8", errors="surrogatepass")),
+    st.sampled_from([b"\xf0\x9f\x92", b"\xe2\x82", b"\x80\x80\x80", b"\xed\xa0\x80", b"Zz aA\x00"]),
+)
+documents = st.lists(fragments, max_size=8).map(b"".join)
+
+
+@pytest.mark.parametrize("by", list(KINDS))
+@pytest.mark.parametrize("per_document", [False, True])
+@given(corpus=st.lists(documents, min_size=1, max_size=5), nbytes=st.integers(1, 30))
+def test_equals_counter(
+    client: Client, by: str, per_document: bool, corpus: list[bytes], nbytes: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, dask.config.set({"tilewright.piece-nbytes": nbytes}):
+        paths = [Path(folder, f"{i:03}") for i in range(len(corpus))]
+        for path, data in zip(paths, corpus, strict=True):
+            path.write_bytes(data)
+        result = count(client, paths, by, per_document=per_document)
+    bins = KINDS[by].bins
+    expected = [dense(naive_counts(data, by), bins) for data in corpus]
+    assert result.counts.dtype == np.int64
+    if per_document:
+        np.testing.assert_array_equal(result.counts, np.stack(expected))
+    else:
+        np.testing.assert_array_equal(result.counts, np.sum(expected, axis=0))
+    nbytes_all = sum(map(len, corpus))
+    assert result.nbytes == nbytes_all
+    skipped = nbytes_all - int(np.sum(expected)) if by in ("ascii", "letter") else 0
+    assert result.skipped == skipped
+    assert result.documents == tuple(map(str, paths))
+
+
+def test_many_small_files_make_few_tasks(client: Client, tmp_path: Path) -> None:
+    for i in range(3000):
+        (tmp_path / f"{i}").write_bytes(b"ab" * (i % 7))
+    seen: list[Event] = []
+    result = count(client, [tmp_path], "bigram", listener=seen.append)
+    total = sum((i % 7) * 2 for i in range(3000))
+    assert result.counts[ord("a") * 256 + ord("b")] == total // 2
+    assert result.counts.sum() == total - sum(1 for i in range(3000) if i % 7)
+    assert isinstance(seen[0], WorkPlanned)
+    assert isinstance(seen[-1], WorkDone)
+    units = [event for event in seen if isinstance(event, UnitDone)]
+    assert len(units) == seen[0].total <= 4
+    assert sum(unit.nbytes for unit in units) == seen[0].nbytes == total
+    assert set(units[0].stages) == {"read", "count"}
+
+
+def test_a_large_file_is_cut_for_all_workers(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    data = rng.integers(0, 256, 5 * 2**20 + 3, np.uint8).tobytes()
+    (tmp_path / "large").write_bytes(data)
+    seen: list[Event] = []
+    result = count(client, [tmp_path / "large"], "bigram", listener=seen.append)
+    assert isinstance(seen[0], WorkPlanned)
+    assert seen[0].total >= 4
+    np.testing.assert_array_equal(result.counts, dense(naive_counts(data, "bigram"), 65536))
+
+
+def test_a_file_that_goes_away_is_named(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "there"
+    path.write_bytes(b"abc")
+    corpus = list_corpus([path])
+    path.unlink()
+    with pytest.raises(CorpusError, match=r"cannot read .*there"):
+        count_corpus(
+            client,
+            corpus,
+            by="byte",
+            device="cpu",
+            device_name="CPU",
+            per_document=False,
+            listener=lambda _: None,
+        )
+
+
+def test_counts_that_would_not_fit_are_refused(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(3):
+        (tmp_path / f"{i}").write_bytes(b"abc")
+    monkeypatch.setattr(counting, "MEMORY_LIMIT", 2**20)
+    with pytest.raises(PlanError, match=r"3 documents × 65536 bins take 1.5 MiB, and 512 KiB"):
+        count(client, [tmp_path], "bigram", per_document=True)
+
+
+def test_labels_name_every_bin_once() -> None:
+    for by, kind in KINDS.items():
+        if by != "codepoint":
+            assert len({label(by, place) for place in range(kind.bins)}) == kind.bins, by
+    assert label("letter", 25) == "Z"
+    assert label("byte", 0xE9) == r"\xe9"
+    assert label("ascii", ord("\n")) == r"\x0a"
+    assert label("bigram", ord("t") * 256 + ord("h")) == "th"
+    assert label("codepoint", 0x20AC) == "€"
+    assert label("codepoint", 0xD800) == "U+D800"
+
+
+def test_a_histogram_prints_its_shares(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"aAab!")
+    text = str(count(client, [tmp_path], "letter"))
+    first, *rest = text.splitlines()
+    assert first.startswith("5 B in 1 document by letter")
+    assert first.endswith("4 counted, 1 skipped")
+    assert rest[0].split()[:3] == ["A", "3", "75.00%"]
+    assert rest[1].split()[:3] == ["B", "1", "25.00%"]
+    assert len(rest) == 2
+
+
+def test_an_empty_document_counts_nothing(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"")
+    result = count(client, [tmp_path], "codepoint", per_document=True)
+    assert result.counts.shape == (1, 0x110000)
+    assert not result.counts.any()
+    assert os.linesep not in str(result)
