@@ -9,7 +9,7 @@ caller knows its layout, and one multiply-add is cheaper than a two-dimensional 
 zero-extended, so 32-bit offsets reach 2^32 elements. "Registers" means a ``cuda.local.array`` whose every
 index is a compile-time constant: LLVM then keeps it in registers.
 
-Sections: unrolling; vector loads and stores; asynchronous copies (``cp.async``); double-precision tensor
+Sections: unrolling; integers; vector loads and stores; asynchronous copies (``cp.async``); double-precision tensor
 cores; Hopper's barriers, clusters and bulk copies; Hopper's warpgroup tensor cores.
 """
 
@@ -69,6 +69,33 @@ def unroll(typingctx, function, count, arguments):  # type: ignore[no-untyped-de
         return context.get_dummy_value()
 
     return types.void(function, count, arguments), generate
+
+
+# --- Integers --------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def multiply_add_64(typingctx, x, y, total):  # type: ignore[no-untyped-def]
+    """``total + x * y`` modulo 2^64 in three instructions: one wide multiply-add and two on the upper word.
+
+    From ``x * y + total`` the compiler makes five: it adds the cross products up apart from the total.
+    """
+    if x not in (types.int64, types.uint64) or y != x or total != x:
+        return None
+    text = """{ .reg .b32 xl, xh, yl, yh, low, high; .reg .b64 wide;
+        mov.b64 {xl, xh}, $1; mov.b64 {yl, yh}, $2;
+        mad.wide.u32 wide, xl, yl, $3;
+        mov.b64 {low, high}, wide;
+        mad.lo.u32 high, xl, yh, high;
+        mad.lo.u32 high, xh, yl, high;
+        mov.b64 $0, {low, high}; }"""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        function = ir.FunctionType(word, [word, word, word])
+        return builder.call(ir.InlineAsm(function, text, "=l,l,l,l"), arguments)
+
+    return x(x, y, total), generate
 
 
 # --- Vector loads and stores ------------------------------------------------------------------------------

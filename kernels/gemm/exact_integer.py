@@ -9,15 +9,16 @@ return at once: the host never waits for the range.
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.gemm import byte_planes
-from tilewright.kernels.gemm.base import INTEGERS, GemmKernel, Problem
+from tilewright.kernels.gemm.base import INTEGERS, GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES
 from tilewright.kernels.gemm.residues import (
     DEPTH_LIMIT,
@@ -30,6 +31,7 @@ from tilewright.kernels.gemm.residues import (
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.wgmma_config import Config
 from tilewright.kernels.gemm.wgmma_launch import (
+    HOPPER,
     Launchable,
     Output,
     Planes,
@@ -37,11 +39,12 @@ from tilewright.kernels.gemm.wgmma_launch import (
     launch_product,
     multiprocessors,
     output_of,
+    pass_variant,
     stream_handle,
+    variant,
 )
-from tilewright.kernels.launch import address, ceil_div
+from tilewright.kernels.launch import address, ceil_div, current_device
 
-HOPPER = (9, 0)
 SCRATCH_NBYTES = 2 << 30
 """What the planes of one panel of k may take. More k in a panel means fewer passes over C."""
 LINE_UNIT = 128
@@ -51,6 +54,8 @@ LEAST_WORK = 1 << 28
 LEAST_SIDE = 64
 BLOCKS_PER_MULTIPROCESSOR = 8
 PLAN_NBYTES = 256
+_C_TYPES = {1: types.int8, 2: types.int16, 4: types.int32, 8: types.int64}
+"""How C's elements are written, by their size: modulo 2**bits a signed number is an unsigned one."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +129,20 @@ def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
     return layout(m, n, k, 132, residues=itemsize > 1).nbytes
 
 
+def _resident_blocks(turned: bool, residues: bool) -> int:
+    """Blocks of a pass on a multiprocessor: what a tile keeps in registers leaves no room for more."""
+    if turned:
+        return 1 if residues else 2
+    return 3 if residues else 4
+
+
 @functools.cache
 def _pass(dtype: np.dtype, turned: bool, residues: bool, device: int) -> Launchable:
     return compile_launchable(
         byte_planes.pass_function(dtype, turned=turned, residues=residues),
         byte_planes.ARGUMENTS,
         threads=byte_planes.THREADS,
-        blocks_per_multiprocessor=2 if turned else 4,
+        blocks_per_multiprocessor=_resident_blocks(turned, residues),
     )
 
 
@@ -148,7 +160,7 @@ def _make_planes(
     matrix: Lines, target: int, line_nbytes: int, plan: int, side: int, stream: Any, *, residues: bool
 ) -> None:
     """Enqueue the pass that writes the planes of ``matrix`` at ``target``."""
-    device = int(cuda.get_current_device().id)
+    device = current_device()
     blocks = multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR
     if matrix.turned:
         tiles = ceil_div(matrix.lines, byte_planes.TURN_LINES)
@@ -178,8 +190,7 @@ def _planes(target: int, matrix: Lines, line_nbytes: int, count: int, kind: str)
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     """See ``GemmKernel.launch``. Integers of any width and layout; C wraps modulo 2**bits."""
     itemsize = c.dtype.itemsize
-    c_type = {1: types.int8, 2: types.int16, 4: types.int32, 8: types.int64}[itemsize]
-    output = output_of(c, c_type)
+    output = output_of(c, _C_TYPES[itemsize])
     left, right = _lines(a, 0, itemsize), _lines(b, 1, itemsize)
     if output.transposed:  # column-major C: its transpose is B's transpose times A's
         left, right = right, left
@@ -235,7 +246,7 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any) ->
 
 def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any) -> None:
     """Wider operands: find the range, then one product of bytes or one for each modulus, as the plan says."""
-    device = int(cuda.get_current_device().id)
+    device = current_device()
     where = layout(a.lines, b.lines, a.depth, multiprocessors(device), residues=True)
     with borrowed(where.nbytes, stream, stream_handle(stream)) as scratch:
         targets = scratch + where.planes_a, scratch + where.planes_b
@@ -300,11 +311,33 @@ def supports(problem: Problem) -> bool:
     )
 
 
+def variants() -> Iterable[Variant]:
+    """The products for every width of C, and the passes for the narrowest and widest elements."""
+    for nbytes, c_type in _C_TYPES.items():
+        bits = 8 * nbytes
+        yield variant(f"bytes to int{bits}", Config("s8", "u8", c_type))
+        yield variant(f"residues to int{bits}", Config("s8", "s8", c_type, plan_kind=RESIDUES))
+    yield variant("planned bytes to int64", Config("u8", "u8", types.int64, plan_kind=3))
+    for dtype, turned, residues in itertools.product(
+        (np.int8, np.uint32, np.int64), (False, True), (False, True)
+    ):
+        yield pass_variant(
+            f"{np.dtype(dtype).name} to {'residues' if residues else 'bytes'}{', turned' if turned else ''}",
+            byte_planes.pass_function(np.dtype(dtype), turned=turned, residues=residues),
+            byte_planes.ARGUMENTS,
+            byte_planes.THREADS,
+            _resident_blocks(turned, residues),
+        )
+    yield pass_variant("plan", byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, 1, 1)
+    yield pass_variant("reset", byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, 1, 1)
+
+
 EXACT_INTEGER = GemmKernel(
     name="exact-integer-wgmma",
     summary="int8 tensor cores; wider integers by their lowest byte or by residues, as their range asks",
     supports=supports,
     launch=launch,
+    variants=variants,
 )
 
 assert PLAN_LENGTH * 8 <= PLAN_NBYTES

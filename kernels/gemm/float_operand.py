@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
 from tilewright.kernels.gemm import float_planes
 from tilewright.kernels.gemm.wgmma_launch import (
@@ -16,12 +15,14 @@ from tilewright.kernels.gemm.wgmma_launch import (
     compile_launchable,
     multiprocessors,
 )
-from tilewright.kernels.launch import address, ceil_div
+from tilewright.kernels.launch import address, ceil_div, current_device
 
 SCRATCH_NBYTES = 2 << 30
 """What the planes of one panel of k may take."""
 LINE_UNIT_NBYTES = 128
 BLOCKS_PER_MULTIPROCESSOR = 8
+RESIDENT_BLOCKS = 4
+"""Blocks of a pass on a multiprocessor at a time: 64 registers a thread."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _pass(form: str, turn: bool, device: int) -> Launchable:
         float_planes.turn_function() if turn else float_planes.pass_function(form),
         float_planes.ARGUMENTS,
         threads=float_planes.THREADS,
-        blocks_per_multiprocessor=4,
+        blocks_per_multiprocessor=RESIDENT_BLOCKS,
     )
 
 
@@ -117,13 +118,13 @@ def _reset(device: int) -> Launchable:
         float_planes.reset_function(),
         float_planes.RESET_ARGUMENTS,
         threads=float_planes.THREADS,
-        blocks_per_multiprocessor=4,
+        blocks_per_multiprocessor=RESIDENT_BLOCKS,
     )
 
 
 def reset_flags(plan: int, flags: int, count: int, stream: Any) -> None:
     """Enqueue: no flags, nothing that is not finite."""
-    device = int(cuda.get_current_device().id)
+    device = current_device()
     _reset(device).launch(ceil_div(count, float_planes.THREADS), stream, plan, flags, count)
 
 
@@ -132,7 +133,7 @@ def make_planes(
 ) -> Planes:
     """Enqueue the pass that writes the planes of ``operand`` at ``target``, and say how they lie there."""
     turn = turned(operand, form)
-    device = int(cuda.get_current_device().id)
+    device = current_device()
     by_outer = operand.k_major or turn
     lines, width = (operand.outer, operand.depth) if by_outer else (operand.depth, operand.outer)
     line_stride, stride = (

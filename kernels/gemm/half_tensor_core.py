@@ -8,14 +8,17 @@ do not round, what a sum cannot hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numba.cuda import types
 
-from tilewright.kernels.gemm.base import GemmKernel, Problem
+from tilewright.kernels.gemm import float_planes
+from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.float_operand import (
+    RESIDENT_BLOCKS,
     FloatOperand,
     make_planes,
     operands,
@@ -25,9 +28,16 @@ from tilewright.kernels.gemm.float_operand import (
 )
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.wgmma_config import Config
-from tilewright.kernels.gemm.wgmma_launch import Output, launch_product, output_of, stream_handle
+from tilewright.kernels.gemm.wgmma_launch import (
+    HOPPER,
+    Output,
+    launch_product,
+    output_of,
+    pass_variant,
+    stream_handle,
+    variant,
+)
 
-HOPPER = (9, 0)
 LEAST_WORK = 1 << 26
 """m n k below which the launch costs more than the simple kernels."""
 LEAST_SIDE = 64
@@ -111,11 +121,36 @@ def _supports_asked(precision: str) -> Callable[[Problem], bool]:
     return supports
 
 
+def _pass_variant(form: str, *, turn: bool = False) -> Variant:
+    function = float_planes.turn_function() if turn else float_planes.pass_function(form)
+    name = f"to {form}{', turned' if turn else ''}"
+    return pass_variant(name, function, float_planes.ARGUMENTS, float_planes.THREADS, RESIDENT_BLOCKS)
+
+
+def _half_variants() -> Iterable[Variant]:
+    for m_major, n_major in itertools.product((False, True), repeat=2):
+        layout = f"{'m' if m_major else 'k'}-major by {'n' if n_major else 'k'}-major"
+        config = Config("f16", "f16", types.float16, m_major_a=m_major, n_major_b=n_major)
+        yield variant(f"float16, {layout}", config)
+    yield _pass_variant("copy")
+
+
+def _asked_variants(kind: str) -> Callable[[], Iterable[Variant]]:
+    def variants() -> Iterable[Variant]:
+        yield variant(f"{kind}, k-major", Config(kind, kind, types.float32))
+        yield _pass_variant(kind)
+        if kind == "tf32":
+            yield _pass_variant(kind, turn=True)
+
+    return variants
+
+
 HALF = GemmKernel(
     name="float16-wgmma",
     summary="float16 on the tensor cores, sums in float32",
     supports=_supports_half,
     launch=_launcher("f16"),
+    variants=_half_variants,
 )
 ASKED = tuple(
     GemmKernel(
@@ -123,6 +158,7 @@ ASKED = tuple(
         summary=f"float32 operands as {kind} on the tensor cores, because precision={precision!r} allows it",
         supports=_supports_asked(precision),
         launch=_launcher(kind),
+        variants=_asked_variants(kind),
     )
     for precision, kind in KINDS.items()
 )

@@ -115,6 +115,17 @@ def byte_weights(modulus: Modulus, *, weighted: bool) -> tuple[tuple[int, ...], 
     return weights, balanced(-scale << 63, modulus.p)
 
 
+def combined(sums: list[int]) -> int:
+    """C modulo 2**64 from its sums of products of (weighted) residues, one for each modulus: what the
+    kernel does."""
+    chosen = modulus_set(len(sums))
+    parts = [total % modulus.p for total, modulus in zip(sums, chosen.moduli, strict=True)]
+    fraction = sum(t * modulus.fraction for t, modulus in zip(parts, chosen.moduli, strict=True))
+    multiple = (fraction + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS
+    total = sum(t * modulus.factor for t, modulus in zip(parts, chosen.moduli, strict=True))
+    return (total - multiple * chosen.product) % (1 << 64)
+
+
 def plan(range_a: tuple[int, int], range_b: tuple[int, int], depth: int) -> tuple[int, int]:
     """(kind, planes) for operands whose smallest and largest values are these: what the device decides."""
     kinds = []

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from tilewright.kernels.launch import current_device
+
 _buffers: dict[tuple[int, int], Any] = {}
 _lock = threading.RLock()
 
@@ -23,7 +25,7 @@ def borrowed(nbytes: int, stream: Any, handle: int) -> Iterator[int]:
     again, so one thread at a time enqueues. The memory stays until `release`.
     """
     with _lock:
-        key = (int(cuda.get_current_device().id), handle)
+        key = (current_device(), handle)
         buffer = _buffers.get(key)
         if buffer is None or buffer.size < nbytes:
             _buffers.pop(key, None)

@@ -24,10 +24,13 @@ def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER
     from tilewright.kernels.gemm.half_tensor_core import ASKED, HALF
     from tilewright.kernels.gemm.split_float import SPLIT
-    from tilewright.kernels.gemm.warp_tiled import WARP_TILED
+    from tilewright.kernels.gemm.warp_tiled_launch import WARP_TILED
 
     return (
         EXACT_INTEGER,
+        SPLIT,
+        *ASKED,
+        HALF,
         DOUBLE_TENSOR_CORE,
         WARP_TILED,
     )

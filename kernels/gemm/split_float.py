@@ -19,12 +19,16 @@ come out as infinity, and numbers below 2**-102 keep fewer bits, since their low
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 from numba.cuda import types
 
-from tilewright.kernels.gemm.base import GemmKernel, Problem
+from tilewright.kernels.gemm import float_planes
+from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.float_operand import (
+    RESIDENT_BLOCKS,
     make_planes,
     operands,
     panel_depth,
@@ -35,14 +39,47 @@ from tilewright.kernels.gemm.float_planes import NONFINITE
 from tilewright.kernels.gemm.half_tensor_core import FLOAT32, large_enough
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.wgmma_config import Config
-from tilewright.kernels.gemm.wgmma_launch import launch_product, output_of, stream_handle
+from tilewright.kernels.gemm.wgmma_launch import (
+    launch_product,
+    output_of,
+    pass_variant,
+    stream_handle,
+    variant,
+)
 from tilewright.kernels.launch import ceil_div
 
 PLAN_NBYTES = 256
 FLAGS_UNIT = 256
-TILE = {"parts": 3, "tile_n": 192, "stages": 5, "cluster": 1}
-"""Two sets of sums a thread, in registers, leave room for 192 columns; six products a stage need no
-cluster."""
+
+
+def _product(m_major_a: bool, n_major_b: bool) -> Config:
+    """Two sets of sums a thread, in registers, leave room for 192 columns; six products a stage need no
+    cluster.
+    """
+    return Config(
+        "bf16",
+        "bf16",
+        types.float32,
+        m_major_a=m_major_a,
+        n_major_b=n_major_b,
+        parts=3,
+        tile_n=192,
+        stages=5,
+        cluster=1,
+    )
+
+
+def _repair(m_major_a: bool, n_major_b: bool) -> Config:
+    """The product of signs, where there are infinities or NaN."""
+    return Config(
+        "bf16",
+        "bf16",
+        types.float32,
+        m_major_a=m_major_a,
+        n_major_b=n_major_b,
+        plan_kind=NONFINITE,
+        flagged_only=True,
+    )
 
 
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
@@ -51,9 +88,8 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     output = output_of(c, types.float32)
     if output.transposed:  # column-major C: its transpose is B's transpose times A's
         left, right = right, left
-    majors = {"m_major_a": not left.k_major, "n_major_b": not right.k_major}
-    product = Config("bf16", "bf16", types.float32, **majors, **TILE)  # type: ignore[arg-type]
-    repair = Config("bf16", "bf16", types.float32, plan_kind=NONFINITE, flagged_only=True, **majors)
+    m_major_a, n_major_b = not left.k_major, not right.k_major
+    product, repair = _product(m_major_a, n_major_b), _repair(m_major_a, n_major_b)
     depth = panel_depth(left, right, "split")
     flags_nbytes = ceil_div(left.outer + right.outer, FLAGS_UNIT) * FLAGS_UNIT
     room = [planes_nbytes(operand, depth, "split") for operand in (left, right)]
@@ -88,9 +124,28 @@ def supports(problem: Problem) -> bool:
     )
 
 
+def variants() -> Iterable[Variant]:
+    """Every layout of the product, the repair, and the passes."""
+    for m_major, n_major in itertools.product((False, True), repeat=2):
+        layout = f"{'m' if m_major else 'k'}-major by {'n' if n_major else 'k'}-major"
+        yield variant(f"split, {layout}", _product(m_major, n_major))
+    yield variant("repair", _repair(False, True))
+    for form in ("split", "signs"):
+        yield pass_variant(
+            f"to {form}",
+            float_planes.pass_function(form),
+            float_planes.ARGUMENTS,
+            float_planes.THREADS,
+            RESIDENT_BLOCKS,
+        )
+    reset = float_planes.reset_function()
+    yield pass_variant("reset", reset, float_planes.RESET_ARGUMENTS, float_planes.THREADS, RESIDENT_BLOCKS)
+
+
 SPLIT = GemmKernel(
     name="split-float32-wgmma",
     summary="float32 as three bfloat16 parts on the tensor cores, as accurate as float32",
     supports=supports,
     launch=launch,
+    variants=variants,
 )

@@ -7,7 +7,6 @@ each layout.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,20 +16,16 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
+from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gemm.wgmma import ARGUMENTS, kernel_function
 from tilewright.kernels.gemm.wgmma_config import Config
-from tilewright.kernels.launch import address, ceil_div
+from tilewright.kernels.launch import address, allow_dynamic_shared, ceil_div, current_device, enqueue
 
+HOPPER = (9, 0)
 TENSOR_MAP_NBYTES = 128
 TENSOR_MAPS_KEPT = 1024
 """Tensor maps in device memory at a time; when all are taken, the device is waited for and they are made
 anew."""
-
-_CTYPES = {
-    types.int32: ctypes.c_int32,
-    types.int64: ctypes.c_int64,
-    types.uint64: ctypes.c_uint64,
-}
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
@@ -46,56 +41,21 @@ def _checked(result: tuple[Any, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Launchable:
-    """A compiled kernel: launch it with ``launch(grid, stream, *scalars)``."""
+    """A compiled kernel of scalars and how it is launched on the device it was compiled for."""
 
-    dispatcher: Any
+    kernel: Any
     threads: int
     shared_nbytes: int
     cluster: int
-    argument_types: tuple[Any, ...]
 
     def launch(self, grid: int, stream: Any, *arguments: int) -> None:
         """Enqueue ``grid`` blocks (a multiple of the cluster) on ``stream``."""
-        from cuda.bindings import driver
-
-        attributes = []
-        if self.cluster > 1:
-            size = driver.CUlaunchAttributeValue()
-            size.clusterDim.x, size.clusterDim.y, size.clusterDim.z = self.cluster, 1, 1
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            attribute.value = size
-            attributes.append(attribute)
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
-        config.sharedMemBytes = self.shared_nbytes
-        config.hStream = driver.CUstream(stream_handle(stream))
-        config.attrs, config.numAttrs = attributes, len(attributes)
-        function = _function(self.dispatcher, self.shared_nbytes, int(cuda.get_current_device().id))
-        kinds = tuple(_CTYPES[kind] for kind in self.argument_types)
-        _checked(driver.cuLaunchKernelEx(config, function, (arguments, kinds), 0))
+        enqueue(self.kernel, grid, self.threads, stream, self.shared_nbytes, *arguments, cluster=self.cluster)
 
 
 def stream_handle(stream: Any) -> int:
     """The driver's handle of a Numba stream; 0 is the default stream."""
-    if not stream:
-        return 0
-    handle = stream.handle
-    return int(getattr(handle, "value", handle) or 0)
-
-
-@functools.cache
-def _function(dispatcher: Any, shared_nbytes: int, device: int) -> Any:
-    """The driver's handle of the kernel on the current device, allowed its shared memory."""
-    from cuda.bindings import driver
-
-    (definition,) = dispatcher.overloads.values()
-    kernel = definition.library.get_cufunc().kernel
-    function = _checked(driver.cuKernelGetFunction(driver.CUkernel(int(kernel.handle))))
-    most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _checked(driver.cuFuncSetAttribute(function, most, shared_nbytes))
-    return function
+    return int(stream) if stream else 0
 
 
 def compile_launchable(
@@ -108,10 +68,11 @@ def compile_launchable(
     blocks_per_multiprocessor: int = 1,
 ) -> Launchable:
     """Compile ``function`` of scalars for the current device."""
-    dispatcher = cuda.jit(types.void(*argument_types), launch_bounds=(threads, blocks_per_multiprocessor))(
+    kernel = cuda.jit(types.void(*argument_types), launch_bounds=(threads, blocks_per_multiprocessor))(
         function
     )
-    return Launchable(dispatcher, threads, shared_nbytes, cluster, argument_types)
+    allow_dynamic_shared(kernel, shared_nbytes)
+    return Launchable(kernel, threads, shared_nbytes, cluster)
 
 
 @dataclass(frozen=True)
@@ -146,6 +107,7 @@ class _MapStore:
         self.stream = cuda.stream()
 
     def get(self, planes: Planes, box: tuple[int, int]) -> int:
+        """The address of the map. Callers hold the lock of ``scratch.borrowed``."""
         key = (planes, box)
         slot = self.slots.get(key)
         base = self.memory.device_ctypes_pointer.value
@@ -161,6 +123,7 @@ class _MapStore:
     def _write(self, address: int, planes: Planes, box: tuple[int, int]) -> None:
         from cuda.bindings import driver
 
+        cuda.current_context()  # a thread that has not touched the GPU yet gets its context
         encoded = encode_tensor_map(planes, box)
         handle = driver.CUstream(stream_handle(self.stream))
         _checked(driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, handle))
@@ -175,7 +138,7 @@ def _map_store(device: int) -> _MapStore:
 def tensor_map(planes: Planes, box: tuple[int, int]) -> int:
     """The device address of a tensor map of ``planes`` on the current device, with boxes of ``box`` (width,
     lines)."""
-    return _map_store(int(cuda.get_current_device().id)).get(planes, box)
+    return _map_store(current_device()).get(planes, box)
 
 
 def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
@@ -216,8 +179,25 @@ def multiprocessors(device: int) -> int:
 
 def persistent_grid(tiles: int, cluster: int) -> int:
     """Blocks for ``tiles`` cluster tiles: one a multiprocessor, whole clusters, none without work."""
-    clusters = multiprocessors(int(cuda.get_current_device().id)) // cluster
+    clusters = multiprocessors(current_device()) // cluster
     return cluster * max(1, min(tiles, clusters))
+
+
+def variant(name: str, config: Config) -> Variant:
+    """What a test needs to compile ``config`` without a GPU."""
+    return Variant(
+        name,
+        kernel_function(config),
+        types.void(*ARGUMENTS),
+        minimum=HOPPER,
+        options={"launch_bounds": (config.threads, 1)},
+    )
+
+
+def pass_variant(name: str, function: Any, arguments: tuple[Any, ...], threads: int, blocks: int) -> Variant:
+    """The same for a pass over an operand."""
+    signature = types.void(*arguments)
+    return Variant(name, function, signature, minimum=HOPPER, options={"launch_bounds": (threads, blocks)})
 
 
 @functools.cache
@@ -277,7 +257,7 @@ def launch_product(
     pair_nbytes = 2 * output.c_type.bitwidth // 8
     paired = output.column_stride == 1 and output.row_stride % 2 == 0 and output.address % pair_nbytes == 0
     tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(output.columns, config.tile_n)
-    _compiled(config, int(cuda.get_current_device().id)).launch(
+    _compiled(config, current_device()).launch(
         persistent_grid(tiles, config.cluster),
         stream,
         tensor_map(a, config.box_a),

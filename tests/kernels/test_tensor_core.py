@@ -1,0 +1,213 @@
+"""The Hopper kernel itself: its tile walk, its shared memory, its machine code, and float products on a
+GPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.kernels.launch import SIMULATOR
+from tilewright.kernels.tolerance import tolerance
+
+if SIMULATOR:
+    pytest.skip("the simulator has no tensor cores", allow_module_level=True)
+
+from numba import cuda
+
+from tilewright.kernels.gemm import exact_integer, half_tensor_core, split_float
+from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
+from tilewright.kernels.gemm.wgmma import CONSUMER_REGISTERS, PRODUCER_REGISTERS, cluster_tile
+from tilewright.kernels.gemm.wgmma_config import Config
+from tilewright.kernels.gemm.wgmma_launch import Planes
+
+KERNELS = (
+    exact_integer.EXACT_INTEGER,
+    half_tensor_core.HALF,
+    *half_tensor_core.ASKED,
+    split_float.SPLIT,
+)
+SHARED_NBYTES_LIMIT = 227 * 1024
+"""What a block may have on sm_90."""
+REGISTERS_AT_ENTRY = 168
+"""What 384 threads may have each, and the pool that ``setmaxnreg`` shares out."""
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 16))
+def test_every_tile_is_visited_once(tiles_m: int, tiles_n: int, group: int) -> None:
+    visited = [cluster_tile.py_func(i, tiles_m, tiles_n, group) for i in range(tiles_m * tiles_n)]
+    assert len(set(visited)) == tiles_m * tiles_n
+    assert all(0 <= row < tiles_m and 0 <= column < tiles_n for row, column in visited)
+
+
+@pytest.mark.parametrize(
+    "config", [Config("s8", "s8", None), Config("tf32", "tf32", None), split_float._product(False, True)]
+)
+def test_shared_memory_and_registers_fit(config: Config) -> None:
+    assert config.shared_nbytes <= SHARED_NBYTES_LIMIT
+    taken = config.consumers * CONSUMER_REGISTERS + PRODUCER_REGISTERS
+    assert taken <= REGISTERS_AT_ENTRY * (config.consumers + 1)
+    for side, _lines in (config.box_a, config.box_b):
+        assert side == config.depth
+
+
+SAMPLES = {
+    "bytes to int8",
+    "residues to int64",
+    "int64 to bytes, turned",
+    "float16, m-major by n-major",
+    "tf32, k-major",
+    "split, m-major by n-major",
+    "repair",
+}
+"""Variants that differ in what they ask of the compiler; tests of the whole ladder compile more."""
+FOUND = [variant for kernel in KERNELS for variant in kernel.variants() if variant.name in SAMPLES]
+
+
+def test_samples_exist() -> None:
+    assert {variant.name for variant in FOUND} == SAMPLES
+
+
+@pytest.mark.parametrize("variant", FOUND, ids=[variant.name for variant in FOUND])
+def test_compiles_without_spills_or_serialised_products(variant: Variant, tmp_path: Path) -> None:
+    text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0, "a"), **variant.options)
+    assert ".local" not in text, "an array that should be registers lies in local memory"
+    ptxas = shutil.which("ptxas")
+    if ptxas is None:
+        pytest.skip("ptxas is not installed: the PTX was checked, the registers were not")
+    source = tmp_path / "kernel.ptx"
+    source.write_text(text)
+    done = subprocess.run(
+        [ptxas, "-v", "-arch=sm_90a", str(source), "-o", str(tmp_path / "kernel.cubin")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = done.stdout + done.stderr
+    assert done.returncode == 0, report
+    spills = [int(size) for size in re.findall(r"(\d+) bytes spill", report)]
+    assert spills, f"ptxas said nothing of spills:\n{report}"
+    assert not any(spills), report
+    assert "serialized" not in report, report
+
+
+@pytest.mark.parametrize(
+    ("address", "line_nbytes", "loadable"),
+    [(0, 128, True), (16, 144, True), (8, 128, False), (0, 120, False), (0, 0, False), (0, -128, False)],
+)
+def test_what_the_copy_engine_takes(address: int, line_nbytes: int, loadable: bool) -> None:
+    assert Planes(address, 100, 10, 1, line_nbytes, 10 * line_nbytes, "s8").loadable is loadable
+
+
+def problem(dtypes: tuple[str, ...], precision: str, side: int = 1024) -> Problem:
+    a, b, c = (Operand(side, side, np.dtype(name), (side, 1), 128) for name in dtypes)
+    return Problem(a, b, c, False, precision, (9, 0))
+
+
+def chosen(dtypes: tuple[str, ...], precision: str, side: int = 1024) -> list[str]:
+    return [kernel.name for kernel in KERNELS if kernel.supports(problem(dtypes, precision, side))]
+
+
+def test_supports() -> None:
+    single, half = ("float32",) * 3, ("float16",) * 3
+    assert chosen(single, "full") == [], "float32 is multiplied as float32 unless the caller allows less"
+    assert chosen(single, "tf32") == ["tf32-wgmma"]
+    assert chosen(single, "bf16") == ["bf16-wgmma"]
+    assert chosen(single, "fp16") == ["fp16-wgmma"]
+    assert chosen(single, "split") == ["split-float32-wgmma"]
+    assert chosen(half, "full") == ["float16-wgmma"]
+    assert chosen(("float16", "float16", "float32"), "full") == []
+    assert chosen(("float64",) * 3, "tf32") == []
+    assert chosen(single, "tf32", side=32) == []
+
+
+# --- On a GPU
+# -------------------------------------------------------------------------------------------------
+
+FLOAT_KERNELS = [
+    pytest.param(half_tensor_core.HALF, np.float16, "full", id="float16"),
+    pytest.param(half_tensor_core.ASKED[0], np.float32, "bf16", id="bf16"),
+    pytest.param(half_tensor_core.ASKED[1], np.float32, "fp16", id="fp16"),
+    pytest.param(half_tensor_core.ASKED[2], np.float32, "tf32", id="tf32"),
+    pytest.param(split_float.SPLIT, np.float32, "split", id="split"),
+]
+
+
+def device_matrix(values: np.ndarray, layout: str) -> Any:
+    """A device array that holds ``values`` by rows, by columns, or by rows that no vector access can use."""
+    if layout == "columns":
+        return cuda.to_device(np.asfortranarray(values))
+    if layout == "odd rows":
+        whole = np.zeros((values.shape[0], values.shape[1] + 3), values.dtype)
+        whole[:, : values.shape[1]] = values
+        return cuda.to_device(whole)[:, : values.shape[1]]
+    return cuda.to_device(np.ascontiguousarray(values))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype", "precision"), FLOAT_KERNELS)
+@pytest.mark.parametrize("a_layout", ["rows", "columns", "odd rows"])
+@pytest.mark.parametrize("b_layout", ["rows", "columns", "odd rows"])
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 512, 320), (300, 261, 333), (129, 1000, 127), (1, 70, 1)])
+def test_float_products(
+    kernel: GemmKernel,
+    dtype: Any,
+    precision: str,
+    a_layout: str,
+    b_layout: str,
+    m: int,
+    n: int,
+    k: int,
+    rng: np.random.Generator,
+) -> None:
+    a, b = (rng.standard_normal(shape).astype(dtype) for shape in ((m, k), (k, n)))
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    before = rng.standard_normal((m, n)).astype(dtype)
+    device_a, device_b = device_matrix(a, a_layout), device_matrix(b, b_layout)
+    for accumulate, order in ((False, "C"), (True, "C"), (False, "F"), (True, "F")):
+        c = cuda.to_device(np.asarray(before, order=order))  # type: ignore[call-overload]
+        kernel.launch(device_a, device_b, c, accumulate, 0)
+        added = before.astype(np.float64) * accumulate
+        scale = np.abs(wide_a) @ np.abs(wide_b) + np.abs(added)
+        allowed = tolerance(k + 2, dtype, scale, precision)
+        error = np.abs(c.copy_to_host() - (wide_a @ wide_b + added))
+        assert (error <= allowed).all(), (accumulate, order, float((error / allowed).max()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype", "precision"), FLOAT_KERNELS)
+def test_small_integers_are_exact(
+    kernel: GemmKernel, dtype: Any, precision: str, rng: np.random.Generator
+) -> None:
+    """No rounding anywhere: a wrong element, a lost step of k or a stale stage cannot hide in a tolerance."""
+    a, b = (rng.integers(-1, 2, shape).astype(dtype) for shape in ((700, 1999), (1999, 800)))
+    c = cuda.to_device(np.full((700, 800), np.nan, dtype))
+    kernel.launch(cuda.to_device(a), cuda.to_device(b), c, False, 0)
+    np.testing.assert_array_equal(c.copy_to_host(), (a.astype(np.int64) @ b.astype(np.int64)).astype(dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype", "precision"), FLOAT_KERNELS)
+def test_panels_of_k_add_up(
+    kernel: GemmKernel,
+    dtype: Any,
+    precision: str,
+    monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:
+    from tilewright.kernels.gemm import float_operand
+
+    monkeypatch.setattr(float_operand, "SCRATCH_NBYTES", 1 << 19)
+    a, b = (rng.integers(-1, 2, shape).astype(dtype) for shape in ((200, 1500), (1500, 301)))
+    c = cuda.to_device(np.full((200, 301), 5, dtype))
+    kernel.launch(cuda.to_device(a), cuda.to_device(b), c, True, 0)
+    np.testing.assert_array_equal(
+        c.copy_to_host(), (a.astype(np.int64) @ b.astype(np.int64) + 5).astype(dtype)
+    )
