@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import struct
 import threading
 import time
@@ -57,8 +58,13 @@ def cuda_available() -> bool:
 
 def is_device_array(value: Any) -> bool:
     """Whether ``value`` lives on a GPU (or, in the simulator, pretends to)."""
-    # Numba's own first: asking one for its interface builds it.
-    return getattr(value, "__cuda_ndarray__", False) or hasattr(value, "__cuda_array_interface__")
+    kind = type(value)
+    if getattr(kind, "__cuda_ndarray__", False):
+        return True
+    if hasattr(kind, "__cuda_array_interface__"):
+        # The class is asked, since asking an array builds its interface; PyTorch's tensors may be elsewhere.
+        return value.is_cuda if kind.__module__.partition(".")[0] == "torch" else True
+    return hasattr(value, "__cuda_array_interface__")
 
 
 def resolve_device(device: str, *, device_arrays: bool = False) -> str:
@@ -95,7 +101,64 @@ def as_device_array(value: Any) -> Any:
     """
     if getattr(value, "__cuda_ndarray__", False):
         return value
-    return cuda.as_cuda_array(value, sync=False)
+    if SIMULATOR:
+        return cuda.as_cuda_array(value)
+    return _exported_array()(value, value.__cuda_array_interface__)
+
+
+@functools.cache
+def _external_stream(handle: int, device: int) -> Any:
+    return cuda.external_stream(handle)
+
+
+@functools.cache
+def _exported_array() -> Any:
+    """The class of `as_device_array`'s results for other libraries' arrays.
+
+    `numba.cuda.as_cuda_array` takes 20 µs for what slicing and copying may need some day. Here that is made
+    when it is asked for, and a launch needs only what the interface says.
+    """
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray
+
+    class ExportedArray(DeviceNDArray):
+        def __new__(cls, owner: Any = None, interface: Any = None, **described: Any) -> Any:
+            return super().__new__(cls) if interface is not None else DeviceNDArray(**described)
+
+        def __init__(self, owner: Any, interface: Any) -> None:
+            if interface.get("mask") is not None:
+                raise OptionError("masked device arrays are not supported; pass the data without its mask")
+            self._owner = owner
+            self.pointer, self.read_only = interface["data"]
+            self.dtype = np.dtype(interface["typestr"])
+            self.shape = tuple(interface["shape"])
+            self.ndim = len(self.shape)
+            self.size = math.prod(self.shape)
+            strides = interface.get("strides")
+            if strides is None:
+                strides = [self.dtype.itemsize] * self.ndim
+                for axis in range(self.ndim - 2, -1, -1):
+                    strides[axis] = strides[axis + 1] * self.shape[axis + 1]
+            self.strides = tuple(strides)
+            handle = interface.get("stream")
+            self.stream = DEFAULT_STREAM if handle is None else _external_stream(handle, current_device())
+
+        @functools.cached_property
+        def _whole(self) -> Any:
+            return cuda.as_cuda_array(self._owner, sync=False)
+
+        @functools.cached_property
+        def gpu_data(self) -> Any:
+            return self._whole.gpu_data
+
+        @functools.cached_property
+        def alloc_size(self) -> int:
+            return int(self._whole.alloc_size)
+
+        @functools.cached_property
+        def _dummy(self) -> Any:
+            return self._whole._dummy
+
+    return ExportedArray
 
 
 def strided_view(array: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = None) -> Any:
@@ -120,7 +183,8 @@ def address(array: Any) -> int:
     """The address of the first element of a Numba device array; 0 when it is empty."""
     if SIMULATOR:
         return int(array._ary.ctypes.data)
-    return array.device_ctypes_pointer.value or 0
+    pointer = getattr(array, "pointer", None)
+    return array.device_ctypes_pointer.value or 0 if pointer is None else pointer
 
 
 def alignment(pointer: int) -> int:
@@ -332,6 +396,8 @@ def enqueue(
     block_x, block_y, block_z = (block, 1, 1) if isinstance(block, int) else (*block, 1, 1)[:3]
     handle = int(stream) if stream else 0
     shape = (grid_x, grid_y, grid_z, block_x, block_y, block_z)
+    start: Any
+    place: tuple[Any, ...]
     if cluster > 1:
         config = _cluster_config(*shape, shared_nbytes, handle, cluster)
         start, place = driver.cuLaunchKernelEx, (config, function, 0, _frame.address)

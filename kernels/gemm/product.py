@@ -254,7 +254,7 @@ def _on_device(
         launch.capability(home),
     )
     if view_out is not None:
-        if _read_only(out):
+        if getattr(view_out, "read_only", False):
             raise OutputError("out is read-only; pass an array that can be written")
         for index, name in enumerate("ab"):
             check.overlap(
@@ -276,12 +276,6 @@ def _on_device(
             op_b = launch.transposed(view_b) if transpose_b else view_b
             decision.kernel.launch(op_a, op_b, view_out, accumulate, queue)
     return out
-
-
-def _read_only(array: Any) -> bool:
-    if getattr(array, "__cuda_ndarray__", False):
-        return False
-    return bool(array.__cuda_array_interface__["data"][1])
 
 
 def _through_device(

@@ -1,0 +1,75 @@
+"""What stands between a caller's array and a launch, as far as it needs no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewright.kernels import launch
+from tilewright.kernels.errors import OptionError
+
+
+class Exporter:
+    """An array of another library, as its interface tells it; nothing reads the memory."""
+
+    def __init__(self, **told: Any) -> None:
+        self.told = told
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        told = {"shape": (3, 4), "typestr": "<f4", "data": (0x7F0000000010, False), "version": 3}
+        return told | self.told
+
+
+pytestmark = pytest.mark.skipif(launch.SIMULATOR, reason="the simulator has no arrays of other libraries")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "groups"), [(0, 5, 0), (1, 5, 1), (5, 5, 1), (6, 5, 2), (2**40, 3, 366503875926)]
+)
+def test_ceil_div(a: int, b: int, groups: int) -> None:
+    assert launch.ceil_div(a, b) == groups
+
+
+def test_an_exported_array_is_seen_without_copying() -> None:
+    view = launch.as_device_array(Exporter())
+    assert (view.shape, view.strides, view.dtype, view.size) == ((3, 4), (16, 4), np.float32, 12)
+    assert launch.address(view) == 0x7F0000000010
+    assert launch.alignment(launch.address(view)) == 16
+    assert not view.read_only
+    assert view.stream == launch.DEFAULT_STREAM
+
+
+def test_strides_and_the_read_only_flag_are_kept() -> None:
+    view = launch.as_device_array(Exporter(strides=(-4, 12), data=(64, True)))
+    assert view.strides == (-4, 12)
+    assert view.read_only
+
+
+def test_a_masked_array_is_refused() -> None:
+    with pytest.raises(OptionError, match="masked"):
+        launch.as_device_array(Exporter(mask=Exporter()))
+
+
+def test_what_lives_on_a_device_is_told_by_its_interface() -> None:
+    assert launch.is_device_array(Exporter())
+    assert not launch.is_device_array(np.zeros(3))
+    assert not launch.is_device_array([1, 2])
+
+
+@pytest.mark.parametrize(("pointer", "aligned"), [(0, 128), (1, 1), (48, 16), (4096, 128)])
+def test_alignment(pointer: int, aligned: int) -> None:
+    assert launch.alignment(pointer) == aligned
+
+
+def test_a_stream_that_is_none_is_named() -> None:
+    with pytest.raises(OptionError, match="is not a CUDA stream"):
+        launch.as_stream("main")
+
+
+def test_the_cpu_cannot_serve_device_arrays() -> None:
+    with pytest.raises(OptionError, match="copy them to the host first"):
+        launch.resolve_device("cpu", device_arrays=True)
+    assert launch.resolve_device("auto", device_arrays=True) == "cuda"
