@@ -23,6 +23,7 @@ def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.double_tensor_core import DOUBLE_TENSOR_CORE
     from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER
     from tilewright.kernels.gemm.half_tensor_core import ASKED, HALF
+    from tilewright.kernels.gemm.register_blocked import REGISTER_BLOCKED
     from tilewright.kernels.gemm.split_float import SPLIT
     from tilewright.kernels.gemm.warp_tiled_launch import WARP_TILED
 
@@ -33,6 +34,7 @@ def _specialised() -> tuple[GemmKernel, ...]:
         HALF,
         DOUBLE_TENSOR_CORE,
         WARP_TILED,
+        REGISTER_BLOCKED,
     )
 
 

@@ -1,19 +1,19 @@
 """The fast kernel of the ordinary cores: warp tiles, a multi-stage ``cp.async`` pipeline, register fragments.
 
-One generator serves float32, complex64 and the 32- and 64-bit integers. A block computes a tile of C by walking k
-in slabs; slabs of A and B travel to shared memory while earlier ones are multiplied. In shared memory both
-operands lie with their outer index (row of A, column of B) contiguous, whatever their layout in global memory, so
-one inner loop serves all layouts: the transposition happens on the way in.
+One generator serves float32, complex64 and the 32- and 64-bit integers. A block computes a tile of C by
+walking k in slabs; slabs of A and B travel to shared memory while earlier ones are multiplied. There both
+operands lie with their outer index (row of A, column of B) contiguous, whatever their layout in global
+memory, so one inner loop serves all layouts: the transposition happens on the way in.
 
-Sources: Kerr et al., "CUTLASS: Fast linear algebra in CUDA C++" (2017), for the hierarchy of tiles; Gray's notes
-on the Maxwell SGEMM (2014) for register blocking and the order of fragments; NVIDIA's CUDA C++ Programming Guide
-for ``cp.async``.
+Sources: Kerr et al., "CUTLASS: Fast linear algebra in CUDA C++" (2017), for the hierarchy of tiles; Gray's
+notes on the Maxwell SGEMM (2014) for register blocking, the serpentine order and the register reuse cache;
+NVIDIA's CUDA C++ Programming Guide for ``cp.async``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,101 +22,16 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels import ptx
-from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
-from tilewright.kernels.launch import address, alignment, allow_dynamic_shared, ceil_div, enqueue, transposed
-
-WARP = 32
-SECTOR_NBYTES = 32
-"""What the memory moves at least: lanes that read along k cover whole sectors."""
-MAX_STATIC_SHARED_NBYTES = 48 * 1024
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """The shape of the work of a block, a warp and a thread."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    """Depth of a slab."""
-    warp_m: int
-    warp_n: int
-    lanes_m: int
-    """Threads of a warp along the rows of its tile; 32 / lanes_m lie along the columns."""
-    stages: int
-    """Slabs in shared memory: one being read, the others arriving."""
-    blocks_per_multiprocessor: int = 1
-    group: int = 16
-    """Tile rows that are walked together, so that blocks running at one time share A and B in the L2 cache."""
-
-    @property
-    def lanes_n(self) -> int:
-        return WARP // self.lanes_m
-
-    @property
-    def thread_m(self) -> int:
-        return self.warp_m // self.lanes_m
-
-    @property
-    def thread_n(self) -> int:
-        return self.warp_n // self.lanes_n
-
-    @property
-    def threads(self) -> int:
-        return self.block_m // self.warp_m * (self.block_n // self.warp_n) * WARP
-
-
-# How an operand's slab is read from global memory.
-ALONG_K = "k"
-"""Unit stride along k: element copies, neighbouring threads along k, transposed on the way."""
-ALONG_OUTER = "outer"
-"""Unit stride along the outer index, but not 16-byte aligned: element copies, neighbouring threads along it."""
-VECTOR = "vector"
-"""Unit stride along the outer index, aligned, extent a multiple of a vector: 128-bit copies."""
-
-
-@dataclass(frozen=True)
-class SlabCopy:
-    """Who copies what of a slab (outer × k elements) of one operand.
-
-    Thread t starts at outer index ``width * (t // k_lanes)``, k index ``t % k_lanes`` (ALONG_K) or at outer index
-    ``width * (t % outer_lanes)``, k index ``t // outer_lanes`` (otherwise), and makes ``passes × repeats`` copies
-    of ``width`` elements, ``outer_step`` apart along the outer index and ``k_step`` apart along k.
-    """
-
-    layout: str
-    width: int
-    outer_lanes: int
-    k_lanes: int
-    passes: int
-    repeats: int
-
-    @property
-    def outer_step(self) -> int:
-        return self.outer_lanes * self.width
-
-    @property
-    def k_step(self) -> int:
-        return self.k_lanes
-
-    @property
-    def copies(self) -> int:
-        return self.passes * self.repeats
-
-
-def slab_copy(layout: str, outer: int, depth: int, threads: int, itemsize: int) -> SlabCopy:
-    """Share out the copies of a slab of ``outer`` × ``depth`` elements among ``threads`` threads."""
-    width = ptx.VECTOR_NBYTES // itemsize if layout == VECTOR else 1
-    if layout == ALONG_K:
-        k_lanes = min(SECTOR_NBYTES // itemsize, depth)
-        outer_lanes = threads // k_lanes
-    else:
-        outer_lanes = min(outer // width, threads)
-        k_lanes = threads // outer_lanes
-    passes, repeats = outer // (outer_lanes * width), depth // k_lanes
-    if passes * outer_lanes * width != outer or repeats * k_lanes != depth:
-        raise ValueError(f"{threads} threads do not share a slab of {outer} x {depth} evenly ({layout})")
-    return SlabCopy(layout, width, outer_lanes, k_lanes, passes, repeats)
+from tilewright.kernels.gemm.warp_tiling import (
+    ALONG_K,
+    WARP,
+    SlabCopy,
+    Tiling,
+    padding,
+    slab_copy,
+    stage_elements,
+    vector_elements,
+)
 
 
 def _copiers(itemsize: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -128,11 +43,11 @@ def _copiers(itemsize: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _slab_functions(copy: SlabCopy, leading: int, itemsize: int) -> tuple[Any, Any, Any]:
-    """Device functions that start a thread on an operand, copy one piece of a slab, and do so with a ragged k."""
+    """Device functions that start a thread on an operand, copy its part of a slab, and of a ragged one."""
     whole, or_zero = _copiers(copy.width * itemsize)
     layout, width, passes, repeats = copy.layout, copy.width, copy.passes, copy.repeats
-    outer_lanes, k_lanes, outer_step, k_step = copy.outer_lanes, copy.k_lanes, copy.outer_step, copy.k_step
-    i32, u32, u64 = numba.int32, numba.uint32, numba.uint64
+    outer_lanes, k_lanes, outer_step = copy.outer_lanes, copy.k_lanes, copy.outer_step
+    u32, u64 = numba.uint32, numba.uint64
 
     @cuda.jit(device=True, inline="always")
     def k_of(thread: Any) -> Any:
@@ -150,7 +65,7 @@ def _slab_functions(copy: SlabCopy, leading: int, itemsize: int) -> tuple[Any, A
     def start(
         addresses: Any, base: Any, thread: Any, origin: Any, extent: Any, outer_stride: Any, k_stride: Any
     ) -> None:
-        # What lies beyond the edge is read from the last line instead: it only reaches elements of C beyond it.
+        # What lies beyond the edge is read from the last line instead: it only reaches elements of C beyond.
         for p in range(passes):
             outer = min(u64(origin) + outer_of(thread) + u64(p * outer_step), u64(extent) - u64(width))
             if layout == ALONG_K:
@@ -164,10 +79,10 @@ def _slab_functions(copy: SlabCopy, leading: int, itemsize: int) -> tuple[Any, A
         for p in range(passes):
             for q in range(repeats):
                 if layout == ALONG_K:
-                    source = addresses[p] + u64(q * k_step * itemsize)
+                    source = addresses[p] + u64(q * k_lanes * itemsize)
                 else:
-                    source = addresses[p] + u64(q * k_step) * u64(k_stride)
-                whole(shared, target + u64(q * k_step * leading + p * outer_step), source)
+                    source = addresses[p] + u64(q * k_lanes) * u64(k_stride)
+                whole(shared, target + u64(q * k_lanes * leading + p * outer_step), source)
 
     @cuda.jit(device=True, inline="always")
     def copy_ragged(shared: Any, slab: Any, addresses: Any, k_stride: Any, thread: Any, depth: Any) -> None:
@@ -175,11 +90,11 @@ def _slab_functions(copy: SlabCopy, leading: int, itemsize: int) -> tuple[Any, A
         for p in range(passes):
             for q in range(repeats):
                 if layout == ALONG_K:
-                    source = addresses[p] + u64(q * k_step * itemsize)
+                    source = addresses[p] + u64(q * k_lanes * itemsize)
                 else:
-                    source = addresses[p] + u64(q * k_step) * u64(k_stride)
-                wanted = k_of(thread) + u64(q * k_step) < depth
-                or_zero(shared, target + u64(q * k_step * leading + p * outer_step), source, wanted)
+                    source = addresses[p] + u64(q * k_lanes) * u64(k_stride)
+                wanted = k_of(thread) + u64(q * k_lanes) < depth
+                or_zero(shared, target + u64(q * k_lanes * leading + p * outer_step), source, wanted)
 
     return start, copy_whole, copy_ragged
 
@@ -209,29 +124,54 @@ def element_of(dtype: np.dtype) -> Element:
     return Element(dtype, numba.from_dtype(dtype), 1)
 
 
-def _multiply_add(element: Element) -> Any:
-    """``total[t] += left[i] * right[j]`` on register arrays; indices count elements."""
-    register = element.register
+def _multiply_line(element: Element, tiling: Tiling) -> Any:
+    """A device function that adds the products of one row (or column) of a thread's tile.
 
-    if element.parts == 1:
+    ``total[i, j] += left[i] * right[j]`` on register arrays, i (or j) fixed. Every second line runs
+    backwards: where lines meet, the operand at the corner is still in the reuse cache.
+    """
+    register, parts = element.register, element.parts
+    thread_m, thread_n, by_columns = tiling.thread_m, tiling.thread_n, tiling.by_columns
+    length = thread_m if by_columns else thread_n
+    wide_integer = element.dtype.kind in "iu" and element.itemsize == 8
 
-        @cuda.jit(device=True, inline="always")
-        def multiply_add(total: Any, t: Any, left: Any, i: Any, right: Any, j: Any) -> None:
-            # Narrowed at once: Numba would widen 32-bit integers to 64.
-            total[t] = register(total[t] + left[i] * right[j])
+    @cuda.jit(device=True, inline="always")
+    def multiply_line(line: Any, total: Any, left: Any, right: Any, half: Any) -> None:
+        for step in range(length):
+            along = step if line % 2 == 0 else length - 1 - step
+            i, j = (along, line) if by_columns else (line, along)
+            t, x, y = i * thread_n + j, half * thread_m + i, half * thread_n + j
+            if wide_integer:
+                total[t] = ptx.multiply_add_64(left[x], right[y], total[t])
+            else:
+                # Narrowed at once: Numba would widen 32-bit integers to 64.
+                total[t] = register(total[t] + left[x] * right[y])
 
-    else:
+    @cuda.jit(device=True, inline="always")
+    def multiply_complex_line(line: Any, total: Any, left: Any, right: Any, half: Any) -> None:
+        # Four fused operations an element; Numba's complex product would round in between and take six. The
+        # fixed operand's real part meets the whole line before its imaginary part, which comes back.
+        for step in range(length):
+            i, j = (step, line) if by_columns else (line, step)
+            t, x, y = 2 * (i * thread_n + j), 2 * (half * thread_m + i), 2 * (half * thread_n + j)
+            if by_columns:
+                total[t] += left[x] * right[y]
+                total[t + 1] += left[x + 1] * right[y]
+            else:
+                total[t] += left[x] * right[y]
+                total[t + 1] += left[x] * right[y + 1]
+        for step in range(length):
+            back = length - 1 - step
+            i, j = (back, line) if by_columns else (line, back)
+            t, x, y = 2 * (i * thread_n + j), 2 * (half * thread_m + i), 2 * (half * thread_n + j)
+            if by_columns:
+                total[t] -= left[x + 1] * right[y + 1]
+                total[t + 1] += left[x] * right[y + 1]
+            else:
+                total[t] -= left[x + 1] * right[y + 1]
+                total[t + 1] += left[x + 1] * right[y]
 
-        @cuda.jit(device=True, inline="always")
-        def multiply_add(total: Any, t: Any, left: Any, i: Any, right: Any, j: Any) -> None:
-            # Four fused operations; Numba's complex product would round in between and take six.
-            real, imaginary = total[2 * t], total[2 * t + 1]
-            real += left[2 * i] * right[2 * j]
-            imaginary += left[2 * i] * right[2 * j + 1]
-            total[2 * t] = real - left[2 * i + 1] * right[2 * j + 1]
-            total[2 * t + 1] = imaginary + left[2 * i + 1] * right[2 * j]
-
-    return multiply_add
+    return multiply_line if parts == 1 else multiply_complex_line
 
 
 def _store_element(element: Element) -> Any:
@@ -259,50 +199,38 @@ def _store_element(element: Element) -> Any:
     return store_element
 
 
-def shared_nbytes(tiling: Tiling, itemsize: int) -> int:
-    return tiling.stages * _stage_elements(tiling, itemsize) * itemsize
-
-
-def _padding(itemsize: int) -> int:
-    # One vector a row: eight lanes along k then store to eight different groups of banks.
-    return ptx.VECTOR_NBYTES // itemsize
-
-
-def _stage_elements(tiling: Tiling, itemsize: int) -> int:
-    return tiling.block_k * (tiling.block_m + tiling.block_n + 2 * _padding(itemsize))
-
-
 @functools.cache
 def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str) -> Any:
     """The kernel's plain function, specialised at compile time.
 
-    ``c (+)= a b`` for a (m × k), b (k × n), c (m × n, rows contiguous, written), all of ``dtype``. With a grid of
-    several z, block z multiplies the z-th ``depth`` of k and writes it to rows z m ... (z + 1) m - 1 of ``c``.
-    ``c_vectors`` says that 128-bit stores to c are aligned and n is a multiple of a vector.
+    ``c (+)= a b`` for a (m × k), b (k × n), c (m × n, rows contiguous, written), all of ``dtype``. With a
+    grid of several z, block z multiplies the z-th ``depth`` of k and writes to rows z m ... (z + 1) m - 1
+    of ``c``. ``c_vectors`` says that 128-bit stores to c are aligned and n is a multiple of a vector.
 
-    Grid: (tiles of C, 1, splits). Block: ``tiling.threads``. Shared memory: ``shared_nbytes``, dynamic. Ragged
-    edges: outer indices are clamped while reading and checked while writing; the ragged slab of k comes first and
-    is filled with zeros, so the loop over the others checks nothing. The order of k is fixed by the tiling and
-    ``depth`` alone.
+    Grid: (tiles of C, 1, splits). Block: ``tiling.threads``. Shared memory: ``shared_nbytes``, dynamic.
+    Ragged edges: outer indices are clamped while reading and checked while writing; the ragged slab of k
+    comes first and is filled with zeros, so the loop over the others checks nothing. The order of k is
+    fixed by the tiling's ``block_k`` and by ``depth``.
     """
     element = element_of(dtype)
     number, register, parts, itemsize = element.number, element.register, element.parts, element.itemsize
     block_m, block_n, block_k, stages = tiling.block_m, tiling.block_n, tiling.block_k, tiling.stages
     warp_m, warp_n, lanes_m, lanes_n = tiling.warp_m, tiling.warp_n, tiling.lanes_m, tiling.lanes_n
     thread_m, thread_n, group, threads = tiling.thread_m, tiling.thread_n, tiling.group, tiling.threads
-    vector = ptx.VECTOR_NBYTES // itemsize
+    vector = vector_elements(itemsize)
     vectors_m, vectors_n = thread_m // vector, thread_n // vector
-    leading_a, leading_b = block_m + _padding(itemsize), block_n + _padding(itemsize)
-    stage = _stage_elements(tiling, itemsize)
+    leading_a, leading_b = block_m + padding(itemsize), block_n + padding(itemsize)
+    stage = stage_elements(tiling, itemsize)
     end = stage * stages
     b_part = block_k * leading_a
-    warps_m = block_m // warp_m
+    warps_m = tiling.warps_m
     a_copy = slab_copy(a_layout, block_m, block_k, threads, itemsize)
     b_copy = slab_copy(b_layout, block_n, block_k, threads, itemsize)
     start_a, copy_a, copy_ragged_a = _slab_functions(a_copy, leading_a, itemsize)
     start_b, copy_b, copy_ragged_b = _slab_functions(b_copy, leading_b, itemsize)
     a_passes, b_passes = a_copy.passes, b_copy.passes
-    multiply_add = _multiply_add(element)
+    multiply_line = _multiply_line(element, tiling)
+    lines = thread_n if tiling.by_columns else thread_m
     store_element = _store_element(element)
     totals, lefts, rights = thread_m * thread_n * parts, thread_m * parts, thread_n * parts
     two_lefts, two_rights, last_step = 2 * lefts, 2 * rights, block_k - 1
@@ -310,34 +238,29 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
     vector_parts = vector * parts
     i32, u32, u64 = numba.int32, numba.uint32, numba.uint64
 
+    loads = vectors_m + vectors_n
+
     @cuda.jit(device=True, inline="always")
-    def load_fragments(left: Any, right: Any, shared: Any, a_place: Any, b_place: Any, step: Any) -> None:
+    def load_fragment(
+        g: Any, left: Any, right: Any, shared: Any, a_place: Any, b_place: Any, step: Any
+    ) -> None:
         # Fragments of two steps alternate: one is loaded while the other is multiplied.
         half = step % 2
-        for g in range(vectors_m):
+        if g < vectors_m:
             place = a_place + u64(step * leading_a + g * lanes_m * vector)
             ptx.load_vector(left, half * lefts + g * vector_parts, shared, place)
-        for g in range(vectors_n):
+        else:
+            g -= vectors_m
             place = b_place + u64(step * leading_b + g * lanes_n * vector)
             ptx.load_vector(right, half * rights + g * vector_parts, shared, place)
 
     @cuda.jit(device=True, inline="always")
-    def multiply_fragments(total: Any, left: Any, right: Any, step: Any) -> None:
-        half = step % 2
-        for i in range(thread_m):
-            for j in range(thread_n):
-                multiply_add(total, i * thread_n + j, left, half * thread_m + i, right, half * thread_n + j)
-
-    @cuda.jit(device=True, inline="always")
-    def step(
-        i: Any, total: Any, left: Any, right: Any, shared: Any, a_place: Any, b_place: Any, filling: Any,
-        thread: Any, a_addresses: Any, a_stride: Any, b_addresses: Any, b_stride: Any,
-    ) -> None:  # fmt: skip
-        load_fragments(left, right, shared, a_place, b_place, i + 1)
-        if i == 0:
-            copy_a(shared, filling, a_addresses, a_stride, thread)
-            copy_b(shared, filling + u64(b_part), b_addresses, b_stride, thread)
-        multiply_fragments(total, left, right, i)
+    def step_of_k(
+        step: Any, total: Any, left: Any, right: Any, shared: Any, a_place: Any, b_place: Any
+    ) -> None:
+        for g in range(loads):
+            load_fragment(g, left, right, shared, a_place, b_place, step + 1)
+        ptx.unroll(multiply_line, lines, (total, left, right, step % 2))
 
     @cuda.jit(device=True, inline="always")
     def store_row(
@@ -441,7 +364,8 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
         ptx.wait_copies(in_flight)
         cuda.syncthreads()  # the first slab has arrived for every thread
         reading, filling = u64(0), u64((stages - 1) * stage)
-        load_fragments(left, right, shared, a_place, b_place, 0)
+        for g in range(loads):
+            load_fragment(g, left, right, shared, a_place, b_place, 0)
         for _ in range(slabs):
             if to_copy <= 0:
                 a_ahead = b_ahead = u64(0)
@@ -449,14 +373,13 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
                 a_addresses[p] += a_ahead
             for p in range(b_passes):
                 b_addresses[p] += b_ahead
+            copy_a(shared, filling, a_addresses, a_stride, thread)
+            copy_b(shared, filling + u64(b_part), b_addresses, b_stride, thread)
             ptx.unroll(
-                step,
+                step_of_k,
                 last_step,
-                (
-                    total, left, right, shared, reading + a_place, reading + b_place, filling,
-                    thread, a_addresses, a_stride, b_addresses, b_stride,
-                ),
-            )  # fmt: skip
+                (total, left, right, shared, reading + a_place, reading + b_place),
+            )
             a_ahead, b_ahead = u64(block_k) * a_stride, u64(block_k) * b_stride
             to_copy = i32(to_copy - i32(1))
             ptx.commit_copies()
@@ -467,8 +390,9 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
             ptx.wait_copies(in_flight)
             # The next slab has arrived for every thread, and everyone has read the one to be overwritten.
             cuda.syncthreads()
-            load_fragments(left, right, shared, reading + a_place, reading + b_place, 0)
-            multiply_fragments(total, left, right, last_step)
+            for g in range(loads):
+                load_fragment(g, left, right, shared, reading + a_place, reading + b_place, 0)
+            ptx.unroll(multiply_line, lines, (total, left, right, last_step % 2))
         ptx.wait_copies(0)
 
         ptx.unroll(
@@ -478,111 +402,3 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
         )
 
     return warp_tiled_kernel
-
-
-@functools.cache
-def signature(dtype: np.dtype) -> Any:
-    matrix = numba.types.Array(numba.from_dtype(dtype), 2, "A")
-    return numba.void(matrix, matrix, matrix, numba.int64, numba.boolean, numba.boolean)
-
-
-def launch_bounds(tiling: Tiling) -> tuple[int, int]:
-    return tiling.threads, tiling.blocks_per_multiprocessor
-
-
-@functools.cache
-def compiled(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str) -> Any:
-    """The kernel, compiled for the device in use."""
-    function = warp_tiled_function(dtype, tiling, a_layout, b_layout)
-    return cuda.jit(signature(dtype), launch_bounds=launch_bounds(tiling))(function)
-
-
-def _layout(
-    outer: int, outer_stride: int, k_stride: int, pointer_alignment: int, itemsize: int
-) -> str | None:
-    """How an operand is read, from its extent and strides (elements); None where no stride is one."""
-    vector = ptx.VECTOR_NBYTES // itemsize
-    if outer_stride == 1:
-        whole = pointer_alignment >= ptx.VECTOR_NBYTES and k_stride % vector == 0 and outer % vector == 0
-        return VECTOR if whole else ALONG_OUTER
-    return ALONG_K if k_stride == 1 else None
-
-
-def launch_tiling(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, tiling: Tiling) -> None:
-    """Enqueue ``c (+)= a b`` with a given tiling."""
-    (m, k), n, itemsize = a.shape, b.shape[1], a.dtype.itemsize
-    a_layout = _layout(m, a.strides[0] // itemsize, a.strides[1] // itemsize, alignment(address(a)), itemsize)
-    b_layout = _layout(n, b.strides[1] // itemsize, b.strides[0] // itemsize, alignment(address(b)), itemsize)
-    c_vectors = (
-        alignment(address(c)) >= ptx.VECTOR_NBYTES
-        and c.strides[0] % ptx.VECTOR_NBYTES == 0
-        and n % (ptx.VECTOR_NBYTES // itemsize) == 0
-    )
-    kernel = compiled(a.dtype, tiling, a_layout, b_layout)
-    nbytes = shared_nbytes(tiling, itemsize)
-    allow_dynamic_shared(kernel, nbytes)
-    grid = ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n)
-    enqueue(kernel, grid, tiling.threads, stream, nbytes, a, b, c, k, accumulate, c_vectors)
-
-
-TILINGS = {
-    4: Tiling(128, 128, 8, 64, 64, 4, stages=4, blocks_per_multiprocessor=2),
-    8: Tiling(128, 64, 8, 64, 32, 8, stages=4, blocks_per_multiprocessor=2),
-}
-"""The tiling for large products, by bytes an element."""
-DTYPES = tuple(np.dtype(code) for code in ("f4", "c8", "i4", "u4", "i8", "u8"))
-MAX_SIDE = 2**31 - 1
-"""Sides are counted in 32 bits (k too); offsets are 64-bit."""
-
-
-def _readable(outer: int, outer_stride: int, k: int, k_stride: int) -> bool:
-    """Whether an operand with these strides (elements) can be copied: one stride is one, none runs backwards."""
-    return (
-        min(outer_stride, k_stride) >= 0
-        and (outer_stride == 1 or k_stride == 1)
-        and max(outer, k) <= MAX_SIDE
-    )
-
-
-def supports(problem: Problem) -> bool:
-    a, b, c = problem.a, problem.b, problem.c
-    return (
-        c.dtype in DTYPES
-        and a.dtype == b.dtype == c.dtype
-        and problem.precision == "full"
-        and problem.capability is not None
-        and problem.capability >= (8, 0)
-        and _readable(problem.m, a.strides[0], problem.k, a.strides[1])
-        and _readable(problem.n, b.strides[1], problem.k, b.strides[0])
-        and (c.strides[1] == 1 or c.strides[0] == 1)
-        and min(c.strides) > 0
-    )
-
-
-def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
-    """Enqueue ``c (+)= a b``."""
-    if c.strides[1] != c.dtype.itemsize:
-        # The transposed product: the kernel stores C by rows.
-        a, b, c = transposed(b), transposed(a), transposed(c)
-    launch_tiling(a, b, c, accumulate, stream, TILINGS[c.dtype.itemsize])
-
-
-def variants() -> Iterable[Variant]:
-    for dtype in DTYPES:
-        tiling = TILINGS[dtype.itemsize]
-        for a_layout, b_layout in ((ALONG_K, VECTOR), (VECTOR, ALONG_K), (ALONG_OUTER, ALONG_OUTER)):
-            yield Variant(
-                f"warp-tiled {dtype} {a_layout} {b_layout}",
-                warp_tiled_function(dtype, tiling, a_layout, b_layout),
-                signature(dtype),
-                options={"launch_bounds": launch_bounds(tiling)},
-            )
-
-
-WARP_TILED = GemmKernel(
-    name="warp-tiled",
-    summary="warp tiles, multi-stage asynchronous copies, fragments in registers; ordinary cores",
-    supports=supports,
-    launch=launch,
-    variants=variants,
-)

@@ -1,0 +1,137 @@
+"""How a product is cut for the warp-tiled kernel: which tiling, whether k is split, which edges go apart.
+
+Pure arithmetic. The cut is a function of the sides, the dtype and the number of multiprocessors alone, so the
+order in which an element of C is added up, and with it every bit of the answer, is the same in every run.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilewright.kernels.gemm.warp_tiling import Tiling
+from tilewright.kernels.launch import ceil_div
+
+DTYPES = tuple(np.dtype(code) for code in ("f4", "c8", "i4", "u4", "i8", "u8"))
+
+RATE = {"f4": 96, "c8": 24, "i4": 60, "u4": 60, "i8": 13, "u8": 13}
+"""Multiply-adds of elements that a busy multiprocessor of an H200 finishes a cycle, by dtype."""
+LAUNCH_CYCLES = 6000
+"""What one more launch on the stream costs, about 3 µs."""
+REDUCED_NBYTES_PER_CYCLE = 1500
+"""Partial sums that the whole device reads and adds a cycle."""
+BLOCK_CYCLES = 4000
+"""Filling the pipeline, emptying it and storing the tile."""
+STRIP = 32
+"""Ragged rows or columns, up to so many, may be computed apart, by thin tiles."""
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+LEAST_DEPTH = 256
+"""k is not split more finely."""
+MAX_PARTIAL_NBYTES = 64 * 2**20
+"""Scratch memory for partial sums."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    tiling: Tiling
+    efficiency: float
+    """Its speed with a full device, relative to the fastest tiling of the dtype."""
+
+
+_FOUR_BYTES = (
+    Candidate(Tiling(128, 128, 8, 64, 64, 4, stages=4, blocks_per_multiprocessor=2), 1.0),
+    Candidate(Tiling(64, 64, 16, 32, 32, 4, stages=4, blocks_per_multiprocessor=4), 0.75),
+    Candidate(Tiling(128, 32, 16, 32, 32, 4, stages=4, blocks_per_multiprocessor=4), 0.6),
+    Candidate(Tiling(32, 128, 16, 32, 32, 4, stages=4, blocks_per_multiprocessor=4), 0.6),
+)
+_EIGHT_BYTES = (
+    Candidate(Tiling(128, 64, 8, 64, 32, 8, stages=4, blocks_per_multiprocessor=2), 1.0),
+    Candidate(Tiling(64, 64, 8, 32, 32, 8, stages=4, blocks_per_multiprocessor=3), 0.85),
+    Candidate(Tiling(128, 32, 8, 32, 32, 8, stages=4, blocks_per_multiprocessor=3), 0.75),
+    Candidate(Tiling(32, 128, 8, 32, 32, 8, stages=4, blocks_per_multiprocessor=3), 0.75),
+)
+CANDIDATES = {dtype: _FOUR_BYTES if dtype.itemsize == 4 else _EIGHT_BYTES for dtype in DTYPES}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One launch: rows ``row`` ... ``row + m`` and columns ``column`` ... ``column + n`` of C."""
+
+    row: int
+    column: int
+    m: int
+    n: int
+    tiling: Tiling
+    depth: int
+    """How much of k a block multiplies; a multiple of the slab's depth unless it is all of k."""
+    splits: int
+
+
+def split_depth(k: int, splits: int, block_k: int) -> int:
+    return k if splits == 1 else ceil_div(ceil_div(k, splits), block_k) * block_k
+
+
+def cycles(
+    m: int, n: int, k: int, dtype: np.dtype, candidate: Candidate, splits: int, processors: int
+) -> float:
+    """An estimate of a launch's time, in cycles of a multiprocessor."""
+    tiling = candidate.tiling
+    at_once = tiling.blocks_per_multiprocessor
+    blocks = ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n) * splits
+    depth = split_depth(k, splits, tiling.block_k)
+    work = (
+        tiling.block_m * tiling.block_n * depth / (RATE[dtype.str[1:]] * candidate.efficiency) + BLOCK_CYCLES
+    )
+    waves, rest = divmod(blocks, processors * at_once)
+    resident = ceil_div(rest, processors)
+    # A multiprocessor with fewer blocks than it can hold does not reach its speed, but each is faster alone.
+    share = 0.35 + 0.65 * resident / at_once
+    spent = work * (waves * at_once + resident / share) + LAUNCH_CYCLES
+    if splits > 1:
+        spent += LAUNCH_CYCLES + m * n * splits * dtype.itemsize / REDUCED_NBYTES_PER_CYCLE
+    return spent
+
+
+def _fastest(m: int, n: int, k: int, dtype: np.dtype, processors: int) -> tuple[float, Part]:
+    def options() -> list[tuple[float, Part]]:
+        found = []
+        for candidate in CANDIDATES[dtype]:
+            for wanted in SPLITS:
+                depth = split_depth(k, wanted, candidate.tiling.block_k)
+                splits = ceil_div(k, depth)
+                if splits > 1 and (
+                    depth < LEAST_DEPTH or m * n * splits * dtype.itemsize > MAX_PARTIAL_NBYTES
+                ):
+                    continue
+                spent = cycles(m, n, k, dtype, candidate, splits, processors)
+                found.append((spent, Part(0, 0, m, n, candidate.tiling, depth, splits)))
+        return found
+
+    return min(options(), key=lambda option: option[0])
+
+
+@functools.lru_cache(maxsize=4096)
+def cut(m: int, n: int, k: int, dtype: np.dtype, processors: int) -> tuple[Part, ...]:
+    """The launches that make up a product; they write disjoint parts of C."""
+    spent, whole = _fastest(m, n, k, dtype, processors)
+    rows, columns = m % whole.tiling.block_m, n % whole.tiling.block_n
+    best: tuple[Part, ...] = (whole,)
+    for strip_m, strip_n in ((rows, columns), (rows, 0), (0, columns)):
+        if max(strip_m, strip_n) > STRIP or strip_m + strip_n == 0 or strip_m == m or strip_n == n:
+            continue
+        parts = []
+        total = 0.0
+        for row, column, height, width in (
+            (0, 0, m - strip_m, n - strip_n),
+            (0, n - strip_n, m - strip_m, strip_n),
+            (m - strip_m, 0, strip_m, n),
+        ):
+            if height and width:
+                seconds, part = _fastest(height, width, k, dtype, processors)
+                total += seconds
+                parts.append(replace(part, row=row, column=column))
+        if total < spent:
+            spent, best = total, tuple(parts)
+    return best

@@ -1,0 +1,221 @@
+"""The warp-tiled kernel's record: what it takes, how its parts are launched, and the sum of split
+products.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+from numba import cuda
+
+from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
+from tilewright.kernels.gemm.scratch import borrowed
+from tilewright.kernels.gemm.warp_tiled import warp_tiled_function
+from tilewright.kernels.gemm.warp_tiled_cut import CANDIDATES, DTYPES, Part, cut
+from tilewright.kernels.gemm.warp_tiling import (
+    ALONG_K,
+    ALONG_OUTER,
+    LAYOUTS,
+    VECTOR,
+    VECTOR_NBYTES,
+    Tiling,
+    shared_nbytes,
+    vector_elements,
+)
+from tilewright.kernels.launch import (
+    address,
+    alignment,
+    allow_dynamic_shared,
+    ceil_div,
+    current_device,
+    enqueue,
+)
+
+MAX_SIDE = 2**31 - 1
+"""Sides are counted in 32 bits, k too; addresses have 64."""
+REDUCING_THREADS = 256
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Device memory as a matrix: what `enqueue` reads of a device array, but cheap to slice."""
+
+    pointer: int
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    """In bytes."""
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def device_ctypes_pointer(self) -> Any:
+        return ctypes.c_void_p(self.pointer)
+
+    def transposed(self) -> Matrix:
+        return Matrix(self.pointer, self.shape[::-1], self.strides[::-1], self.dtype)
+
+    def slice(self, row: int, rows: int, column: int, columns: int) -> Matrix:
+        pointer = self.pointer + row * self.strides[0] + column * self.strides[1]
+        return Matrix(pointer, (rows, columns), self.strides, self.dtype)
+
+
+def matrix(array: Any) -> Matrix:
+    return Matrix(address(array), array.shape, array.strides, array.dtype)
+
+
+def layout(outer: int, outer_stride: int, k_stride: int, pointer: int, itemsize: int) -> str:
+    """How an operand is read, from its extent, strides (bytes) and address. One stride is an element's."""
+    if outer_stride != itemsize:
+        return ALONG_K
+    aligned = pointer % VECTOR_NBYTES == 0 and k_stride % VECTOR_NBYTES == 0
+    return VECTOR if aligned and outer % vector_elements(itemsize) == 0 else ALONG_OUTER
+
+
+@functools.cache
+def signature(dtype: np.dtype) -> Any:
+    strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
+    return numba.void(strided, strided, strided, numba.int64, numba.boolean, numba.boolean)
+
+
+@functools.cache
+def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str) -> Any:
+    function = warp_tiled_function(dtype, tiling, a_layout, b_layout)
+    return cuda.jit(signature(dtype), launch_bounds=tiling.launch_bounds)(function)
+
+
+def sum_function(dtype: np.dtype) -> Any:
+    """The plain function of the kernel that adds split products, in the order of k.
+
+    ``c (+)= partial[0] + partial[1] + ...`` for partial (splits × m × n, contiguous), c (m × n, any strides,
+    written). Grid: ceil(m n / REDUCING_THREADS). Block: REDUCING_THREADS.
+    """
+    number = numba.from_dtype(dtype)
+
+    def sum_kernel(partial: Any, c: Any, splits: int, accumulate: bool) -> None:
+        m, n = numba.uint64(c.shape[0]), numba.uint64(c.shape[1])
+        i = numba.uint64(cuda.blockIdx.x) * numba.uint64(REDUCING_THREADS) + numba.uint64(cuda.threadIdx.x)
+        if i < m * n:
+            row, column = i // n, i % n
+            total = partial[row, column]
+            for s in range(1, splits):
+                total = number(total + partial[numba.uint64(s) * m + row, column])
+            if accumulate:
+                total = number(c[row, column] + total)
+            c[row, column] = total
+
+    return sum_kernel
+
+
+@functools.cache
+def sum_signature(dtype: np.dtype) -> Any:
+    strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
+    return numba.void(strided, strided, numba.int64, numba.boolean)
+
+
+@functools.cache
+def _sum_kernel(dtype: np.dtype) -> Any:
+    return cuda.jit(sum_signature(dtype))(sum_function(dtype))
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
+
+
+def _multiply(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
+    """Enqueue one part, ``c`` being where its (or its splits') products go."""
+    (m, _), n, itemsize, tiling = a.shape, b.shape[1], a.dtype.itemsize, part.tiling
+    a_layout = layout(m, a.strides[0], a.strides[1], a.pointer, itemsize)
+    b_layout = layout(n, b.strides[1], b.strides[0], b.pointer, itemsize)
+    c_vectors = (
+        alignment(c.pointer) >= VECTOR_NBYTES
+        and c.strides[0] % VECTOR_NBYTES == 0
+        and n % vector_elements(itemsize) == 0
+    )
+    kernel = _kernel(a.dtype, tiling, a_layout, b_layout)
+    nbytes = shared_nbytes(tiling, itemsize)
+    allow_dynamic_shared(kernel, nbytes)
+    grid = (ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n), 1, part.splits)
+    enqueue(kernel, grid, tiling.threads, stream, nbytes, a, b, c, part.depth, accumulate, c_vectors)
+
+
+def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
+    """Enqueue one part of ``c (+)= a b``; the matrices are the whole ones, C with contiguous rows."""
+    k = a.shape[1]
+    rows, columns = a.slice(part.row, part.m, 0, k), b.slice(0, k, part.column, part.n)
+    target = c.slice(part.row, part.m, part.column, part.n)
+    if part.splits == 1:
+        _multiply(rows, columns, target, part, accumulate, stream)
+        return
+    itemsize, lines = c.dtype.itemsize, part.splits * part.m
+    handle = int(stream) if stream else 0
+    with borrowed(lines * part.n * itemsize, stream, handle) as scratch:
+        partial = Matrix(scratch, (lines, part.n), (part.n * itemsize, itemsize), c.dtype)
+        _multiply(rows, columns, partial, part, False, stream)
+        grid = ceil_div(part.m * part.n, REDUCING_THREADS)
+        kernel = _sum_kernel(c.dtype)
+        enqueue(kernel, grid, REDUCING_THREADS, stream, 0, partial, target, part.splits, accumulate)
+
+
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+    """Enqueue ``c (+)= a b``."""
+    left, right, target = matrix(a), matrix(b), matrix(c)
+    if target.strides[1] != target.dtype.itemsize:
+        # The transposed product: the kernel stores C by rows.
+        left, right, target = right.transposed(), left.transposed(), target.transposed()
+    (m, k), n = left.shape, right.shape[1]
+    for part in cut(m, n, k, target.dtype, _multiprocessors(current_device())):
+        launch_part(left, right, target, part, accumulate, stream)
+
+
+def _readable(outer: int, outer_stride: int, k: int, k_stride: int) -> bool:
+    """Whether an operand with these strides (elements) can be copied: one is 1, none runs backwards."""
+    return min(outer_stride, k_stride) >= 0 and 1 in (outer_stride, k_stride) and max(outer, k) <= MAX_SIDE
+
+
+def supports(problem: Problem) -> bool:
+    a, b, c = problem.a, problem.b, problem.c
+    return (
+        c.dtype in DTYPES
+        and a.dtype == b.dtype == c.dtype
+        and problem.precision == "full"
+        and problem.capability is not None
+        and problem.capability >= (8, 0)
+        and _readable(problem.m, a.strides[0], problem.k, a.strides[1])
+        and _readable(problem.n, b.strides[1], problem.k, b.strides[0])
+        and 1 in c.strides
+        and min(c.strides) > 0
+    )
+
+
+def variants() -> Iterable[Variant]:
+    for dtype in DTYPES:
+        yield Variant(f"warp-tiled {dtype} sum of splits", sum_function(dtype), sum_signature(dtype))
+        for candidate in CANDIDATES[dtype]:
+            for a_layout in LAYOUTS:
+                for b_layout in LAYOUTS:
+                    tiling = candidate.tiling
+                    yield Variant(
+                        f"warp-tiled {dtype} {tiling.block_m}x{tiling.block_n} {a_layout} {b_layout}",
+                        warp_tiled_function(dtype, tiling, a_layout, b_layout),
+                        signature(dtype),
+                        options={"launch_bounds": tiling.launch_bounds},
+                    )
+
+
+WARP_TILED = GemmKernel(
+    name="warp-tiled",
+    summary="warp tiles, multi-stage asynchronous copies, fragments in registers; the ordinary cores",
+    supports=supports,
+    launch=launch,
+    variants=variants,
+)
