@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -69,8 +70,9 @@ def reduce_pieces(
         client, _run_chunk, ((reduction.chunk, call) for call in calls), key=key, window=window_of(client)
     )
     total = reduction.identity()
-    for part in _parts(outcomes, reduction, nbytes, listener):
-        total = reduction.combine(total, part)
+    with closing(outcomes):  # cancels what is outstanding now, not when an error's traceback is forgotten
+        for part in _parts(outcomes, reduction, nbytes, listener):
+            total = reduction.combine(total, part)
     result = reduction.finalize(total)
     listener(WorkDone(reduction.name, time.perf_counter() - start))
     return result

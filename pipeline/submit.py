@@ -5,7 +5,7 @@ The window keeps a worker that asks from waiting, and a scheduler from ever hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
 from distributed import Client, Future, as_completed
@@ -44,10 +44,11 @@ def run_bounded(
     *,
     key: str,
     window: int,
-) -> Iterator[tuple[int, Result]]:
+) -> Generator[tuple[int, Result], None, None]:
     """Submit ``function(*call)`` for every call, at most ``window`` at a time; yield results as they finish.
 
-    Leaving early, by an error or by closing the iterator, cancels what is outstanding.
+    Leaving early, by an error or by closing the generator, cancels what is outstanding. Callers close it, since
+    an exception in the body of their loop does not.
 
     Raises
     ------

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -196,9 +197,10 @@ def verify_product(
     projections = run_bounded(
         client, _project, ((right, rows, probe) for rows in right_rows), key=f"{run}-b", window=window
     )
-    for place, (part, square) in projections:
-        thin[:, right_rows[place]], squares[:, right_rows[place]] = part.T, square.T
-        finished(place, b, right_rows[place])
+    with closing(projections):
+        for place, (part, square) in projections:
+            thin[:, right_rows[place]], squares[:, right_rows[place]] = part.T, square.T
+            finished(place, b, right_rows[place])
     allowed = 0.0 if probe.exact else tolerance(k, dtype, precision)
     shared = client.scatter((thin, squares), broadcast=True) if left_rows else None
     outcomes = run_bounded(
@@ -209,9 +211,10 @@ def verify_product(
         window=window,
     )
     faults: list[_Outcome] = []
-    for place, outcome in outcomes:
-        faults.append(outcome)
-        finished(len(right_rows) + place, a, left_rows[place])
+    with closing(outcomes):
+        for place, outcome in outcomes:
+            faults.append(outcome)
+            finished(len(right_rows) + place, a, left_rows[place])
     seconds = time.perf_counter() - start
     listener(WorkDone("verify", seconds))
     unchecked = sum(outcome.unchecked for outcome in faults)
