@@ -28,7 +28,7 @@ from tilewright.pipeline.errors import CorpusError, StoreError
 from tilewright.pipeline.events import Listener, ignore
 from tilewright.pipeline.execute import MatmulRun
 from tilewright.pipeline.histogram import Histogram, bars
-from tilewright.workflows.histogram import histogram
+from tilewright.workflows.histogram import histogram, store_counts
 from tilewright.workflows.matmul import matmul
 from tilewright.workflows.plots import plot_histogram
 
@@ -38,7 +38,6 @@ LEAST_PAIRS = 3000
 MOST_SIMILAR = 10
 PASSED_OVER = ("test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__")
 """Folders that are not read: tests, tables of character sets (all alike), and what is not Python's own."""
-CHUNK_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def demo(
             bigrams = histogram(modules, by="bigram", per_document=True, **work)
             counts = letter_pairs(bigrams.counts)
         with _stage(seconds, "store"):
-            _store_counts(counts, counts_path)
+            store_counts(counts, counts_path, {"documents": list(bigrams.documents)})
         with _stage(seconds, "multiply"):
             work |= {"transpose_b": True, "resume": False, "overwrite": True}
             run = matmul(counts_path, counts_path, product_path, **work)
@@ -191,13 +190,6 @@ def letter_pairs(bigrams: np.ndarray) -> np.ndarray:
     upper, lower = (slice(ord(first), ord(first) + LETTERS) for first in "Aa")
     firsts = table[:, upper] + table[:, lower]
     return np.ascontiguousarray((firsts[:, :, upper] + firsts[:, :, lower]).reshape(-1, PAIRS))
-
-
-def _store_counts(counts: np.ndarray, path: Path) -> None:
-    chunks = (min(CHUNK_ROWS, len(counts)), PAIRS)
-    output = store.create_output(path, counts.shape, counts.dtype, chunks, compressed=False, overwrite=True)
-    store.write_region(output.array, [slice(0, side) for side in counts.shape], counts)
-    output.publish()
 
 
 def comparable(counts: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreErro
 from tilewright.pipeline.events import Listener, Notice, ignore
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
 from tilewright.pipeline.submit import survey
+
+CHUNK_NBYTES = 2**22
+"""Stored pieces of a table of counts: whole rows, about so many bytes of them."""
 
 
 def histogram(
@@ -78,37 +82,44 @@ def histogram(
         )
 
 
-def check_outputs(*paths: str | os.PathLike[str] | None, overwrite: bool) -> None:
+def check_outputs(
+    out: str | os.PathLike[str] | None, plot: str | os.PathLike[str] | None, *, overwrite: bool
+) -> None:
     """Fail before any work when an output could not be written at its end.
 
     Raises
     ------
     OutputExistsError
-        One of them exists and ``overwrite`` is false.
+        One of them exists and ``overwrite`` is false, or it is none that may be replaced.
     StoreError
         The folder that one is to stand in is not there.
     OptionError
-        A name without an ending that says a format, or one given twice.
+        A name without an ending that says a format.
     """
-    given = [Path(path) for path in paths if path is not None]
-    for path in given:
-        if path.suffix not in (*WRITERS, ".png"):
-            known = ", ".join([*WRITERS, ".png"])
-            raise OptionError(f"{path} ends in {path.suffix or 'nothing'!r}; the endings are {known}")
-        if path.exists() and not overwrite:
-            raise OutputExistsError(f"output: {path} exists; choose another path, or ask to overwrite it")
+    for given, endings in ((out, tuple(WRITERS)), (plot, (".png",))):
+        if given is None:
+            continue
+        path = Path(given)
+        _check_ending(path, endings)
+        if path.suffix == ".zarr" or not overwrite:
+            store.check_output_free(path, overwrite=overwrite)
+        elif path.is_dir():
+            raise OutputExistsError(f"output: {path} is a folder, so it is not replaced; choose another path")
         if not path.absolute().parent.is_dir():
-            raise StoreError(
-                f"output: the folder {path.parent} does not exist; create it, or choose another path"
-            )
+            raise StoreError(f"output: there is no folder {path.parent}; create it, or choose another path")
+
+
+def _check_ending(path: Path, endings: tuple[str, ...]) -> None:
+    if path.suffix not in endings:
+        found = f"ends in {path.suffix!r}" if path.suffix else "has no ending"
+        raise OptionError(f"output: {path} {found}; the ending says the format and is {' or '.join(endings)}")
 
 
 def save_histogram(histogram: Histogram, path: str | os.PathLike[str]) -> None:
-    """Write a histogram as ``.csv``, ``.json`` or ``.zarr``; the file appears when it is whole, or not at
-    all.
+    """Write a histogram as ``.csv``, ``.json`` or ``.zarr``; it appears when it is whole, or not at all.
 
-    CSV holds one row for each bin (per document: for each that occurs). Zarr holds ``counts`` as it is, with
-    everything else as attributes.
+    CSV holds one row for each bin (per document, or of more than 256 bins: for each that occurs). Zarr holds
+    ``counts`` as it is, with everything else as attributes.
 
     Raises
     ------
@@ -118,10 +129,7 @@ def save_histogram(histogram: Histogram, path: str | os.PathLike[str]) -> None:
         The file cannot be written.
     """
     target = Path(path)
-    if target.suffix not in WRITERS:
-        raise OptionError(
-            f"{target} ends in {target.suffix or 'nothing'!r}; the endings are {', '.join(WRITERS)}"
-        )
+    _check_ending(target, tuple(WRITERS))
     WRITERS[target.suffix](histogram, target)
 
 
@@ -166,19 +174,30 @@ def _save_json(histogram: Histogram, path: Path) -> None:
 
 
 def _save_zarr(histogram: Histogram, path: Path) -> None:
-    counts = histogram.counts
-    row_nbytes = histogram.bins * counts.itemsize
-    rows = max(1, store.MOST_CHUNK_NBYTES // row_nbytes)
-    chunks = (histogram.bins,) if counts.ndim == 1 else (min(rows, len(counts)), histogram.bins)
+    attributes = {name: value for name, value in histogram.to_json().items() if name != "counts"}
+    store_counts(histogram.counts, path, attributes)
+
+
+def store_counts(counts: np.ndarray, path: Path, attributes: dict[str, Any]) -> None:
+    """Store counts, int64[bins] or int64[(documents, bins)], as a Zarr array that appears when it is whole.
+
+    Raises
+    ------
+    StoreError
+        The place cannot be written.
+    """
+    rows = max(1, CHUNK_NBYTES // max(1, counts[0].nbytes))
+    chunks = counts.shape if counts.ndim == 1 else (min(rows, len(counts)), counts.shape[1])
     output = store.create_output(path, counts.shape, counts.dtype, chunks, compressed=True, overwrite=True)
     try:
-        store.write_region(output.array, tuple(slice(0, side) for side in counts.shape), counts)
-        output.array.attrs.update({k: v for k, v in histogram.to_json().items() if k != "counts"})
+        output.array[...] = counts
+        output.array.attrs.update(attributes)
         output.publish()
-    except BaseException:
+    except OSError as error:
+        raise StoreError(f"output: cannot write {path}: {error.strerror or error}") from error
+    finally:
         if output.partial is not None:
             store.remove_tree(output.partial)
-        raise
 
 
 WRITERS: dict[str, Callable[[Histogram, Path], None]] = {
