@@ -3,8 +3,10 @@ answers."""
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,16 @@ import numpy as np
 import pytest
 from numba import cuda
 
+from tests.kernels import naive
 from tilewright.kernels.gemm import double_tensor_core as module
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
-from tilewright.kernels.launch import SIMULATOR, address, alignment, strided_view, transposed
+from tilewright.kernels.launch import SIMULATOR, strided_view
 
 if SIMULATOR:
     pytest.skip("the simulator has no tensor cores", allow_module_level=True)
 
 TILES = [(1, tile) for tile in module.REAL_TILES] + [(2, tile) for tile in module.COMPLEX_TILES]
 DTYPES = ["float64", "complex128"]
-SMALL = {"float64": module.REAL_TILES[-1], "complex128": module.COMPLEX_TILES[-1]}
 
 
 @pytest.mark.parametrize(("parts", "tile"), TILES)
@@ -128,50 +130,25 @@ def test_supports() -> None:
     assert not module.supports(problem(complex_a, complex_b, aligned=8))
 
 
-def random(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.ndarray:
-    values = rng.standard_normal(shape)
-    if dtype == "complex128":
-        return values + 1j * rng.standard_normal(shape)
-    return values
+def product(
+    kernel: Callable[..., None],
+    a: np.ndarray,
+    b: np.ndarray,
+    before: np.ndarray,
+    accumulate: bool = False,
+    stream: Any = 0,
+) -> np.ndarray:
+    """``a b`` from device matrices that lie as these do; ``before`` is what C's memory holds until then."""
+    (on_a, _), (on_b, _), (on_c, fetch) = (naive.device_twin(array) for array in (a, b, before))
+    kernel(on_a, on_b, on_c, accumulate, stream)
+    found = fetch()
+    naive.assert_surroundings_kept(found)
+    return np.array(found)
 
 
-def on_device(host: np.ndarray, *, by_columns: bool = False, padding: int = 0, shift: int = 0) -> Any:
-    """A device copy by rows or by columns, its lines ``padding`` elements apart, ``shift`` from an aligned
-    address.
-
-    What lies between the lines is NaN, which would show in any sum that took it in.
-    """
-    source = host.T if by_columns else host
-    lines, length = source.shape
-    flat = np.full(lines * (length + padding) + shift, np.nan, host.dtype)
-    view = np.lib.stride_tricks.as_strided(
-        flat[shift:], source.shape, ((length + padding) * host.itemsize, host.itemsize)
-    )
-    view[...] = source
-    whole = cuda.to_device(flat)[shift:]
-    array = strided_view(whole, view.shape, view.strides)
-    return transposed(array) if by_columns else array
-
-
-def read(array: Any) -> np.ndarray:
-    """The host copy of a device view of any strides."""
-    if array.strides[1] != array.dtype.itemsize:
-        return read(transposed(array)).T
-    rows, columns = array.shape
-    length = (rows - 1) * array.strides[0] // array.dtype.itemsize + columns
-    flat = strided_view(array, (length,), (array.dtype.itemsize,)).copy_to_host()
-    return np.lib.stride_tricks.as_strided(flat, (rows, columns), array.strides).copy()
-
-
-def assert_product(found: np.ndarray, a: np.ndarray, b: np.ndarray, before: np.ndarray | None = None) -> None:
-    """Each element within the bound of a sum of k products: (k + 2) eps times the sum of absolute values."""
-    exact = a.astype(np.clongdouble) @ b.astype(np.clongdouble)
-    scale = np.abs(a) @ np.abs(b)
-    if before is not None:
-        exact = exact + before
-        scale = scale + np.abs(before)
-    bound = (2 * a.shape[1] + 4) * np.finfo(np.float64).eps * scale
-    assert (np.abs(found - exact) <= bound).all()
+def poison(m: int, n: int, dtype: str, layout: str = "rows") -> np.ndarray:
+    """A matrix for C in which every element that is not written would show."""
+    return naive.LAYOUTS[layout](np.full((m, n), np.nan, dtype))
 
 
 SHAPES = [
@@ -188,25 +165,19 @@ SHAPES = [
 ]
 
 
+LAYOUTS = ["rows", "columns", "padded rows", "padded columns", "offset"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("a_by_columns", [False, True])
-@pytest.mark.parametrize("b_by_columns", [False, True])
-@pytest.mark.parametrize("padding", [0, 2, 3])
-def test_shapes_and_layouts(
-    rng: np.random.Generator, dtype: str, a_by_columns: bool, b_by_columns: bool, padding: int
-) -> None:
-    for m, n, k in SHAPES:
-        a, b = random(rng, (m, k), dtype), random(rng, (k, n), dtype)
-        out = on_device(np.full((m, n), np.nan, dtype), padding=padding)
-        module.launch(
-            on_device(a, by_columns=a_by_columns, padding=padding),
-            on_device(b, by_columns=b_by_columns, padding=padding),
-            out,
-            False,
-            0,
-        )
-        assert_product(read(out), a, b)
+@pytest.mark.parametrize("layout_a", LAYOUTS)
+@pytest.mark.parametrize("layout_b", LAYOUTS)
+def test_shapes_and_layouts(rng: np.random.Generator, dtype: str, layout_a: str, layout_b: str) -> None:
+    for number, (m, n, k) in enumerate(SHAPES):
+        a = naive.LAYOUTS[layout_a](naive.numbers(rng, (m, k), dtype))
+        b = naive.LAYOUTS[layout_b](naive.numbers(rng, (k, n), dtype))
+        c = poison(m, n, dtype, LAYOUTS[number % len(LAYOUTS)])
+        naive.assert_product(product(module.launch, a, b, c), a, b)
 
 
 @pytest.mark.gpu
@@ -214,59 +185,27 @@ def test_shapes_and_layouts(
 def test_every_tile(rng: np.random.Generator, parts: int, tile: module.Tile) -> None:
     dtype = DTYPES[parts - 1]
     for m, n, k in [(tile.m + 1, 3 * tile.n - 1, 5 * tile.depth + 3), (9 * tile.m, tile.n, tile.depth)]:
-        a, b = random(rng, (m, k), dtype), random(rng, (k, n), dtype)
-        out = on_device(np.full((m, n), np.nan, dtype))
-        module.enqueue(on_device(a), on_device(b), out, False, 0, tile)
-        assert_product(read(out), a, b)
+        a, b = naive.numbers(rng, (m, k), dtype), naive.numbers(rng, (k, n), dtype)
+        enqueue = functools.partial(module.enqueue, tile=tile)
+        naive.assert_product(product(enqueue, a, b, poison(m, n, dtype)), a, b)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_accumulates_and_leaves_the_padding_alone(rng: np.random.Generator, dtype: str) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_accumulates(rng: np.random.Generator, dtype: str, layout: str) -> None:
     m, n, k = 130, 70, 45
-    a, b, before = random(rng, (m, k), dtype), random(rng, (k, n), dtype), random(rng, (m, n), dtype)
-    frame = random(rng, (m, n + 4), dtype)
-    whole = cuda.to_device(frame)
-    inner = strided_view(whole, (m, n), frame.strides)
-    for start in (True, False):
-        frame[:, :n] = before
-        whole.copy_to_device(frame)
-        module.launch(on_device(a), on_device(b), inner, start, 0)
-        after = whole.copy_to_host()
-        assert_product(after[:, :n], a, b, before if start else None)
-        assert (after[:, n:] == frame[:, n:]).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_column_major_output(rng: np.random.Generator, dtype: str) -> None:
-    m, n, k = 100, 37, 64
-    a, b = random(rng, (m, k), dtype), random(rng, (k, n), dtype)
-    out = on_device(np.full((m, n), np.nan, dtype), by_columns=True)
-    module.launch(on_device(a), on_device(b), out, False, 0)
-    assert_product(read(out), a, b)
-
-
-@pytest.mark.gpu
-def test_unaligned_operands(rng: np.random.Generator) -> None:
-    m, n, k = 70, 90, 50
-    a, b = random(rng, (m, k), "float64"), random(rng, (k, n), "float64")
-    arrays = [on_device(a, shift=1), on_device(b, shift=1), on_device(np.full((m, n), np.nan), shift=1)]
-    assert all(alignment(address(array)) == 8 for array in arrays)
-    module.launch(*arrays, False, 0)
-    assert_product(read(arrays[2]), a, b)
+    a, b, c = (naive.numbers(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+    found = product(module.launch, a, b, naive.LAYOUTS[layout](c), accumulate=True)
+    naive.assert_product(found, a, b, added_to=c)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_same_bits_every_time(rng: np.random.Generator, dtype: str) -> None:
-    a, b = on_device(random(rng, (257, 1000), dtype)), on_device(random(rng, (1000, 259), dtype))
-    answers = []
-    for _ in range(5):
-        out = on_device(np.full((257, 259), np.nan, dtype))
-        module.launch(a, b, out, False, 0)
-        answers.append(read(out).tobytes())
-    assert len(set(answers)) == 1
+    a, b = naive.numbers(rng, (257, 1000), dtype), naive.numbers(rng, (1000, 259), dtype)
+    answers = {product(module.launch, a, b, poison(257, 259, dtype)).tobytes() for _ in range(5)}
+    assert len(answers) == 1
 
 
 @pytest.mark.gpu
@@ -277,10 +216,8 @@ def test_nan_infinity_signed_zero_and_denormals_as_numpy() -> None:
     a[4, 0], a[4, 1] = np.inf, -np.inf
     a[5, 0], b[0, 65] = np.inf, 0.0
     a[6, :] = -0.0
-    out = on_device(np.full((70, 66), 7.0))
-    module.launch(on_device(a), on_device(b), out, False, 0)
     with np.errstate(invalid="ignore"):
-        np.testing.assert_array_equal(read(out), a @ b)
+        np.testing.assert_array_equal(product(module.launch, a, b, poison(70, 66, "f8")), a @ b)
 
 
 @pytest.mark.gpu
@@ -289,28 +226,22 @@ def test_complex_infinity_as_its_four_products() -> None:
     b = np.full((3, 5), 3 - 1j)
     a[1, 1] = complex(np.inf, 0)
     b[2, 3] = complex(0, np.nan)
-    out = on_device(np.zeros((3, 5), np.complex128))
-    module.launch(on_device(a), on_device(b), out, False, 0)
+    found = product(module.launch, a, b, np.zeros((3, 5), np.complex128))
     with np.errstate(invalid="ignore"):
-        real = a.real @ b.real - a.imag @ b.imag
-        imaginary = a.real @ b.imag + a.imag @ b.real
-    found = read(out)
-    np.testing.assert_array_equal(found.real, real)
-    np.testing.assert_array_equal(found.imag, imaginary)
+        np.testing.assert_array_equal(found.real, a.real @ b.real - a.imag @ b.imag)
+        np.testing.assert_array_equal(found.imag, a.real @ b.imag + a.imag @ b.real)
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_operands_of_more_than_2_to_the_31_elements() -> None:
-    """A tall A of 2^31 + 2^20 elements: the last rows come out right only with 64-bit addresses."""
-    m, k = 2**20 + 512, 2048
-    a = cuda.device_array((m, k), np.float64)
-    tail = np.random.default_rng(5).standard_normal((512, k))
-    offset = (m - 512) * k
-    assert offset + 512 * k > 2**31
-    flat = strided_view(a, (m * k,), (8,))
-    flat[offset:].copy_to_device(tail.reshape(-1))
-    b = np.random.default_rng(6).standard_normal((k, 16))
-    out = cuda.device_array((m, 16), np.float64)
-    module.launch(a, cuda.to_device(b), out, False, 0)
-    assert_product(out[m - 512 :].copy_to_host(), tail, b)
+def test_operands_of_more_than_2_to_the_31_elements(rng: np.random.Generator) -> None:
+    """A of 2^31 + 2^20 elements: its last rows come out right only with 64-bit addresses."""
+    m, k, rows = 2**20 + 512, 2048, 512
+    tail, b = rng.standard_normal((rows, k)), rng.standard_normal((k, 16))
+    a, c = cuda.device_array((m, k), np.float64), cuda.device_array((m, 16), np.float64)
+    offset = (m - rows) * k
+    assert offset > 2**31 - 2**20
+    assert offset + rows * k > 2**31
+    strided_view(a, (m * k,), (8,))[offset:].copy_to_device(tail.reshape(-1))
+    module.launch(a, cuda.to_device(b), c, False, 0)
+    naive.assert_product(c[m - rows :].copy_to_host(), tail, b)

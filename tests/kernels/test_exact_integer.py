@@ -188,13 +188,10 @@ def reference(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
         return (a.astype(np.int64) @ b.astype(np.int64)).astype(dtype)
 
 
-def product(
-    a: np.ndarray, b: np.ndarray, dtype: Any, *, add_to: np.ndarray | None = None, column_major: bool = False
-) -> np.ndarray:
-    c = np.full((a.shape[0], b.shape[1]), 77, dtype) if add_to is None else add_to
-    device_c = cuda.to_device(np.asarray(c, order="F" if column_major else "C"))
-    exact_integer.launch(cuda.to_device(a), cuda.to_device(b), device_c, add_to is not None, 0)
-    return device_c.copy_to_host()
+def product(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
+    c = cuda.to_device(np.full((a.shape[0], b.shape[1]), 77, dtype))
+    exact_integer.launch(cuda.to_device(a), cuda.to_device(b), c, False, 0)
+    return c.copy_to_host()
 
 
 def full_range(rng: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> np.ndarray:

@@ -17,7 +17,7 @@ from tilewright.kernels.errors import DeviceUnavailableError, DTypeError, Option
 from tilewright.kernels.histogram import KINDS, piece_counts, skipped_count
 from tilewright.kernels.launch import SIMULATOR, cuda_available
 
-DEVICE = "cuda" if SIMULATOR else "cpu"
+DEVICES = ["cuda"] if SIMULATOR else ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 pytestmark = pytest.mark.simulator if SIMULATOR else []
 few_when_simulated = settings(max_examples=8 if SIMULATOR else 60)
 SHIFTS = (0, 7) if SIMULATOR else (0, 1, 7, 15)
@@ -59,6 +59,11 @@ WELL_FORMED = [
 ]
 
 
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 def expected(text: bytes, by: str) -> Counter[int]:
     """The slow, obvious answer."""
     if by == "byte":
@@ -97,48 +102,48 @@ texts = st.one_of(
 
 
 @pytest.mark.parametrize("by", KINDS)
-def test_shape_and_dtype(by: str) -> None:
+def test_shape_and_dtype(device: str, by: str) -> None:
     data = np.frombuffer(b"Tilewright", np.uint8)
-    counts = histogram(data, by=by, device=DEVICE)
+    counts = histogram(data, by=by, device=device)
     assert isinstance(counts, np.ndarray)
     assert counts.shape == (BINS[by],) == (KINDS[by].bins,)
     assert counts.dtype == np.int64
-    assert histogram(data, by=by, offsets=[0, 10], device=DEVICE).shape == (1, BINS[by])
+    assert histogram(data, by=by, offsets=[0, 10], device=device).shape == (1, BINS[by])
 
 
 @pytest.mark.parametrize("by", KINDS)
 @pytest.mark.parametrize("length", [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 255, 256, 257])
-def test_lengths_and_alignments(by: str, length: int, rng: np.random.Generator) -> None:
+def test_lengths_and_alignments(device: str, by: str, length: int, rng: np.random.Generator) -> None:
     for shift in SHIFTS:
         text = rng.choice(np.frombuffer(EDGES, np.uint8), length).tobytes()
-        assert nonzero(histogram(as_data(text, shift), by=by, device=DEVICE)) == expected(text, by)
+        assert nonzero(histogram(as_data(text, shift), by=by, device=device)) == expected(text, by)
 
 
 @pytest.mark.skipif(SIMULATOR, reason="too long a text for the simulator")
 @pytest.mark.parametrize("by", KINDS)
 @pytest.mark.parametrize("length", [1023, 1024, 1025, 1031, 100_003])
-def test_long_texts_take_the_fast_path(by: str, length: int, rng: np.random.Generator) -> None:
+def test_long_texts_take_the_fast_path(device: str, by: str, length: int, rng: np.random.Generator) -> None:
     for bytes_used in (b"e", b"The quick brown fox. ", EDGES, bytes(range(256))):
         text = rng.choice(np.frombuffer(bytes_used, np.uint8), length).tobytes()
         for shift in (0, 3):
-            assert nonzero(histogram(as_data(text, shift), by=by, device=DEVICE)) == expected(text, by)
+            assert nonzero(histogram(as_data(text, shift), by=by, device=device)) == expected(text, by)
 
 
 @few_when_simulated
 @given(text=texts, by=st.sampled_from(sorted(KINDS)))
-def test_any_text(text: bytes, by: str) -> None:
-    assert nonzero(histogram(np.frombuffer(text, np.uint8), by=by, device=DEVICE)) == expected(text, by)
+def test_any_text(device: str, text: bytes, by: str) -> None:
+    assert nonzero(histogram(np.frombuffer(text, np.uint8), by=by, device=device)) == expected(text, by)
 
 
 @pytest.mark.parametrize("text", MALFORMED, ids=bytes.hex)
-def test_malformed_utf8_counts_as_python_replaces(text: bytes) -> None:
+def test_malformed_utf8_counts_as_python_replaces(device: str, text: bytes) -> None:
     for wrapped in (text, b"x" + text + b"y", text + text, "€".encode() + text + b"\xbf"):
-        counts = histogram(np.frombuffer(wrapped, np.uint8), by="codepoint", device=DEVICE)
+        counts = histogram(np.frombuffer(wrapped, np.uint8), by="codepoint", device=device)
         assert nonzero(counts) == expected(wrapped, "codepoint")
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the decoder is the same text; 16 million short texts are for the host")
-def test_every_two_byte_text_and_every_lead_with_edges() -> None:
+def test_every_two_byte_text_and_every_lead_with_edges(device: str) -> None:
     firsts = [bytes([value]) for value in range(256)]
     seconds = [bytes([value]) for value in range(256)]
     tails = [b"", b"\x7f", b"\x80", b"\xbf", b"\xc2", b"\x80\x80", b"\x80\x41", b"\xbf\xbf\xbf"]
@@ -149,7 +154,7 @@ def test_every_two_byte_text_and_every_lead_with_edges() -> None:
         offsets = np.cumsum([0] + [len(document) for document in chosen])
         data = np.frombuffer(b"".join(chosen), np.uint8)
         for first in range(0, len(chosen), 16):  # rows of 9 MB: sixteen documents at a time
-            rows = histogram(data, by="codepoint", offsets=offsets[first : first + 17], device=DEVICE)
+            rows = histogram(data, by="codepoint", offsets=offsets[first : first + 17], device=device)
             counts += rows.sum(axis=0)
             if first >= 16 * 64:
                 break
@@ -159,7 +164,7 @@ def test_every_two_byte_text_and_every_lead_with_edges() -> None:
         assert nonzero(counts) == want
 
 
-def cut_and_count(text: bytes, by: str, cuts: list[int]) -> np.ndarray:
+def cut_and_count(device: str, text: bytes, by: str, cuts: list[int]) -> np.ndarray:
     """The sum of the counts of pieces, each read with the margins that its kind asks for."""
     kind = KINDS[by]
     edges = [0, *sorted(cuts), len(text)]
@@ -167,26 +172,26 @@ def cut_and_count(text: bytes, by: str, cuts: list[int]) -> np.ndarray:
     for start, stop in itertools.pairwise(edges):
         first, last = max(0, start - kind.before), min(len(text), stop + kind.after)
         piece = np.frombuffer(text[first:last], np.uint8)
-        total += piece_counts(piece, by=by, start=start - first, stop=stop - first, device=DEVICE)
+        total += piece_counts(piece, by=by, start=start - first, stop=stop - first, device=device)
     return total
 
 
 @few_when_simulated
 @given(data=st.data(), text=texts, by=st.sampled_from(["byte", "letter", "bigram", "codepoint"]))
-def test_cuts_never_matter(data: st.DataObject, text: bytes, by: str) -> None:
+def test_cuts_never_matter(device: str, data: st.DataObject, text: bytes, by: str) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=4))
-    assert nonzero(cut_and_count(text, by, cuts)) == expected(text, by)
+    assert nonzero(cut_and_count(device, text, by, cuts)) == expected(text, by)
 
 
 @pytest.mark.parametrize("by", ["bigram", "codepoint"])
-def test_every_cut_of_multibyte_text(by: str) -> None:
+def test_every_cut_of_multibyte_text(device: str, by: str) -> None:
     for text in [
         *MALFORMED[:: 4 if SIMULATOR else 1],
         "a€b😀c日é".encode(),
         b"\xe2\x82\xac\xf0\x9f\x98\xf0\x9f\x98\x80\x80\xc3",
     ]:
         for cut in range(len(text) + 1):
-            assert nonzero(cut_and_count(text, by, [cut])) == expected(text, by), (text, cut)
+            assert nonzero(cut_and_count(device, text, by, [cut])) == expected(text, by), (text, cut)
 
 
 @few_when_simulated
@@ -194,18 +199,18 @@ def test_every_cut_of_multibyte_text(by: str) -> None:
 @example(documents=[], by="byte")
 @example(documents=[b"", b"", b"a", b""], by="bigram")
 @example(documents=[b"ab", b"cd"], by="bigram")
-def test_documents_have_rows_of_their_own(documents: list[bytes], by: str) -> None:
+def test_documents_have_rows_of_their_own(device: str, documents: list[bytes], by: str) -> None:
     offsets = np.cumsum([3] + [len(document) for document in documents])
     data = np.frombuffer(b"xyz" + b"".join(documents) + b"tail", np.uint8)
-    rows = histogram(data, by=by, offsets=offsets, device=DEVICE)
+    rows = histogram(data, by=by, offsets=offsets, device=device)
     assert rows.shape == (len(documents), BINS[by])
     assert [nonzero(row) for row in rows] == [expected(document, by) for document in documents]
 
 
-def test_no_character_reaches_over_a_document_edge() -> None:
+def test_no_character_reaches_over_a_document_edge(device: str) -> None:
     text = "é€😀".encode()
     offsets = list(range(len(text) + 1))
-    rows = histogram(np.frombuffer(text, np.uint8), by="codepoint", offsets=offsets, device=DEVICE)
+    rows = histogram(np.frombuffer(text, np.uint8), by="codepoint", offsets=offsets, device=device)
     assert [nonzero(row) for row in rows] == [{0xFFFD: 1}] * len(text)
 
 
@@ -219,7 +224,7 @@ def test_small_and_large_documents_over_several_threads(
     lengths = [0, 10, 4990, 1, 20_000, 3, 3, 60_001, 0, 0, 5000, 2500, 2500, 1, 0]
     offsets = np.cumsum([0, *lengths])
     data = rng.choice(np.frombuffer(EDGES, np.uint8), offsets[-1])
-    rows = histogram(data, by=by, offsets=offsets, device=DEVICE)
+    rows = histogram(data, by=by, offsets=offsets, device="cpu")
     for row, start, stop in zip(rows, offsets, offsets[1:], strict=False):
         assert nonzero(row) == expected(data[start:stop].tobytes(), by)
 
@@ -232,7 +237,7 @@ def test_many_callers_at_once(rng: np.random.Generator, monkeypatch: pytest.Monk
     results: list[Any] = [None] * 6
 
     def call(place: int) -> None:
-        results[place] = histogram(data, device=DEVICE)
+        results[place] = histogram(data, device="cpu")
 
     threads = [threading.Thread(target=call, args=(place,)) for place in range(len(results))]
     for thread in threads:
@@ -243,18 +248,18 @@ def test_many_callers_at_once(rng: np.random.Generator, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(result, want)
 
 
-def test_skipped() -> None:
+def test_skipped(device: str) -> None:
     text = "naïve café".encode()
     data = np.frombuffer(text, np.uint8)
-    assert skipped_count(histogram(data, by="ascii", device=DEVICE), "ascii", len(text)) == 4
-    assert skipped_count(histogram(data, by="letter", device=DEVICE), "letter", len(text)) == 5
-    assert skipped_count(histogram(data, by="byte", device=DEVICE), "byte", len(text)) == 0
-    assert skipped_count(histogram(data, by="bigram", device=DEVICE), "bigram", len(text)) == 0
+    assert skipped_count(histogram(data, by="ascii", device=device), "ascii", len(text)) == 4
+    assert skipped_count(histogram(data, by="letter", device=device), "letter", len(text)) == 5
+    assert skipped_count(histogram(data, by="byte", device=device), "byte", len(text)) == 0
+    assert skipped_count(histogram(data, by="bigram", device=device), "bigram", len(text)) == 0
 
 
-def test_strided_host_data_is_counted_as_it_reads() -> None:
+def test_strided_host_data_is_counted_as_it_reads(device: str) -> None:
     data = np.arange(200, dtype=np.uint8)
-    assert nonzero(histogram(data[::-3], device=DEVICE)) == Counter(data[::-3].tolist())
+    assert nonzero(histogram(data[::-3], device=device)) == Counter(data[::-3].tolist())
 
 
 @pytest.mark.parametrize(
@@ -272,8 +277,10 @@ def test_strided_host_data_is_counted_as_it_reads() -> None:
         ({"device": "tpu"}, OptionError, ["'tpu'", "'cpu'"]),
     ],
 )
-def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], words: list[str]) -> None:
-    call = {"data": np.zeros(10, np.uint8), "device": DEVICE} | arguments
+def test_bad_arguments(
+    device: str, arguments: dict[str, Any], error: type[Exception], words: list[str]
+) -> None:
+    call = {"data": np.zeros(10, np.uint8), "device": device} | arguments
     with pytest.raises(error) as caught:
         histogram(call.pop("data"), **call)
     for word in words:
@@ -281,9 +288,9 @@ def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], words:
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11)])
-def test_piece_outside_its_data(start: int, stop: int) -> None:
+def test_piece_outside_its_data(device: str, start: int, stop: int) -> None:
     with pytest.raises(OptionError, match=f"start={start}"):
-        piece_counts(np.zeros(10, np.uint8), start=start, stop=stop, device=DEVICE)
+        piece_counts(np.zeros(10, np.uint8), start=start, stop=stop, device=device)
 
 
 @pytest.mark.skipif(cuda_available(), reason="there is a GPU")

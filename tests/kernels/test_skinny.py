@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 from numba import cuda
 
+from tests.kernels import naive
 from tilewright.kernels.gemm import skinny as module
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
-from tilewright.kernels.launch import SIMULATOR, address, strided_view, transposed
+from tilewright.kernels.launch import SIMULATOR, transposed
 
 if SIMULATOR:
     pytest.skip("the kernel copies asynchronously, which the simulator cannot", allow_module_level=True)
@@ -111,46 +113,25 @@ def test_supports() -> None:
     assert not module.supports(problem(a.astype(np.complex128), b.astype(np.complex128), aligned=8))
 
 
-def random(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.ndarray:
-    values = rng.standard_normal(shape)
-    if np.dtype(dtype).kind == "c":
-        values = values + 1j * rng.standard_normal(shape)
-    return values.astype(dtype)
+def product(
+    kernel: Callable[..., None],
+    a: np.ndarray,
+    b: np.ndarray,
+    before: np.ndarray,
+    accumulate: bool = False,
+    stream: Any = 0,
+) -> np.ndarray:
+    """``a b`` from device matrices that lie as these do; ``before`` is what C's memory holds until then."""
+    (on_a, _), (on_b, _), (on_c, fetch) = (naive.device_twin(array) for array in (a, b, before))
+    kernel(on_a, on_b, on_c, accumulate, stream)
+    found = fetch()
+    naive.assert_surroundings_kept(found)
+    return np.array(found)
 
 
-def on_device(host: np.ndarray, *, by_columns: bool = False, padding: int = 0) -> Any:
-    """A device copy by rows or by columns; the ``padding`` elements between its lines are NaN."""
-    source = host.T if by_columns else host
-    lines, length = source.shape
-    padded = np.full((lines, length + padding), np.nan, host.dtype)
-    padded[:, :length] = source
-    array = cuda.to_device(padded)
-    view = strided_view(array, source.shape, array.strides)
-    return transposed(view) if by_columns else view
-
-
-def read(array: Any) -> np.ndarray:
-    """The host copy of a device view of any strides."""
-    if array.strides[1] != array.dtype.itemsize:
-        return read(transposed(array)).T
-    rows, columns = array.shape
-    length = (rows - 1) * array.strides[0] // array.dtype.itemsize + columns
-    flat = strided_view(array, (length,), (array.dtype.itemsize,)).copy_to_host()
-    return np.lib.stride_tricks.as_strided(flat, (rows, columns), array.strides).copy()
-
-
-def assert_product(found: np.ndarray, a: np.ndarray, b: np.ndarray, before: np.ndarray | None = None) -> None:
-    """Each element within the bound of a sum of k products: (2 k + 4) eps times the sum of absolute
-    values."""
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    exact = a.astype(wide) @ b.astype(wide)
-    scale = np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64)
-    if before is not None:
-        exact = exact + before
-        scale = scale + np.abs(before)
-    bound = (2 * a.shape[1] + 4) * np.finfo(a.dtype).eps * scale
-    assert np.isfinite(found).all()
-    assert (np.abs(found - exact) <= bound).all()
+def poison(m: int, n: int, dtype: str, layout: str = "rows") -> np.ndarray:
+    """A matrix for C in which every element that is not written would show."""
+    return naive.LAYOUTS[layout](np.full((m, n), np.nan, dtype))
 
 
 SHAPES = [
@@ -165,22 +146,18 @@ SHAPES = [
 ]
 
 
+LAYOUTS = ["rows", "columns", "padded rows", "padded columns", "offset"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("by_columns", [False, True])
-@pytest.mark.parametrize("padding", [0, 1])
-def test_shapes_and_layouts(rng: np.random.Generator, dtype: str, by_columns: bool, padding: int) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_shapes_and_layouts(rng: np.random.Generator, dtype: str, layout: str) -> None:
     for number, (m, n, k) in enumerate(SHAPES):
-        a, b = random(rng, (m, k), dtype), random(rng, (k, n), dtype)
-        out = on_device(np.full((m, n), np.nan, dtype), by_columns=number % 2 == 1, padding=padding)
-        module.launch(
-            on_device(a, by_columns=by_columns, padding=padding),
-            on_device(b, by_columns=by_columns != (number % 3 == 0), padding=padding),
-            out,
-            False,
-            0,
-        )
-        assert_product(read(out), a, b)
+        a = naive.LAYOUTS[layout](naive.numbers(rng, (m, k), dtype))
+        b = naive.LAYOUTS[LAYOUTS[number % 2]](naive.numbers(rng, (k, n), dtype))
+        c = poison(m, n, dtype, LAYOUTS[number % len(LAYOUTS)])
+        naive.assert_product(product(module.launch, a, b, c), a, b)
 
 
 @pytest.mark.gpu
@@ -188,21 +165,19 @@ def test_shapes_and_layouts(rng: np.random.Generator, dtype: str, by_columns: bo
 @pytest.mark.parametrize("shape", [(500, 5, 300), (20, 30, 9000), (700, 40, 64)])
 def test_accumulates(rng: np.random.Generator, dtype: str, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
-    a, b, before = random(rng, (m, k), dtype), random(rng, (k, n), dtype), random(rng, (m, n), dtype)
-    out = on_device(before, padding=2)
-    module.launch(on_device(a), on_device(b), out, True, 0)
-    assert_product(read(out), a, b, before)
+    a, b, c = (naive.numbers(rng, sides, dtype) for sides in ((m, k), (k, n), (m, n)))
+    found = product(module.launch, a, b, naive.LAYOUTS["padded rows"](c), accumulate=True)
+    naive.assert_product(found, a, b, added_to=c)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_thin_operand_of_any_strides(rng: np.random.Generator, dtype: str) -> None:
-    a, wide = random(rng, (400, 130), dtype), random(rng, (260, 12), dtype)
-    device = cuda.to_device(wide)
-    thin = strided_view(device, (130, 4), (2 * device.strides[0], 3 * device.strides[1]))
-    out = on_device(np.full((400, 4), np.nan, dtype))
-    module.launch(on_device(a), thin, out, False, 0)
-    assert_product(read(out), a, wide[::2, ::3])
+@pytest.mark.parametrize("n", [4, 40])
+def test_a_thin_operand_of_any_strides(rng: np.random.Generator, dtype: str, n: int) -> None:
+    a, b = naive.numbers(rng, (400, 130), dtype), naive.numbers(rng, (130, n), dtype)
+    for layout in ("strided", "backward"):
+        found = product(module.launch, a, naive.LAYOUTS[layout](b), poison(400, n, dtype, "strided"))
+        naive.assert_product(found, a, b)
 
 
 @pytest.mark.gpu
@@ -210,12 +185,8 @@ def test_a_thin_operand_of_any_strides(rng: np.random.Generator, dtype: str) -> 
 @pytest.mark.parametrize("shape", [(1, 1, 10**6), (64, 64, 10**5)])
 def test_the_same_bits_every_time(rng: np.random.Generator, dtype: str, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
-    a, b = on_device(random(rng, (m, k), dtype)), on_device(random(rng, (k, n), dtype))
-    answers = set()
-    for _ in range(5):
-        out = on_device(np.full((m, n), np.nan, dtype))
-        module.launch(a, b, out, False, 0)
-        answers.add(read(out).tobytes())
+    a, b = naive.numbers(rng, (m, k), dtype), naive.numbers(rng, (k, n), dtype)
+    answers = {product(module.launch, a, b, poison(m, n, dtype)).tobytes() for _ in range(5)}
     assert len(answers) == 1
 
 
@@ -229,38 +200,21 @@ def test_nan_infinity_signed_zero_and_denormals_as_numpy(dtype: str, n: int) -> 
     a[4, 0], a[4, 1] = np.inf, -np.inf
     a[5, 0], b[0, n - 1] = np.inf, 0.0
     a[6, :] = -0.0
-    out = on_device(np.full((70, n), 7.0, dtype))
-    module.launch(on_device(a), on_device(b), out, False, 0)
     with np.errstate(invalid="ignore"):
-        np.testing.assert_array_equal(read(out), a @ b)
+        np.testing.assert_array_equal(product(module.launch, a, b, poison(70, n, dtype)), a @ b)
 
 
 @pytest.mark.gpu
 def test_two_streams_keep_their_partial_products_apart(rng: np.random.Generator) -> None:
     """The workspace of a stream is its own: products cut along k on two streams at once do not mix."""
-    a, b = random(rng, (64, 200_000), "float32"), random(rng, (200_000, 64), "float32")
-    device_a, device_b = on_device(a), on_device(b)
-    outs = [on_device(np.full((64, 64), np.nan, np.float32)) for _ in range(2)]
-    streams = [cuda.stream() for _ in range(2)]
-    operands = [(device_a, device_b), (transposed(device_b), transposed(device_a))]
+    a, b = naive.numbers(rng, (64, 200_000), "f4"), naive.numbers(rng, (200_000, 64), "f4")
+    (on_a, _), (on_b, _) = naive.device_twin(a), naive.device_twin(b)
+    (on_c, fetch_c), (on_d, fetch_d) = (naive.device_twin(poison(64, 64, "f4")) for _ in range(2))
+    one, other = cuda.stream(), cuda.stream()
     cuda.synchronize()
     for _ in range(10):
-        for stream, out, (left, right) in zip(streams, outs, operands, strict=True):
-            module.launch(left, right, out, False, stream)
+        module.launch(on_a, on_b, on_c, False, one)
+        module.launch(transposed(on_b), transposed(on_a), on_d, False, other)
     cuda.synchronize()
-    assert_product(read(outs[0]), a, b)
-    np.testing.assert_array_equal(read(outs[0]), read(outs[1]).T)
-
-
-@pytest.mark.gpu
-def test_elements_that_are_not_aligned_to_chunks(rng: np.random.Generator) -> None:
-    host = random(rng, (1, 3 * 1001 + 1), "float32")
-    array = cuda.to_device(host)
-    a = strided_view(array, (3, 1001), (4 * 1001, 4))
-    shifted = strided_view(array[:, 1:], (3, 1001), (4 * 1001, 4))
-    assert address(shifted) % 16 == 4
-    x = random(rng, (1001, 1), "float32")
-    for view, values in ((a, host[0, :-1]), (shifted, host[0, 1:])):
-        out = on_device(np.full((3, 1), np.nan, np.float32))
-        module.launch(view, on_device(x), out, False, 0)
-        assert_product(read(out), values.reshape(3, 1001), x)
+    naive.assert_product(fetch_c(), a, b)
+    naive.assert_product(fetch_d(), b.T, a.T)

@@ -1,0 +1,433 @@
+"""The command line from end to end: results, streams, exit statuses, and that bad input leaves nothing."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner, Result
+
+from tilewright.kernels.gemm import base
+from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.launch import DEVICES
+from tilewright.workflows import cli, console, plots
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_libraries_as_they_were() -> Iterator[None]:
+    """The command line silences logs for its whole process; here other tests follow in the same one."""
+    levels = {name: logging.getLogger(name).level for name in console.NOISY_LOGGERS}
+    environment = dict(os.environ)
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(here: Path) -> Run:
+    """Runs ``tilewright ...`` in this process."""
+
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(cli.cli, list(arguments))
+
+    return call
+
+
+def store(path: str, values: np.ndarray, chunks: tuple[int, ...] | None = None) -> np.ndarray:
+    # Format 2, because format 3 has no settled names for text and dates and warns.
+    stored = {"shape": values.shape, "chunks": chunks or values.shape, "dtype": values.dtype}
+    array = zarr.create_array(path, zarr_format=2 if values.dtype.kind in "UM" else 3, **stored)
+    array[...] = values
+    return values
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    """All files below a folder with what they hold."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+def tool(name: str) -> str:
+    """A command installed beside this Python."""
+    return str(Path(sys.executable).with_name(name))
+
+
+# Results ------------------------------------------------------------------------------------------------
+
+
+def test_matmul_stores_the_product_and_says_so(run: Run, here: Path, rng: np.random.Generator) -> None:
+    a = store("a.zarr", rng.integers(-99, 99, (70, 50)), (16, 16))
+    b = store("b.zarr", rng.integers(-99, 99, (70, 30)), (20, 20))
+    result = run("matmul", "a.zarr", "b.zarr", "c.zarr", "--transpose-a")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("50 × 30 int64 in ")
+    assert "verified in 2 rounds" in result.stdout
+    assert result.stderr.startswith("multiplying on CPU with 1 worker")
+    np.testing.assert_array_equal(zarr.open_array("c.zarr")[...], a.T @ b)
+    assert sorted(path.name for path in here.iterdir()) == ["a.zarr", "b.zarr", "c.zarr"]
+
+
+def test_json_is_one_object_and_quiet_is_quiet(run: Run, rng: np.random.Generator) -> None:
+    store("a.zarr", rng.random((20, 20), np.float32))
+    result = run("matmul", "a.zarr", "a.zarr", "c.zarr", "--json", "--quiet")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    report = json.loads(result.stdout)
+    assert report["plan"]["m"] == 20
+    assert report["verification"]["passed"] is True
+    unverified = run("matmul", "a.zarr", "a.zarr", "c.zarr", "--json", "--no-verify", "--overwrite")
+    assert json.loads(unverified.stdout)["verification"] is None
+
+
+def test_plans_are_printed_and_nothing_is_written(run: Run, here: Path, rng: np.random.Generator) -> None:
+    store("a.zarr", rng.random((20, 30)))
+    before = everything(here)
+    for arguments in (["plan", "a.zarr", "a.zarr"], ["matmul", "a.zarr", "a.zarr", "c.zarr", "--plan-only"]):
+        text = run(*arguments, "--transpose-b")
+        assert text.exit_code == 0, text.stderr
+        assert "20 × 20 float64" in text.stdout
+        plan = json.loads(run(*arguments, "--transpose-b", "--json").stdout)
+        assert (plan["m"], plan["n"], plan["k"]) == (20, 20, 30)
+    assert everything(here) == before
+    assert (
+        json.loads(run("plan", "a.zarr", "a.zarr", "--transpose-b", "--workers", "3", "--json").stdout)[
+            "workers"
+        ]
+        == 3
+    )
+
+
+def test_verify_says_whether_a_product_holds(run: Run, rng: np.random.Generator) -> None:
+    a = store("a.zarr", rng.integers(0, 9, (20, 20)))
+    store("c.zarr", a @ a)
+    good = run("verify", "a.zarr", "a.zarr", "c.zarr")
+    assert good.exit_code == 0, good.stderr
+    assert good.stdout.startswith("verified in 2 rounds")
+    bad = run("verify", "a.zarr", "a.zarr", "a.zarr", "--rounds", "3", "--json")
+    assert bad.exit_code == 1
+    outcome = json.loads(bad.stdout)
+    assert outcome["passed"] is False
+    assert outcome["rounds"] == 3
+
+
+def test_dot_prints_the_product_alone(run: Run, rng: np.random.Generator) -> None:
+    x = store("x.zarr", rng.integers(0, 99, 1000), (64,))
+    result = run("dot", "x.zarr", "x.zarr")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == f"{x @ x}\n"
+    z = store("z.zarr", (rng.random(10) + 1j).astype(np.complex64))
+    report = json.loads(run("dot", "z.zarr", "z.zarr", "--json").stdout)
+    assert report["value"]["real"] == pytest.approx(np.vdot(z, z).real, rel=1e-5)
+    assert report["dtype"] == "complex64"
+    assert report["elements"] == 10
+    store("nan.zarr", np.array([np.nan]))
+    assert json.loads(run("dot", "nan.zarr", "nan.zarr", "--json").stdout)["value"] == "nan"
+
+
+@pytest.mark.parametrize("by", list(KINDS))
+def test_histogram_counts_a_folder(run: Run, here: Path, by: str) -> None:
+    (here / "corpus" / "sub").mkdir(parents=True)
+    texts = {"corpus/one.txt": "Straße — Zürich".encode(), "corpus/sub/two.txt": b"\xffabc\x00ABC"}
+    for name, text in texts.items():
+        (here / name).write_bytes(text)
+    result = run("histogram", "corpus", "--by", by, "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    if by == "codepoint":
+        expected = Counter(ord(c) for text in texts.values() for c in text.decode(errors="replace"))
+    elif by == "bigram":
+        expected = Counter(256 * p + q for t in texts.values() for p, q in itertools.pairwise(t))
+    elif by == "letter":
+        expected = Counter(v - 65 for t in texts.values() for v in t.upper() if 65 <= v < 91)
+    else:
+        expected = Counter(v for t in texts.values() for v in t if by == "byte" or v < 128)
+    assert {place: n for place, n in enumerate(report["counts"]) if n} == expected
+    assert report["documents"] == ["corpus/one.txt", "corpus/sub/two.txt"]
+    assert len(report["counts"]) == KINDS[by].bins
+    assert report["labels"] is None if KINDS[by].bins > 256 else len(report["labels"]) == KINDS[by].bins
+
+
+def test_histogram_files_hold_what_was_counted(run: Run, here: Path) -> None:
+    (here / "one.txt").write_bytes(b"aab")
+    (here / "two.txt").write_bytes(b"Z")
+    corpus = ["histogram", "one.txt", "two.txt", "--by", "letter"]
+    result = run(*corpus, "--out", "f.csv", "--plot", "f.png", "--bars", "probability")
+    assert result.exit_code == 0, result.stderr
+    rows = list(csv.DictReader((here / "f.csv").open()))
+    assert len(rows) == 26
+    assert [rows[i] for i in (0, 1, 25)] == [
+        {"bin": "0", "label": "A", "count": "2"},
+        {"bin": "1", "label": "B", "count": "1"},
+        {"bin": "25", "label": "Z", "count": "1"},
+    ]
+    assert (here / "f.png").read_bytes().startswith(b"\x89PNG")
+    assert run(*corpus, "--per-document", "--out", "f.csv", "--overwrite").exit_code == 0
+    assert (
+        here / "f.csv"
+    ).read_text() == "document,bin,label,count\none.txt,0,A,2\none.txt,1,B,1\ntwo.txt,25,Z,1\n"
+    assert run(*corpus, "--per-document", "--out", "f.json").exit_code == 0
+    report = json.loads((here / "f.json").read_text())
+    assert np.array(report["counts"]).shape == (2, 26)
+    for _ in range(2):
+        assert run(*corpus, "--per-document", "--out", "f.zarr", "--overwrite").exit_code == 0
+    array = zarr.open_array("f.zarr", mode="r")
+    assert array.dtype == np.int64
+    np.testing.assert_array_equal(array[...], report["counts"])
+    assert array.attrs["documents"] == ["one.txt", "two.txt"]
+    assert array.attrs["by"] == "letter"
+    assert sorted(path.name for path in here.iterdir()) == [
+        "f.csv", "f.json", "f.png", "f.zarr", "one.txt", "two.txt"
+    ]  # fmt: skip
+
+
+# Bad input ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arrays(here: Path, rng: np.random.Generator) -> Path:
+    store("a.zarr", rng.random((8, 6)))
+    store("b.zarr", rng.random((6, 4)))
+    store("cube.zarr", rng.random((2, 2, 2)))
+    store("x.zarr", rng.random(5))
+    store("y.zarr", rng.random(6))
+    store("words.zarr", np.full((6, 4), "word", "U4"))
+    store("dates.zarr", np.zeros((6, 4), "M8[s]"))
+    zarr.create_group("group.zarr")
+    (here / "file.zarr").write_text("no array")
+    (here / "empty").mkdir()
+    (here / "text.txt").write_text("text")
+    (here / "dangling").mkdir()
+    (here / "dangling" / "link").symlink_to("nowhere")
+    (here / "broken.yaml").write_text("profiles: [")
+    return here
+
+
+BAD = [
+    (["matmul", "none.zarr", "b.zarr", "c.zarr"], ["A: there is no Zarr array at none.zarr"]),
+    (["matmul", "a.zarr", "none.zarr", "c.zarr"], ["B: there is no Zarr array at none.zarr"]),
+    (["matmul", "a.zarr", "group.zarr", "c.zarr"], ["B: ", "group.zarr"]),
+    (["matmul", "file.zarr", "b.zarr", "c.zarr"], ["A: ", "file.zarr"]),
+    (["matmul", "a.zarr", "cube.zarr", "c.zarr"], ["(2, 2, 2)", "2 dimensions"]),
+    (["matmul", "a.zarr", "a.zarr", "c.zarr"], ["6 columns", "8 rows", "transposing A"]),
+    (["matmul", "a.zarr", "words.zarr", "c.zarr"], ["words.zarr holds <U4", "only integers, floats"]),
+    (["matmul", "a.zarr", "dates.zarr", "c.zarr"], ["dates.zarr holds datetime64[s]"]),
+    (["matmul", "a.zarr", "b.zarr", "x.zarr"], ["x.zarr exists", "overwrite"]),
+    (["matmul", "a.zarr", "b.zarr", "text.txt"], ["text.txt exists"]),
+    (["matmul", "a.zarr", "b.zarr", "a.zarr", "--overwrite"], ["a.zarr is also A"]),
+    (["matmul", "a.zarr", "b.zarr", "c.zarr", "--profile", "moon"], ["'moon'", "cpu, cuda, existing, local"]),
+    (["matmul", "a.zarr", "b.zarr", "c.zarr", "--profile", "existing"], ["address", "scheduler_file"]),
+    (["matmul", "a.zarr", "b.zarr", "c.zarr", "--cluster-file", "none.yaml"], ["none.yaml"]),
+    (["matmul", "a.zarr", "b.zarr", "c.zarr", "--cluster-file", "broken.yaml"], ["broken.yaml", "YAML"]),
+    (["matmul", "a.zarr", "b.zarr", "c.zarr", "--device-memory", "9"], ["9 B", "needs "]),
+    (["matmul", "a.zarr", "b.zarr", "c.zarr", "--device-memory", "much"], ["'much' is no size", "8GiB"]),
+    (["matmul", "a.zarr", "b.zarr", "c.zarr", "--dtype", "word"], ["'word' is not an element type"]),
+    (["plan", "a.zarr", "a.zarr"], ["6 columns", "8 rows"]),
+    (["verify", "a.zarr", "b.zarr", "a.zarr"], ["8 × 6", "8 × 4"]),
+    (["verify", "a.zarr", "b.zarr", "none.zarr"], ["C: there is no Zarr array at none.zarr"]),
+    (["dot", "x.zarr", "y.zarr"], ["x.zarr has 5 elements", "y.zarr has 6"]),
+    (["dot", "x.zarr", "a.zarr"], ["Y: ", "(8, 6)", "1 dimension"]),
+    (["histogram", "nowhere"], ["cannot find nowhere"]),
+    (["histogram", "empty"], ["no files in empty"]),
+    (["histogram", "dangling"], ["cannot find dangling/link"]),
+    (["histogram", "text.txt", "--profile", "moon"], ["'moon'"]),
+    (["histogram", "text.txt", "--out", "text.txt"], ["text.txt", ".csv or .json or .zarr"]),
+    (["histogram", "text.txt", "--out", "file.zarr"], ["file.zarr exists", "overwrite"]),
+    (["histogram", "text.txt", "--out", "none/f.csv"], ["there is no folder none"]),
+    (["histogram", "text.txt", "--out", "f.png"], ["f.png", ".csv or .json or .zarr"]),
+    (["histogram", "text.txt", "--plot", "f.csv"], ["f.csv", ".png"]),
+    (["histogram", "text.txt", "--out", "file.zarr", "--overwrite"], ["file.zarr", "not a Zarr array"]),
+    (["matmul", "a.zarr", "b.zarr", "empty", "--overwrite"], ["empty", "not a Zarr array"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD, ids=[" ".join(arguments) for arguments, _ in BAD])
+def test_bad_input_is_one_line_and_leaves_nothing(
+    run: Run, arrays: Path, arguments: list[str], said: list[str]
+) -> None:
+    before = everything(arrays)
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert lines[-1].startswith("error: ")
+    assert "not foreseen" not in lines[-1]
+    assert not any(line.startswith(("error", "Traceback", " ")) for line in lines[:-1])
+    for part in said:
+        assert part in lines[-1]
+    assert everything(arrays) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["matmul", "a.zarr"],
+        ["matmul", "a.zarr", "b.zarr", "c.zarr", "--device", "tpu"],
+        ["matmul", "a.zarr", "b.zarr", "c.zarr", "--precision", "half"],
+        ["histogram"],
+        ["histogram", "text.txt", "--by", "word"],
+        ["verify", "a.zarr", "b.zarr", "c.zarr", "--rounds", "0"],
+        ["plan", "a.zarr", "b.zarr", "--workers", "0"],
+        ["nonsense"],
+        ["bench", "nonsense"],
+        ["--nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_a_usage_error_is_told_from_a_failure(run: Run, arrays: Path, arguments: list[str]) -> None:
+    before = everything(arrays)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Usage: " in result.stderr
+    assert everything(arrays) == before
+
+
+def test_the_memory_that_an_error_asks_for_is_enough(run: Run, arrays: Path) -> None:
+    command = ["matmul", "a.zarr", "b.zarr", "c.zarr", "--device-memory"]
+    told = re.search(r"needs (\d+) B", run(*command, "9").stderr)
+    assert told is not None
+    needed = int(told.group(1))
+    assert run(*command, str(needed - 1)).exit_code == 1
+    assert run(*command, str(needed)).exit_code == 0
+
+
+def test_a_chunk_that_cannot_be_read_fails_the_product(run: Run, arrays: Path) -> None:
+    (chunk,) = (path for path in (arrays / "a.zarr").rglob("0") if path.is_file())
+    chunk.write_bytes(b"damaged")
+    before = everything(arrays)
+    result = run("matmul", "a.zarr", "b.zarr", "c.zarr")
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "a.zarr" in last
+    assert not (arrays / "c.zarr").exists()
+    assert {name: data for name, data in everything(arrays).items() if "c.zarr.partial" not in name} == before
+
+
+def test_a_bug_is_one_line_too_unless_asked_for(
+    run: Run, arrays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr("tilewright.workflows.dot.dot", broken)
+    result = run("dot", "x.zarr", "x.zarr")
+    assert result.exit_code == 1
+    assert result.stderr == "error: ZeroDivisionError: two lines (not foreseen; --debug shows where)\n"
+    assert isinstance(run("dot", "x.zarr", "x.zarr", "--debug").exception, ZeroDivisionError)
+
+
+# The commands as they are installed ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["tilewright"], ["dask", "tilewright"]], ids=" ".join)
+def test_both_entry_points_fail_alike(here: Path, command: list[str]) -> None:
+    words = [tool(command[0]), *command[1:]]
+    failed = subprocess.run([*words, "histogram", "nowhere"], capture_output=True, text=True, cwd=here)
+    assert failed.returncode == 1
+    assert failed.stdout == ""
+    assert failed.stderr.startswith("error: cannot find nowhere")
+    assert failed.stderr.count("\n") == 1
+    misused = subprocess.run([*words, "histogram"], capture_output=True, text=True, cwd=here)
+    assert misused.returncode == 2
+
+
+def test_the_cpu_profile_prints_nothing_but_the_result(here: Path, rng: np.random.Generator) -> None:
+    """Worker processes and their shutdown are where the libraries would talk."""
+    a = store("a.zarr", rng.random((300, 200)), (100, 100))
+    command = [
+        tool("tilewright"),
+        "matmul",
+        "a.zarr",
+        "a.zarr",
+        "c.zarr",
+        "--transpose-b",
+        "--profile",
+        "cpu",
+    ]
+    result = subprocess.run([*command, "--json"], capture_output=True, text=True, cwd=here)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["verification"]["passed"] is True
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("multiplying on CPU with")
+    np.testing.assert_allclose(zarr.open_array(str(here / "c.zarr"))[...], a @ a.T)
+
+
+def test_cuda_without_a_gpu_is_an_error(here: Path, rng: np.random.Generator) -> None:
+    store("a.zarr", rng.random((8, 8)))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    for options in (["--device", "cuda"], ["--profile", "cuda"]):
+        result = subprocess.run(
+            [tool("tilewright"), "matmul", "a.zarr", "a.zarr", "c.zarr", *options],
+            capture_output=True, text=True, cwd=here, env=environment,
+        )  # fmt: skip
+        assert result.returncode == 1
+        assert "GPU" in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert [path.name for path in here.iterdir()] == ["a.zarr"]
+
+
+def test_devices_without_a_gpu_says_so_in_a_sentence(here: Path) -> None:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    words = [tool("tilewright"), "devices"]
+    text = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert text.returncode == 0
+    assert text.stdout.startswith("No GPU: ")
+    report = json.loads(
+        subprocess.run([*words, "--json"], capture_output=True, text=True, env=environment).stdout
+    )
+    assert report["devices"] == []
+    assert report["why_none"] == text.stdout.strip()
+
+
+def test_help_is_quick_because_nothing_is_imported() -> None:
+    start = time.perf_counter()
+    heavy = "numba", "dask", "zarr", "matplotlib", "numpy", "rich"
+    script = (
+        "import sys\nfrom click.testing import CliRunner\nfrom tilewright.workflows.cli import cli\n"
+        "result = CliRunner().invoke(cli, ['--help'])\nassert result.exit_code == 0\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout == "[]\n", result.stderr
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("name", sorted(cli.cli.commands))
+def test_every_command_explains_itself(run: Run, name: str) -> None:
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Usage: ")
+
+
+def test_choices_are_those_of_the_layers_below() -> None:
+    assert set(cli.KINDS) == set(KINDS)
+    assert cli.DEVICES == DEVICES
+    assert set(cli.PRECISIONS) == set(base.PRECISIONS)
+    assert set(cli.BARS) == set(plots.BARS)
