@@ -1,4 +1,4 @@
-"""Run as a script: ``tilewright`` with the arguments given, and Ctrl-C after so many units as the environment says.
+"""Run as a script: ``tilewright`` with the arguments given, and Ctrl-C when so many units are done.
 
 The signal goes to the whole process group, as a terminal sends it, and from the listener, so that it is known
 how far the work has come: no test sleeps and hopes.

@@ -1,0 +1,95 @@
+"""What people see while work runs: rates from events, lines without a terminal, a display on one."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tilewright.pipeline.events import Notice, UnitDone, WorkDone, WorkPlanned
+from tilewright.workflows import progress
+from tilewright.workflows.progress import (
+    Tally,
+    _Display,
+    _display,
+    _Lines,
+    format_count,
+    format_seconds,
+    listening,
+)
+
+PLANNED = WorkPlanned("matmul", 10, 4, "tiles", 6000, 600)
+
+
+def unit(index: int) -> UnitDone:
+    return UnitDone("matmul", index, "worker", 1.0, 2**20, 5 * 10**9, {})
+
+
+def test_rates_leave_out_what_an_earlier_run_did() -> None:
+    tally = Tally(PLANNED, started=100.0)
+    assert tally.rates(101.0) == "4/10 tiles"
+    tally.add(unit(0))
+    tally.add(unit(1))
+    assert tally.rates(104.0) == "6/10 tiles, 512 KiB/s, 2.5 Gop/s, 8.00 s left"
+
+
+def test_the_last_unit_has_nothing_left() -> None:
+    tally = Tally(WorkPlanned("histogram", 1, 0, "pieces", 1, 0), started=0.0)
+    tally.add(UnitDone("histogram", 0, "worker", 1.0, 0, 0, {}))
+    assert tally.rates(1.0) == "1/1 pieces"
+
+
+def test_lines_are_rare_and_notices_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    out = io.StringIO()
+    lines = _Lines(Console(file=out, width=40))
+    lines(Notice("a notice that is longer than the forty columns of this console [not markup]"))
+    lines(PLANNED)
+    for index, time in enumerate([1.0, 9.0, 11.0, 12.0, 25.0]):
+        now[0] = time
+        lines(unit(index))
+    lines(WorkDone("matmul", 25.0))
+    notice, first, second = out.getvalue().splitlines()
+    assert notice.endswith("[not markup]")
+    assert first.startswith("matmul: 7/10 tiles")
+    assert second.startswith("matmul: 9/10 tiles")
+
+
+def test_a_terminal_gets_a_display_that_leaves_nothing_but_notices() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    with _display(console) as shown:
+        display = _Display(shown)
+        display(PLANNED)
+        display(unit(0))
+        (task,) = shown.tasks
+        assert (task.completed, task.total) == (5, 10)
+        display(Notice("said"))
+        shown.refresh()
+        assert "5/10 tiles" in out.getvalue()
+        display(WorkDone("matmul", 1.0))
+        assert not shown.tasks
+    assert "said\n" in out.getvalue()
+
+
+def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with listening(quiet=True) as listener:
+        listener(Notice("said"))
+    assert capsys.readouterr() == ("", "")
+    with listening() as listener:
+        listener(Notice("said"))
+    assert capsys.readouterr() == ("", "said\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.421, "0.42 s"), (12.3, "12 s"), (59.7, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_rates_read_well() -> None:
+    assert [format_count(value) for value in (7.0, 1500.0, 2.5e12)] == ["7 ", "1.5 k", "2.5 T"]
