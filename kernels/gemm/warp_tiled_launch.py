@@ -187,6 +187,7 @@ def supports(problem: Problem) -> bool:
     return (
         c.dtype in DTYPES
         and a.dtype == b.dtype == c.dtype
+        and min(operand.alignment for operand in (a, b, c)) >= c.dtype.itemsize
         and problem.precision == "full"
         and problem.capability is not None
         and problem.capability >= (8, 0)

@@ -122,6 +122,7 @@ def slab_copy(layout: str, outer: int, depth: int, threads: int, itemsize: int) 
         outer_lanes = min(outer // width, threads)
         k_lanes = threads // outer_lanes
     passes, repeats = outer // (outer_lanes * width), depth // k_lanes
-    if passes * outer_lanes * width != outer or repeats * k_lanes != depth:
+    shared_evenly = passes * outer_lanes * width == outer and repeats * k_lanes == depth
+    if not shared_evenly or outer_lanes * k_lanes != threads:
         raise ValueError(f"{threads} threads do not share a slab of {outer} x {depth} evenly ({layout})")
     return SlabCopy(layout, width, outer_lanes, k_lanes, passes, repeats)

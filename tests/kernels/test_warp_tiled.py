@@ -1,0 +1,314 @@
+"""The warp-tiled and register-blocked kernels: their geometry, their machine code, and their products."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kernels import naive
+from tilewright.kernels.gemm import warp_tiling
+from tilewright.kernels.gemm.warp_tiled_cut import (
+    CANDIDATES,
+    DTYPES,
+    LEAST_DEPTH,
+    MAX_PARTIAL_NBYTES,
+    Part,
+    cut,
+    split_depth,
+)
+from tilewright.kernels.gemm.warp_tiling import LAYOUTS, Tiling, shared_nbytes, slab_copy
+from tilewright.kernels.launch import SIMULATOR
+
+if not SIMULATOR:
+    from numba import cuda
+
+    from tilewright.kernels.gemm.base import Variant
+    from tilewright.kernels.gemm.product import describe
+    from tilewright.kernels.gemm.register_blocked import REGISTER_BLOCKED
+    from tilewright.kernels.gemm.warp_tiled_launch import WARP_TILED, launch_part, matrix, variants
+
+TILINGS = sorted({(dtype.itemsize, c.tiling) for dtype in DTYPES for c in CANDIDATES[dtype]}, key=repr)
+MULTIPROCESSORS = 132
+SHARED_LIMIT_NBYTES = 227 * 1024
+"""What a block, or all blocks of a multiprocessor, may have on Hopper."""
+
+
+# --- Geometry: no device -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("itemsize", "tiling"), TILINGS)
+def test_threads_copy_every_element_of_a_slab_once(itemsize: int, tiling: Tiling, layout: str) -> None:
+    for outer in (tiling.block_m, tiling.block_n):
+        copy = slab_copy(layout, outer, tiling.block_k, tiling.threads, itemsize)
+        seen = np.zeros((outer, tiling.block_k), int)
+        for thread in range(copy.outer_lanes * copy.k_lanes):
+            if layout == warp_tiling.ALONG_K:
+                first, k = thread // copy.k_lanes, thread % copy.k_lanes
+            else:
+                first, k = thread % copy.outer_lanes * copy.width, thread // copy.outer_lanes
+            for p, q in itertools.product(range(copy.passes), range(copy.repeats)):
+                start = first + p * copy.outer_step
+                seen[start : start + copy.width, k + q * copy.k_lanes] += 1
+        assert copy.outer_lanes * copy.k_lanes == tiling.threads
+        assert (seen == 1).all()
+
+
+@pytest.mark.parametrize(("itemsize", "tiling"), TILINGS)
+def test_tilings_fit_the_machine(itemsize: int, tiling: Tiling) -> None:
+    vector = warp_tiling.vector_elements(itemsize)
+    assert tiling.block_m % tiling.warp_m == tiling.block_n % tiling.warp_n == 0
+    assert tiling.thread_m % vector == tiling.thread_n % vector == 0
+    assert tiling.block_k % 2 == 0, "fragments alternate between two buffers from slab to slab"
+    assert tiling.stages >= 2
+    assert tiling.blocks_per_multiprocessor * shared_nbytes(tiling, itemsize) <= SHARED_LIMIT_NBYTES
+
+
+def test_an_uneven_share_of_a_slab_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not share a slab of 96 x 8"):
+        slab_copy(warp_tiling.ALONG_OUTER, 96, 8, 128, 4)
+
+
+sides = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
+
+
+@given(m=sides, n=sides, k=st.integers(1, 200_000), dtype=st.sampled_from(DTYPES))
+def test_parts_cover_c_once_and_splits_cover_k_once(m: int, n: int, k: int, dtype: np.dtype) -> None:
+    parts = cut(m, n, k, dtype, MULTIPROCESSORS)
+    assert sum(part.m * part.n for part in parts) == m * n
+    for one, other in itertools.combinations(parts, 2):
+        apart_m = one.row + one.m <= other.row or other.row + other.m <= one.row
+        apart_n = one.column + one.n <= other.column or other.column + other.n <= one.column
+        assert apart_m or apart_n
+    for part in parts:
+        assert 0 <= part.row <= part.row + part.m <= m
+        assert 0 <= part.column <= part.column + part.n <= n
+        assert (part.splits - 1) * part.depth < k <= part.splits * part.depth
+        if part.splits > 1:
+            assert part.depth % part.tiling.block_k == 0
+            assert part.depth >= LEAST_DEPTH
+            assert part.splits * part.m * part.n * dtype.itemsize <= MAX_PARTIAL_NBYTES
+
+
+def test_large_products_are_not_split_and_small_ones_with_much_k_are() -> None:
+    single = np.dtype("f4")
+    (large,) = cut(8192, 8192, 8192, single, MULTIPROCESSORS)
+    (small,) = cut(128, 128, 100_000, single, MULTIPROCESSORS)
+    assert large.splits == 1
+    assert small.splits > 16
+
+
+# --- Machine code: no device -------------------------------------------------------------------------------
+
+needs_compiler = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+
+
+def machine_code(variant: Variant, folder: Path) -> tuple[str, str]:
+    """PTX for Hopper, and what the assembler says of it."""
+    text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0), **variant.options)
+    assembler = shutil.which("ptxas")
+    if assembler is None:
+        pytest.skip("ptxas is not on PATH")
+    source = folder / "kernel.ptx"
+    source.write_text(text)
+    done = subprocess.run(
+        [assembler, "-v", "-arch=sm_90", str(source), "-o", str(folder / "kernel.cubin")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return text, done.stderr
+
+
+def cases() -> list[Any]:
+    found = [] if SIMULATOR else [*variants(), *REGISTER_BLOCKED.variants()]
+    quick = re.compile(r"(float32 128x128|complex64 128x64|int64 128x64) k vector|register-blocked f")
+    return [
+        pytest.param(variant, id=variant.name, marks=() if quick.search(variant.name) else pytest.mark.slow)
+        for variant in found
+        if "uint" not in variant.name  # the same instructions as the signed
+    ]
+
+
+@needs_compiler
+@pytest.mark.parametrize("variant", cases())
+def test_nothing_spills_and_the_launch_bounds_hold(variant: Variant, tmp_path: Path) -> None:
+    text, said = machine_code(variant, tmp_path)
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+    registers = re.search(r"Used (\d+) registers", said)
+    assert registers is not None
+    threads, blocks = variant.options.get("launch_bounds", (256, 1))
+    assert int(registers[1]) * threads * blocks <= 65536
+    if "sum" not in variant.name:
+        assert not re.search(r"ld\.shared\.(f32|u32|u64|b32|b64)", text), "scalar loads from shared memory"
+
+
+@needs_compiler
+def test_the_inner_loop_is_unrolled_into_registers(tmp_path: Path) -> None:
+    (variant,) = (v for v in variants() if v.name == "warp-tiled float32 128x128 k vector")
+    text, _ = machine_code(variant, tmp_path)
+    tiling = CANDIDATES[np.dtype("f4")][0].tiling
+    assert text.count("fma.rn.f32") == tiling.thread_m * tiling.thread_n * tiling.block_k
+    assert "cp.async.ca.shared.global" in text
+    assert "cp.async.cg.shared.global" in text
+
+
+# --- Products: on a GPU ------------------------------------------------------------------------------------
+
+SIDES = (1, 3, 4, 31, 32, 63, 64, 65, 127, 128, 129, 260)
+DEPTHS = (1, 7, 8, 9, 16, 17, 64, 333)
+
+
+def check(
+    dtype: Any, m: int, n: int, k: int, rng: np.random.Generator, *, order: str = "CCC", offset: int = 0
+) -> None:
+    """One product by the warp-tiled kernel, plain and accumulated, against the naive one."""
+    shapes = ((m, k), (k, n), (m, n))
+    values = [naive.numbers(rng, shape, dtype) for shape in shapes]
+    on_device = [place(value, layout, offset) for value, layout in zip(values, order, strict=True)]
+    a, b, c = on_device
+    assert WARP_TILED.supports(describe(a, b, c))
+    WARP_TILED.launch(a, b, c, True, 0)
+    naive.assert_product(fetch(c), values[0], values[1], added_to=values[2])
+    WARP_TILED.launch(a, b, c, False, 0)
+    naive.assert_product(fetch(c), values[0], values[1])
+
+
+def place(value: np.ndarray, order: str, offset: int) -> Any:
+    """A device twin by rows (C) or columns (F), ``offset`` elements into a buffer with longer lines."""
+    rows, columns = value.shape
+    lines, length = (rows, columns) if order == "C" else (columns, rows)
+    held = np.full((lines, length + offset), naive.FILLER, value.dtype)
+    held[:, offset:] = value if order == "C" else value.T
+    view = cuda.to_device(held)[:, offset:]
+    return view if order == "C" else transposed(view)
+
+
+def transposed(array: Any) -> Any:
+    from tilewright.kernels.launch import transposed as transpose
+
+    return transpose(array)
+
+
+def fetch(array: Any) -> np.ndarray:
+    """A strided device array's elements on the host."""
+    rows_first = array.strides[1] == array.dtype.itemsize
+    view = array if rows_first else transposed(array)
+    host = np.empty(view.shape, view.dtype)
+    for row in range(view.shape[0]):
+        host[row] = view[row].copy_to_host()
+    return host if rows_first else host.T
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("order", ["".join(o) for o in itertools.product("CF", repeat=3)])
+@pytest.mark.parametrize("dtype", ["f4", "c8", "i4", "i8", "u8"])
+def test_every_layout(dtype: str, order: str, rng: np.random.Generator) -> None:
+    check(dtype, 132, 68, 40, rng, order=order)
+    check(dtype, 129, 67, 41, rng, order=order, offset=1)
+
+
+@pytest.mark.gpu
+def test_sides_around_tiles_and_slabs(rng: np.random.Generator) -> None:
+    for m, n in itertools.product(SIDES, SIDES):
+        check("f4", m, n, int(rng.choice(DEPTHS)), rng)
+    for k in DEPTHS:
+        check("f4", 65, 129, k, rng)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f4", "c8", "i4", "i8"])
+def test_every_tiling_and_split(dtype: str, rng: np.random.Generator) -> None:
+    m, n, k = 200, 136, 1030
+    a, b = naive.numbers(rng, (m, k), dtype), naive.numbers(rng, (k, n), dtype)
+    on_a, on_b = cuda.to_device(a), cuda.to_device(b)
+    for candidate, wanted in itertools.product(CANDIDATES[np.dtype(dtype)], (1, 2, 5)):
+        depth = split_depth(k, wanted, candidate.tiling.block_k)
+        part = Part(0, 0, m, n, candidate.tiling, depth, -(-k // depth))
+        c = cuda.to_device(np.full((m, n), naive.FILLER, dtype))
+        launch_part(matrix(on_a), matrix(on_b), matrix(c), part, False, 0)
+        naive.assert_product(c.copy_to_host(), a, b)
+        launch_part(matrix(on_a), matrix(on_b), matrix(c), part, True, 0)
+        doubled = c.copy_to_host() / 2 if np.dtype(dtype).kind in "fc" else c.copy_to_host()
+        if np.dtype(dtype).kind in "fc":
+            naive.assert_product(doubled.astype(dtype), a, b)
+        else:
+            with np.errstate(over="ignore"):
+                np.testing.assert_array_equal(doubled, naive.matmul(a, b, dtype) * np.array(2, dtype))
+
+
+@pytest.mark.gpu
+def test_split_products_and_strips_are_the_same_every_time(rng: np.random.Generator) -> None:
+    for m, n, k in ((130, 70, 40_000), (1025, 1025, 600)):
+        a, b = (
+            cuda.to_device(naive.numbers(rng, (m, k), "f4")),
+            cuda.to_device(naive.numbers(rng, (k, n), "f4")),
+        )
+        first = cuda.device_array((m, n), np.float32)
+        WARP_TILED.launch(a, b, first, False, 0)
+        for _ in range(5):
+            again = cuda.to_device(np.full((m, n), np.nan, np.float32))
+            WARP_TILED.launch(a, b, again, False, 0)
+            np.testing.assert_array_equal(again.copy_to_host().view("u4"), first.copy_to_host().view("u4"))
+
+
+@pytest.mark.gpu
+def test_nan_and_infinity_reach_their_rows_and_columns_only(rng: np.random.Generator) -> None:
+    a, b = naive.numbers(rng, (131, 77), "f4"), naive.numbers(rng, (77, 133), "f4")
+    a[130, 3], a[5, 76], b[0, 132], b[76, 7] = np.nan, np.inf, -np.inf, np.nan
+    c = cuda.device_array((131, 133), np.float32)
+    WARP_TILED.launch(cuda.to_device(a), cuda.to_device(b), c, False, 0)
+    with np.errstate(invalid="ignore"):
+        expected = a.astype("f8") @ b.astype("f8")
+    found = c.copy_to_host()
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
+    finite = np.isfinite(expected)
+    np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_more_than_2_to_the_31_elements(rng: np.random.Generator) -> None:
+    m, k, n = 66_000, 33_000, 16
+    a = cuda.device_array((m, k), np.float32)
+    cuda.cudadrv.driver.device_memset(a.gpu_data, 0, a.nbytes)
+    rows = naive.numbers(rng, (8, k), "f4")
+    b = naive.numbers(rng, (k, n), "f4")
+    for i in range(8):
+        a[m - 8 + i].copy_to_device(rows[i])
+    c = cuda.to_device(np.full((m, n), np.nan, np.float32))
+    WARP_TILED.launch(a, cuda.to_device(b), c, False, 0)
+    found = c.copy_to_host()
+    assert not found[:-8].any()
+    np.testing.assert_allclose(found[-8:], rows.astype("f8") @ b.astype("f8"), atol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f4", "i4", "u4"])
+def test_register_blocked(dtype: str, rng: np.random.Generator) -> None:
+    for m, n, k in ((1, 4, 4), (128, 128, 8), (129, 132, 12), (300, 260, 100)):
+        a, b = naive.numbers(rng, (m, k), dtype), naive.numbers(rng, (k, n), dtype)
+        old = naive.numbers(rng, (m, n), dtype)
+        on_a, on_b, c = cuda.to_device(a), cuda.to_device(b), cuda.to_device(old)
+        assert REGISTER_BLOCKED.supports(describe(on_a, on_b, c))
+        REGISTER_BLOCKED.launch(on_a, on_b, c, True, 0)
+        naive.assert_product(c.copy_to_host(), a, b, added_to=old)
+        REGISTER_BLOCKED.launch(on_a, on_b, c, False, 0)
+        naive.assert_product(c.copy_to_host(), a, b)
+
+
+@pytest.mark.gpu
+def test_register_blocked_leaves_unaligned_operands_to_others(rng: np.random.Generator) -> None:
+    a, b, c = (cuda.to_device(naive.numbers(rng, (6, 6), "f4")) for _ in range(3))
+    assert not REGISTER_BLOCKED.supports(describe(a, b, c))
+    assert WARP_TILED.supports(describe(a, b, c))
