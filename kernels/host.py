@@ -28,6 +28,8 @@ BLOCK = 1280
 """Side of the blocks that integers are split in: enough for BLAS, and 15 of them in float64 are 200 MB."""
 FLOAT_BLOCK = 2048
 """Side of the blocks in which floating-point operands are converted and products are added up."""
+SCRATCH_NBYTES = 320 << 20
+"""The most memory a product takes for itself, whatever its sides; what BLAS packs inside is not counted."""
 STRASSEN_PRODUCTS = 4
 """From this many digit products on, seven half-size products in place of eight save more than they cost."""
 STRASSEN_SIDE = 1024
@@ -42,8 +44,8 @@ def cpu_threads() -> int:
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulate: bool = False) -> None:
     """``out (+)= a b`` for matrices that were checked: shapes fit, dtypes cast to out's, nothing overlaps.
 
-    a: m × k, b: k × n, out: m × n, written; any strides. Scratch memory is bounded, whatever the sides: at
-    most about 250 MB, and a copy of an operand only where its strides are nothing that BLAS can read.
+    a: m × k, b: k × n, out: m × n, written; any strides. Scratch memory is at most `SCRATCH_NBYTES`, and a
+    copy of an operand is made only where BLAS cannot read its strides.
     """
     if 0 in out.shape or (accumulate and not a.shape[1]):
         return
@@ -75,7 +77,7 @@ def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> 
             target = out[rows, columns]
             total = np.zeros(target.shape, compute)
             product = np.empty_like(total)
-            for depth in _blocks(k, 2 * FLOAT_BLOCK):
+            for depth in _blocks(k, FLOAT_BLOCK):
                 left = a[rows, depth].astype(compute, copy=False)
                 right = b[depth, columns].astype(compute, copy=False)
                 np.matmul(left, right, out=product)
@@ -331,11 +333,12 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
     if not accumulate:
         target[...] = 0
     with ThreadPoolExecutor(cpu_threads()) as pool:
-        plan = digits.plan(_largest(pool, a), _largest(pool, b), k, bits)
+        largest = _largest(pool, a), _largest(pool, b)
+        plan = digits.plan(*largest, k, bits)
         halve = len(plan.products) >= STRASSEN_PRODUCTS and min(m, n, k) >= STRASSEN_SIDE
         if halve:
             # Sums of two blocks are one bit longer; in the full ring they are not.
-            plan = digits.plan(2 * _largest(pool, a), 2 * _largest(pool, b), k, bits)
+            plan = digits.plan(2 * largest[0], 2 * largest[1], k, bits)
         side, depth = (2 * BLOCK, 2 * plan.depth) if halve else (BLOCK, plan.depth)
         depth = min(depth, side)
         most_m, most_n, most_k = (min(length, BLOCK) for length in (m, n, k))

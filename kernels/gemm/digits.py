@@ -12,6 +12,7 @@ multiplication", 2012); forming d0 e1 + d1 e0 from (d0 + d1)(e0 + e1) is Karatsu
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
@@ -117,13 +118,17 @@ def exact_depth(products: tuple[Product, ...], a: tuple[int, ...], b: tuple[int,
     return (1 << unit.exact_bits) // max(worst, 1)
 
 
+NARROWEST_PAIR = 16
+"""Digits narrower than this have no need of it: their sums stay exact over a long k as they are."""
+
+
 def _widths(unit: Unit) -> Iterator[tuple[int, ...]]:
     """Digit widths worth trying: all the same, or the second a little narrower.
 
     The second digit takes part in Karatsuba's sums; a bit or two less there lets a longer k stay exact.
     """
-    for width in range(2, unit.exact_bits // 2 + 1):
-        for narrower in range(min(3, width - 1)):
+    for width in range(unit.exact_bits // 2, 1, -1):
+        for narrower in range(3 if width > NARROWEST_PAIR else 1):
             yield (width, width - narrower, *(width,) * 62)
 
 
@@ -148,11 +153,14 @@ def plan(
     """
     # Rounded up to powers of two, so that panels of much the same numbers share a plan; and never beyond half
     # the modulus, since in the ring every number has a representative there.
+    # Likewise k, which only decides how often sums are collected.
     half = 1 << (bits - 1)
+    steps = 1 << max(k - 1, 0).bit_length()
     largest_a, largest_b = (
         min(1 << max(value - 1, 0).bit_length(), half) for value in (largest_a, largest_b)
     )
-    return _plan(largest_a, largest_b, k, bits, units, pass_cost)
+    found = _plan(largest_a, largest_b, steps, bits, units, pass_cost)
+    return dataclasses.replace(found, depth=min(found.depth, max(k, 1)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -165,6 +173,9 @@ def _plan(
             for digits_a, digits_b in itertools.product(
                 _counts(largest_a, widths), _counts(largest_b, widths)
             ):
+                # At least half of the pairs lie below the modulus, and Karatsuba saves one of them.
+                if best is not None and (digits_a * digits_b / 2 - 1) * unit.cost * k > best[0]:
+                    continue
                 ways = [schoolbook(digits_a, digits_b, widths, bits)]
                 if min(digits_a, digits_b) > 1 and 2 * widths[0] < bits:
                     ways.append(karatsuba(digits_a, digits_b, widths, bits))

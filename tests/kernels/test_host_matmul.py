@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -123,6 +124,23 @@ def test_full_size_blocks_are_exact(monkeypatch: pytest.MonkeyPatch, rng: np.ran
     found = matmul(a, b, device="cpu")
     rows = [0, 1, 511, 512, 513, 1023, 1024]
     np.testing.assert_array_equal(found[rows], a[rows] @ b)
+
+
+@pytest.mark.parametrize(
+    ("side", "dtypes"), [(2600, ("i8", "i8")), (2100, ("c8", "c16")), (2600, ("i1", "i4"))]
+)
+def test_scratch_memory_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, side: int, dtypes: tuple[str, str], rng: np.random.Generator
+) -> None:
+    """Sides of more than one full block in each direction: what larger ones need too."""
+    monkeypatch.undo()
+    a, b = (naive.numbers(rng, (side, side), dtype) for dtype in dtypes)
+    out = np.zeros((side, side), np.result_type(a, b))
+    tracemalloc.start()
+    matmul(a, b, out, accumulate=True, device="cpu")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= host.SCRATCH_NBYTES
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
