@@ -112,7 +112,8 @@ def _bigrams(data, words, skip, start, stop, limit, counts):  # type: ignore[no-
 def _codepoints(data, words, skip, start, stop, lo, hi, tables, counts):  # type: ignore[no-untyped-def]
     """Add the characters that begin in ``data[start:stop]`` of the document ``data[lo:hi]`` to ``counts``.
 
-    ``counts`` is int64[0x110000]. Eight bytes at a time while they are ASCII, by the decoder otherwise.
+    ``counts`` is int64[0x110000]. Eight bytes at a time while they are ASCII;
+    the usual two and three bytes of other scripts without the decoder, which judges the rest.
     """
     i = start
     while i < stop and character_at(data, i, lo, hi) == 0:
@@ -140,6 +141,18 @@ def _codepoints(data, words, skip, start, stop, lo, hi, tables, counts):  # type
         if data[i] < 0x80:
             counts[data[i]] += 1
             i += 1
+        elif 0xC2 <= data[i] < 0xE0 and i + 1 < hi and data[i + 1] & 0xC0 == 0x80:
+            counts[(data[i] & 0x1F) << 6 | data[i + 1] & 0x3F] += 1
+            i += 2
+        elif (
+            0xE1 <= data[i] < 0xF0
+            and data[i] != 0xED
+            and i + 2 < hi
+            and data[i + 1] & 0xC0 == 0x80
+            and data[i + 2] & 0xC0 == 0x80
+        ):
+            counts[(data[i] & 0x0F) << 12 | (data[i + 1] & 0x3F) << 6 | data[i + 2] & 0x3F] += 1
+            i += 3
         else:
             character = character_at(data, i, lo, hi)
             counts[character & tokens.CODE_MASK] += 1
