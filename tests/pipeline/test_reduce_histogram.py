@@ -12,7 +12,7 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.kernels.histogram_tokens import KINDS
@@ -67,6 +67,7 @@ documents = st.lists(fragments, max_size=8).map(b"".join)
 
 @pytest.mark.parametrize("by", list(KINDS))
 @pytest.mark.parametrize("per_document", [False, True])
+@settings(max_examples=15)  # for each of ten variants
 @given(corpus=st.lists(documents, min_size=1, max_size=5), nbytes=st.integers(1, 30))
 def test_equals_counter(
     client: Client, by: str, per_document: bool, corpus: list[bytes], nbytes: int
