@@ -541,6 +541,27 @@ def register_budget(count: int, *, grow: bool) -> Callable[..., Any]:
 
 
 @intrinsic
+def load_pair(typingctx, array, index):  # type: ignore[no-untyped-def]
+    """``(array[index], array[index + 1])`` in one access, aligned to two elements."""
+    if not _require_array(array):
+        return None
+    element_type = array.dtype
+    result = types.UniTuple(element_type, 2)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_type, index_type = signature.args
+        element = context.get_data_type(element_type)
+        vector_type = ir.VectorType(element, 2)
+        source = _element_pointer(context, builder, array_type, arguments[0], index_type, arguments[1])
+        nbytes = 2 * context.get_abi_sizeof(element)
+        vector = builder.load(builder.bitcast(source, vector_type.as_pointer()), align=nbytes)
+        lanes = [builder.extract_element(vector, ir.Constant(ir.IntType(32), lane)) for lane in range(2)]
+        return context.make_tuple(builder, result, lanes)
+
+    return result(array, index), generate
+
+
+@intrinsic
 def store_pair(typingctx, array, index, first, second):  # type: ignore[no-untyped-def]
     """``array[index], array[index + 1] = first, second`` in one access, aligned to two elements."""
     if not _require_array(array):

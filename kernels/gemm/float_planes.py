@@ -20,7 +20,8 @@ from tilewright.kernels.gemm.residues import PLAN_KIND, PLAN_PLANES
 
 THREADS = 256
 QUAD = 4
-TURN_SIDE = 32
+TURN_SIDE = 64
+"""Lines and places of a tile that is turned in shared memory."""
 FORMS = ("bf16", "f16", "tf32", "copy", "split", "signs")
 """``bf16``, ``f16``, ``tf32``: rounded to nearest. ``copy``: 16-bit elements as they are. ``split``: three
 bfloat16 planes whose sum is the number. ``signs``: what decides how infinities and NaN come out of a
@@ -164,6 +165,8 @@ def turn_function() -> Callable[..., Any]:
     side = TURN_SIDE
     padded = TURN_SIDE + 1  # one more, so that a column of the tile is spread over all banks
     warps = THREADS // 32
+    halves = TURN_SIDE // 32
+    batch = halves * (TURN_SIDE // warps)
 
     def turn(  # type: ignore[no-untyped-def]
         source, line_stride, stride, lines, width, target, target_line, plane, plan, flags, flag_lines
@@ -171,21 +174,25 @@ def turn_function() -> Callable[..., Any]:
         elements = ptx.global_array(source, types.float32)
         words = ptx.global_array(target, types.uint32)
         tile = cuda.shared.array((side, padded), types.uint32)
+        values = cuda.local.array(batch, types.float32)
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         across = (lines + side - 1) // side
         tiles = across * ((width + side - 1) // side)
         for index in range(cuda.blockIdx.x, tiles, cuda.gridDim.x):
             first_line, first_place = index % across * side, index // across * side
+            for i in range(batch):  # all under way before any is waited for
+                line = min(first_line + lane + 32 * (i % halves), lines - 1)
+                place = min(first_place + warp + warps * (i // halves), width - 1)
+                values[i] = elements[line * line_stride + place * stride]
             cuda.syncthreads()  # the tile before has been written out
-            for i in range(side // warps):
-                line, place = first_line + lane, first_place + warp + warps * i
-                value = elements[min(line, lines - 1) * line_stride + min(place, width - 1) * stride]
-                tile[lane, warp + warps * i] = ptx.tf32_bits(value)
+            for i in range(batch):
+                tile[lane + 32 * (i % halves), warp + warps * (i // halves)] = ptx.tf32_bits(values[i])
             cuda.syncthreads()  # the tile is complete
-            for i in range(side // warps):
-                line, place = first_line + warp + warps * i, first_place + lane
+            for i in range(batch):
+                down, right = warp + warps * (i // halves), lane + 32 * (i % halves)
+                line, place = first_line + down, first_place + right
                 if line < lines and place < width:
-                    words[line * target_line + place] = tile[warp + warps * i, lane]
+                    words[line * target_line + place] = tile[down, right]
 
     return turn
 

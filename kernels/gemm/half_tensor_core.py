@@ -38,7 +38,7 @@ from tilewright.kernels.gemm.wgmma_launch import (
     variant,
 )
 
-LEAST_WORK = 1 << 26
+LEAST_WORK = 1 << 28
 """m n k below which the launch costs more than the simple kernels."""
 LEAST_SIDE = 64
 KINDS = {"bf16": "bf16", "fp16": "f16", "tf32": "tf32"}

@@ -169,7 +169,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         accumulate,
                     )
                 else:
-                    in_pairs = paired != 0 and accumulate == 0 and (tile_column + 1) * tile_n <= n
+                    in_pairs = paired != 0 and (tile_column + 1) * tile_n <= n
                     store(
                         sums if parts == 1 else totals,
                         out,

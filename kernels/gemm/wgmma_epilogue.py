@@ -27,6 +27,15 @@ def sum_store(config: Config) -> Callable[..., Any]:
         ptx.store_pair(out, start + 8 * j, c_type(sums[4 * j + first]), c_type(sums[4 * j + first + 1]))
 
     @cuda.jit(device=True, inline="always")
+    def add_pair(j, sums, first, out, start):  # type: ignore[no-untyped-def]
+        left, right = ptx.load_pair(out, start + 8 * j)
+        left, right = (
+            wide_type(left) + wide_type(sums[4 * j + first]),
+            wide_type(right) + wide_type(sums[4 * j + first + 1]),
+        )
+        ptx.store_pair(out, start + 8 * j, c_type(left), c_type(right))
+
+    @cuda.jit(device=True, inline="always")
     def store_elements(  # type: ignore[no-untyped-def]
         j, sums, first, out, start, stride, columns, accumulate, flags, row_flag
     ):
@@ -42,8 +51,10 @@ def sum_store(config: Config) -> Callable[..., Any]:
     def store_row(  # type: ignore[no-untyped-def]
         sums, first, out, start, stride, columns, accumulate, paired, flags, row_flag
     ):
-        if paired and not flagged_only:
+        if paired and accumulate == 0 and not flagged_only:
             ptx.unroll(store_pair, pairs, (sums, first, out, start))
+        elif paired and not flagged_only:
+            ptx.unroll(add_pair, pairs, (sums, first, out, start))
         else:
             ptx.unroll(
                 store_elements,
