@@ -11,11 +11,11 @@ import zarr
 from tilewright.kernels.gemm import check
 from tilewright.pipeline import config, store
 from tilewright.pipeline.cluster import Cluster, open_cluster
-from tilewright.pipeline.errors import DTypeError, OutputError, ShapeError, StoreError, VerificationError
+from tilewright.pipeline.errors import OutputError, ShapeError, StoreError, VerificationError
 from tilewright.pipeline.events import Listener, Notice, ignore
 from tilewright.pipeline.execute import MatmulRun, run_tiles
 from tilewright.pipeline.ledger import Ledger, Past, fingerprint, read_past
-from tilewright.pipeline.plan import Limits, MatmulPlan, StoredMatrix, format_nbytes
+from tilewright.pipeline.plan import Limits, MatmulPlan, format_nbytes
 from tilewright.pipeline.plan import plan_matmul as plan_tiles
 from tilewright.pipeline.store import Output, Source
 from tilewright.pipeline.stream import Product
@@ -92,8 +92,13 @@ def matmul(
         digest = fingerprint(left, right, request)
         past = _find_past(out, digest) if resume else None
         plan = _plan(left, right, out, c_dtype, transpose_a, transpose_b, facts, device_memory, past)
-        if past is not None and (plan.tile_rows, plan.tile_columns, plan.panel_depth) != (*past.tile, past.panel_depth):
-            listener(Notice("an earlier run left tiles that do not fit the memory of this one; it starts anew"))
+        if past is not None and (plan.tile_rows, plan.tile_columns, plan.panel_depth) != (
+            *past.tile,
+            past.panel_depth,
+        ):
+            listener(
+                Notice("an earlier run left tiles that do not fit the memory of this one; it starts anew")
+            )
             past = None
         listener(Notice(_choice(facts, plan)))
         output, finished = _open_output(out, left, plan, past, c_dtype, overwrite)
@@ -162,13 +167,22 @@ def plan_matmul(
     device: str = "auto",
     device_memory: int | str | None = None,
     host_memory: int | str | None = None,
+    cluster: Cluster | None = None,
+    cluster_file: str | None = None,
 ) -> MatmulPlan:
-    """The plan that ``matmul`` would follow on ``workers`` workers like this machine; reads nothing but metadata.
+    """The plan that ``matmul`` would follow, from nothing but metadata.
+
+    It is for ``workers`` workers like this machine, whose processes may hold ``host_memory`` each; or, where a
+    ``cluster`` is named, for the workers that are found there (a profile's own cluster is started for that).
 
     Raises as ``matmul`` does for factors that cannot be multiplied, and PlanError where no tile fits.
     """
     left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
-    facts = [_facts_here(device, host_memory)] * max(1, workers)
+    if cluster is None:
+        facts = [_facts_here(device, host_memory)] * max(1, workers)
+    else:
+        with open_cluster(cluster, cluster_file) as client:
+            facts = survey(client, device)
     return _plan(left, right, None, c_dtype, transpose_a, transpose_b, facts, device_memory, None)
 
 
@@ -256,7 +270,9 @@ def _plan(
     else:
         c_unit = store.output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
     keep = (*past.tile, past.panel_depth) if past is not None else None
-    return plan_tiles(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b, keep=keep)
+    return plan_tiles(
+        a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b, keep=keep
+    )
 
 
 def _limits(facts: list[WorkerFacts], device_memory: int | str | None) -> Limits:
@@ -277,7 +293,7 @@ def _limits(facts: list[WorkerFacts], device_memory: int | str | None) -> Limits
         host_nbytes=host,
         on_host=on_host,
         panel_nbytes=config.get("panel-nbytes"),
-        tiles_per_worker=config.get("tiles-per-worker"),
+        tiles=config.get("tiles"),
         read_threads=config.get("read-threads"),
         write_threads=config.get("write-threads"),
     )
@@ -324,5 +340,3 @@ def _choice(facts: list[WorkerFacts], plan: MatmulPlan) -> str:
 
 def _forget(index: int) -> None:
     """In-place outputs keep no record: nothing beside them is ours to write to."""
-
-

@@ -114,6 +114,11 @@ def test_plans_are_printed_and_nothing_is_written(run: Run, here: Path, rng: np.
         assert "20 × 20 float64" in text.stdout
         plan = json.loads(run(*arguments, "--transpose-b", "--json").stdout)
         assert (plan["m"], plan["n"], plan["k"]) == (20, 20, 30)
+    cluster = "profiles: {three: {kind: local, n_workers: 3}}"
+    (here / "three.yaml").write_text(cluster)
+    there = run(*arguments, "--transpose-b", "--json", "--profile", "three", "--cluster-file", "three.yaml")
+    assert json.loads(there.stdout)["workers"] == 3
+    (here / "three.yaml").unlink()
     assert everything(here) == before
     assert (
         json.loads(run("plan", "a.zarr", "a.zarr", "--transpose-b", "--workers", "3", "--json").stdout)[
