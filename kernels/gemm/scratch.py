@@ -28,8 +28,9 @@ def borrowed(nbytes: int, stream: Any, handle: int) -> Iterator[int]:
         key = (current_device(), handle)
         buffer = _buffers.get(key)
         if buffer is None or buffer.size < nbytes:
-            _buffers.pop(key, None)
-            del buffer  # given back first, so that old and new need not fit side by side
+            if buffer is not None:
+                cuda.synchronize()  # kernels under way may use it, and not every allocator waits for them
+                del _buffers[key], buffer  # first, so that old and new need not fit side by side
             buffer = _buffers[key] = cuda.device_array(nbytes, np.uint8, stream=stream)
         yield int(buffer.device_ctypes_pointer.value)
 
