@@ -11,7 +11,12 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-WIDE_DTYPES = {"i": np.dtype(np.int64), "u": np.dtype(np.int64), "f": np.dtype(np.float64), "c": np.dtype(np.complex128)}
+WIDE_DTYPES = {
+    "i": np.dtype(np.int64),
+    "u": np.dtype(np.int64),
+    "f": np.dtype(np.float64),
+    "c": np.dtype(np.complex128),
+}
 """By the kind of a dtype, what it is summed in. Unsigned integers too go modulo 2^64: the bits are the same."""
 
 

@@ -19,9 +19,7 @@ def pinned_bytes(nbytes: int) -> np.ndarray:
     return block
 
 
-def upload_rectangle(
-    source: np.ndarray, target: int, pitch_nbytes: int, stream: Any
-) -> None:
+def upload_rectangle(source: np.ndarray, target: int, pitch_nbytes: int, stream: Any) -> None:
     """Copy a C-ordered host matrix to the device address ``target``, rows ``pitch_nbytes`` apart there.
 
     source: two-dimensional, rows × columns, side by side in pinned memory; read until the stream has passed.
@@ -29,9 +27,7 @@ def upload_rectangle(
     _copy(source, target, pitch_nbytes, stream, to_device=True)
 
 
-def download_rectangle(
-    source: int, pitch_nbytes: int, target: np.ndarray, stream: Any
-) -> None:
+def download_rectangle(source: int, pitch_nbytes: int, target: np.ndarray, stream: Any) -> None:
     """Copy rows that lie ``pitch_nbytes`` apart from the device address ``source`` on to a C-ordered host matrix.
 
     target: two-dimensional, rows × columns, side by side in pinned memory; whole once the stream has passed.
@@ -50,11 +46,17 @@ def _copy(host: np.ndarray, device: int, pitch_nbytes: int, stream: Any, *, to_d
     rectangle.WidthInBytes, rectangle.Height = width, rows
     kinds = binding.CUmemorytype
     if to_device:
-        rectangle.srcMemoryType, rectangle.dstMemoryType = kinds.CU_MEMORYTYPE_HOST, kinds.CU_MEMORYTYPE_DEVICE
+        rectangle.srcMemoryType, rectangle.dstMemoryType = (
+            kinds.CU_MEMORYTYPE_HOST,
+            kinds.CU_MEMORYTYPE_DEVICE,
+        )
         rectangle.srcHost, rectangle.srcPitch = host.ctypes.data, width
         rectangle.dstDevice, rectangle.dstPitch = binding.CUdeviceptr(device), pitch_nbytes
     else:
-        rectangle.srcMemoryType, rectangle.dstMemoryType = kinds.CU_MEMORYTYPE_DEVICE, kinds.CU_MEMORYTYPE_HOST
+        rectangle.srcMemoryType, rectangle.dstMemoryType = (
+            kinds.CU_MEMORYTYPE_DEVICE,
+            kinds.CU_MEMORYTYPE_HOST,
+        )
         rectangle.srcDevice, rectangle.srcPitch = binding.CUdeviceptr(device), pitch_nbytes
         rectangle.dstHost, rectangle.dstPitch = host.ctypes.data, width
     driver.cuMemcpy2DAsync(rectangle, binding.CUstream(int(stream)))

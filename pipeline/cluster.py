@@ -47,12 +47,16 @@ def load_profiles(path: str | os.PathLike[str] | None = None) -> dict[str, dict[
     for name, profile in profiles.items():
         kind = profile.get("kind") if isinstance(profile, dict) else None
         if kind not in KINDS:
-            raise ClusterError(f"profile {name!r} in {chosen} has kind {kind!r}; it may be {', '.join(KINDS)}")
+            raise ClusterError(
+                f"profile {name!r} in {chosen} has kind {kind!r}; it may be {', '.join(KINDS)}"
+            )
     return profiles
 
 
 @contextmanager
-def open_cluster(cluster: Cluster = "local", config: str | os.PathLike[str] | None = None) -> Iterator[Client]:
+def open_cluster(
+    cluster: Cluster = "local", config: str | os.PathLike[str] | None = None
+) -> Iterator[Client]:
     """A client of the cluster that a profile, an address or a client names; what was started here is ended here.
 
     Parameters
@@ -129,7 +133,9 @@ def _cuda_cluster(options: dict[str, Any]) -> Any:
     from tilewright.kernels.device import devices, why_no_gpu
 
     if not devices():
-        raise DeviceUnavailableError(f"the cuda profile needs a GPU: {why_no_gpu()}; use --profile local or cpu")
+        raise DeviceUnavailableError(
+            f"the cuda profile needs a GPU: {why_no_gpu()}; use --profile local or cpu"
+        )
     from dask_cuda import LocalCUDACluster
 
     return LocalCUDACluster(**options)
@@ -144,7 +150,9 @@ def _connect(stack: ExitStack, name: str, options: dict[str, Any]) -> Client:
         )
     scheduler_file = options.get("scheduler_file")
     if scheduler_file and not Path(scheduler_file).is_file():
-        raise ClusterError(f"profile {name!r}: there is no scheduler file at {scheduler_file}; is the scheduler up?")
+        raise ClusterError(
+            f"profile {name!r}: there is no scheduler file at {scheduler_file}; is the scheduler up?"
+        )
     try:
         return stack.enter_context(Client(**({"timeout": CONNECT_SECONDS} | options)))
     except (OSError, TimeoutError, ValueError, TypeError) as error:

@@ -36,10 +36,10 @@ SETTINGS = (
             "the share of a worker's memory limit that a plan may use when it multiplies on the CPU"),
     Setting("tilewright.host-cap", "1 GiB", "bytes",
             "the most a plan uses on a CPU when device-memory is unset: larger tiles save no time there"),
-    Setting("tilewright.panel-nbytes", "256 MiB", "bytes",
+    Setting("tilewright.panel-nbytes", "1 GiB", "bytes",
             "the size that one panel of A and B together is aimed at, on a GPU"),
-    Setting("tilewright.tiles-per-worker", 2, "tiles",
-            "tiles of C that each worker gets at least, so that one is written while the next is computed"),
+    Setting("tilewright.tiles", 8, "tiles",
+            "tiles that C is cut into at least; up to this many workers give the same tiles and the same bits"),
     Setting("tilewright.read-threads", 8, "threads", "threads of one worker that read and decode chunks"),
     Setting("tilewright.write-threads", 4, "threads", "threads of one worker that encode and write chunks"),
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
@@ -52,7 +52,9 @@ SETTINGS = (
 
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
-dask.config.update_defaults({"tilewright": {name.partition(".")[2]: s.default for name, s in _BY_NAME.items()}})
+dask.config.update_defaults(
+    {"tilewright": {name.partition(".")[2]: s.default for name, s in _BY_NAME.items()}}
+)
 
 
 def get(name: str, override: Any = None) -> Any:
@@ -75,7 +77,9 @@ def as_nbytes(value: int | float | str, name: str) -> int:
     try:
         nbytes = int(parse_bytes(value))
     except ValueError as error:
-        raise OptionError(f"{name}: {value!r} is no size in bytes; write a number, or say 512MiB or 8GiB") from error
+        raise OptionError(
+            f"{name}: {value!r} is no size in bytes; write a number, or say 512MiB or 8GiB"
+        ) from error
     if nbytes <= 0:
         raise OptionError(f"{name}: {value!r} is {nbytes} bytes; it must be more than 0")
     return nbytes

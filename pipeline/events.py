@@ -1,4 +1,4 @@
-"""What happened, as small records. Progress bars, summaries and JSON logs are listeners; the pipeline prints nothing."""
+"""What happened, as small records. Progress bars, reports and JSON logs are listeners; the pipeline prints nothing."""
 
 from __future__ import annotations
 
@@ -62,4 +62,7 @@ def ignore(event: Event) -> None:
 
 def describe(event: Event) -> dict[str, Any]:
     """The event as one flat JSON-ready object, its type under ``event``."""
-    return {"event": type(event).__name__, **{k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(event).items()}}
+    return {
+        "event": type(event).__name__,
+        **{k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(event).items()},
+    }

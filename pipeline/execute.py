@@ -17,6 +17,7 @@ from tilewright.pipeline.stream import Product, TileReport
 from tilewright.pipeline.submit import run_bounded, window_of
 from tilewright.pipeline.verify import Verification
 
+
 @dataclass(frozen=True)
 class MatmulRun:
     """A finished matrix product: what was planned, what did it, how long it took, and whether it proved right."""
@@ -44,14 +45,19 @@ class MatmulRun:
     def __str__(self) -> str:
         plan = self.plan
         rate = plan.operations / self.seconds if self.seconds > 0 else 0.0
-        busiest = max(self.stages, key=lambda stage: self.stages[stage]) if any(self.stages.values()) else "none"
+        busiest = (
+            max(self.stages, key=lambda stage: self.stages[stage]) if any(self.stages.values()) else "none"
+        )
         stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.stages.items() if seconds > 0)
         lines = [
-            f"{plan.m} × {plan.n} {plan.c_dtype} in {self.seconds:.2f} s on {self.device} × {plan.workers}"
-            f" ({rate / 1e9:.4g} Gop/s, kernel {self.kernel})",
+            (
+                f"{plan.m} × {plan.n} {plan.c_dtype} in {self.seconds:.2f} s on {self.device} × {plan.workers}"
+                f" ({rate / 1e9:.4g} Gop/s, kernel {self.kernel})"
+            ),
             f"busy: {stages or 'nothing'}; the busiest stage is {busiest}",
             f"read {format_nbytes(plan.read_nbytes)}, wrote {format_nbytes(plan.write_nbytes)},"
-            f" {plan.tile_count} tiles" + (f", {self.resumed} of them from an earlier run" if self.resumed else ""),
+            f" {plan.tile_count} tiles"
+            + (f", {self.resumed} of them from an earlier run" if self.resumed else ""),
         ]
         if self.verification is not None:
             lines.append(str(self.verification))

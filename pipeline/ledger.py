@@ -61,7 +61,9 @@ def _stored_files(root: Path) -> tuple[int, int, int]:
 class Ledger:
     """The open record of one run; ``record`` is durable when it returns."""
 
-    def __init__(self, folder: Path, digest: str, plan: MatmulPlan, finished: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, folder: Path, digest: str, plan: MatmulPlan, finished: frozenset[int] = frozenset()
+    ) -> None:
         """Begin the record in the output's folder, with the tiles that an earlier run finished.
 
         The whole record is written anew and put in place in one step: appending behind a line that a crash tore

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,9 @@ LANE_NBYTES = 8 * 2**20
 PROCESS_NBYTES = 448 * 2**20
 """Host memory that a worker's process holds besides buffers: the interpreter, its libraries, a CUDA context."""
 
+LEAST_PART_NBYTES = 4096
+"""A plain chunk is read in stretches of a row of at least this length: a page, and what a disk gives at once."""
+
 MOST_CHUNK_MISMATCH = 8
 """When the k-chunks of A and B first meet only after more than this many of the longer ones, stop insisting."""
 
@@ -42,10 +45,19 @@ class StoredMatrix:
     dtype: np.dtype
     unit: tuple[int, int]
     """Rows × columns of what is read, or written, as one piece: a chunk for reading, a shard for writing."""
+    plain: bool = False
+    """Whether a part of a chunk can be read without the rest of it: there is nothing to decode."""
 
     @property
     def transposed(self) -> StoredMatrix:
-        return StoredMatrix(self.columns, self.rows, self.dtype, self.unit[::-1])
+        return replace(self, rows=self.columns, columns=self.rows, unit=self.unit[::-1])
+
+    def step(self, axis: int) -> int:
+        """The least stretch along an axis that is read without waste."""
+        side = self.unit[axis]
+        while self.plain and side % 2 == 0 and side // 2 * self.dtype.itemsize >= LEAST_PART_NBYTES:
+            side //= 2
+        return side
 
     @property
     def nbytes(self) -> int:
@@ -67,9 +79,10 @@ class Limits:
     """All the host memory that a worker's process may hold; None: not bounded."""
     on_host: bool = False
     """Whether the CPU multiplies, so that panels are not staged in a second memory."""
-    panel_nbytes: int = 256 * 2**20
+    panel_nbytes: int = 2**30
     """The size that a panel of A and one of B are aimed at together."""
-    tiles_per_worker: int = 2
+    tiles: int = 8
+    """Tiles that C is cut into at least, so that one is written while the next is computed, and workers share."""
     read_threads: int = 8
     write_threads: int = 4
 
@@ -200,8 +213,10 @@ class MatmulPlan:
             ("operations", f"{self.operations:.3e}"),
             (
                 "tiles",
-                f"{self.grid[0]} × {self.grid[1]} of {self.tile_rows} × {self.tile_columns}"
-                f" for {self.workers} worker{'s' if self.workers != 1 else ''}",
+                (
+                    f"{self.grid[0]} × {self.grid[1]} of {self.tile_rows} × {self.tile_columns}"
+                    f" for {self.workers} worker{'s' if self.workers != 1 else ''}"
+                ),
             ),
             ("panels", f"{self.panel_count} of depth {self.panel_depth}"),
             (
@@ -211,8 +226,10 @@ class MatmulPlan:
             ("process memory", f"{format_nbytes(self.host_peak_nbytes)} a worker"),
             (
                 "reads",
-                f"{format_nbytes(self.read_nbytes)}, {self.read_ratio:.2f} × the lower bound of"
-                f" {format_nbytes(self.bound_nbytes)} for this memory",
+                (
+                    f"{format_nbytes(self.read_nbytes)}, {self.read_ratio:.2f} × the lower bound of"
+                    f" {format_nbytes(self.bound_nbytes)} for this memory"
+                ),
             ),
             ("writes", format_nbytes(self.write_nbytes)),
         ]
@@ -220,9 +237,11 @@ class MatmulPlan:
             rows.append(
                 (
                     "chunks",
-                    f"do not line up: {format_nbytes(self.decoded_nbytes)} are decoded for"
-                    f" {format_nbytes(self.read_nbytes)} used (+{waste:.0%});"
-                    " chunk A along k as B is chunked along k, or raise the device memory",
+                    (
+                        f"do not line up: {format_nbytes(self.decoded_nbytes)} are decoded for"
+                        f" {format_nbytes(self.read_nbytes)} used (+{waste:.0%});"
+                        " chunk A along k as B is chunked along k, or raise the device memory"
+                    ),
                 )
             )
         return rows
@@ -285,8 +304,8 @@ def plan_matmul(
     item_a, item_b, item_c = a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize
     read = m * k * item_a * grid_columns + k * n * item_b * grid_rows
     decoded = (
-        _span_touched(m, tile_rows, a.unit[0]) * _span_touched(k, depth, a.unit[1]) * item_a * grid_columns
-        + _span_touched(k, depth, b.unit[0]) * _span_touched(n, tile_columns, b.unit[1]) * item_b * grid_rows
+        _span_touched(m, tile_rows, a.step(0)) * _span_touched(k, depth, a.step(1)) * item_a * grid_columns
+        + _span_touched(k, depth, b.step(0)) * _span_touched(n, tile_columns, b.step(1)) * item_b * grid_rows
     )
     device_peak = memory.nbytes(tile_rows, tile_columns, c_buffers) if m and n else 0
     # Through a codec, each thread holds one stored piece as it came and as it was decoded or gathered.
@@ -355,14 +374,16 @@ def _panel_depth(
     k = a.columns
     if k == 0:
         return 1
-    longer = max(a.unit[1], b.unit[0])
-    unit = math.lcm(a.unit[1], b.unit[0])
+    steps = a.step(1), b.step(0)
+    longer = max(steps)
+    unit = math.lcm(*steps)
     if unit > MOST_CHUNK_MISMATCH * longer:
         unit = longer
     if unit >= k:
         unit = k
-    # The tile that the memory would hold if it were all C: what the panels will be as tall and as wide as.
+    # About the side of a tile: what half the memory would hold, or what cuts C into as many tiles as wanted.
     side = math.isqrt(max(1, limits.device_nbytes // (2 * c_dtype.itemsize)))
+    side = min(side, max(1, math.isqrt(a.rows * b.columns // limits.tiles)))
     rows, columns = max(1, min(side, a.rows)), max(1, min(side, b.columns))
     row_nbytes = rows * a.dtype.itemsize + columns * b.dtype.itemsize
     panel_nbytes = min(limits.panel_nbytes, limits.device_nbytes // (4 * PANEL_BUFFERS))
@@ -384,12 +405,32 @@ def _panel_depth(
 def _best_grid(
     m: int, n: int, c_unit: tuple[int, int], memory: _Memory, limits: Limits
 ) -> tuple[int, int] | None:
-    """Sides of the tiles that read least, counting time that workers spend without a tile; None: nothing fits."""
+    """Sides of the tiles; None: nothing fits.
+
+    Where memory is plenty the grid is the same for any number of workers up to ``limits.tiles``, so that every
+    tile meets the same kernel and C the same bits. Where memory alone cuts C into many tiles, they are large
+    enough to meet the same kernel in any grid, and the grid follows the workers.
+    """
     if m == 0 or n == 0:
         return max(1, m), max(1, n)
+    least = _search_grid(m, n, c_unit, memory, limits.device_nbytes, 1)
+    if least is None:
+        return None
+    cut_by_memory = 2 * ceil_div(m, least[0]) * ceil_div(n, least[1]) >= limits.tiles
+    parts = limits.workers if cut_by_memory else max(limits.tiles, limits.workers)
+    return _search_grid(m, n, c_unit, memory, limits.device_nbytes, parts)
+
+
+def _search_grid(
+    m: int, n: int, c_unit: tuple[int, int], memory: _Memory, nbytes: int, parts: int
+) -> tuple[int, int] | None:
+    """Sides of at least ``parts`` tiles, if C has so many stored pieces, that read least.
+
+    What is read counts as often as rounds of ``parts`` tiles take longer than C shared out evenly.
+    """
     unit_rows, unit_columns = min(c_unit[0], m), min(c_unit[1], n)
     row_units, column_units = ceil_div(m, unit_rows), ceil_div(n, unit_columns)
-    wanted = min(limits.workers * limits.tiles_per_worker, row_units * column_units)
+    wanted = min(parts, row_units * column_units)
     best: tuple[float, int, int, int] | None = None
     sides: tuple[int, int] | None = None
     seen = 0
@@ -400,18 +441,18 @@ def _best_grid(
         seen = rows
         rows = min(rows, m)
         actual_rows = ceil_div(m, rows)
-        most = memory.most_columns(rows, limits.device_nbytes, 1)
+        most = memory.most_columns(rows, nbytes, 1)
         if most < unit_columns:
             continue
-        fewest = max(ceil_div(column_units, most // unit_columns) if most < n else 1, ceil_div(wanted, actual_rows))
-        for grid_columns in range(fewest, min(fewest + limits.workers, column_units) + 1):
+        fewest = ceil_div(column_units, most // unit_columns) if most < n else 1
+        fewest = max(fewest, ceil_div(wanted, actual_rows))
+        for grid_columns in range(fewest, min(fewest + parts, column_units) + 1):
             columns = min(ceil_div(column_units, grid_columns) * unit_columns, n)
             actual_columns = ceil_div(n, columns)
             count = actual_rows * actual_columns
-            rounds = ceil_div(count, limits.workers)
-            idle = rounds * limits.workers * rows * columns / (m * n)
+            longer = ceil_div(count, parts) * parts * rows * columns / (m * n)
             read = m * memory.item_a * actual_columns + n * memory.item_b * actual_rows
-            cost = (read * idle, count, abs(rows - columns), rows)
+            cost = (read * longer, count, abs(rows - columns), rows)
             if best is None or cost < best:
                 best, sides = cost, (rows, columns)
     return sides

@@ -45,11 +45,14 @@ READ_NBYTES = 8 * 2**20
 ARRAY_FILES = ("zarr.json", ".zarray")
 """What a folder holds that is a Zarr array, of format 3 or 2."""
 
-IOV_MAX = 1024
-"""The most buffers that Linux takes in one ``preadv`` call."""
+SCRAP_NBYTES = 2**20
+"""Rows that are read whole although only a part of each is wanted pass through this much memory, which stays cached."""
 
-LEAST_USEFUL_SHARE = 0.5
-"""Below this share of wanted bytes in a chunk's rows, the wanted parts are read one by one."""
+LONG_ROW_NBYTES = 64 * 2**10
+"""Rows of a part that are shorter are read with their neighbours and picked out: handling each costs more."""
+
+LEAST_USEFUL_SHARE = 1 / 16
+"""Below this share of wanted bytes in a chunk's rows, even short rows are read one by one."""
 
 
 def name_of(source: Source) -> str:
@@ -76,15 +79,23 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
         try:
             array = zarr.open_array(os.fspath(source), mode="r")
         except FileNotFoundError as error:
-            raise StoreError(f"{role}: there is no Zarr array at {name}; give the path of an array") from error
+            raise StoreError(
+                f"{role}: there is no Zarr array at {name}; give the path of an array"
+            ) from error
         except (BaseZarrError, ValueError, KeyError) as error:
-            raise StoreError(f"{role}: {name} is not a Zarr array ({error}); give the path of an array") from error
+            raise StoreError(
+                f"{role}: {name} is not a Zarr array ({error}); give the path of an array"
+            ) from error
         except (OSError, ImportError) as error:
             raise StoreError(f"{role}: cannot open {name}: {error}") from error
     if array.ndim != ndim:
-        raise ShapeError(f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}")
+        raise ShapeError(
+            f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}"
+        )
     if array.dtype.kind not in "iufc":
-        raise DTypeError(f"{role}: {name} holds {array.dtype}; only integers, floats and complex numbers can be used")
+        raise DTypeError(
+            f"{role}: {name} holds {array.dtype}; only integers, floats and complex numbers can be used"
+        )
     return array
 
 
@@ -102,7 +113,8 @@ def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> Stor
     """The array's numbers for the planner, with op applied."""
     rows, columns = array.shape
     unit = read_unit(array)
-    stored = StoredMatrix(rows, columns, array.dtype.newbyteorder("="), (unit[0], unit[1]))
+    plain = _direct_layout(array) is not None
+    stored = StoredMatrix(rows, columns, array.dtype.newbyteorder("="), (unit[0], unit[1]), plain)
     return stored.transposed if transpose else stored
 
 
@@ -114,7 +126,9 @@ def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes
     most = max(LEAST_CHUNK_NBYTES, min(MOST_CHUNK_NBYTES, memory_nbytes // 8))
     sides = [max(1, min(a.unit[0], a.rows)), max(1, min(b.unit[1], b.columns))]
     limits = (max(1, a.rows), max(1, b.columns))
-    while sides[0] * sides[1] * itemsize < LEAST_CHUNK_NBYTES and (sides[0] < limits[0] or sides[1] < limits[1]):
+    while sides[0] * sides[1] * itemsize < LEAST_CHUNK_NBYTES and (
+        sides[0] < limits[0] or sides[1] < limits[1]
+    ):
         grow = 0 if (sides[0] <= sides[1] and sides[0] < limits[0]) or sides[1] >= limits[1] else 1
         sides[grow] = min(2 * sides[grow], limits[grow])
     while sides[0] * sides[1] * itemsize > most:
@@ -166,7 +180,9 @@ def region_reads(
     layout = _direct_layout(array)
     pieces = _chunks_in(region, read_unit(array))
     if layout is None:
-        return [RegionRead(piece.target, partial(_read_through_zarr, array, region, piece)) for piece in pieces]
+        return [
+            RegionRead(piece.target, partial(_read_through_zarr, array, region, piece)) for piece in pieces
+        ]
     return [
         RegionRead(part.target, partial(_read_direct, layout, part))
         for piece in pieces
@@ -282,7 +298,9 @@ def _read_direct(layout: _DirectLayout, piece: _Piece, target: np.ndarray) -> No
         target[...] = layout.fill_value  # a chunk that was never written holds the fill value
         return
     except OSError as error:
-        raise StoreError(f"cannot read chunk {_chunk_name(piece)} of {layout.name} from {path}: {error}") from error
+        raise StoreError(
+            f"cannot read chunk {_chunk_name(piece)} of {layout.name} from {path}: {error}"
+        ) from error
     try:
         expected = int(np.prod(layout.chunks)) * layout.dtype.itemsize
         found = os.fstat(descriptor).st_size
@@ -291,12 +309,13 @@ def _read_direct(layout: _DirectLayout, piece: _Piece, target: np.ndarray) -> No
                 f"chunk {_chunk_name(piece)} of {layout.name} is damaged: {path} has {found} bytes and an"
                 f" uncompressed chunk has {expected}; restore the file, or write the array again"
             )
-        for offset, buffers in _transfers(layout, piece, target):
-            _read_fully(descriptor, offset, buffers)
+        _read_part(descriptor, layout, piece, target)
     except OSError as error:
         if isinstance(error, StoreError):
             raise
-        raise StoreError(f"cannot read chunk {_chunk_name(piece)} of {layout.name} from {path}: {error}") from error
+        raise StoreError(
+            f"cannot read chunk {_chunk_name(piece)} of {layout.name} from {path}: {error}"
+        ) from error
     finally:
         os.close(descriptor)
 
@@ -305,64 +324,55 @@ def _chunk_name(piece: _Piece) -> str:
     return "(" + ", ".join(map(str, piece.chunk)) + ")"
 
 
-def _transfers(layout: _DirectLayout, piece: _Piece, target: np.ndarray) -> Iterator[tuple[int, list[memoryview]]]:
-    """File offsets and the buffers that the bytes from there on fill, for the wanted part of one chunk."""
+def _read_part(descriptor: int, layout: _DirectLayout, piece: _Piece, target: np.ndarray) -> None:
+    """The wanted part of one plain chunk from its open file into ``target``, in as few calls as its shape allows."""
     item = layout.dtype.itemsize
     if target.ndim == 1:
-        yield piece.inside[0].start * item, [_as_bytes(target)]
+        _read_fully(descriptor, piece.inside[0].start * item, _as_bytes(target))
         return
     rows, columns = piece.inside
     row_nbytes = layout.chunks[1] * item
     start = rows.start * row_nbytes
-    if columns.stop - columns.start == layout.chunks[1] and target.flags.c_contiguous:
-        yield start, [_as_bytes(target)]
-        return
-    if (columns.stop - columns.start) < LEAST_USEFUL_SHARE * layout.chunks[1]:
+    width = columns.stop - columns.start
+    if width == layout.chunks[1] and target.flags.c_contiguous:
+        _read_fully(descriptor, start, _as_bytes(target))
+    elif width * item >= LONG_ROW_NBYTES or width < LEAST_USEFUL_SHARE * layout.chunks[1]:
         for row in range(target.shape[0]):
-            yield start + row * row_nbytes + columns.start * item, [_as_bytes(target[row])]
-        return
-    # Whole rows of the chunk lie one behind the other in the file, so one call scatters many of them; what is
-    # not wanted on either side of a row lands in a scrap that all rows share.
-    before, behind = columns.start * item, (layout.chunks[1] - columns.stop) * item
-    scrap = memoryview(bytearray(max(before, behind)))
-    parts = 1 + (before > 0) + (behind > 0)
-    step = IOV_MAX // parts
-    for first in range(0, target.shape[0], step):
-        buffers = []
-        for row in range(first, min(first + step, target.shape[0])):
-            if before:
-                buffers.append(scrap[:before])
-            buffers.append(_as_bytes(target[row]))
-            if behind:
-                buffers.append(scrap[:behind])
-        yield start + first * row_nbytes, buffers
+            _read_fully(descriptor, start + row * row_nbytes + columns.start * item, _as_bytes(target[row]))
+    else:
+        # Whole rows lie one behind the other in the file: one call reads many, one copy picks out what is wanted.
+        step = max(1, SCRAP_NBYTES // row_nbytes)
+        scrap = np.empty((min(step, target.shape[0]), layout.chunks[1]), layout.dtype)
+        for row in range(0, target.shape[0], step):
+            band = scrap[: min(step, target.shape[0] - row)]
+            _read_fully(descriptor, start + row * row_nbytes, _as_bytes(band))
+            target[row : row + step] = band[:, columns]
 
 
 def _as_bytes(part: np.ndarray) -> memoryview:
-    return memoryview(part.reshape(-1).view(np.uint8))
+    return part.reshape(-1).view(np.uint8).data
 
 
-def _read_fully(descriptor: int, offset: int, buffers: list[memoryview]) -> None:
-    """``preadv`` until every buffer is full: one call may give less than was asked for."""
-    while buffers:
-        got = os.preadv(descriptor, buffers, offset)
+def _read_fully(descriptor: int, offset: int, left: memoryview) -> None:
+    """Read until the buffer is full: one call may give less than was asked for."""
+    while left:
+        got = os.preadv(descriptor, [left], offset)
         if got == 0:
             raise OSError(f"the file ended at byte {offset} while it was being read")
-        offset += got
-        while buffers and got >= len(buffers[0]):
-            got -= len(buffers.pop(0))
-        if got:
-            buffers[0] = buffers[0][got:]
+        offset, left = offset + got, left[got:]
 
 
-def _read_through_zarr(array: zarr.Array[Any], region: Sequence[slice], piece: _Piece, out: np.ndarray) -> None:
+def _read_through_zarr(
+    array: zarr.Array[Any], region: Sequence[slice], piece: _Piece, out: np.ndarray
+) -> None:
     part = tuple(
         slice(want.start + target.start, want.start + target.stop)
         for want, target in zip(region, piece.target, strict=True)
     )
     try:
         # zarr decodes into the target itself: no second copy of the chunk's part is made.
-        target = default_buffer_prototype().nd_buffer.from_ndarray_like(out)
+        wrapped: Any = out
+        target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
         array.get_basic_selection(part, out=target)
     except Exception as error:
         if array.shards:
@@ -441,7 +451,9 @@ def _write_direct(layout: _DirectLayout, piece: _Piece, bands: Bands) -> None:
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise StoreError(f"cannot write chunk {_chunk_name(piece)} of {layout.name} to {path}: {error}") from error
+        raise StoreError(
+            f"cannot write chunk {_chunk_name(piece)} of {layout.name} to {path}: {error}"
+        ) from error
 
 
 def _widened(band: np.ndarray, layout: _DirectLayout) -> np.ndarray:
@@ -533,7 +545,9 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     path = local_path(target)
     if overwrite:
         if path is not None and path.exists() and not any((path / name).is_file() for name in ARRAY_FILES):
-            raise OutputExistsError(f"output: {path} is not a Zarr array, so it is not replaced; choose another path")
+            raise OutputExistsError(
+                f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
+            )
         return
     if path is not None:
         taken = path.exists()
@@ -546,7 +560,9 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
         except (OSError, ImportError, ValueError) as error:
             raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
     if taken:
-        raise OutputExistsError(f"output: {name_of(target)} exists; choose another path, or ask to overwrite it")
+        raise OutputExistsError(
+            f"output: {name_of(target)} exists; choose another path, or ask to overwrite it"
+        )
 
 
 def create_output(

@@ -127,7 +127,9 @@ class Unit(Protocol):
     def load(self, part: RegionRead, panel: Any, shape: tuple[int, int]) -> _Move:
         """Bring one part of a panel of this shape into its place. Called by many threads at once."""
 
-    def multiply(self, slot: Any, rows: int, columns: int, depth: int, target: Any, accumulate: bool) -> None: ...
+    def multiply(
+        self, slot: Any, rows: int, columns: int, depth: int, target: Any, accumulate: bool
+    ) -> None: ...
 
     def clear(self, target: Any, rows: int, columns: int) -> None: ...
 
@@ -311,7 +313,9 @@ class CudaUnit:
             moving = time.perf_counter() - clock
         return _Move(reading, moving)
 
-    def multiply(self, slot: PanelSlot, rows: int, columns: int, depth: int, target: Any, accumulate: bool) -> None:
+    def multiply(
+        self, slot: PanelSlot, rows: int, columns: int, depth: int, target: Any, accumulate: bool
+    ) -> None:
         _multiply(self._product, slot, (rows, columns, depth), target, accumulate, self._compute_stream)
         self._compute_stream.synchronize()  # the panel's place may be filled again
 
@@ -461,7 +465,12 @@ class Engine:
                 elif job.error is None:
                     with job.clock("compute", "compute"):
                         self._unit.multiply(
-                            item.slot, tile.rows, tile.columns, item.depth, job.target, accumulate=job.panels > 0
+                            item.slot,
+                            tile.rows,
+                            tile.columns,
+                            item.depth,
+                            job.target,
+                            accumulate=job.panels > 0,
                         )
                     job.panels += 1
             except BaseException as error:
@@ -493,7 +502,8 @@ class Engine:
         shape, dtype = (tile.rows, tile.columns), np.dtype(self._plan.c_dtype)
         with job.clock("write", "download") as moves:
             calls = [
-                partial(self._unit.save, piece, job.target, shape, dtype) for piece in region_writes(c, region)
+                partial(self._unit.save, piece, job.target, shape, dtype)
+                for piece in region_writes(c, region)
             ]
             moves += run_all(self._writers, calls)
 

@@ -66,15 +66,18 @@ class Verification:
             return "verification failed: nothing could be compared, every sum meets NaN or infinity"
         exact = self.tolerance == 0
         measure = (
-            f"{self.largest_error:.0f} sums differ" if exact else f"largest error {self.largest_error:.3g} of"
-            f" {self.tolerance:.3g} allowed"
+            f"{self.largest_error:.0f} sums differ"
+            if exact
+            else f"largest error {self.largest_error:.3g} of {self.tolerance:.3g} allowed"
         )
         rest = f", {self.unchecked} sums met NaN or infinity and were not compared" if self.unchecked else ""
         if self.passed:
             return f"verified in {self.rounds} rounds and {self.seconds:.2f} s: {measure}{rest}"
         assert self.worst is not None
         row, first, stop = self.worst
-        return f"verification failed: {measure}; the worst is in row {row}, columns {first} to {stop - 1}{rest}"
+        return (
+            f"verification failed: {measure}; the worst is in row {row}, columns {first} to {stop - 1}{rest}"
+        )
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,9 @@ def tolerance(k: int, dtype: np.dtype, precision: str) -> float:
     with the same six.
     """
     accumulated = np.float32 if dtype == np.float16 else dtype
-    error = 2 * float(np.finfo(accumulated).eps) * max(k, 4) + 2 * float(np.finfo(dtype).eps) * math.sqrt(max(k, 1))
+    error = 2 * float(np.finfo(accumulated).eps) * max(k, 4) + 2 * float(np.finfo(dtype).eps) * math.sqrt(
+        max(k, 1)
+    )
     return error + 6 * INPUT_EPSILON.get(precision, 0.0)
 
 
@@ -266,7 +271,11 @@ def _project(side: _Side, rows: slice, probe: _Probe) -> tuple[np.ndarray, np.nd
                     ones[:, first:last],
                     squares[group],
                 )
-        return place, thin.transpose(1, 0, 2).reshape(block.shape[0], -1), squares[..., 0].T if ones.size else None
+        return (
+            place,
+            thin.transpose(1, 0, 2).reshape(block.shape[0], -1),
+            squares[..., 0].T if ones.size else None,
+        )
 
     return _gather(side, rows, project, (count, probe.group_count * rounds), probe)
 
@@ -323,12 +332,16 @@ def _compare(
     if probe.exact:
         # Everything was summed modulo 2^64; C itself is known modulo 2^bits.
         shift = np.int64(64 - probe.bits)
-        errors = (((found - expected) << shift) != 0).reshape(count, probe.group_count, rounds).astype(np.float64)
+        errors = (
+            (((found - expected) << shift) != 0).reshape(count, probe.group_count, rounds).astype(np.float64)
+        )
         unchecked = 0
     else:
         with np.errstate(all="ignore"):  # NaN and infinity pass through and are counted
             errors, unchecked = _relative_errors(found, expected, scale, probe, result.array.dtype)
-    place_row, place_group, _ = np.unravel_index(int(np.argmax(errors)), errors.shape) if errors.size else (0, 0, 0)
+    place_row, place_group, _ = (
+        np.unravel_index(int(np.argmax(errors)), errors.shape) if errors.size else (0, 0, 0)
+    )
     largest = float(errors.sum() if probe.exact else errors.max(initial=0.0))
     return _Outcome(
         largest,
@@ -349,7 +362,9 @@ def _relative_errors(
     unit = np.sqrt(scale)[:, :, np.newaxis]
     deviation = np.abs(found - expected)
     errors = np.where(deviation == 0, 0.0, deviation / unit)
-    overflow = ~np.isfinite(found) & (unit * math.sqrt(max(1, probe.vectors.shape[1])) > np.finfo(dtype).max / 8)
+    overflow = ~np.isfinite(found) & (
+        unit * math.sqrt(max(1, probe.vectors.shape[1])) > np.finfo(dtype).max / 8
+    )
     skip = np.broadcast_to(~np.isfinite(unit), shape) | ~np.isfinite(expected) | overflow
     # What is not finite here although its factors are is an error without measure, not something to pass over.
     errors = np.where(np.isnan(errors), np.inf, errors)

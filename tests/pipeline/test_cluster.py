@@ -59,13 +59,18 @@ def test_an_address_or_a_scheduler_file_is_connected_to(tmp_path: Path) -> None:
         written = tmp_path / "scheduler.json"
         with Client(cluster) as direct:
             direct.write_scheduler_file(str(written))
-        path = profile_file(tmp_path, site={"kind": "existing", "scheduler_file": str(written), "address": None})
+        path = profile_file(
+            tmp_path, site={"kind": "existing", "scheduler_file": str(written), "address": None}
+        )
         with open_cluster("site", path) as own:
             assert own.submit(sum, [1, 2]).result() == 3
 
 
 def test_wrong_profiles_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match=r"no profile 'gpu'; the profiles are cpu, cuda, existing, local"), open_cluster("gpu"):
+    with (
+        pytest.raises(ClusterError, match=r"no profile 'gpu'; the profiles are cpu, cuda, existing, local"),
+        open_cluster("gpu"),
+    ):
         pass
     with pytest.raises(ClusterError, match="cannot read"):
         load_profiles(tmp_path / "none.yaml")
@@ -92,7 +97,10 @@ def test_wrong_profiles_are_named(tmp_path: Path) -> None:
 
 def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
     path = profile_file(tmp_path, site={"kind": "existing", "address": "tcp://127.0.0.1:1", "timeout": 0.2})
-    with pytest.raises(ClusterError, match=r"cannot reach the scheduler at tcp://127\.0\.0\.1:1"), open_cluster("site", path):
+    with (
+        pytest.raises(ClusterError, match=r"cannot reach the scheduler at tcp://127\.0\.0\.1:1"),
+        open_cluster("site", path),
+    ):
         pass
 
 

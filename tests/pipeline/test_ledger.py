@@ -34,7 +34,9 @@ def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", range(1, 12))
-def test_a_torn_last_line_loses_one_tile_and_no_later_one(torn: int, plan: MatmulPlan, tmp_path: Path) -> None:
+def test_a_torn_last_line_loses_one_tile_and_no_later_one(
+    torn: int, plan: MatmulPlan, tmp_path: Path
+) -> None:
     ledger = Ledger(tmp_path, "abc", plan)
     for index in (1, 2, 3):
         ledger.record(index)
@@ -44,7 +46,9 @@ def test_a_torn_last_line_loses_one_tile_and_no_later_one(torn: int, plan: Matmu
     past = read_past(tmp_path, "abc")
     assert past is not None
     assert past.finished == ({1, 2, 3} if torn == 1 else {1, 2})
-    again = Ledger(tmp_path, "abc", plan, past.finished)  # going on behind a torn line must not lose what comes
+    again = Ledger(
+        tmp_path, "abc", plan, past.finished
+    )  # going on behind a torn line must not lose what comes
     again.record(9)
     again.close()
     last = read_past(tmp_path, "abc")
@@ -54,7 +58,9 @@ def test_a_torn_last_line_loses_one_tile_and_no_later_one(torn: int, plan: Matmu
 
 def test_the_fingerprint_sees_what_decides_the_bytes(tmp_path: Path) -> None:
     def array(name: str, **options: Any) -> zarr.Array[Any]:
-        made = zarr.create_array(tmp_path / name, shape=(4, 4), chunks=(2, 2), dtype="f4", overwrite=True, **options)
+        made = zarr.create_array(
+            tmp_path / name, shape=(4, 4), chunks=(2, 2), dtype="f4", overwrite=True, **options
+        )
         made[...] = 1
         return made
 

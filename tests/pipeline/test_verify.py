@@ -32,7 +32,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TASK_NBYTES", 4096)
 
 
-def factors(rng: np.random.Generator, dtype: str, m: int = 90, k: int = 70, n: int = 110) -> tuple[np.ndarray, ...]:
+def factors(
+    rng: np.random.Generator, dtype: str, m: int = 90, k: int = 70, n: int = 110
+) -> tuple[np.ndarray, ...]:
     kind = np.dtype(dtype)
     if kind.kind in "iu":
         a, b = (rng.integers(np.iinfo(kind).min, np.iinfo(kind).max, s, dtype=kind) for s in ((m, k), (k, n)))
@@ -45,7 +47,9 @@ def factors(rng: np.random.Generator, dtype: str, m: int = 90, k: int = 70, n: i
     return a, b, np.matmul(a.astype(wide), b.astype(wide)).astype(kind)
 
 
-def check(client: Client, folder: Path, a: np.ndarray, b: np.ndarray, c: np.ndarray, **options: Any) -> Verification:
+def check(
+    client: Client, folder: Path, a: np.ndarray, b: np.ndarray, c: np.ndarray, **options: Any
+) -> Verification:
     return verify_product(client, put(folder / "a", a), put(folder / "b", b), put(folder / "c", c), **options)
 
 
@@ -60,7 +64,9 @@ def test_a_right_product_passes_and_a_wrong_element_is_found(
     assert "verified in 2 rounds" in str(right)
     wrong = c.copy()
     wrong[41, 73] += np.asarray(1 if wrong.dtype.kind in "iu" else 3, wrong.dtype)
-    found = check(client, tmp_path / "wrong", a, b, wrong, rounds=20)  # enough rounds that chance cannot hide it
+    found = check(
+        client, tmp_path / "wrong", a, b, wrong, rounds=20
+    )  # enough rounds that chance cannot hide it
     assert not found.passed
     assert found.worst is not None
     row, first, stop = found.worst
@@ -80,9 +86,7 @@ def test_right_products_of_any_shape_pass(
     a, b, c = factors(rng, dtype, m, k, n)
     ta, tb = data.draw(st.booleans()), data.draw(st.booleans())
     folder = tmp_path_factory.mktemp("v")
-    assert check(
-        client, folder, a.T if ta else a, b.T if tb else b, c, transpose_a=ta, transpose_b=tb
-    ).passed
+    assert check(client, folder, a.T if ta else a, b.T if tb else b, c, transpose_a=ta, transpose_b=tb).passed
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("dtype", ["i1", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"])
-@pytest.mark.parametrize(("transpose_a", "transpose_b"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("transpose_a", "transpose_b"), [(False, False), (True, False), (False, True), (True, True)]
+)
 def test_the_stored_product_is_numpys(
     dtype: str, transpose_a: bool, transpose_b: bool, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -68,7 +70,9 @@ def test_device_memory_stays_within_the_plan(tmp_path: Path, rng: np.random.Gene
     a = numbers(rng, (4096, 4096), "f4")
     path = put(tmp_path / "a", a, (512, 512), compressors=None)
     limit = 64 * 2**20
-    tw.matmul(path, path, tmp_path / "warm", device="cuda", device_memory=limit)  # kernels loaded, contexts made
+    tw.matmul(
+        path, path, tmp_path / "warm", device="cuda", device_memory=limit
+    )  # kernels loaded, contexts made
     before = cuda.current_context().get_memory_info().free
     lowest = [before]
 
@@ -89,7 +93,10 @@ def test_the_same_bits_on_any_number_of_gpus(tmp_path: Path, rng: np.random.Gene
     a_path, b_path = put(tmp_path / "a", a, (512, 512)), put(tmp_path / "b", b, (512, 512))
     results = []
     for visible in ("0", "0,1"):
-        with LocalCUDACluster(CUDA_VISIBLE_DEVICES=visible, dashboard_address=":0") as cluster, Client(cluster) as client:
+        with (
+            LocalCUDACluster(CUDA_VISIBLE_DEVICES=visible, dashboard_address=":0") as cluster,
+            Client(cluster) as client,
+        ):
             out = tmp_path / f"c{len(visible)}"
             run = tw.matmul(a_path, b_path, out, cluster=client, device="cuda", device_memory="80MB")
         assert run.plan.workers == (len(visible) + 1) // 2

@@ -74,7 +74,9 @@ def test_the_stored_product_is_numpys(
 ) -> None:
     draw = data.draw
     m, n, k = (draw(st.integers(1, 60), label=name) for name in "mnk")
-    a_dtype, b_dtype = draw(st.sampled_from([(d, d) for d in DTYPES] + [("i2", "i8"), ("u1", "f4"), ("f4", "c16")]))
+    a_dtype, b_dtype = draw(
+        st.sampled_from([(d, d) for d in DTYPES] + [("i2", "i8"), ("u1", "f4"), ("f4", "c16")])
+    )
     transpose_a, transpose_b = draw(st.booleans()), draw(st.booleans())
     chunks = [(draw(st.integers(1, 25)), draw(st.integers(1, 25))) for _ in range(2)]
     compressors = draw(st.sampled_from([None, "auto"]))
@@ -100,7 +102,9 @@ def test_the_stored_product_is_numpys(
 @pytest.mark.parametrize(("m", "k", "n"), [(4, 0, 5), (0, 3, 4), (4, 3, 0), (0, 0, 0), (1, 1, 1)])
 def test_empty_sides(m: int, k: int, n: int, client: Client, tmp_path: Path) -> None:
     a, b = np.ones((m, k), "f4"), np.ones((k, n), "f4")
-    run = tw.matmul(put(tmp_path / "a", a), put(tmp_path / "b", b), tmp_path / "c", cluster=client, device="cpu")
+    run = tw.matmul(
+        put(tmp_path / "a", a), put(tmp_path / "b", b), tmp_path / "c", cluster=client, device="cpu"
+    )
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...], a @ b)
     assert run.verification is not None
     assert run.verification.passed
@@ -113,7 +117,9 @@ def factors(tmp_path: Path, rng: np.random.Generator) -> tuple[np.ndarray, np.nd
 
 
 def many_tiles(folder: Path) -> zarr.Array[Any]:
-    return zarr.create_array(folder / "given.zarr", shape=(96, 64), chunks=(16, 16), dtype="f4", fill_value=99)
+    return zarr.create_array(
+        folder / "given.zarr", shape=(96, 64), chunks=(16, 16), dtype="f4", fill_value=99
+    )
 
 
 @pytest.fixture
@@ -133,7 +139,10 @@ def test_tiles_panels_and_workers_do_not_change_a_bit(
     _, _, a, b = factors
     results = []
     for workers in (1, 2, 3):
-        with LocalCluster(n_workers=workers, processes=False, dashboard_address=":0") as cluster, Client(cluster) as own:
+        with (
+            LocalCluster(n_workers=workers, processes=False, dashboard_address=":0") as cluster,
+            Client(cluster) as own,
+        ):
             run = tw.matmul(a, b, tmp_path / f"c{workers}", cluster=own, device="cpu", device_memory=TIGHT)
         assert run.plan.tile_count > 3
         assert run.plan.panel_count > 1
@@ -165,7 +174,9 @@ def test_every_stored_piece_is_written_once(
     assert len(written) == -(-96 // run.plan.c_unit[0]) * -(-64 // run.plan.c_unit[1])
 
 
-def intercept_writes(patch: pytest.MonkeyPatch, through: Callable[[int, int, np.ndarray], np.ndarray]) -> None:
+def intercept_writes(
+    patch: pytest.MonkeyPatch, through: Callable[[int, int, np.ndarray], np.ndarray]
+) -> None:
     """Let every stored piece of C pass ``through(first row, first column, data)`` on its way to the store."""
     original = store.region_writes
 
@@ -207,7 +218,9 @@ def test_a_stopped_run_goes_on_where_it_stood(
     a, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
     with pytest.raises(Stopped):
-        tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3))
+        tw.matmul(
+            a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3)
+        )
     assert not out.exists()
     assert store.partial_path(out).exists()
     run = tw.matmul(
@@ -229,7 +242,9 @@ def test_a_changed_input_starts_anew(
     _, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
     with pytest.raises(Stopped):
-        tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3))
+        tw.matmul(
+            a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3)
+        )
     changed = np.full((96, 80), 2, "f4")
     zarr.open_array(a_path, mode="r+")[...] = changed
     run = tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
@@ -243,7 +258,9 @@ def test_no_resume_computes_every_tile(
     _, _, a_path, b_path = factors
     out = tmp_path / "c.zarr"
     with pytest.raises(Stopped):
-        tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3))
+        tw.matmul(
+            a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3)
+        )
     run = tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, resume=False)
     assert run.resumed == 0
 
@@ -282,7 +299,9 @@ def test_a_failing_write_is_tried_again(
 
     intercept_writes(monkeypatch, failing)
     tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
-    assert sorted(attempts.values())[-2:] == [1, failures + 1], "one tile was tried again, as often as it failed"
+    assert sorted(attempts.values())[-2:] == [1, failures + 1], (
+        "one tile was tried again, as often as it failed"
+    )
     assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
 
 
@@ -350,7 +369,13 @@ def test_nothing_is_left_on_the_workers(
     tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
     with pytest.raises(Stopped):
         tw.matmul(
-            a_path, b_path, tmp_path / "d", cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(1)
+            a_path,
+            b_path,
+            tmp_path / "d",
+            cluster=client,
+            device="cpu",
+            device_memory=TIGHT,
+            listener=stop_after(1),
         )
     import threading
 
@@ -362,7 +387,9 @@ def test_a_wider_result_can_be_asked_for(client: Client, tmp_path: Path) -> None
     a = np.full((4, 100), 2**30, "i4")
     path = put(tmp_path / "a", a)
     tw.matmul(path, path, tmp_path / "c", transpose_b=True, dtype="int64", cluster=client, device="cpu")
-    np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...], np.full((4, 4), 100 * 2**60 % 2**64, "u8").view("i8"))
+    np.testing.assert_array_equal(
+        zarr.open_array(tmp_path / "c")[...], np.full((4, 4), 100 * 2**60 % 2**64, "u8").view("i8")
+    )
 
 
 class TestBadInput:
@@ -393,7 +420,9 @@ class TestBadInput:
     def test_output_is_an_input(self, client: Client, tmp_path: Path) -> None:
         a, b = put(tmp_path / "a", np.ones((2, 2))), put(tmp_path / "b", np.ones((2, 2)))
         self.check(tmp_path, OutputError, "also A", a, b, a, cluster=client, overwrite=True)
-        self.check(tmp_path, OutputError, "also B", a, b, tmp_path / "." / "b", cluster=client, overwrite=True)
+        self.check(
+            tmp_path, OutputError, "also B", a, b, tmp_path / "." / "b", cluster=client, overwrite=True
+        )
 
     def test_memory_too_small(self, client: Client, tmp_path: Path) -> None:
         a = put(tmp_path / "a", np.ones((20, 20)))
@@ -404,7 +433,9 @@ class TestBadInput:
 
     def test_arrays_that_workers_cannot_see(self, client: Client, tmp_path: Path) -> None:
         source = zarr.create_array(MemoryStore(), shape=(3, 3), chunks=(2, 2), dtype="f4")
-        self.check(tmp_path, StoreError, "this process's memory", source, source, tmp_path / "c", cluster=client)
+        self.check(
+            tmp_path, StoreError, "this process's memory", source, source, tmp_path / "c", cluster=client
+        )
 
 
 def test_a_plan_alone_reads_no_data(tmp_path: Path) -> None:

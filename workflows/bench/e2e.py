@@ -1,0 +1,378 @@
+"""The whole job beside dask.array: Zarr in, Zarr out, the same stored matrices, the same cluster, in turns.
+
+The floors stand beside the total: what the bytes need from storage and over the bus, what the arithmetic needs from
+the kernel, each measured in the same run. Every product is checked (`tilewright.verify`) before it is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import zarr
+from distributed import Client, LocalCluster
+
+from tilewright.pipeline import config
+from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
+from tilewright.pipeline.execute import MatmulRun
+from tilewright.pipeline.plan import format_nbytes
+from tilewright.pipeline.store import region_reads, run_all
+from tilewright.workflows.bench.common import BenchReport, Row, WrongAnswer, machine
+from tilewright.workflows.matmul import matmul
+from tilewright.workflows.verify import verify
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product to time: what is stored, and what it may use."""
+
+    n: int
+    dtype: str
+    chunk: int
+    workers: int
+    """GPUs, or processes on a machine without one."""
+    device_memory: str | None
+    values: str
+    """``small`` integers fit into eight bits, ``full`` ones fill their dtype; floats are normal either way."""
+
+    @property
+    def name(self) -> str:
+        memory = f", {self.device_memory} a worker" if self.device_memory else ""
+        kind = f" ({self.values} values)" if np.dtype(self.dtype).kind in "iu" else ""
+        return f"{self.dtype}{kind} n = {self.n}, {self.workers} worker{'s' * (self.workers != 1)}{memory}"
+
+
+@dataclass
+class _Timing:
+    seconds: list[float] = field(default_factory=list)
+    run: MatmulRun | None = None
+
+
+def run_e2e(
+    cases: list[Case],
+    folder: Path,
+    *,
+    gpu: bool,
+    repeats: int = 3,
+    peer: bool = True,
+    peer_repeats: int = 2,
+    cold: bool = False,
+) -> tuple[BenchReport, list[dict[str, Any]]]:
+    """Time every case, with its peer; returns the report, and for each case the stages and floors in seconds.
+
+    ``folder`` takes the matrices (a file system in memory shows the pipeline, a disk the disk) and is left empty.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        ``gpu`` was asked for and there are fewer GPUs than a case wants.
+    WrongAnswer
+        A product failed its check: its time would mean nothing.
+    """
+    rows: list[Row] = []
+    details: list[dict[str, Any]] = []
+    for case in cases:
+        inputs = folder / f"{case.dtype}-{case.values}-{case.n}-{case.chunk}"
+        if not inputs.exists():
+            for other in folder.glob("*-*-*-*"):
+                shutil.rmtree(other)  # one set of matrices at a time: they are large
+            write_inputs(inputs, case)
+        with _cluster(case.workers, gpu) as client:
+            ours, theirs = _Timing(), _Timing()
+            out = folder / "c.zarr"
+            for turn in range(
+                1 + max(repeats, peer_repeats if peer else 0)
+            ):  # the first turn warms and is checked
+                if turn <= repeats:
+                    _time_ours(client, inputs, out, case, ours, cold=cold, check=turn == 0, gpu=gpu)
+                if peer and turn <= peer_repeats:
+                    _time_peer(client, inputs, out, theirs, cold=cold, check=turn == 0, gpu=gpu)
+            work = 2 * case.n**3
+            rows.append(_row(case.name, "tilewright", False, work, ours.seconds))
+            if peer:
+                rows.append(
+                    _row(
+                        case.name,
+                        "dask.array" + (" + CuPy" if gpu else " + NumPy"),
+                        True,
+                        work,
+                        theirs.seconds,
+                    )
+                )
+            assert ours.run is not None
+            details.append(_details(client, inputs, case, ours, gpu=gpu))
+    for other in folder.glob("*-*-*-*"):
+        shutil.rmtree(other)
+    report = BenchReport("Zarr × Zarr = Zarr, whole job", "Top/s", 1e12, machine(gpu), tuple(rows))
+    return report, details
+
+
+def write_inputs(folder: Path, case: Case) -> None:
+    """Store two random matrices in uncompressed chunks, written by many threads."""
+    dtype, chunk = np.dtype(case.dtype), case.chunk
+
+    def write(array: zarr.Array[Any], seed: int, i: int, j: int) -> None:
+        generator = np.random.default_rng([seed, i, j])
+        shape = (min(chunk, case.n - i), min(chunk, case.n - j))
+        if dtype.kind in "iu":
+            limits = np.iinfo(np.int8 if case.values == "small" else dtype)
+            data = generator.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
+        else:
+            data = generator.standard_normal(shape, dtype=np.float32).astype(dtype)
+        array[i : i + shape[0], j : j + shape[1]] = data
+
+    for seed, name in enumerate("ab"):
+        array = zarr.create_array(
+            folder / f"{name}.zarr",
+            shape=(case.n, case.n),
+            chunks=(chunk, chunk),
+            dtype=dtype,
+            compressors=None,
+        )
+        starts = range(0, case.n, chunk)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for _ in pool.map(
+                lambda at, array=array, seed=seed: write(array, seed, *at),
+                [(i, j) for i in starts for j in starts],
+            ):
+                pass
+
+
+@contextmanager
+def _cluster(workers: int, gpu: bool) -> Iterator[Client]:
+    options: dict[str, Any] = {"n_workers": workers, "threads_per_worker": 2, "dashboard_address": ":0"}
+    if not gpu:
+        with LocalCluster(**options, processes=True) as cluster, Client(cluster) as client:
+            yield client
+        return
+    from tilewright.kernels.device import devices
+
+    if len(devices()) < workers:
+        raise DeviceUnavailableError(f"{workers} GPUs were asked for and {len(devices())} can be used here")
+    from dask_cuda import LocalCUDACluster
+
+    with LocalCUDACluster(**options) as cluster, Client(cluster) as client:
+        yield client
+
+
+def _time_ours(
+    client: Client,
+    inputs: Path,
+    out: Path,
+    case: Case,
+    timing: _Timing,
+    *,
+    cold: bool,
+    check: bool,
+    gpu: bool,
+) -> None:
+    _forget_pages(inputs, cold)
+    start = time.perf_counter()
+    run = matmul(
+        inputs / "a.zarr",
+        inputs / "b.zarr",
+        out,
+        cluster=client,
+        device="cuda" if gpu else "cpu",
+        device_memory=case.device_memory,
+        resume=False,
+        verify=False,
+        overwrite=True,
+    )
+    seconds = time.perf_counter() - start
+    timing.run = run
+    _finish(client, inputs, out, timing, seconds, check)
+
+
+def _time_peer(
+    client: Client, inputs: Path, out: Path, timing: _Timing, *, cold: bool, check: bool, gpu: bool
+) -> None:
+    import dask.array as da
+
+    shutil.rmtree(out, ignore_errors=True)
+    _forget_pages(inputs, cold)
+    start = time.perf_counter()
+    a, b = (da.from_zarr(str(inputs / f"{name}.zarr")) for name in "ab")
+    if gpu:
+        import cupy
+
+        a, b = a.map_blocks(cupy.asarray), b.map_blocks(cupy.asarray)
+    product = a @ b
+    if gpu:
+        product = product.map_blocks(cupy.asnumpy)
+    target = zarr.create_array(
+        out, shape=product.shape, chunks=product.chunksize, dtype=product.dtype, compressors=None
+    )
+    da.to_zarr(product, target)
+    seconds = time.perf_counter() - start
+    _finish(client, inputs, out, timing, seconds, check)
+
+
+def _finish(client: Client, inputs: Path, out: Path, timing: _Timing, seconds: float, check: bool) -> None:
+    if check:
+        outcome = verify(inputs / "a.zarr", inputs / "b.zarr", out, cluster=client)
+        if not outcome.passed:
+            raise WrongAnswer(str(outcome))
+    else:
+        timing.seconds.append(seconds)
+    shutil.rmtree(out)
+
+
+def _row(case: str, name: str, peer: bool, work: float, seconds: list[float]) -> Row:
+    ordered = sorted(seconds)
+    return Row(case, name, peer, work, statistics.median(ordered), ordered[0], ordered[-1], len(ordered))
+
+
+def _forget_pages(folder: Path, cold: bool) -> None:
+    """Ask the system to drop what it caches of the inputs; does nothing on a file system in memory."""
+    if not cold:
+        return
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: bool) -> dict[str, Any]:
+    """Where a run's time went, and the least it could take: each floor from a rate measured here and now."""
+    run = timing.run
+    assert run is not None
+    plan = run.plan
+    storage = _storage_rate(inputs)
+    floors = {
+        # Workers on one host sweep k together and share the page cache, but each reads its own panels.
+        "storage": (plan.read_nbytes + plan.write_nbytes) / storage,
+        "arithmetic": run.stages["compute"] / plan.workers,
+    }
+    if gpu:
+        bus = client.submit(bus_rate, pure=False).result()
+        floors["bus"] = (plan.read_nbytes + plan.write_nbytes) / bus / plan.workers
+    median = statistics.median(timing.seconds)
+    return {
+        "case": case.name,
+        "seconds": timing.seconds,
+        "kernel": run.kernel,
+        "plan": plan.to_json(),
+        "stages_per_worker": {name: seconds / plan.workers for name, seconds in run.stages.items()},
+        "floors": floors,
+        "over_largest_floor": median / max(floors.values()),
+        "read_ratio": plan.read_ratio,
+    }
+
+
+def _storage_rate(inputs: Path) -> float:
+    """Bytes a second at which the threads of one worker read plain chunks into memory, best of three."""
+    array = zarr.open_array(inputs / "a.zarr", mode="r")
+    rows = min(array.shape[0], max(array.chunks[0], 2**30 // max(1, array.shape[1] * array.dtype.itemsize)))
+    buffer = np.ones((rows, array.shape[1]), array.dtype)
+    best = 0.0
+    with ThreadPoolExecutor(config.get("read-threads")) as pool:
+        for _ in range(3):
+            parts = region_reads(array, (slice(0, rows), slice(0, array.shape[1])))
+            start = time.perf_counter()
+            run_all(pool, [partial(part.read, buffer[part.target]) for part in parts])
+            best = max(best, buffer.nbytes / (time.perf_counter() - start))
+    return best
+
+
+def bus_rate(nbytes: int = 2**28) -> float:
+    """Bytes a second from pinned memory to this process's GPU, best of three."""
+    from numba import cuda
+
+    host, device = cuda.pinned_array(nbytes, np.uint8), cuda.device_array(nbytes, np.uint8)
+    stream = cuda.stream()
+    best = 0.0
+    for _ in range(3):
+        start = time.perf_counter()
+        device.copy_to_device(host, stream=stream)
+        stream.synchronize()
+        best = max(best, nbytes / (time.perf_counter() - start))
+    return best
+
+
+@click.command("e2e")
+@click.option(
+    "--n", "sides", multiple=True, type=int, default=(8192,), show_default=True, help="Sides of the matrices."
+)
+@click.option(
+    "--dtype", "dtypes", multiple=True, default=("float32",), show_default=True, help="What is stored."
+)
+@click.option("--chunk", default=4096, show_default=True, help="Sides of the stored chunks.")
+@click.option(
+    "--workers", multiple=True, type=int, default=(1,), show_default=True, help="GPUs, or CPU processes."
+)
+@click.option("--device-memory", help="What tiles and panels may take on each worker, such as 4GiB.")
+@click.option(
+    "--values", type=click.Choice(["small", "full"]), default="full", show_default=True, help="Of integers."
+)
+@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where matrices go; default: a temporary folder.",
+)
+@click.option("--repeats", default=3, show_default=True, help="Timed runs of ours.")
+@click.option("--no-peer", is_flag=True, help="Leave dask.array out.")
+@click.option("--cold", is_flag=True, help="Drop the inputs from the page cache before each run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the rates as bars.")
+def command(
+    sides: tuple[int, ...],
+    dtypes: tuple[str, ...],
+    chunk: int,
+    workers: tuple[int, ...],
+    device_memory: str | None,
+    values: str,
+    device: str,
+    folder: Path | None,
+    repeats: int,
+    no_peer: bool,
+    cold: bool,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """The whole job, Zarr to Zarr, beside dask.array on the same cluster."""
+    import json
+    import tempfile
+
+    from tilewright.kernels.launch import resolve_device
+
+    gpu = resolve_device(device) == "cuda"
+    for dtype in dtypes:
+        if np.dtype(dtype).kind not in "iuf":
+            raise OptionError(f"--dtype {dtype}: integers and real floats can be drawn")
+    cases = [
+        Case(n, dtype, chunk, count, device_memory, values)
+        for n in sides
+        for dtype in dtypes
+        for count in workers
+    ]
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        report, details = run_e2e(cases, Path(place), gpu=gpu, repeats=repeats, peer=not no_peer, cold=cold)
+    if plot is not None:
+        report.plot(plot)
+    if as_json:
+        click.echo(json.dumps(report.to_json() | {"details": details}))
+        return
+    click.echo(str(report))
+    for detail in details:
+        stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in detail["stages_per_worker"].items())
+        floors = ", ".join(f"{name} {seconds:.2f}" for name, seconds in detail["floors"].items())
+        reads = f"{format_nbytes(detail['plan']['read_nbytes'])}, {detail['read_ratio']:.2f} × the bound"
+        over = f"{detail['over_largest_floor']:.2f} × the largest"
+        click.echo(f"{detail['case']}: stages {stages} s; floors {floors} s; {over}; reads {reads}")
