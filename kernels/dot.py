@@ -109,7 +109,8 @@ def _kernels(accumulator: Any, conjugate: bool) -> dict[str, Any]:
     x, y: any dtypes and strides; ``partials``: an accumulator for each block, written.
     """
     zero = 0
-    conjugated = conjugate and accumulator == types.complex128
+    is_complex = accumulator == types.complex128
+    conjugated = conjugate and is_complex
 
     @cuda.jit(device=True)
     def product(x, y, i):  # type: ignore[no-untyped-def]
@@ -168,7 +169,7 @@ def _kernels(accumulator: Any, conjugate: bool) -> dict[str, Any]:
         """``parts``: one accumulator of zero, seen as its real parts (two for complex)."""
         total = block_sum(thread_sum(x, y))
         if cuda.threadIdx.x == 0:
-            if accumulator == types.complex128:
+            if is_complex:
                 cuda.atomic.add(parts, 0, total.real)
                 cuda.atomic.add(parts, 1, total.imag)
             else:

@@ -159,26 +159,8 @@ def _count(
 def _on_device(data: Any, kind: Kind, offsets: np.ndarray, start: int, stop: int, queue: Any) -> Any:
     from numba import cuda
 
-    from tilewright.kernels.histogram_select import launch_histogram
+    from tilewright.kernels.histogram_select import count_on_device
 
-    current = launch.current_device()
     home = launch.device_index(data)
-    with contextlib.nullcontext() if home == current else cuda.gpus[home]:
-        counts = zeros((len(offsets) - 1, kind.bins), queue)
-        if counts.size and stop > start:
-            launch_histogram(data, offsets, start, stop, kind, counts, queue)
-    return counts
-
-
-def zeros(shape: tuple[int, int], queue: Any) -> Any:
-    """A device array of int64 zeros."""
-    from numba import cuda
-
-    if launch.SIMULATOR:
-        return cuda.to_device(np.zeros(shape, np.int64))
-    array = cuda.device_array(shape, np.int64, stream=queue)
-    if array.size:
-        from numba.cuda.cudadrv.driver import device_memset
-
-        device_memset(array, 0, array.nbytes, queue)
-    return array
+    with contextlib.nullcontext() if home == launch.current_device() else cuda.gpus[home]:
+        return count_on_device(data, offsets, start, stop, kind, queue)

@@ -9,7 +9,7 @@ caller knows its layout, and one multiply-add is cheaper than a two-dimensional 
 zero-extended, so 32-bit offsets reach 2^32 elements. "Registers" means a ``cuda.local.array`` whose every
 index is a compile-time constant: LLVM then keeps it in registers.
 
-Sections: unrolling; integers; vector loads and stores; asynchronous copies (``cp.async``); double-precision tensor
+Sections: unrolling; vector loads and stores; asynchronous copies (``cp.async``); double-precision tensor
 cores; Hopper's barriers, clusters and bulk copies; Hopper's warpgroup tensor cores.
 """
 
@@ -71,33 +71,6 @@ def unroll(typingctx, function, count, arguments):  # type: ignore[no-untyped-de
     return types.void(function, count, arguments), generate
 
 
-# --- Integers --------------------------------------------------------------------------------------------
-
-
-@intrinsic
-def multiply_add_64(typingctx, x, y, total):  # type: ignore[no-untyped-def]
-    """``total + x * y`` modulo 2^64 in three instructions: one wide multiply-add and two on the upper word.
-
-    From ``x * y + total`` the compiler makes five: it adds the cross products up apart from the total.
-    """
-    if x not in (types.int64, types.uint64) or y != x or total != x:
-        return None
-    text = """{ .reg .b32 xl, xh, yl, yh, low, high; .reg .b64 wide;
-        mov.b64 {xl, xh}, $1; mov.b64 {yl, yh}, $2;
-        mad.wide.u32 wide, xl, yl, $3;
-        mov.b64 {low, high}, wide;
-        mad.lo.u32 high, xl, yh, high;
-        mad.lo.u32 high, xh, yl, high;
-        mov.b64 $0, {low, high}; }"""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
-        function = ir.FunctionType(word, [word, word, word])
-        return builder.call(ir.InlineAsm(function, text, "=l,l,l,l"), arguments)
-
-    return x(x, y, total), generate
-
-
 # --- Vector loads and stores ------------------------------------------------------------------------------
 
 
@@ -112,15 +85,16 @@ def load_vector(typingctx, registers, register_index, array, index):  # type: ig
 
     ``array`` lies in global or shared memory (LLVM tells which: ``ld.global.v4`` or ``ld.shared.v4``); the
     address of ``array[index]`` must be a multiple of 16 bytes. ``registers`` has the type of ``array``, or
-    its real type where ``array`` is complex: then ``register_index`` counts reals.
+    holds an element as two: a complex number's parts, a 64-bit integer's halves; ``register_index`` counts
+    registers.
     """
     if not _require_array(registers, array) or not _same_scalar(registers, array):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         registers_type, register_index_type, array_type, index_type = signature.args
-        lanes = _elements_per_vector(context, array_type)
-        element = context.get_data_type(array_type.dtype)
+        element = context.get_data_type(registers_type.dtype)
+        lanes = _elements_per_vector(context, registers_type)
         source = _element_pointer(context, builder, array_type, arguments[2], index_type, arguments[3])
         vector_type = ir.VectorType(_scalar(element), lanes * _scalars(element))
         vector = builder.load(builder.bitcast(source, vector_type.as_pointer()), align=VECTOR_NBYTES)
@@ -144,8 +118,8 @@ def store_vector(typingctx, array, index, registers, register_index):  # type: i
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array_type, index_type, registers_type, register_index_type = signature.args
-        lanes = _elements_per_vector(context, array_type)
-        element = context.get_data_type(array_type.dtype)
+        element = context.get_data_type(registers_type.dtype)
+        lanes = _elements_per_vector(context, registers_type)
         source = _element_pointer(
             context, builder, registers_type, arguments[2], register_index_type, arguments[3]
         )
@@ -163,7 +137,11 @@ def store_vector(typingctx, array, index, registers, register_index):  # type: i
 
 
 def _same_scalar(registers: Any, array: Any) -> bool:
-    return registers.dtype in (array.dtype, getattr(array.dtype, "underlying_float", None))
+    """Whether registers can hold elements of an array: as they are, or an element as its equal parts."""
+    if isinstance(array.dtype, types.Complex):
+        return registers.dtype in (array.dtype, array.dtype.underlying_float)
+    halves = array.dtype == types.uint64 and registers.dtype == types.uint32
+    return registers.dtype == array.dtype or halves
 
 
 def _scalar(element: ir.Type) -> ir.Type:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,9 @@ class Sweep:
                 line += f"{text + ('*' if (count, threads) == (best.blocks, best.threads) else ''):>12}"
             lines.append(line)
         return "\n".join([*lines, "microseconds; * fastest; - refused by the device"])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
     def plot(self, path: str | Path) -> None:
         """Draw time against blocks, a line for each number of threads, and write a PNG."""

@@ -21,7 +21,9 @@ DEVICE = "cuda" if SIMULATOR else "cpu"
 pytestmark = pytest.mark.simulator if SIMULATOR else []
 on_gpu = pytest.mark.simulator if SIMULATOR else pytest.mark.gpu
 
-INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"][
+    :: 7 if SIMULATOR else 1
+]
 FLOATS = ["float16", "float32", "float64", "complex64", "complex128"]
 LENGTHS = (
     [0, 1, 2, 31, 32, 33, 255, 256, 257, 300] if SIMULATOR else [0, 1, 2, 31, 33, 8191, 8192, 8193, 70_001]
@@ -156,8 +158,10 @@ def test_cuda_without_a_gpu_is_an_error() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("finish", FINISHES)
-@pytest.mark.parametrize("dtype", ["int32", "uint64", "float32", "complex64"])
-@pytest.mark.parametrize("length", [0, 1, 300] if SIMULATOR else [0, 1, 255, 2048, 2049, 1_000_003])
+@pytest.mark.parametrize(
+    "dtype", ["int32", "complex64"] if SIMULATOR else ["int32", "uint64", "float32", "complex64"]
+)
+@pytest.mark.parametrize("length", [0, 300] if SIMULATOR else [0, 1, 255, 2048, 2049, 1_000_003])
 def test_every_way_to_finish(finish: str, dtype: str, length: int, rng: np.random.Generator) -> None:
     x, y = vector(rng, length, dtype), vector(rng, length, dtype)
     out = _on_device(cuda.to_device(x), cuda.to_device(y), np.dtype(dtype), True, 0, finish)

@@ -51,6 +51,7 @@ def test_finds_the_fastest_and_keeps_the_refused(monkeypatch: pytest.MonkeyPatch
     assert lines[1].split()[-3:] == ["1", "2", "4"]
     assert lines[2].split() == ["128", "7812500.0", "3906250.0", "1953125.0*"]
     assert lines[3].split() == ["2048", "-", "-", "-"]
+    assert found.to_json()["points"][0] == {"blocks": 1, "threads": 128, "seconds": 1000 / 128}
     found.plot(tmp_path / "sweep.png")
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,0 +1,294 @@
+"""Pairs of bytes and Unicode characters: 65,536 counters of 16 bits in the shared memory of one block.
+
+A table of 32-bit counters would need 256 KiB, more than a multiprocessor has, so two counters share a word. A
+counter that reaches 2^15 is emptied into device memory at once: whoever sees the bit set after an addition
+clears it atomically, and the one that finds it still set adds 2^15 to the count. A thread looks after every
+`VECTOR` additions at the latest, so a block adds at most 1024 × 16 = 2^14 to a counter whose bit is set, and
+none ever overflows into its neighbour.
+
+The bank of a counter mixes both bytes of its value: in the order of the values, the pairs of one letter,
+which are what a text consists of, would lie in half of the banks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda, int32, int64, types, uint8, uint32, uint64
+
+from tilewright.kernels import histogram_bytes as narrow
+from tilewright.kernels import histogram_tokens as tokens
+from tilewright.kernels import launch
+from tilewright.kernels.histogram_bytes import VECTOR, WORDS, count_byte, count_word, multiprocessors
+from tilewright.kernels.histogram_tokens import BIGRAM, CODE_MASK, Kind
+from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.ptx import (
+    byte_permute,
+    funnel_right,
+    global_array,
+    load_vector,
+    shared_address,
+    shared_fetch_add,
+    shared_fetch_and,
+)
+
+VALUES = 1 << 16
+PACKED_WORDS = VALUES // 2
+PACKED_NBYTES = PACKED_WORDS * 4
+FULL = 0x8000
+"""What a counter holds when it is emptied."""
+FULL_BITS = 0x80008000
+ASCII_END = 0x80
+HIGH_BITS = 0x80808080
+THREADS = 1024
+WORDS_AND_NEXT = WORDS + 1
+"""The words of a vector and the byte behind it."""
+
+character_at = cuda.jit(device=True, inline="always")(tokens.character_at)
+
+
+@cuda.jit(device=True, inline="always")
+def place_of(value):  # type: ignore[no-untyped-def]
+    """The byte address, within the table, of the word that counts ``value``; bits above the 16 are
+    ignored."""
+    return ((value << uint32(1)) & uint32(0x1FFFC)) ^ ((value >> uint32(6)) & uint32(0x7C))
+
+
+@cuda.jit(device=True, inline="always")
+def one_of(value):  # type: ignore[no-untyped-def]
+    """One, in the half of the word that counts ``value``."""
+    return uint32(0x10000) if value & uint32(1) else uint32(1)
+
+
+@cuda.jit(device=True, inline="always")
+def swapped(value):  # type: ignore[no-untyped-def]
+    """First and second byte exchanged: a pair as it lies in memory, and as its bin is numbered."""
+    return (value >> uint32(8)) & uint32(0xFF) | (value & uint32(0xFF)) << uint32(8)
+
+
+@cuda.jit(device=True, inline="always")
+def empty_if_full(table, value, target, counts):  # type: ignore[no-untyped-def]
+    """Move 2^15 from the counter of ``value`` to ``counts[target]``, unless another thread has done it."""
+    full = one_of(value) << uint32(15)
+    before = shared_fetch_and(table + place_of(value), ~full)
+    if before & full:
+        cuda.atomic.add(counts, target, int64(FULL))
+
+
+@cuda.jit(device=True, inline="always")
+def count_pair(table, value, counts):  # type: ignore[no-untyped-def]
+    """Count one pair, as it lies in memory."""
+    one = one_of(value)
+    after = shared_fetch_add(table + place_of(value), one) + one
+    if after & uint32(FULL_BITS):
+        empty_if_full(table, value, swapped(value), counts)
+
+
+@cuda.jit(device=True, inline="always")
+def count_character(table, data, i, lo, hi, counts):  # type: ignore[no-untyped-def]
+    """Count the character whose first byte, not ASCII, is ``data[i]``, if one begins there."""
+    character = character_at(data, i, lo, hi)
+    if character == 0:
+        return
+    code = character & CODE_MASK
+    if code >= VALUES:
+        cuda.atomic.add(counts, code, int64(1))
+        return
+    value = uint32(code)
+    one = one_of(value)
+    after = shared_fetch_add(table + place_of(value), one) + one
+    if after & uint32(FULL_BITS):
+        empty_if_full(table, value, code, counts)
+
+
+@cuda.jit(device=True, inline="always")
+def clear(words, count, thread):  # type: ignore[no-untyped-def]
+    for place in range(thread, uint32(count), uint32(THREADS)):
+        words[place] = uint32(0)
+
+
+@cuda.jit(device=True, inline="always")
+def counted(words, value):  # type: ignore[no-untyped-def]
+    """What the table holds for ``value``."""
+    word = words[place_of(value) >> uint32(2)]
+    return word >> uint32(16) if value & uint32(1) else word & uint32(0xFFFF)
+
+
+def bigram_source() -> Callable[..., None]:
+    """``bigrams(address, start, stop, counts)``, a plain function.
+
+    Adds the pairs that begin at ``address + start`` up to ``address + stop`` (exclusive) to ``counts``.
+
+    The byte behind the last pair's first must be readable. Block: `THREADS`; dynamic shared memory:
+    `PACKED_NBYTES`; any number of blocks.
+    """
+
+    def bigrams(address, start, stop, counts):  # type: ignore[no-untyped-def]
+        words = cuda.shared.array(0, uint32)
+        table = shared_address(words)
+        thread = uint32(cuda.threadIdx.x)
+        clear(words, PACKED_WORDS, thread)
+        cuda.syncthreads()  # all counters are zero before any thread counts
+
+        first = uint64(address) + uint64(start)
+        length = uint64(stop - start)
+        head = min((~first + uint64(1)) & uint64(VECTOR - 1), length)
+        vectors = (length - head) // uint64(VECTOR)
+        text = global_array(first, uint8)
+        body = global_array(first + head, uint32)
+        registers = cuda.local.array(WORDS_AND_NEXT, uint32)
+        pairs = cuda.local.array(VECTOR, uint32)
+        step = uint64(cuda.gridDim.x) * uint64(THREADS)
+        vector = uint64(cuda.blockIdx.x) * uint64(THREADS) + uint64(thread)
+        while vector < vectors:
+            load_vector(registers, uint32(0), body, vector * uint64(WORDS))
+            registers[WORDS] = uint32(text[head + (vector + uint64(1)) * uint64(VECTOR)])
+            for word in range(WORDS):
+                low = registers[word]
+                pairs[4 * word] = low
+                pairs[4 * word + 1] = low >> uint32(8)
+                pairs[4 * word + 2] = low >> uint32(16)
+                pairs[4 * word + 3] = funnel_right(low, registers[word + 1], uint32(24))
+            # One letter repeated, a run of blanks: sixteen equal pairs are counted as one addition of
+            # sixteen.
+            same = registers[0] == byte_permute(registers[0], uint32(0), uint32(0))
+            for word in range(1, WORDS):
+                same = same and registers[word] == registers[0]
+            same = same and registers[WORDS] == registers[0] & uint32(0xFF)
+            seen = uint32(0)
+            if same:
+                amount = one_of(pairs[0]) << uint32(4)
+                seen = shared_fetch_add(table + place_of(pairs[0]), amount) + amount
+                if seen & uint32(FULL_BITS):
+                    empty_if_full(table, pairs[0], swapped(pairs[0]), counts)
+            else:
+                for pair in range(VECTOR):
+                    one = one_of(pairs[pair])
+                    seen |= shared_fetch_add(table + place_of(pairs[pair]), one) + one
+                if seen & uint32(FULL_BITS):
+                    for pair in range(VECTOR):
+                        empty_if_full(table, pairs[pair], swapped(pairs[pair]), counts)
+            vector += step
+        if cuda.blockIdx.x == 0:  # the pairs ahead of the first whole vector and behind the last
+            place = uint64(thread)
+            if place < head:
+                count_pair(table, uint32(text[place]) | uint32(text[place + uint64(1)]) << uint32(8), counts)
+            place = head + vectors * uint64(VECTOR) + uint64(thread)
+            if place < length:
+                count_pair(table, uint32(text[place]) | uint32(text[place + uint64(1)]) << uint32(8), counts)
+        cuda.syncthreads()  # every pair is in before the table is read
+
+        for value in range(thread, uint32(VALUES), uint32(THREADS)):
+            total = counted(words, value)
+            if total:
+                cuda.atomic.add(counts, swapped(value), int64(total))
+
+    return bigrams
+
+
+def codepoint_source() -> Callable[..., None]:
+    """``codepoints(address, start, stop, lo, hi, counts)``, a plain function.
+
+    Adds the characters that begin at ``data[start:stop]`` of the document ``data[lo:hi]`` to ``counts``.
+
+    ``data`` begins at ``address``. Every byte is counted in a table like the byte kernel's, of which only
+    ASCII is used in the end; the others are then decoded one by one. Block: `THREADS`; dynamic shared memory:
+    both tables, 192 KiB; any number of blocks.
+    """
+
+    def codepoints(address, start, stop, lo, hi, counts):  # type: ignore[no-untyped-def]
+        words = cuda.shared.array(0, uint32)
+        table = shared_address(words)
+        byte_words = words[PACKED_WORDS:]
+        byte_table = table + uint32(PACKED_NBYTES)
+        thread = uint32(cuda.threadIdx.x)
+        clear(words, PACKED_WORDS + narrow.TABLE_WORDS, thread)
+        cuda.syncthreads()  # all counters are zero before any thread counts
+
+        column = narrow.column_of(thread)
+        first = uint64(address) + uint64(start)
+        length = uint64(stop - start)
+        head = min((~first + uint64(1)) & uint64(VECTOR - 1), length)
+        vectors = (length - head) // uint64(VECTOR)
+        data = global_array(address, uint8)
+        body = global_array(first + head, uint32)
+        registers = cuda.local.array(WORDS, uint32)
+        step = uint64(cuda.gridDim.x) * uint64(THREADS)
+        vector = uint64(cuda.blockIdx.x) * uint64(THREADS) + uint64(thread)
+        while vector < vectors:
+            load_vector(registers, uint32(0), body, vector * uint64(WORDS))
+            high = uint32(0)
+            for word in range(WORDS):
+                count_word(registers[word], column, byte_table)
+                high |= registers[word]
+            if high & uint32(HIGH_BITS):
+                # A bit for each byte that is not ASCII: the product brings the top bits of a word side by
+                # side.
+                mask = uint32(0)
+                for word in range(WORDS):
+                    tops = (registers[word] & uint32(HIGH_BITS)) >> uint32(7)
+                    mask |= (((tops * uint32(0x01020408)) >> uint32(24)) & uint32(0xF)) << uint32(4 * word)
+                here = start + int64(head + vector * uint64(VECTOR))
+                while mask:
+                    i = here + int64(cuda.ffs(int32(mask)) - 1)
+                    count_character(table, data, i, lo, hi, counts)
+                    mask &= mask - uint32(1)
+            vector += step
+        if cuda.blockIdx.x == 0:  # the bytes ahead of the first whole vector and behind the last
+            for turn in range(2):
+                place = uint64(thread) + (head + vectors * uint64(VECTOR) if turn else uint64(0))
+                if place < (length if turn else head):
+                    i = start + int64(place)
+                    if data[i] < uint8(ASCII_END):
+                        count_byte(data[i], column, byte_table)
+                    else:
+                        count_character(table, data, i, lo, hi, counts)
+        cuda.syncthreads()  # every character is in before the tables are read
+
+        for value in range(thread, uint32(VALUES), uint32(THREADS)):
+            total = counted(words, value)
+            if total:
+                cuda.atomic.add(counts, value, int64(total))
+        if thread < uint32(ASCII_END):
+            ascii_total = narrow.row_sum(byte_words, thread)
+            if ascii_total:
+                cuda.atomic.add(counts, thread, int64(ascii_total))
+
+    return codepoints
+
+
+_PLACE, _COUNTS = types.int64, types.Array(types.int64, 1, "C")
+BIGRAM_SIGNATURE = types.void(types.uint64, _PLACE, _PLACE, _COUNTS)
+CODEPOINT_SIGNATURE = types.void(types.uint64, _PLACE, _PLACE, _PLACE, _PLACE, _COUNTS)
+
+
+@functools.cache
+def bigram_kernel() -> Any:
+    return cuda.jit(BIGRAM_SIGNATURE)(bigram_source())
+
+
+@functools.cache
+def codepoint_kernel() -> Any:
+    return cuda.jit(CODEPOINT_SIGNATURE)(codepoint_source())
+
+
+def launch_wide(
+    data: Any, start: int, stop: int, lo: int, hi: int, kind: Kind, counts: Any, stream: Any
+) -> None:
+    """Add the pairs or characters that begin in ``data[start:stop]`` of the document ``data[lo:hi]`` to
+    ``counts``, a device array int64[bins], on ``stream``.
+    """
+    if kind.code == BIGRAM:
+        compiled, nbytes = bigram_kernel(), PACKED_NBYTES
+        stop = min(stop, hi - 1)
+        arguments: tuple[int, ...] = (start, stop)
+    else:
+        compiled, nbytes = codepoint_kernel(), PACKED_NBYTES + narrow.TABLE_NBYTES
+        arguments = (start, stop, lo, hi)
+    if stop <= start:
+        return
+    launch.allow_dynamic_shared(compiled, nbytes)
+    blocks = min(ceil_div(stop - start, THREADS * VECTOR), multiprocessors(launch.current_device()))
+    launch.enqueue(compiled, blocks, THREADS, stream, nbytes, launch.address(data), *arguments, counts)
