@@ -28,6 +28,10 @@ BLOCK = 1280
 """Side of the blocks that integers are split in: enough for BLAS, and 15 of them in float64 are 200 MB."""
 FLOAT_BLOCK = 2048
 """Side of the blocks in which floating-point operands are converted and products are added up."""
+PIECES = 4
+"""Pieces of a loop for each thread: BLAS's threads spin on for a while, and who shares a core with one is
+late.
+"""
 SCRATCH_NBYTES = 320 << 20
 """The most memory a product takes for itself, whatever its sides; what BLAS packs inside is not counted."""
 STRASSEN_PRODUCTS = 4
@@ -95,10 +99,10 @@ def _ring(array: np.ndarray, result: np.dtype) -> np.ndarray:
 
 
 def _on_threads(pool: ThreadPoolExecutor, work: Callable[..., Any], rows: int, *arguments: Any) -> list[Any]:
-    """``work(*arguments, start, stop)`` over even ranges of rows, one a thread; their results in order."""
+    """``work(*arguments, start, stop)`` over even ranges of rows, on threads; their results in order."""
     jobs = [
         pool.submit(work, *arguments, piece.start, piece.stop)
-        for piece in _blocks(rows, ceil_div(rows, cpu_threads()))
+        for piece in _blocks(rows, ceil_div(rows, PIECES * cpu_threads()))
     ]
     return [job.result() for job in jobs]
 
