@@ -29,9 +29,7 @@ BLOCK = 1280
 FLOAT_BLOCK = 2048
 """Side of the blocks in which floating-point operands are converted and products are added up."""
 PIECES = 4
-"""Pieces of a loop for each thread: BLAS's threads spin on for a while, and who shares a core with one is
-late.
-"""
+"""Pieces of a loop for each thread: BLAS's threads spin on for a while, and who shares a core is late."""
 SCRATCH_NBYTES = 320 << 20
 """The most memory a product takes for itself, whatever its sides; what BLAS packs inside is not counted."""
 STRASSEN_PRODUCTS = 4

@@ -16,7 +16,7 @@ from tilewright.kernels.launch import SIMULATOR
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
-SAMPLES = 3
+SAMPLES = 2
 """How many variants of a kernel that is not portable are compiled here; its own tests know which matter."""
 
 
