@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
-from distributed import Client, LocalCluster, Worker, WorkerPlugin
+from distributed import Client, LocalCluster
 
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError
@@ -105,28 +105,29 @@ def _start(stack: ExitStack, name: str, profile: dict[str, Any]) -> Client:
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
             options = {"processes": True, "n_workers": os.cpu_count()} | profile
-            server = stack.enter_context(LocalCluster(**options, env=environment))
+            with _interrupts_kept_from_workers():
+                server = stack.enter_context(LocalCluster(**options, env=environment))
         else:
-            server = stack.enter_context(_cuda_cluster(profile))
+            with _interrupts_kept_from_workers():
+                server = stack.enter_context(_cuda_cluster(profile))
     except (TypeError, ValueError) as error:
         raise ClusterError(f"profile {name!r}: the cluster refused its options {profile}: {error}") from error
-    client = stack.enter_context(Client(server))
-    if kind != "local":
-        client.register_plugin(IgnoreInterrupts())
-    return client
+    return stack.enter_context(Client(server))
 
 
-class IgnoreInterrupts(WorkerPlugin):
-    """Makes worker processes that were started here leave Ctrl-C to the process that started them.
+@contextmanager
+def _interrupts_kept_from_workers() -> Iterator[None]:
+    """Worker processes that are started in this block leave Ctrl-C to the process that started them.
 
-    A terminal sends it to all of them at once. A worker that obeyed it would neither finish nor end, and the
-    submitting process would wait for it for ever; so that process alone hears it, and ends the workers in order.
+    A terminal sends it to all of them at once, and a worker that obeyed it would die in the middle of closing. A
+    blocked signal stays blocked in what a thread starts, threads and processes; here it only waits for the block's
+    end, so that nobody has to press twice.
     """
-
-    name = "tilewright-ignore-interrupts"
-
-    def setup(self, worker: Worker) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _cuda_cluster(options: dict[str, Any]) -> Any:

@@ -26,7 +26,7 @@ class MatmulRun:
     device: str
     """Name of the GPU, or ``CPU``."""
     kernel: str
-    """The kernel that multiplied, and why where there was a choice."""
+    """The kernel that multiplied, as it is named in `tilewright bench gemm`."""
     seconds: float
     """From the first tile handed out to the last one stored."""
     stages: dict[str, float]
@@ -64,14 +64,25 @@ class MatmulRun:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class TilesDone:
+    """What running a plan's tiles took."""
+
+    seconds: float
+    stages: dict[str, float]
+    """Busy seconds by stage, summed over workers."""
+    kernel: str
+    """The kernel, or kernels, that multiplied; ``none`` where nothing was left to do."""
+
+
 def run_tiles(
     client: Client,
     product: Product,
     finished: frozenset[int],
     listener: Listener,
     record: Callable[[int], None],
-) -> tuple[float, dict[str, float]]:
-    """Compute every tile of the plan that is not finished yet; returns seconds and each stage's busy seconds.
+) -> TilesDone:
+    """Compute every tile of the plan that is not finished yet.
 
     ``record`` is called with a tile's index once it is stored. When this ends, by success, error or Ctrl-C, the
     workers hold nothing of the run any more.
@@ -82,6 +93,7 @@ def run_tiles(
     operations = sum(2 * tile.rows * tile.columns * plan.k for tile in todo)
     listener(WorkPlanned("matmul", plan.tile_count, len(finished), "tiles", read, operations))
     stages: dict[str, float] = {}
+    kernels: set[str] = set()
     start = time.perf_counter()
     ended = False
     try:
@@ -93,6 +105,7 @@ def run_tiles(
         with closing(results):  # so that what is outstanding is cancelled before the workers are told to end
             for place, report in results:
                 record(report.index)
+                kernels.add(report.kernel)
                 for stage, seconds in report.stages.items():
                     stages[stage] = stages.get(stage, 0.0) + seconds
                 tile = todo[place]
@@ -112,4 +125,4 @@ def run_tiles(
         client.run(tasks.end_run, product.run, not ended)
     seconds = time.perf_counter() - start
     listener(WorkDone("matmul", seconds))
-    return seconds, stages
+    return TilesDone(seconds, stages, " and ".join(sorted(kernels)) or "none")

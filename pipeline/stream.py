@@ -23,6 +23,7 @@ import numpy as np
 import zarr
 
 from tilewright.kernels import matmul
+from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
 from tilewright.pipeline.plan import LANE_NBYTES, PANEL_BUFFERS, MatmulPlan, Tile
@@ -57,6 +58,7 @@ class TileReport:
     seconds: float
     stages: dict[str, float]
     """Busy seconds of each stage for this tile."""
+    kernel: str
 
 
 @dataclass
@@ -70,6 +72,8 @@ class _Job:
     """The tile of C on the device, once the first panel has come."""
     panels: int = 0
     """Panels multiplied so far."""
+    kernel: str = "none"
+    """What multiplied them; ``none`` where there was nothing to add up."""
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[_Move]]:
@@ -129,7 +133,8 @@ class Unit(Protocol):
 
     def multiply(
         self, slot: Any, rows: int, columns: int, depth: int, target: Any, accumulate: bool
-    ) -> None: ...
+    ) -> str:
+        """Put, or add, the product of a slot's panels into a tile; returns the name of the kernel that did."""
 
     def clear(self, target: Any, rows: int, columns: int) -> None: ...
 
@@ -176,22 +181,21 @@ def _tile_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> l
 
 def _multiply(
     product: Product, slot: PanelSlot, sides: tuple[int, int, int], target: Any, accumulate: bool, stream: Any
-) -> None:
-    """``target`` (rows × columns) takes, or adds, the product of a slot's panels."""
+) -> str:
+    """``target`` (rows × columns) takes, or adds, the product of a slot's panels. Returns the kernel's name."""
     plan, (rows, columns, depth) = product.plan, sides
     a_shape, b_shape = _shapes(plan, rows, columns, depth)
-    matmul(
-        _shaped(slot.a, a_shape),
-        _shaped(slot.b, b_shape),
-        out=_shaped(target, (rows, columns)),
-        accumulate=accumulate,
-        transpose_a=plan.transpose_a,
-        transpose_b=plan.transpose_b,
-        dtype=target.dtype,
-        precision=product.precision,
-        device=product.device,
-        stream=stream,
-    )
+    a, b, out = _shaped(slot.a, a_shape), _shaped(slot.b, b_shape), _shaped(target, (rows, columns))
+    options: dict[str, Any] = {
+        "accumulate": accumulate,
+        "transpose_a": plan.transpose_a,
+        "transpose_b": plan.transpose_b,
+        "dtype": target.dtype,
+        "precision": product.precision,
+        "device": product.device,
+    }
+    matmul(a, b, out=out, stream=stream, **options)
+    return kernel_name(a, b, out, **options)
 
 
 class HostUnit:
@@ -213,8 +217,9 @@ class HostUnit:
 
     def multiply(
         self, slot: PanelSlot, rows: int, columns: int, depth: int, target: np.ndarray, accumulate: bool
-    ) -> None:
+    ) -> str:
         _multiply(self._product, slot, (rows, columns, depth), target, accumulate, None)
+        return "BLAS on exact digits" if target.dtype.kind in "iu" else "BLAS"
 
     def clear(self, target: np.ndarray, rows: int, columns: int) -> None:
         target[: rows * columns] = 0
@@ -315,9 +320,11 @@ class CudaUnit:
 
     def multiply(
         self, slot: PanelSlot, rows: int, columns: int, depth: int, target: Any, accumulate: bool
-    ) -> None:
-        _multiply(self._product, slot, (rows, columns, depth), target, accumulate, self._compute_stream)
+    ) -> str:
+        sides = rows, columns, depth
+        kernel = _multiply(self._product, slot, sides, target, accumulate, self._compute_stream)
         self._compute_stream.synchronize()  # the panel's place may be filled again
+        return kernel
 
     def clear(self, target: Any, rows: int, columns: int) -> None:
         if rows * columns:
@@ -464,7 +471,7 @@ class Engine:
                         self._unit.clear(job.target, tile.rows, tile.columns)
                 elif job.error is None:
                     with job.clock("compute", "compute"):
-                        self._unit.multiply(
+                        job.kernel = self._unit.multiply(
                             item.slot,
                             tile.rows,
                             tile.columns,
@@ -494,7 +501,8 @@ class Engine:
                 job.done.set_exception(job.error)
             else:
                 seconds = time.perf_counter() - job.started
-                job.done.set_result(TileReport(job.tile.index, self._worker, seconds, dict(job.busy)))
+                report = TileReport(job.tile.index, self._worker, seconds, dict(job.busy), job.kernel)
+                job.done.set_result(report)
 
     def _write_tile(self, job: _Job) -> None:
         tile, c = job.tile, self._product.c

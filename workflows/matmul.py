@@ -115,7 +115,7 @@ def matmul(
         )
         ledger = Ledger(output.partial, digest, plan, finished) if output.partial is not None else None
         try:
-            seconds, stages = run_tiles(
+            done = run_tiles(
                 client, product, finished, listener, ledger.record if ledger is not None else _forget
             )
             verification = None
@@ -147,9 +147,9 @@ def matmul(
     return MatmulRun(
         plan=plan,
         device=facts[0].name,
-        kernel=precision,
-        seconds=seconds,
-        stages=stages,
+        kernel=done.kernel,
+        seconds=done.seconds,
+        stages=done.stages,
         resumed=len(finished),
         verification=verification,
     )
