@@ -85,8 +85,7 @@ def load_vector(typingctx, registers, register_index, array, index):  # type: ig
 
     ``array`` lies in global or shared memory (LLVM tells which: ``ld.global.v4`` or ``ld.shared.v4``); the
     address of ``array[index]`` must be a multiple of 16 bytes. ``registers`` has the type of ``array``, or
-    holds an element as two: a complex number's parts, a 64-bit integer's halves; ``register_index`` counts
-    registers.
+    its real type where ``array`` is complex: then ``register_index`` counts reals.
     """
     if not _require_array(registers, array) or not _same_scalar(registers, array):
         return None
@@ -137,11 +136,7 @@ def store_vector(typingctx, array, index, registers, register_index):  # type: i
 
 
 def _same_scalar(registers: Any, array: Any) -> bool:
-    """Whether registers can hold elements of an array: as they are, or an element as its equal parts."""
-    if isinstance(array.dtype, types.Complex):
-        return registers.dtype in (array.dtype, array.dtype.underlying_float)
-    halves = array.dtype == types.uint64 and registers.dtype == types.uint32
-    return registers.dtype == array.dtype or halves
+    return registers.dtype in (array.dtype, getattr(array.dtype, "underlying_float", None))
 
 
 def _scalar(element: ir.Type) -> ir.Type:
@@ -672,8 +667,14 @@ def _pure(text: str, constraints: str, arguments: int) -> Callable[..., Any]:
 byte_permute = _pure("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``byte_permute(a, b, selector)``: four bytes of the eight of a (0-3) and b (4-7), chosen by four hex digits."""
 
+byte_dot = _pure("dp4a.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``byte_dot(a, b, c)``: c plus the products of the four bytes of a with those of b, all unsigned."""
+
 funnel_right = _pure("shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
-"""``funnel_right(low, high, shift)``: the low word of (high:low) >> shift."""
+"""``funnel_right(low, high, shift)``: the low word of (high:low) >> shift, for shifts up to 32."""
+
+shift_left_wrapped = _pure("shf.l.wrap.b32 $0, $1, $1, $2;", "=r,r,r", 2)
+"""``shift_left_wrapped(a, shift)``: a rotated left by the low five bits of ``shift``, whatever stands above them."""
 
 shared_add = _instruction(
     "red.shared.add.u32 [$0], $1;",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numba
@@ -22,6 +21,11 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels import ptx
+from tilewright.kernels.gemm.register_arithmetic import (
+    element_of,
+    multiply_line,
+    store_element,
+)
 from tilewright.kernels.gemm.warp_tiling import (
     ALONG_K,
     WARP,
@@ -99,106 +103,6 @@ def _slab_functions(copy: SlabCopy, leading: int, itemsize: int) -> tuple[Any, A
     return start, copy_whole, copy_ragged
 
 
-@dataclass(frozen=True)
-class Element:
-    """How elements of one dtype are held in registers and multiplied there."""
-
-    dtype: np.dtype
-    register: Any
-    """The Numba type of one register value."""
-    parts: int
-    """Register values an element."""
-
-    @property
-    def number(self) -> Any:
-        return numba.from_dtype(self.dtype)
-
-    @property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize
-
-
-def element_of(dtype: np.dtype) -> Element:
-    if dtype.kind == "c":
-        return Element(dtype, numba.from_dtype(np.zeros(0, dtype).real.dtype), 2)
-    return Element(dtype, numba.from_dtype(dtype), 1)
-
-
-def _multiply_line(element: Element, tiling: Tiling) -> Any:
-    """A device function that adds the products of one row (or column) of a thread's tile.
-
-    ``total[i, j] += left[i] * right[j]`` on register arrays, i (or j) fixed. Every second line runs
-    backwards: where lines meet, the operand at the corner is still in the reuse cache.
-    """
-    register, parts = element.register, element.parts
-    thread_m, thread_n, by_columns = tiling.thread_m, tiling.thread_n, tiling.by_columns
-    length = thread_m if by_columns else thread_n
-    wide_integer = element.dtype.kind in "iu" and element.itemsize == 8
-
-    @cuda.jit(device=True, inline="always")
-    def multiply_line(line: Any, total: Any, left: Any, right: Any, half: Any) -> None:
-        for step in range(length):
-            along = step if line % 2 == 0 else length - 1 - step
-            i, j = (along, line) if by_columns else (line, along)
-            t, x, y = i * thread_n + j, half * thread_m + i, half * thread_n + j
-            if wide_integer:
-                total[t] = ptx.multiply_add_64(left[x], right[y], total[t])
-            else:
-                # Narrowed at once: Numba would widen 32-bit integers to 64.
-                total[t] = register(total[t] + left[x] * right[y])
-
-    @cuda.jit(device=True, inline="always")
-    def multiply_complex_line(line: Any, total: Any, left: Any, right: Any, half: Any) -> None:
-        # Four fused operations an element; Numba's complex product would round in between and take six. The
-        # fixed operand's real part meets the whole line before its imaginary part, which comes back.
-        for step in range(length):
-            i, j = (step, line) if by_columns else (line, step)
-            t, x, y = 2 * (i * thread_n + j), 2 * (half * thread_m + i), 2 * (half * thread_n + j)
-            if by_columns:
-                total[t] += left[x] * right[y]
-                total[t + 1] += left[x + 1] * right[y]
-            else:
-                total[t] += left[x] * right[y]
-                total[t + 1] += left[x] * right[y + 1]
-        for step in range(length):
-            back = length - 1 - step
-            i, j = (back, line) if by_columns else (line, back)
-            t, x, y = 2 * (i * thread_n + j), 2 * (half * thread_m + i), 2 * (half * thread_n + j)
-            if by_columns:
-                total[t] -= left[x + 1] * right[y + 1]
-                total[t + 1] += left[x] * right[y + 1]
-            else:
-                total[t] -= left[x + 1] * right[y + 1]
-                total[t + 1] += left[x + 1] * right[y]
-
-    return multiply_line if parts == 1 else multiply_complex_line
-
-
-def _store_element(element: Element) -> Any:
-    """``c[row, column] (+)= total[t...]``, one element."""
-    number, register = element.number, element.register
-
-    if element.parts == 1:
-
-        @cuda.jit(device=True, inline="always")
-        def store_element(c: Any, row: Any, column: Any, total: Any, t: Any, accumulate: Any) -> None:
-            value = total[t]
-            if accumulate:
-                value = register(c[row, column] + value)
-            c[row, column] = value
-
-    else:
-
-        @cuda.jit(device=True, inline="always")
-        def store_element(c: Any, row: Any, column: Any, total: Any, t: Any, accumulate: Any) -> None:
-            value = number(complex(total[t], total[t + 1]))
-            if accumulate:
-                value = number(c[row, column] + value)
-            c[row, column] = value
-
-    return store_element
-
-
 @functools.cache
 def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str) -> Any:
     """The kernel's plain function, specialised at compile time.
@@ -213,7 +117,8 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
     fixed by the tiling's ``block_k`` and by ``depth``.
     """
     element = element_of(dtype)
-    number, register, parts, itemsize = element.number, element.register, element.parts, element.itemsize
+    number, itemsize = element.number, dtype.itemsize
+    register, parts = element.register, element.parts
     block_m, block_n, block_k, stages = tiling.block_m, tiling.block_n, tiling.block_k, tiling.stages
     warp_m, warp_n, lanes_m, lanes_n = tiling.warp_m, tiling.warp_n, tiling.lanes_m, tiling.lanes_n
     thread_m, thread_n, group, threads = tiling.thread_m, tiling.thread_n, tiling.group, tiling.threads
@@ -229,9 +134,8 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
     start_a, copy_a, copy_ragged_a = _slab_functions(a_copy, leading_a, itemsize)
     start_b, copy_b, copy_ragged_b = _slab_functions(b_copy, leading_b, itemsize)
     a_passes, b_passes = a_copy.passes, b_copy.passes
-    multiply_line = _multiply_line(element, tiling)
-    lines = thread_n if tiling.by_columns else thread_m
-    store_element = _store_element(element)
+    multiply, store = multiply_line(element, tiling), store_element(element)
+    lines, copy_step = thread_n if tiling.by_columns else thread_m, tiling.copy_step
     totals, lefts, rights = thread_m * thread_n * parts, thread_m * parts, thread_n * parts
     two_lefts, two_rights, last_step = 2 * lefts, 2 * rights, block_k - 1
     in_flight = stages - 2
@@ -256,11 +160,15 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
 
     @cuda.jit(device=True, inline="always")
     def step_of_k(
-        step: Any, total: Any, left: Any, right: Any, shared: Any, a_place: Any, b_place: Any
-    ) -> None:
+        step: Any, total: Any, left: Any, right: Any, shared: Any, a_place: Any, b_place: Any,
+        filling: Any, thread: Any, a_addresses: Any, a_stride: Any, b_addresses: Any, b_stride: Any,
+    ) -> None:  # fmt: skip
         for g in range(loads):
             load_fragment(g, left, right, shared, a_place, b_place, step + 1)
-        ptx.unroll(multiply_line, lines, (total, left, right, step % 2))
+        if step == copy_step:
+            copy_a(shared, filling, a_addresses, a_stride, thread)
+            copy_b(shared, filling + u64(b_part), b_addresses, b_stride, thread)
+        ptx.unroll(multiply, lines, (total, left, right, step % 2))
 
     @cuda.jit(device=True, inline="always")
     def store_row(
@@ -279,16 +187,17 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
                         if accumulate:
                             ptx.load_vector(old, 0, c, place)
                             for v in range(vector_parts):
-                                total[slot + v] = register(total[slot + v] + old[v])
+                                total[slot + v] = register(old[v] + total[slot + v])
                         ptx.store_vector(c, place, total, slot)
                 else:
                     for v in range(vector):
                         if u32(column + u32(v)) < n:
-                            store_element(c, line, u64(column + u32(v)), total, slot + v * parts, accumulate)
+                            store(c, line, u64(column + u32(v)), total, slot + v * parts, accumulate)
 
     def warp_tiled_kernel(a: Any, b: Any, c: Any, depth: int, accumulate: bool, c_vectors: bool) -> None:
         shared = cuda.shared.array(0, number, alignment=16)
         total = cuda.local.array(totals, register)
+        old = cuda.local.array(vector_parts, register)
         left = cuda.local.array(two_lefts, register)
         right = cuda.local.array(two_rights, register)
         a_addresses = cuda.local.array(a_passes, u64)
@@ -373,13 +282,17 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
                 a_addresses[p] += a_ahead
             for p in range(b_passes):
                 b_addresses[p] += b_ahead
-            copy_a(shared, filling, a_addresses, a_stride, thread)
-            copy_b(shared, filling + u64(b_part), b_addresses, b_stride, thread)
+            if copy_step < 0:
+                copy_a(shared, filling, a_addresses, a_stride, thread)
+                copy_b(shared, filling + u64(b_part), b_addresses, b_stride, thread)
             ptx.unroll(
                 step_of_k,
                 last_step,
-                (total, left, right, shared, reading + a_place, reading + b_place),
-            )
+                (
+                    total, left, right, shared, reading + a_place, reading + b_place,
+                    filling, thread, a_addresses, a_stride, b_addresses, b_stride,
+                ),
+            )  # fmt: skip
             a_ahead, b_ahead = u64(block_k) * a_stride, u64(block_k) * b_stride
             to_copy = i32(to_copy - i32(1))
             ptx.commit_copies()
@@ -392,13 +305,13 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
             cuda.syncthreads()
             for g in range(loads):
                 load_fragment(g, left, right, shared, reading + a_place, reading + b_place, 0)
-            ptx.unroll(multiply_line, lines, (total, left, right, last_step % 2))
+            ptx.unroll(multiply, lines, (total, left, right, last_step % 2))
         ptx.wait_copies(0)
 
         ptx.unroll(
             store_row,
             thread_m,
-            (total, left, c, u32(row0 + row), u32(column0 + column), m, n, accumulate, c_vectors),
+            (total, old, c, u32(row0 + row), u32(column0 + column), m, n, accumulate, c_vectors),
         )
 
     return warp_tiled_kernel

@@ -17,7 +17,7 @@ from numba import cuda
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.warp_tiled import warp_tiled_function
-from tilewright.kernels.gemm.warp_tiled_cut import CANDIDATES, DTYPES, Part, cut
+from tilewright.kernels.gemm.warp_tiled_cut import DTYPES, Part, candidates, cut
 from tilewright.kernels.gemm.warp_tiling import (
     ALONG_K,
     ALONG_OUTER,
@@ -40,6 +40,7 @@ from tilewright.kernels.launch import (
 MAX_SIDE = 2**31 - 1
 """Sides are counted in 32 bits, k too; addresses have 64."""
 REDUCING_THREADS = 256
+ACCEPTED = (*DTYPES, np.dtype("i4"), np.dtype("i8"))
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,10 @@ class Matrix:
 
 
 def matrix(array: Any) -> Matrix:
-    return Matrix(address(array), array.shape, array.strides, array.dtype)
+    """A device array as a matrix; integers as unsigned ones, whose sums and products have the same bits."""
+    dtype = array.dtype
+    unsigned = np.dtype(f"u{dtype.itemsize}") if dtype.kind == "i" else dtype
+    return Matrix(address(array), array.shape, array.strides, unsigned)
 
 
 def layout(outer: int, outer_stride: int, k_stride: int, pointer: int, itemsize: int) -> str:
@@ -78,6 +82,14 @@ def layout(outer: int, outer_stride: int, k_stride: int, pointer: int, itemsize:
         return ALONG_K
     aligned = pointer % VECTOR_NBYTES == 0 and k_stride % VECTOR_NBYTES == 0
     return VECTOR if aligned and outer % vector_elements(itemsize) == 0 else ALONG_OUTER
+
+
+def layouts(a: Matrix, b: Matrix) -> tuple[str, str]:
+    itemsize = a.dtype.itemsize
+    return (
+        layout(a.shape[0], a.strides[0], a.strides[1], a.pointer, itemsize),
+        layout(b.shape[1], b.strides[1], b.strides[0], b.pointer, itemsize),
+    )
 
 
 @functools.cache
@@ -134,8 +146,7 @@ def _multiprocessors(device: int) -> int:
 def _multiply(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
     """Enqueue one part, ``c`` being where its (or its splits') products go."""
     (m, _), n, itemsize, tiling = a.shape, b.shape[1], a.dtype.itemsize, part.tiling
-    a_layout = layout(m, a.strides[0], a.strides[1], a.pointer, itemsize)
-    b_layout = layout(n, b.strides[1], b.strides[0], b.pointer, itemsize)
+    a_layout, b_layout = layouts(a, b)
     c_vectors = (
         alignment(c.pointer) >= VECTOR_NBYTES
         and c.strides[0] % VECTOR_NBYTES == 0
@@ -173,7 +184,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         # The transposed product: the kernel stores C by rows.
         left, right, target = right.transposed(), left.transposed(), target.transposed()
     (m, k), n = left.shape, right.shape[1]
-    for part in cut(m, n, k, target.dtype, _multiprocessors(current_device())):
+    for part in cut(m, n, k, target.dtype, layouts(left, right), _multiprocessors(current_device())):
         launch_part(left, right, target, part, accumulate, stream)
 
 
@@ -185,7 +196,7 @@ def _readable(outer: int, outer_stride: int, k: int, k_stride: int) -> bool:
 def supports(problem: Problem) -> bool:
     a, b, c = problem.a, problem.b, problem.c
     return (
-        c.dtype in DTYPES
+        c.dtype in ACCEPTED
         and a.dtype == b.dtype == c.dtype
         and min(operand.alignment for operand in (a, b, c)) >= c.dtype.itemsize
         and problem.precision == "full"
@@ -201,9 +212,9 @@ def supports(problem: Problem) -> bool:
 def variants() -> Iterable[Variant]:
     for dtype in DTYPES:
         yield Variant(f"warp-tiled {dtype} sum of splits", sum_function(dtype), sum_signature(dtype))
-        for candidate in CANDIDATES[dtype]:
-            for a_layout in LAYOUTS:
-                for b_layout in LAYOUTS:
+        for a_layout in LAYOUTS:
+            for b_layout in LAYOUTS:
+                for candidate in candidates(dtype, a_layout, b_layout):
                     tiling = candidate.tiling
                     yield Variant(
                         f"warp-tiled {dtype} {tiling.block_m}x{tiling.block_n} {a_layout} {b_layout}",

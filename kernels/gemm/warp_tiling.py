@@ -33,6 +33,9 @@ class Tiling:
     by_columns: bool = False
     """Whether a thread multiplies its fragments column by column rather than row by row. The order decides
     which operands the register file's reuse cache serves, so it is chosen by measuring."""
+    copy_step: int = -1
+    """The step of a slab in which the copies of a later one are issued, -1 for before its first; found by
+    measuring, too."""
     group: int = 16
     """Tile rows that are walked together: blocks running at one time then share A and B in the L2 cache."""
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from tests.kernels import naive
 from tilewright.kernels.gemm import warp_tiling
 from tilewright.kernels.gemm.warp_tiled_cut import (
-    CANDIDATES,
     DTYPES,
     LEAST_DEPTH,
     MAX_PARTIAL_NBYTES,
     Part,
+    candidates,
     cut,
     split_depth,
 )
@@ -36,7 +36,11 @@ if not SIMULATOR:
     from tilewright.kernels.gemm.register_blocked import REGISTER_BLOCKED
     from tilewright.kernels.gemm.warp_tiled_launch import WARP_TILED, launch_part, matrix, variants
 
-TILINGS = sorted({(dtype.itemsize, c.tiling) for dtype in DTYPES for c in CANDIDATES[dtype]}, key=repr)
+PAIRS = tuple(itertools.product(LAYOUTS, LAYOUTS))
+TILINGS = sorted(
+    {(dtype.itemsize, c.tiling) for dtype in DTYPES for pair in PAIRS for c in candidates(dtype, *pair)},
+    key=repr,
+)
 MULTIPROCESSORS = 132
 SHARED_LIMIT_NBYTES = 227 * 1024
 """What a block, or all blocks of a multiprocessor, may have on Hopper."""
@@ -81,9 +85,13 @@ def test_an_uneven_share_of_a_slab_is_refused() -> None:
 sides = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
 
 
-@given(m=sides, n=sides, k=st.integers(1, 200_000), dtype=st.sampled_from(DTYPES))
-def test_parts_cover_c_once_and_splits_cover_k_once(m: int, n: int, k: int, dtype: np.dtype) -> None:
-    parts = cut(m, n, k, dtype, MULTIPROCESSORS)
+@given(
+    m=sides, n=sides, k=st.integers(1, 200_000), dtype=st.sampled_from(DTYPES), pair=st.sampled_from(PAIRS)
+)
+def test_parts_cover_c_once_and_splits_cover_k_once(
+    m: int, n: int, k: int, dtype: np.dtype, pair: tuple[str, str]
+) -> None:
+    parts = cut(m, n, k, dtype, pair, MULTIPROCESSORS)
     assert sum(part.m * part.n for part in parts) == m * n
     for one, other in itertools.combinations(parts, 2):
         apart_m = one.row + one.m <= other.row or other.row + other.m <= one.row
@@ -100,9 +108,9 @@ def test_parts_cover_c_once_and_splits_cover_k_once(m: int, n: int, k: int, dtyp
 
 
 def test_large_products_are_not_split_and_small_ones_with_much_k_are() -> None:
-    single = np.dtype("f4")
-    (large,) = cut(8192, 8192, 8192, single, MULTIPROCESSORS)
-    (small,) = cut(128, 128, 100_000, single, MULTIPROCESSORS)
+    single, pair = np.dtype("f4"), (warp_tiling.ALONG_K, warp_tiling.VECTOR)
+    (large,) = cut(8192, 8192, 8192, single, pair, MULTIPROCESSORS)
+    (small,) = cut(128, 128, 100_000, single, pair, MULTIPROCESSORS)
     assert large.splits == 1
     assert small.splits > 16
 
@@ -131,11 +139,10 @@ def machine_code(variant: Variant, folder: Path) -> tuple[str, str]:
 
 def cases() -> list[Any]:
     found = [] if SIMULATOR else [*variants(), *REGISTER_BLOCKED.variants()]
-    quick = re.compile(r"(float32 128x128|complex64 128x64|int64 128x64) k vector|register-blocked f")
+    quick = re.compile(r"(float32|complex64 64x128|uint64 64x64) k vector|register-blocked f")
     return [
         pytest.param(variant, id=variant.name, marks=() if quick.search(variant.name) else pytest.mark.slow)
         for variant in found
-        if "uint" not in variant.name  # the same instructions as the signed
     ]
 
 
@@ -154,9 +161,9 @@ def test_nothing_spills_and_the_launch_bounds_hold(variant: Variant, tmp_path: P
 
 @needs_compiler
 def test_the_inner_loop_is_unrolled_into_registers(tmp_path: Path) -> None:
-    (variant,) = (v for v in variants() if v.name == "warp-tiled float32 128x128 k vector")
+    (variant,) = (v for v in variants() if v.name == "warp-tiled float32 128x256 k vector")
     text, _ = machine_code(variant, tmp_path)
-    tiling = CANDIDATES[np.dtype("f4")][0].tiling
+    tiling = candidates(np.dtype("f4"), warp_tiling.ALONG_K, warp_tiling.VECTOR)[0].tiling
     assert text.count("fma.rn.f32") == tiling.thread_m * tiling.thread_n * tiling.block_k
     assert "cp.async.ca.shared.global" in text
     assert "cp.async.cg.shared.global" in text
@@ -231,7 +238,9 @@ def test_every_tiling_and_split(dtype: str, rng: np.random.Generator) -> None:
     m, n, k = 200, 136, 1030
     a, b = naive.numbers(rng, (m, k), dtype), naive.numbers(rng, (k, n), dtype)
     on_a, on_b = cuda.to_device(a), cuda.to_device(b)
-    for candidate, wanted in itertools.product(CANDIDATES[np.dtype(dtype)], (1, 2, 5)):
+    unsigned = np.dtype(dtype.replace("i", "u"))
+    options = candidates(unsigned, warp_tiling.ALONG_K, warp_tiling.VECTOR)
+    for candidate, wanted in itertools.product(options, (1, 2, 5)):
         depth = split_depth(k, wanted, candidate.tiling.block_k)
         part = Part(0, 0, m, n, candidate.tiling, depth, -(-k // depth))
         c = cuda.to_device(np.full((m, n), naive.FILLER, dtype))

@@ -1,0 +1,106 @@
+"""How elements of each dtype are held in a thread's registers, multiplied, added up and stored.
+
+Every function here is a device function over ``cuda.local.array``s whose indices are constants in the end.
+The arithmetic is chosen by dtype: one fused multiply-add an element, or four for complex numbers.
+
+What did not help 64-bit integers, which take three multiplications an element: writing the three in PTX,
+and Winograd's identity for inner products, which trades one of them for two additions (they ran on the same
+unit). Both were as fast as what the compiler makes of ``total + left * right``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+from numba import cuda
+
+from tilewright.kernels.gemm.warp_tiling import Tiling
+
+
+@dataclass(frozen=True)
+class Element:
+    """The register type of a dtype, in fragments of A and B and in totals of C."""
+
+    dtype: np.dtype
+    register: Any
+    parts: int
+    """Registers an element: two for a complex number."""
+
+    @property
+    def number(self) -> Any:
+        return numba.from_dtype(self.dtype)
+
+
+def element_of(dtype: np.dtype) -> Element:
+    if dtype == np.complex64:
+        return Element(dtype, numba.float32, 2)
+    return Element(dtype, numba.from_dtype(dtype), 1)
+
+
+def multiply_line(element: Element, tiling: Tiling) -> Any:
+    """``multiply(line, total, left, right, half)``: the products of a row of a thread's tile, or of a column.
+
+    ``total[i, j] += left[i] * right[j]`` with i (or j) fixed. ``half`` says which half of the fragment arrays
+    holds this step of k. Lines are walked to and fro: where the walk turns, an operand is read again at once,
+    from the register file's reuse cache.
+    """
+    register, thread_m, thread_n = element.register, tiling.thread_m, tiling.thread_n
+    by_columns = tiling.by_columns
+    length = thread_m if by_columns else thread_n
+
+    @cuda.jit(device=True, inline="always")
+    def multiply(line: Any, total: Any, left: Any, right: Any, half: Any) -> None:
+        for step in range(length):
+            along = step if line % 2 == 0 else length - 1 - step
+            i, j = (along, line) if by_columns else (line, along)
+            t, x, y = i * thread_n + j, half * thread_m + i, half * thread_n + j
+            # Narrowed at once: Numba would widen 32-bit integers to 64.
+            total[t] = register(total[t] + left[x] * right[y])
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_complex(line: Any, total: Any, left: Any, right: Any, half: Any) -> None:
+        # Four fused operations an element; Numba's complex product would round in between and take six. The
+        # fixed operand's one part meets the whole line first, then its other part on the way back.
+        for step in range(length):
+            i, j = (step, line) if by_columns else (line, step)
+            t, x, y = 2 * (i * thread_n + j), 2 * (half * thread_m + i), 2 * (half * thread_n + j)
+            total[t] += left[x] * right[y]
+            if by_columns:
+                total[t + 1] += left[x + 1] * right[y]
+            else:
+                total[t + 1] += left[x] * right[y + 1]
+        for step in range(length):
+            back = length - 1 - step
+            i, j = (back, line) if by_columns else (line, back)
+            t, x, y = 2 * (i * thread_n + j), 2 * (half * thread_m + i), 2 * (half * thread_n + j)
+            total[t] -= left[x + 1] * right[y + 1]
+            if by_columns:
+                total[t + 1] += left[x] * right[y + 1]
+            else:
+                total[t + 1] += left[x + 1] * right[y]
+
+    return multiply_complex if element.parts == 2 else multiply
+
+
+def store_element(element: Element) -> Any:
+    """``store(c, row, column, total, t, accumulate)``: ``c[row, column] (+)= total[t...]``, one element."""
+    number, register = element.number, element.register
+
+    @cuda.jit(device=True, inline="always")
+    def store(c: Any, row: Any, column: Any, total: Any, t: Any, accumulate: Any) -> None:
+        value = total[t]
+        if accumulate:
+            value = register(c[row, column] + value)
+        c[row, column] = value
+
+    @cuda.jit(device=True, inline="always")
+    def store_complex(c: Any, row: Any, column: Any, total: Any, t: Any, accumulate: Any) -> None:
+        value = number(complex(total[t], total[t + 1]))
+        if accumulate:
+            value = number(c[row, column] + value)
+        c[row, column] = value
+
+    return store_complex if element.parts == 2 else store
