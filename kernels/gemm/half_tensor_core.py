@@ -8,6 +8,7 @@ do not round, what a sum cannot hold.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -60,36 +61,33 @@ def _multiply(
     kind: str, a: FloatOperand, b: FloatOperand, output: Output, accumulate: bool, stream: Any
 ) -> None:
     """Enqueue the product of operands of type ``kind``, each as it lies or through the pass it needs."""
-    sixteen_bits = a.dtype == FLOAT16
-    form = "copy" if sixteen_bits else kind
-    element = FLOAT16 if sixteen_bits else FLOAT32
-    loadable = sixteen_bits or kind == "tf32"
-    needs_pass = [
-        not loadable or turned(operand, form) or operand.in_place(kind) is None for operand in (a, b)
-    ]
-    depth = panel_depth(a, b, form) if any(needs_pass) else a.depth
+    loadable = a.dtype == FLOAT16 or kind == "tf32"
+    form = "copy" if a.dtype == FLOAT16 else kind
+    config = _config(kind, output.c_type, a.k_major or turned(a, form), b.k_major or turned(b, form))
+    whole = [operand.in_place(kind) if loadable and not turned(operand, form) else None for operand in (a, b)]
+    if whole[0] is not None and whole[1] is not None:
+        launch_product(config, whole[0], whole[1], output, a.depth, accumulate, stream)
+        return
+    depth = panel_depth(a, b, form)
     room = [
-        planes_nbytes(operand, depth, form) * needed
-        for operand, needed in zip((a, b), needs_pass, strict=True)
+        planes_nbytes(operand, depth, form) if planes is None else 0
+        for operand, planes in zip((a, b), whole, strict=True)
     ]
-    assert a.dtype == b.dtype == element
-    config = Config(
-        kind,
-        kind,
-        output.c_type,
-        m_major_a=not (a.k_major or turned(a, form)),
-        n_major_b=not (b.k_major or turned(b, form)),
-    )
-    with borrowed(max(sum(room), 1), stream, stream_handle(stream)) as scratch:
+    with borrowed(sum(room), stream, stream_handle(stream)) as scratch:
         targets = scratch, scratch + room[0]
         for first in range(0, a.depth, depth):
             length = min(depth, a.depth - first)
             loaded = []
-            for operand, needed, target in zip((a, b), needs_pass, targets, strict=True):
+            for operand, planes, target in zip((a, b), whole, targets, strict=True):
                 panel = operand.panel(first, length)
-                planes = None if needed else panel.in_place(kind)
-                loaded.append(planes or make_planes(panel, form, kind, target, stream))
+                there = None if planes is None else panel.in_place(kind)
+                loaded.append(there or make_planes(panel, form, kind, target, stream))
             launch_product(config, loaded[0], loaded[1], output, length, accumulate or first > 0, stream)
+
+
+@functools.cache
+def _config(kind: str, c_type: Any, k_major_a: bool, k_major_b: bool) -> Config:
+    return Config(kind, kind, c_type, m_major_a=not k_major_a, n_major_b=not k_major_b)
 
 
 def _launcher(kind: str) -> Callable[[Any, Any, Any, bool, Any], None]:

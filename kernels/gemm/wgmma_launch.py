@@ -8,6 +8,7 @@ each layout.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -102,23 +103,22 @@ class _MapStore:
     """The tensor maps of one device."""
 
     def __init__(self) -> None:
-        self.slots: dict[tuple[Planes, tuple[int, int]], int] = {}
+        self.places: dict[tuple[Planes, tuple[int, int]], int] = {}
         self.memory = cuda.device_array(TENSOR_MAP_NBYTES * TENSOR_MAPS_KEPT, np.uint8)
         self.stream = cuda.stream()
 
-    def get(self, planes: Planes, box: tuple[int, int]) -> int:
-        """The address of the map. Callers hold the lock of ``scratch.borrowed``."""
-        key = (planes, box)
-        slot = self.slots.get(key)
-        base = self.memory.device_ctypes_pointer.value
-        if slot is None:
-            if len(self.slots) == TENSOR_MAPS_KEPT:
-                cuda.synchronize()  # kernels under way may still read them
-                self.slots.clear()
-            slot = len(self.slots)
-            self._write(base + slot * TENSOR_MAP_NBYTES, planes, box)
-            self.slots[key] = slot
-        return base + slot * TENSOR_MAP_NBYTES
+    def addresses(self, wanted: tuple[tuple[Planes, tuple[int, int]], ...]) -> list[int]:
+        """The device addresses of tensor maps of planes with boxes of (width, lines)."""
+        missing = [key for key in wanted if key not in self.places]
+        if len(self.places) + len(missing) > TENSOR_MAPS_KEPT:
+            cuda.synchronize()  # kernels under way may still read what is written over
+            self.places.clear()
+            missing = list(wanted)
+        for key in missing:
+            place = self.memory.device_ctypes_pointer.value + len(self.places) * TENSOR_MAP_NBYTES
+            self._write(place, *key)
+            self.places[key] = place
+        return [self.places[key] for key in wanted]
 
     def _write(self, address: int, planes: Planes, box: tuple[int, int]) -> None:
         from cuda.bindings import driver
@@ -135,10 +135,9 @@ def _map_store(device: int) -> _MapStore:
     return _MapStore()
 
 
-def tensor_map(planes: Planes, box: tuple[int, int]) -> int:
-    """The device address of a tensor map of ``planes`` on the current device, with boxes of ``box`` (width,
-    lines)."""
-    return _map_store(current_device()).get(planes, box)
+_maps_lock = threading.Lock()
+"""Held from looking tensor maps up until the kernel that reads them is enqueued, so that none is written
+over."""
 
 
 def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
@@ -257,19 +256,22 @@ def launch_product(
     pair_nbytes = 2 * output.c_type.bitwidth // 8
     paired = output.column_stride == 1 and output.row_stride % 2 == 0 and output.address % pair_nbytes == 0
     tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(output.columns, config.tile_n)
-    _compiled(config, current_device()).launch(
-        persistent_grid(tiles, config.cluster),
-        stream,
-        tensor_map(a, config.box_a),
-        tensor_map(b, config.box_b),
-        output.address,
-        output.row_stride,
-        output.column_stride,
-        output.rows,
-        output.columns,
-        ceil_div(depth, config.depth),
-        int(paired),
-        int(accumulate),
-        plan,
-        workspace,
-    )
+    device = current_device()
+    kernel = _compiled(config, device)
+    with _maps_lock:
+        maps = _map_store(device).addresses(((a, config.box_a), (b, config.box_b)))
+        kernel.launch(
+            persistent_grid(tiles, config.cluster),
+            stream,
+            *maps,
+            output.address,
+            output.row_stride,
+            output.column_stride,
+            output.rows,
+            output.columns,
+            ceil_div(depth, config.depth),
+            int(paired),
+            int(accumulate),
+            plan,
+            workspace,
+        )

@@ -178,8 +178,7 @@ def test_supports() -> None:
     assert not exact_integer.supports(problem(("int64", "int64", "int64"), 1, 1 << 15, 1 << 15))
 
 
-# --- On a GPU
-# -------------------------------------------------------------------------------------------------
+# --- On a GPU --------------------------------------------------------------------------------------------
 
 
 def reference(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ if SIMULATOR:
 
 from numba import cuda
 
-from tilewright.kernels.gemm import exact_integer, half_tensor_core, split_float
+from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_core, split_float
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.wgmma import CONSUMER_REGISTERS, PRODUCER_REGISTERS, cluster_tile
 from tilewright.kernels.gemm.wgmma_config import Config
@@ -128,8 +129,67 @@ def test_supports() -> None:
     assert chosen(single, "tf32", side=32) == []
 
 
-# --- On a GPU
-# -------------------------------------------------------------------------------------------------
+class Memory:
+    """What the launchers look at of a device array."""
+
+    def __init__(self, shape: tuple[int, int], strides: tuple[int, int], dtype: str, place: int) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.strides = strides[0] * self.dtype.itemsize, strides[1] * self.dtype.itemsize
+        self.device_ctypes_pointer = SimpleNamespace(value=place)
+
+
+@pytest.mark.parametrize(
+    ("strides", "place", "dtype", "in_place", "k_major"),
+    [
+        ((64, 1), 4096, "float16", True, True),
+        ((72, 1), 4096, "float16", True, True),
+        ((1, 128), 4096, "float16", True, False),
+        ((66, 1), 4096, "float16", False, True),  # lines begin at multiples of 4 bytes
+        ((64, 1), 4104, "float16", False, True),  # the first does not begin at a multiple of 16
+        ((128, 2), 4096, "float16", False, True),  # nothing lies side by side
+        ((0, 1), 4096, "float16", False, True),  # one row again and again
+        ((-64, 1), 4096, "float16", False, True),
+        ((68, 1), 4096, "float32", True, True),
+    ],
+)
+def test_what_is_loaded_where_it_lies(
+    strides: tuple[int, int], place: int, dtype: str, in_place: bool, k_major: bool
+) -> None:
+    a = Memory((128, 64), strides, dtype, place)
+    operand, other = float_operand.operands(a, Memory((64, 96), (96, 1), dtype, 1 << 20))
+    assert (operand.outer, operand.depth, operand.k_major) == (128, 64, k_major)
+    assert (other.outer, other.depth, other.outer_stride, other.k_stride) == (96, 64, 1, 96)
+    planes = operand.in_place("f16")
+    assert (planes is not None) is in_place
+    if planes is not None:
+        assert (planes.width, planes.lines) == ((64, 128) if k_major else (128, 64))
+        assert planes.line_nbytes == max(strides) * np.dtype(dtype).itemsize
+
+
+@given(
+    st.integers(1, 5000),
+    st.integers(1, 5000),
+    st.integers(1, 100_000),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["bf16", "tf32", "split"]),
+)
+def test_panels_fit_the_scratch_memory(m: int, n: int, k: int, by_rows: bool, turn: bool, form: str) -> None:
+    a = Memory((m, k), (k, 1) if by_rows else (1, m), "float32", 4096)
+    b = Memory((k, n), (1, k) if turn else (n, 1), "float32", 4096)
+    left, right = float_operand.operands(a, b)
+    depth = float_operand.panel_depth(left, right, form)
+    assert depth % 64 == 0
+    assert depth >= min(k, 64)
+    taken = sum(float_operand.planes_nbytes(operand, depth, form) for operand in (left, right))
+    count, itemsize = (3, 2) if form == "split" else (1, 4 if form == "tf32" else 2)
+    assert taken >= count * itemsize * (m + n) * depth
+    # Lines begin at multiples of 128 bytes, and a panel has at least 64 elements of k.
+    rounding = count * (128 * (m + n) + 128 * 2 * depth + itemsize * 64 * (m + n))
+    assert taken <= float_operand.SCRATCH_NBYTES + rounding
+
+
+# --- On a GPU --------------------------------------------------------------------------------------------
 
 FLOAT_KERNELS = [
     pytest.param(half_tensor_core.HALF, np.float16, "full", id="float16"),
@@ -202,8 +262,6 @@ def test_panels_of_k_add_up(
     monkeypatch: pytest.MonkeyPatch,
     rng: np.random.Generator,
 ) -> None:
-    from tilewright.kernels.gemm import float_operand
-
     monkeypatch.setattr(float_operand, "SCRATCH_NBYTES", 1 << 19)
     a, b = (rng.integers(-1, 2, shape).astype(dtype) for shape in ((200, 1500), (1500, 301)))
     c = cuda.to_device(np.full((200, 301), 5, dtype))
