@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -123,6 +124,8 @@ def _interrupts_kept_from_workers() -> Iterator[None]:
     blocked signal stays blocked in what a thread starts, threads and processes; here it only waits for the block's
     end, so that nobody has to press twice.
     """
+    # Starting the tracker unblocks the signal again in the thread that does it; so it is started first.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import dask
 import numpy as np
 import pytest
 import zarr
+
+from tilewright.pipeline.cluster import open_cluster
 
 SCRIPT = Path(__file__).with_name("interrupted.py")
 STOP_AFTER = 3
@@ -84,3 +87,14 @@ def test_the_setting_that_cuts_pieces_comes_from_the_environment() -> None:
 
     with dask.config.set(dask.config.collect_env({"DASK_TILEWRIGHT__PIECE_NBYTES": "10"})):
         assert config.get("piece-nbytes") == 10
+
+
+def blocked() -> bool:
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_worker_processes_are_deaf_to_ctrl_c_from_their_first_moment() -> None:
+    """A signal while they start would be told in pages of tracebacks."""
+    with open_cluster("cpu") as client:
+        assert all(client.run(blocked).values())
+    assert not blocked()
