@@ -5,6 +5,7 @@ To add a kernel: import its record in `ladder` and put it where it belongs in th
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from tilewright.kernels.gemm import tuning
@@ -53,10 +54,15 @@ def select(problem: Problem) -> GemmKernel:
     """The kernel for a problem whose dtypes and shapes were checked.
 
     The one that was measured fastest here, if any was (`tuning`), else the first that takes it; the tiled
-    kernel takes everything.
+    kernel takes everything. A precision below full is a permission: where no kernel uses it for this shape,
+    the kernels that multiply in full come before the portable ones.
     """
     if problem.k == 0:
         return _portable()[0]  # the one that promises zeros here
     able = [kernel for kernel in ladder() if kernel.supports(problem)]
+    if problem.precision != "full":
+        in_full = dataclasses.replace(problem, precision="full")
+        able = [kernel for kernel in able if not kernel.portable]
+        able += [kernel for kernel in ladder() if kernel.supports(in_full)]
     remembered = tuning.preferred(problem)
     return next((kernel for kernel in able if kernel.name == remembered), able[0])

@@ -41,6 +41,22 @@ def test_the_first_that_takes_the_problem_is_chosen(memory: Path) -> None:
     assert select.select(problem(101, 64, 64)).name == "any"
 
 
+def test_a_precision_that_no_kernel_uses_here_falls_back_to_a_fast_full_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def only(precision: str, portable: bool = False) -> GemmKernel:
+        def supports(asked: Problem) -> bool:
+            return portable or (asked.precision == precision and asked.m >= 100)
+
+        return GemmKernel(precision or "any", "", supports, lambda *arguments: None, portable)
+
+    monkeypatch.setattr(select, "ladder", lambda: (only("tf32"), only("full"), only("", portable=True)))
+    monkeypatch.setattr(tuning, "preferred", lambda asked: None)
+    assert select.select(problem(200, 64, 64, precision="tf32")).name == "tf32"
+    assert select.select(problem(200, 64, 64, precision="bf16")).name == "full"
+    assert select.select(problem(20, 64, 64, precision="bf16")).name == "any"
+
+
 def test_a_sum_of_nothing_goes_to_the_kernel_that_promises_zeros(memory: Path) -> None:
     assert select.select(problem(64, 64, 0)).name == "tiled"
 
