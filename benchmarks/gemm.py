@@ -11,29 +11,35 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from tilewright.kernels.launch import cuda_available
 from tilewright.workflows.bench.gemm import DTYPES, run_gemm
 
-SQUARES = (4096, 8192, 16384)
-RAGGED = (4097, (4096, 4096, 4095))
 SKINNY = ((64, 16384, 16384), (16384, 64, 16384), (64, 64, 1 << 20), (16384, 16384, 64))
-CPU_SQUARES = (1024, 2560)
+REDUCED = ("split", "tf32", "bf16", "fp16")
+NARROW = ("float16", "int8->int32", "int8")
+SECONDS = 0.5
+"""Time for each contestant, about: the whole script then takes some minutes on a large GPU."""
 
-RUNS = {
-    "squares": {"sizes": SQUARES, "dtypes": DTYPES},
-    "ragged": {"sizes": RAGGED, "dtypes": DTYPES},
-    "skinny": {"sizes": SKINNY, "dtypes": ("float32", "float64")},
-    "reduced": {"sizes": SQUARES, "dtypes": ("float32",), "precisions": ("split", "tf32", "bf16", "fp16")},
-    "narrow": {"sizes": SQUARES, "dtypes": ("float16", "int8->int32", "int8", "uint8", "int16")},
+RUNS: dict[str, dict[str, Any]] = {
+    "ladder": {"sizes": (4096,), "dtypes": DTYPES, "small": True},
+    "large": {"sizes": (8192,), "dtypes": DTYPES},
+    "largest": {"sizes": (16384,), "dtypes": ("float32", "float64", "int64")},
+    "ragged": {"sizes": (4097,), "dtypes": DTYPES, "whole_ladder": False},
+    "skinny": {"sizes": SKINNY, "dtypes": ("float32", "float64"), "whole_ladder": False},
+    "reduced": {"sizes": (4096, 8192), "dtypes": ("float32",), "precisions": REDUCED, "whole_ladder": False},
+    "narrow": {"sizes": (4096, 8192), "dtypes": NARROW, "whole_ladder": False},
 }
-CPU_RUNS = {"cpu": {"sizes": CPU_SQUARES, "dtypes": ("float32", "float64", "int8", "int32", "int64")}}
+CPU_RUNS: dict[str, dict[str, Any]] = {
+    "cpu": {"sizes": (1024, 2560), "dtypes": ("float32", "float64", "int8", "int32", "int64")}
+}
 
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, options in (RUNS if cuda_available() else CPU_RUNS).items():
-        report = run_gemm(**options, small=True, progress=lambda case: print(case, file=sys.stderr))
+        report = run_gemm(**options, seconds=SECONDS, progress=lambda case: print(case, file=sys.stderr))
         (folder / f"gemm-{name}.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
         report.plot(folder / f"gemm-{name}.png")
         print(report, flush=True)

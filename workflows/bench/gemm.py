@@ -29,11 +29,17 @@ from tilewright.kernels.tolerance import tolerance
 from tilewright.workflows.bench.common import BenchReport, Contestant, Row, machine, measure
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "int32", "int64")
+CHOSEN = "tilewright: "
+"""Stands before the name of the kernel that `matmul` chooses, which is measured through `matmul`."""
 BANDS = 8
 """How many bands of rows are checked, the first and the last rows among them."""
 BAND_ROWS = 32
 NUMPY_INTEGER_ROWS = 64
 """NumPy takes minutes for an integer product of some thousand rows; its rate shows in this many."""
+PORTABLE_OPERATIONS = 1e12
+"""The portable kernels, a tenth as fast as the others, are left out of larger cases: minutes each."""
+PERIOD = 4_194_301
+"""A prime: larger matrices repeat so many random elements, in another place of every row."""
 SMALL = 127
 """The largest absolute value of ``small`` integers: those that one 8-bit digit holds."""
 
@@ -67,6 +73,8 @@ class Case:
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, int], case: Case) -> np.ndarray:
+    if shape[0] * shape[1] > PERIOD:
+        return np.resize(_random(rng, (1, PERIOD), case), shape)
     dtype = case.dtype
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
@@ -116,9 +124,11 @@ def run_gemm(
 ) -> BenchReport:
     """Measure products of random matrices, and return what each contestant reached.
 
-    sizes, dtypes, precisions, small: see `cases`. whole_ladder: every kernel that takes the problem, not only
-    the chosen one (GPU). tune: remember the fastest kernel of each case in the user's cache directory, for
-    `matmul` to choose (GPU). rounds, seconds: at most so many samples a contestant, and about so long.
+    sizes, dtypes, precisions, small: see `cases`.
+    whole_ladder: every kernel that takes the problem, not only the chosen one (GPU); the portable ones up to
+        `PORTABLE_OPERATIONS`.
+    tune: remember the fastest kernel of each case in the user's cache directory, for `matmul` to choose (GPU).
+    rounds, seconds: at most so many samples a contestant, and about so long.
 
     Raises WrongAnswer where a contestant's product is wrong, and what `matmul` raises.
     """
@@ -141,9 +151,8 @@ def run_gemm(
             )
         rows += found
         if tune:
-            names = {kernel.name for kernel in ladder()}
-            ours = [row for row in found if row.contestant in names]
-            best[_bucket(case)] = min(ours, key=lambda row: row.seconds).contestant
+            ours = [row for row in found if not row.peer]
+            best[_bucket(case)] = min(ours, key=lambda row: row.seconds).contestant.removeprefix(CHOSEN)
     if tune:
         tuning.remember(best)
     return BenchReport("matrix product", "Tflop/s", 1e12, machine(on_gpu), tuple(rows))
@@ -193,9 +202,10 @@ def _judge(
 
 
 def _norms(matrix: np.ndarray, axis: int) -> np.ndarray:
-    """Euclidean lengths of rows or columns, added up in float64."""
-    parts = (matrix.real, matrix.imag) if matrix.dtype.kind == "c" else (matrix,)
-    return np.sqrt(sum(np.square(part, dtype=np.float64).sum(axis) for part in parts))
+    """Euclidean lengths of rows or columns, in float64 a block of rows at a time."""
+    blocks = np.array_split(matrix, max(1, matrix.size >> 22))
+    parts = [np.square(np.abs(block), dtype=np.float64).sum(axis) for block in blocks]
+    return np.sqrt(np.sum(parts, axis=0) if axis == 0 else np.concatenate(parts))
 
 
 def _cpu(case: Case) -> list[Contestant]:
@@ -259,13 +269,15 @@ def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> list[Co
 
     found = [contestant(name, run, peer=True) for name, run in _peers(case, a, b, out, stack)]
     name = kernel_name(a, b, out, dtype=case.result, precision=case.precision)
-    found.append(contestant(f"tilewright: {name}", chosen))
+    found.append(contestant(CHOSEN + name, chosen))
     if whole_ladder:
         problem = describe(a, b, out, precision=case.precision)
         found += [
             contestant(kernel.name, functools.partial(kernel.launch, a, b, out, False, launch.DEFAULT_STREAM))
             for kernel in ladder()
             if kernel.supports(problem)
+            and kernel.name != name
+            and not (kernel.portable and case.operations > PORTABLE_OPERATIONS)
         ]
     return found
 
