@@ -11,7 +11,7 @@ the bound when they are square and fill the memory; hence "as large as fits".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -68,6 +68,11 @@ class StoredMatrix:
         return self.unit[0] * self.unit[1] * self.dtype.itemsize
 
 
+def no_workspace(rows: int, columns: int, depth: int) -> int:
+    """What a kernel borrows that multiplies from its operands alone."""
+    return 0
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a plan has to keep to, for each worker."""
@@ -85,6 +90,8 @@ class Limits:
     """Tiles that C is cut into at least, so that one is written while the next is computed, and workers share."""
     read_threads: int = 8
     write_threads: int = 4
+    workspace_nbytes: Callable[[int, int, int], int] = no_workspace
+    """Bytes that the kernel borrows to add a panel of this depth into a tile of these rows and columns."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ class MatmulPlan:
     c_unit: tuple[int, int]
     device_limit_nbytes: int
     device_peak_nbytes: int
-    """Projected peak of tiles and panels of one worker, in the memory that multiplies."""
+    """Projected peak of tiles, panels and the kernel's workspace of one worker, in the memory that multiplies."""
     host_peak_nbytes: int
     """Projected peak of one worker's process: staging, decoding, and the process itself."""
     read_nbytes: int
@@ -287,7 +294,7 @@ def plan_matmul(
         )
     m, n, k = a.rows, b.columns, a.columns
     depth = keep[2] if keep else _panel_depth(a, b, c_dtype, c_unit, limits)
-    memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize, depth)
+    memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize, depth, limits.workspace_nbytes)
     if keep and memory.nbytes(keep[0], keep[1], 1) > limits.device_nbytes:
         return plan_matmul(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b)
     best = keep[:2] if keep else _best_grid(m, n, c_unit, memory, limits)
@@ -355,13 +362,15 @@ class _Memory:
     item_b: int
     item_c: int
     depth: int
+    workspace_nbytes: Callable[[int, int, int], int]
 
     def nbytes(self, rows: int, columns: int, c_buffers: int) -> int:
         panels = PANEL_BUFFERS * self.depth * (rows * self.item_a + columns * self.item_b)
-        return panels + c_buffers * rows * columns * self.item_c
+        tiles = c_buffers * rows * columns * self.item_c
+        return panels + tiles + self.workspace_nbytes(rows, columns, self.depth)
 
     def most_columns(self, rows: int, nbytes: int, c_buffers: int) -> int:
-        """The widest tile of ``rows`` rows that fits into ``nbytes``; 0 where none does."""
+        """The widest tile of ``rows`` rows that fits into ``nbytes`` but for the workspace; 0 where none does."""
         left = nbytes - PANEL_BUFFERS * self.depth * rows * self.item_a
         each = PANEL_BUFFERS * self.depth * self.item_b + c_buffers * rows * self.item_c
         return max(0, left // each)
@@ -394,9 +403,8 @@ def _panel_depth(
     # A chunk deeper than the memory can hold is read in parts rather than refused.
     smallest = (min(c_unit[0], a.rows), min(c_unit[1], b.columns))
     while depth > 1:
-        if _Memory(a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize, depth).nbytes(*smallest, 1) <= (
-            limits.device_nbytes
-        ):
+        memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize, depth, limits.workspace_nbytes)
+        if memory.nbytes(*smallest, 1) <= limits.device_nbytes:
             break
         depth = ceil_div(depth, 2)
     return min(depth, k)
@@ -446,8 +454,14 @@ def _search_grid(
             continue
         fewest = ceil_div(column_units, most // unit_columns) if most < n else 1
         fewest = max(fewest, ceil_div(wanted, actual_rows))
-        for grid_columns in range(fewest, min(fewest + parts, column_units) + 1):
+        fitting = 0
+        for grid_columns in range(fewest, column_units + 1):
             columns = min(ceil_div(column_units, grid_columns) * unit_columns, n)
+            if memory.nbytes(rows, columns, 1) > nbytes:
+                continue
+            fitting += 1
+            if fitting > parts + 1:
+                break  # narrower tiles only read more
             actual_columns = ceil_div(n, columns)
             count = actual_rows * actual_columns
             longer = ceil_div(count, parts) * parts * rows * columns / (m * n)

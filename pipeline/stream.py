@@ -131,9 +131,7 @@ class Unit(Protocol):
     def load(self, part: RegionRead, panel: Any, shape: tuple[int, int]) -> _Move:
         """Bring one part of a panel of this shape into its place. Called by many threads at once."""
 
-    def multiply(
-        self, slot: Any, rows: int, columns: int, depth: int, target: Any, accumulate: bool
-    ) -> str:
+    def multiply(self, slot: Any, rows: int, columns: int, depth: int, target: Any, accumulate: bool) -> str:
         """Put, or add, the product of a slot's panels into a tile; returns the name of the kernel that did."""
 
     def clear(self, target: Any, rows: int, columns: int) -> None: ...

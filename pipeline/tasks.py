@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
+from dask.system import CPU_COUNT
 from distributed import get_worker
 
 from tilewright.pipeline.plan import Tile
@@ -23,7 +25,14 @@ class WorkerFacts:
     """Free memory of its GPU; None on a CPU."""
     host_limit_nbytes: int | None
     """The memory limit of the worker; None when it has none."""
-    threads: int
+    cores: int
+    """Cores that a product on its CPU uses: all, or what OMP_NUM_THREADS leaves a process of many."""
+
+
+def cores_here() -> int:
+    """Cores that BLAS uses in this process: Dask starts processes of one host with OMP_NUM_THREADS=1."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdigit() and int(threads) > 0 else CPU_COUNT
 
 
 def worker_facts(device: str, dask_worker: Any) -> WorkerFacts:
@@ -44,10 +53,12 @@ def worker_facts(device: str, dask_worker: Any) -> WorkerFacts:
     if found == "cuda":
         from numba import cuda
 
-        free = int(cuda.current_context().get_memory_info().free)
+        context = cuda.current_context()
+        context.memory_manager.deallocations.clear()  # what Numba has let go of but not yet given back counts as free
+        free = int(context.get_memory_info().free)
         name = cuda.get_current_device().name
         name = name.decode() if isinstance(name, bytes) else str(name)
-    return WorkerFacts(found, name, free, limit or None, dask_worker.state.nthreads)
+    return WorkerFacts(found, name, free, limit or None, cores_here())
 
 
 def multiply_tile(product: Product, tile: Tile) -> TileReport:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import Any
 
 import numpy as np
 import zarr
 
 from tilewright.kernels.gemm import check
+from tilewright.kernels.gemm.workspace import workspace_nbytes
 from tilewright.pipeline import config, store
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import OutputError, ShapeError, StoreError, VerificationError
 from tilewright.pipeline.events import Listener, Notice, ignore
 from tilewright.pipeline.execute import MatmulRun, run_tiles
 from tilewright.pipeline.ledger import Ledger, Past, fingerprint, read_past
-from tilewright.pipeline.plan import Limits, MatmulPlan, format_nbytes
+from tilewright.pipeline.plan import Limits, MatmulPlan, format_nbytes, no_workspace
 from tilewright.pipeline.plan import plan_matmul as plan_tiles
 from tilewright.pipeline.store import Output, Source
 from tilewright.pipeline.stream import Product
 from tilewright.pipeline.submit import survey
-from tilewright.pipeline.tasks import WorkerFacts
+from tilewright.pipeline.tasks import WorkerFacts, cores_here
 from tilewright.pipeline.verify import verify_product
 
 
@@ -91,7 +93,9 @@ def matmul(
         }
         digest = fingerprint(left, right, request)
         past = _find_past(out, digest) if resume else None
-        plan = _plan(left, right, out, c_dtype, transpose_a, transpose_b, facts, device_memory, past)
+        plan = _plan(
+            left, right, out, c_dtype, transpose_a, transpose_b, facts, device_memory, past, precision
+        )
         if past is not None and (plan.tile_rows, plan.tile_columns, plan.panel_depth) != (
             *past.tile,
             past.panel_depth,
@@ -183,7 +187,7 @@ def plan_matmul(
     else:
         with open_cluster(cluster, cluster_file) as client:
             facts = survey(client, device)
-    return _plan(left, right, None, c_dtype, transpose_a, transpose_b, facts, device_memory, None)
+    return _plan(left, right, None, c_dtype, transpose_a, transpose_b, facts, device_memory, None, precision)
 
 
 def _open_factors(
@@ -235,7 +239,6 @@ def _check_shareable(arrays: list[Source]) -> None:
 
 def _facts_here(device: str, host_memory: int | str | None) -> WorkerFacts:
     """This machine in place of a worker, for a plan without a cluster."""
-    from dask.system import CPU_COUNT
     from distributed.system import MEMORY_LIMIT
 
     from tilewright.kernels.device import devices
@@ -244,9 +247,9 @@ def _facts_here(device: str, host_memory: int | str | None) -> WorkerFacts:
     kind = resolve_device(device)
     limit = config.as_nbytes(host_memory, "host_memory") if host_memory is not None else MEMORY_LIMIT
     if kind == "cpu":
-        return WorkerFacts("cpu", "CPU", None, limit, CPU_COUNT)
+        return WorkerFacts("cpu", "CPU", None, limit, cores_here())
     first = devices()[0]
-    return WorkerFacts("cuda", first.name, first.memory_free or first.memory_total, limit, CPU_COUNT)
+    return WorkerFacts("cuda", first.name, first.memory_free or first.memory_total, limit, cores_here())
 
 
 def _plan(
@@ -259,10 +262,11 @@ def _plan(
     facts: list[WorkerFacts],
     device_memory: int | str | None,
     past: Past | None,
+    precision: str,
 ) -> MatmulPlan:
     a = store.as_stored_matrix(left, transpose=transpose_a)
     b = store.as_stored_matrix(right, transpose=transpose_b)
-    limits = _limits(facts, device_memory)
+    limits = _limits(facts, device_memory, c_dtype, precision)
     if isinstance(out, zarr.Array):
         store.check_given_output(out, (a.rows, b.columns), c_dtype)
         unit = store.write_unit(out)
@@ -275,18 +279,21 @@ def _plan(
     )
 
 
-def _limits(facts: list[WorkerFacts], device_memory: int | str | None) -> Limits:
+def _limits(
+    facts: list[WorkerFacts], device_memory: int | str | None, dtype: np.dtype, precision: str
+) -> Limits:
     """What every worker can hold: the smallest of them sets it, since any tile may come to any worker."""
     on_host = facts[0].device == "cpu"
     host_limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
     host = min(host_limits) if host_limits else None
     asked = config.get("device-memory", device_memory)
     if on_host:
-        cap = config.get("host-cap")
+        cap = config.get("host-core-nbytes") * min(fact.cores for fact in facts)
         nbytes = asked or (cap if host is None else min(cap, int(host * config.get("host-share"))))
     else:
         free = min(fact.device_free_nbytes for fact in facts if fact.device_free_nbytes is not None)
         nbytes = min(asked, free) if asked else int(free * config.get("device-memory-share"))
+    workspace = no_workspace if on_host else partial(_workspace, dtype=dtype, precision=precision)
     return Limits(
         workers=len(facts),
         device_nbytes=nbytes,
@@ -296,7 +303,12 @@ def _limits(facts: list[WorkerFacts], device_memory: int | str | None) -> Limits
         tiles=config.get("tiles"),
         read_threads=config.get("read-threads"),
         write_threads=config.get("write-threads"),
+        workspace_nbytes=workspace,
     )
+
+
+def _workspace(rows: int, columns: int, depth: int, *, dtype: np.dtype, precision: str) -> int:
+    return workspace_nbytes(rows, columns, depth, dtype, precision)
 
 
 def _find_past(out: Source, digest: str) -> Past | None:

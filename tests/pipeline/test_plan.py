@@ -84,6 +84,22 @@ def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:
     assert on_host.host_peak_nbytes == PROCESS_NBYTES + on_host.device_peak_nbytes + decoding + writing
 
 
+def test_the_kernels_workspace_is_part_of_the_memory() -> None:
+    a = matrix(512, 512, (64, 64), F8)
+
+    def workspace(rows: int, columns: int, depth: int) -> int:
+        return 9 * depth * (rows + columns)
+
+    free = plan_matmul(a, a, F8, (64, 64), Limits(1, 2_000_000, tiles=1))
+    taken = plan_matmul(a, a, F8, (64, 64), Limits(1, 2_000_000, tiles=1, workspace_nbytes=workspace))
+    assert taken.device_peak_nbytes <= 2_000_000
+    assert taken.tile_count > free.tile_count
+    panels = PANEL_BUFFERS * taken.panel_depth * (taken.tile_rows + taken.tile_columns) * 8
+    tiles = taken.c_buffers * taken.tile_rows * taken.tile_columns * 8
+    borrowed = workspace(taken.tile_rows, taken.tile_columns, taken.panel_depth)
+    assert taken.device_peak_nbytes == panels + tiles + borrowed
+
+
 def test_panels_are_whole_chunks_of_both_factors() -> None:
     a, b = matrix(1000, 6000, (100, 40)), matrix(6000, 1000, (60, 100))
     plan = plan_matmul(a, b, F4, (100, 100), Limits(1, 2**26, panel_nbytes=2**20))
