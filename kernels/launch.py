@@ -322,9 +322,7 @@ def _code(argument: Any) -> str:
 
 @functools.cache
 def _prepared(kernel: Any, device: int) -> tuple[Any, struct.Struct]:
-    """The driver's handle of a kernel of one eager signature on the current device, and its arguments'
-    layout.
-    """
+    """The driver's handle of a kernel of one eager signature on a device, and its arguments' layout."""
     from numba.cuda.cudadrv.driver import binding
 
     (compiled,) = kernel.overloads.values()

@@ -24,8 +24,7 @@ _OPERAND_ROUNDOFF = {
     "bf16": 2.0**-8,
 }
 _COMPLEX_STEPS = 4
-"""A complex multiply-add is bounded by sqrt(2) g(k + 2): twice g(k + 4) covers it and a three-product scheme.
-"""
+"""A complex sum is within sqrt(2) g(k + 2): twice g(k + 4) covers it, and a scheme of three products."""
 
 
 def unit_roundoff(dtype: Any) -> float:

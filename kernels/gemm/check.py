@@ -33,8 +33,7 @@ def product_shape(
 
 
 def result_dtype(a: np.dtype, b: np.dtype, dtype: Any = None) -> np.dtype:
-    """The element type of the product: numpy.matmul's, or ``dtype`` where both inputs cast to it
-    ``same_kind``.
+    """The product's element type: numpy.matmul's, or ``dtype`` where both inputs cast to it ``same_kind``.
 
     Booleans are refused: numpy.matmul makes of them a logical product, of which there is no accumulate.
     """

@@ -52,19 +52,16 @@ def matmul(
     a, b: matrices (two dimensions) of any strides, both NumPy arrays or both device arrays (anything with
         ``__cuda_array_interface__``: Numba, CuPy, PyTorch). Neither op(A) nor op(B) is ever stored.
     out: an m × n array of the result's dtype, of the same kind and on the same device, sharing no memory with
-        a or b; every element is written. Without it a new one is made (a Numba device array for device
-        arrays, a
-        CuPy array where ``a`` is one).
+        a or b; every element is written. Without it a new one is made (for device arrays a Numba device
+        array, or a CuPy array where ``a`` is one).
     accumulate: add the product to ``out``, in its own dtype, instead of overwriting it. With exact integers
         this wraps; with floating point the sum is rounded once more.
     dtype: compute and store in this type, to which both inputs must cast ``same_kind``: int32 matrices with
         ``dtype=int64`` give sums that do not wrap at 2**31. The default is `numpy.result_type`.
     precision: ``full`` multiplies float32 as float32. ``split``, ``tf32``, ``bf16`` and ``fp16`` allow (and
-        never require) a float32 product on the tensor cores; a device or a shape that has no such kernel
-        computes it
-        in full. The CPU always does.
-    device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are multiplied where they
-    lie.
+        never require) a float32 product on the tensor cores; where a device or a shape has no such kernel,
+        and on the CPU, it is computed in full.
+    device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays stay where they are.
     stream: the stream to launch on. The default is the one that the arrays were exported with, else the
         default stream. For device arrays the function returns before the product is finished.
 

@@ -63,8 +63,7 @@ def tile_function(result: np.dtype, tile: Tile, a_by_rows: bool, b_by_rows: bool
     lies outside A or B enters as zero, what lies outside C is not written; k = 0 gives zeros.
     """
     side, rows, lines = tile.side, tile.rows_per_thread, tile.lines
-    # One column more than used: a tile filled column by column then steps side + 1 elements, through all
-    # banks.
+    # One column more than used: a tile filled by columns then steps side + 1 elements, through all banks.
     padded = side + 1
     compute = compute_dtype(result)
     kind = numba.from_dtype(compute)
