@@ -91,9 +91,12 @@ def _checked(x: Any, y: Any) -> np.dtype:
 
 
 def accumulator_type(result: np.dtype) -> Any:
-    """The Numba type in which products are added up: integers modulo 2^64, all else in double precision."""
+    """The Numba type in which products are added up: integers modulo 2^32 or 2^64, all else in double
+    precision.
+    """
     if result.kind in "iu":
-        return types.int64 if result.kind == "i" else types.uint64
+        narrow, wide = (types.int32, types.int64) if result.kind == "i" else (types.uint32, types.uint64)
+        return wide if result.itemsize == 8 else narrow
     return types.complex128 if result.kind == "c" else types.float64
 
 
@@ -103,24 +106,12 @@ def grid(length: int) -> int:
 
 
 @functools.cache
-def _kernels(accumulator: Any, conjugate: bool) -> dict[str, Any]:
-    """The kernels for one accumulator type. Block: `THREADS`; shared memory: `THREADS` accumulators.
+def block_sum_of(accumulator: Any) -> Any:
+    """``block_sum(value)`` of a block of `THREADS`: the sum of every thread's value, by halves, in thread
+    0."""
 
-    x, y: any dtypes and strides; ``partials``: an accumulator for each block, written.
-    """
-    zero = 0
-    is_complex = accumulator == types.complex128
-    conjugated = conjugate and is_complex
-
-    @cuda.jit(device=True)
-    def product(x, y, i):  # type: ignore[no-untyped-def]
-        if conjugated:
-            return accumulator(x[i]).conjugate() * accumulator(y[i])
-        return accumulator(x[i]) * accumulator(y[i])
-
-    @cuda.jit(device=True)
+    @cuda.jit(device=True, inline="always")
     def block_sum(value):  # type: ignore[no-untyped-def]
-        """The sum of every thread's value, by halves, in thread 0."""
         shared = cuda.shared.array(THREADS, accumulator)
         thread = cuda.threadIdx.x
         shared[thread] = value
@@ -131,6 +122,26 @@ def _kernels(accumulator: Any, conjugate: bool) -> dict[str, Any]:
                 shared[thread] += shared[thread + half]
             half //= 2
         return shared[0]
+
+    return block_sum
+
+
+@functools.cache
+def _kernels(accumulator: Any, conjugate: bool) -> dict[str, Any]:
+    """The kernels for one accumulator type. Block: `THREADS`; shared memory: `THREADS` accumulators.
+
+    x, y: any dtypes and strides; ``partials``: an accumulator for each block, written.
+    """
+    zero = 0
+    block_sum = block_sum_of(accumulator)
+    is_complex = accumulator == types.complex128
+    conjugated = conjugate and is_complex
+
+    @cuda.jit(device=True)
+    def product(x, y, i):  # type: ignore[no-untyped-def]
+        if conjugated:
+            return accumulator(x[i]).conjugate() * accumulator(y[i])
+        return accumulator(x[i]) * accumulator(y[i])
 
     @cuda.jit(device=True)
     def thread_sum(x, y):  # type: ignore[no-untyped-def]
@@ -207,7 +218,7 @@ def _on_device(
     out = cuda.device_array(1, result, stream=queue)
     if finish in ("second-pass", "host"):
         partials = cuda.device_array(launched[0], wide, stream=queue)
-        kernels["block_partials"][launched](x, y, partials)
+        _first_pass(x, y, result, conjugate, launched[0], partials, queue)
         if finish == "second-pass":
             kernels["second_pass"][1, THREADS, queue](partials, out)
         else:
@@ -227,6 +238,19 @@ def _on_device(
     else:
         raise OptionError(f"finish={finish!r} is unknown; it may be {', '.join(map(repr, FINISHES))}")
     return launch.strided_view(out, (), ())
+
+
+def _first_pass(
+    x: Any, y: Any, result: np.dtype, conjugate: bool, blocks: int, partials: Any, queue: Any
+) -> None:
+    """Leave the sum of each block's products in ``partials``."""
+    if not launch.SIMULATOR:
+        from tilewright.kernels import dot_vectors
+
+        if dot_vectors.suits(x, y):
+            dot_vectors.launch_partials(x, y, conjugate, blocks, partials, queue)
+            return
+    _kernels(accumulator_type(result), conjugate)["block_partials"][blocks, THREADS, queue](x, y, partials)
 
 
 def _from_host(x: np.ndarray, y: np.ndarray, result: np.dtype, conjugate: bool) -> Any:
@@ -258,9 +282,8 @@ def _from_host(x: np.ndarray, y: np.ndarray, result: np.dtype, conjugate: bool) 
                     np.copyto(host[:count], vector[part])
                     device[:count].copy_to_device(host[:count], stream=queue)
                 blocks = grid(count)
-                kernels["block_partials"][blocks, THREADS, queue](
-                    held[0][:count], held[1][:count], partials[:blocks]
-                )
+                parts = held[0][:count], held[1][:count]
+                _first_pass(*parts, result, conjugate, blocks, partials[:blocks], queue)
                 kernels["second_pass"][1, THREADS, queue](partials[:blocks], sums[piece : piece + 1])
             queue.synchronize()
 

@@ -27,10 +27,12 @@ from tilewright.kernels.histogram_bytes import VECTOR, WORDS, multiprocessors
 from tilewright.kernels.histogram_tokens import LETTER, LETTERS, Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx import (
+    byte_permute,
     global_array,
     load_vector,
     shared_add,
     shared_address,
+    shift_left_wrapped,
     store_vector,
 )
 
@@ -58,18 +60,26 @@ SUMS = 8
 
 
 @cuda.jit(device=True, inline="always")
-def count_packed(bits, column):  # type: ignore[no-untyped-def]
-    """Count the byte in bits 5 to 12 of ``bits``: its upper six bits choose the row, its lower two the
-    counter."""
-    shared_add((bits & uint32(0x1F80)) + column, uint32(1) << ((bits >> uint32(2)) & uint32(0x18)))
+def count_packed(bits, shift, column, table):  # type: ignore[no-untyped-def]
+    """Count a byte: bits 7 to 12 of ``bits`` are its upper six, which choose the row, and the lowest five of
+    ``shift`` are eight times its lower two, which choose the counter.
+    """
+    shared_add(((bits & uint32(0x1F80)) | column) + table, shift_left_wrapped(uint32(1), shift))
 
 
 @cuda.jit(device=True, inline="always")
-def count_word(word, column):  # type: ignore[no-untyped-def]
-    count_packed(word << uint32(5), column)
-    count_packed(word >> uint32(3), column)
-    count_packed(word >> uint32(11), column)
-    count_packed(word >> uint32(19), column)
+def count_word(word, column, table):  # type: ignore[no-untyped-def]
+    shifts = (word & uint32(0x03030303)) << uint32(3)
+    count_packed(word << uint32(5), shifts, column, table)
+    count_packed(word >> uint32(3), shifts >> uint32(8), column, table)
+    count_packed(word >> uint32(11), shifts >> uint32(16), column, table)
+    count_packed(word >> uint32(19), shifts >> uint32(24), column, table)
+
+
+@cuda.jit(device=True, inline="always")
+def count_byte(value, column, table):  # type: ignore[no-untyped-def]
+    byte = uint32(value)
+    count_packed(byte << uint32(5), (byte & uint32(3)) << uint32(3), column, table)
 
 
 @cuda.jit(device=True, inline="always")
@@ -95,7 +105,7 @@ def add_columns(words, begin, lane, sums, part):  # type: ignore[no-untyped-def]
             load_vector(part, uint32(0), words, row + ((lane + uint32(turn)) & uint32(7)) * uint32(4))
             for word in range(4):
                 even += part[word] & pairs
-                odd += (part[word] >> uint32(8)) & pairs
+                odd += byte_permute(part[word], uint32(0), uint32(0x4341))  # its second and fourth byte
         sums[4 * half] += even & uint32(0xFFFF)
         sums[4 * half + 1] += odd & uint32(0xFFFF)
         sums[4 * half + 2] += even >> uint32(16)
@@ -116,7 +126,9 @@ def source() -> Callable[..., None]:
         lane = uint32(cuda.threadIdx.x) & uint32(WARP - 1)
         warp = uint32(cuda.threadIdx.x) // uint32(WARP)
         begin_table = warp * uint32(TABLE_WORDS)
-        column = shared_address(words) + (begin_table + lane) * uint32(4)
+        table = shared_address(words)
+        # The table's address stays apart: it is a constant that the addition's own address arithmetic takes.
+        column = (begin_table + lane) * uint32(4)
         zeros = cuda.local.array(WORDS, uint32)
         part = cuda.local.array(WORDS, uint32)
         registers = cuda.local.array(REGISTERS, uint32)
@@ -179,15 +191,15 @@ def source() -> Callable[..., None]:
                             for turn in range(GROUP):
                                 if base + uint64(turn * WARP) < vectors:
                                     for word in range(WORDS):
-                                        count_word(registers[turn * WORDS + word], column)
+                                        count_word(registers[turn * WORDS + word], column, table)
                         done += uint64(GROUP * WARP)
                     more = done < vectors
                     if not more:  # the bytes ahead of the first whole vector and behind the last
                         if uint64(lane) < head:
-                            count_packed(uint32(text[uint64(lane)]) << uint32(5), column)
+                            count_byte(text[uint64(lane)], column, table)
                         tail = head + vectors * uint64(VECTOR) + uint64(lane)
                         if tail < length:
-                            count_packed(uint32(text[tail]) << uint32(5), column)
+                            count_byte(text[tail], column, table)
                     cuda.syncwarp()  # every lane's counts are in before they are added up
                     add_columns(words, begin_table, lane, sums, part)
                     cuda.syncwarp()  # and read before they are cleared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from tilewright.kernels.histogram_tokens import BIGRAM, Kind
 from tilewright.kernels.launch import SIMULATOR
 
 ALONE_NBYTES = 1 << 20
-"""A document of this many bytes occupies the GPU by itself, so its pairs or characters get a launch of its
-own."""
+"""A document of this many bytes has its pairs or characters counted by a launch of its own, ..."""
+ALONE_BYTES_NBYTES = 16 << 20
+"""... and its bytes, ascii or letters from this many on: it takes the GPU longer than a launch does."""
 
 
 def count_on_device(data: Any, offsets: np.ndarray, start: int, stop: int, kind: Kind, queue: Any) -> Any:
@@ -23,48 +25,76 @@ def count_on_device(data: Any, offsets: np.ndarray, start: int, stop: int, kind:
     are where the first begins and the last ends.
     """
     documents = len(offsets) - 1
-    if documents > 1 and kind.code < BIGRAM and not SIMULATOR:
-        from tilewright.kernels.histogram_documents import launch_documents
-
-        counts = cuda.device_array((documents, kind.bins), np.int64, stream=queue)
-        launch_documents(data, offsets, kind, counts, queue)
-        return counts
-    counts = zeros((documents, kind.bins), queue)
-    if stop <= start or not documents:
-        return counts
+    narrow = kind.code < BIGRAM
     if SIMULATOR:
-        name = "per-warp" if documents == 1 and kind.code < BIGRAM else "global-atomic"
-        launch_portable(name, data, cuda.to_device(offsets), start, stop, kind, counts, queue)
-    elif kind.code < BIGRAM:
-        from tilewright.kernels.histogram_bytes import launch_bytes
-
-        launch_bytes(data, start, stop, kind, counts.reshape(kind.bins), queue)
-    else:
-        _count_wide(data, offsets, start, stop, kind, counts, queue)
+        counts = zeros((documents, kind.bins), queue)
+        if documents:
+            name = "per-warp" if documents == 1 and narrow else "global-atomic"
+            launch_portable(name, data, cuda.to_device(offsets), start, stop, kind, counts, queue)
+        return counts
+    if documents == 1:
+        counts = zeros((1, kind.bins), queue)
+        _count_alone(data, int(offsets[0]), int(offsets[1]), start, stop, kind, counts, queue)
+        return counts
+    # The kernel for many documents writes whole rows of bytes; every other kernel adds.
+    counts = (
+        cuda.device_array((documents, kind.bins), np.int64, stream=queue)
+        if narrow and documents
+        else zeros((documents, kind.bins), queue)
+    )
+    for first, last, alone in _portions(offsets, ALONE_BYTES_NBYTES if narrow else ALONE_NBYTES):
+        rows = counts[first:last]
+        if alone:
+            lo, hi = int(offsets[first]), int(offsets[last])
+            if narrow:
+                _clear(rows, queue)
+            _count_alone(data, lo, hi, lo, hi, kind, rows, queue)
+        else:
+            _count_together(data, offsets[first : last + 1], kind, rows, queue)
     return counts
 
 
-def _count_wide(
-    data: Any, offsets: np.ndarray, start: int, stop: int, kind: Kind, counts: Any, queue: Any
-) -> None:
-    """Pairs and characters: large documents one by one, the runs of small ones between them in a launch each.
-
-    The rows of small documents are sparse, so nothing is gained by counting them anywhere but in their rows.
-    """
-    from tilewright.kernels.histogram_wide import launch_wide
-
-    places = None
+def _portions(offsets: np.ndarray, large: int) -> Iterator[tuple[int, int, bool]]:
+    """Runs of documents (first, last + 1, alone): each of ``large`` bytes or more alone, others together."""
+    documents = len(offsets) - 1
     previous = 0
-    large = np.flatnonzero(np.diff(offsets) >= ALONE_NBYTES) if len(offsets) > 2 else np.array([0])
-    for document in [*large.tolist(), len(offsets) - 1]:
+    for document in np.flatnonzero(np.diff(offsets) >= large).tolist():
         if previous < document:
-            places = cuda.to_device(offsets, stream=queue) if places is None else places
-            begin, end = int(offsets[previous]), int(offsets[document])
-            launch_portable("global-atomic", data, places, begin, end, kind, counts, queue)
-        if document < len(offsets) - 1:
-            lo, hi = int(offsets[document]), int(offsets[document + 1])
-            launch_wide(data, max(lo, start), min(hi, stop), lo, hi, kind, counts[document], queue)
+            yield previous, document, False
+        yield document, document + 1, True
         previous = document + 1
+    if previous < documents:
+        yield previous, documents, False
+
+
+def _count_alone(
+    data: Any, lo: int, hi: int, start: int, stop: int, kind: Kind, row: Any, queue: Any
+) -> None:
+    """Add the tokens of the document ``data[lo:hi]`` that begin in ``data[start:stop]`` to ``row``, (1,
+    bins)."""
+    if stop <= start:
+        return
+    counts = row.reshape(kind.bins)
+    if kind.code < BIGRAM:
+        from tilewright.kernels.histogram_bytes import launch_bytes
+
+        launch_bytes(data, start, stop, kind, counts, queue)
+    else:
+        from tilewright.kernels.histogram_wide import launch_wide
+
+        launch_wide(data, start, stop, lo, hi, kind, counts, queue)
+
+
+def _count_together(data: Any, offsets: np.ndarray, kind: Kind, rows: Any, queue: Any) -> None:
+    """Count several documents in one launch."""
+    if kind.code < BIGRAM:
+        from tilewright.kernels.histogram_documents import launch_documents
+
+        launch_documents(data, offsets, kind, rows, queue)
+    else:
+        # Rows this wide are sparse for small documents: nothing is gained by counting anywhere but in them.
+        places = cuda.to_device(offsets, stream=queue)
+        launch_portable("global-atomic", data, places, int(offsets[0]), int(offsets[-1]), kind, rows, queue)
 
 
 def zeros(shape: tuple[int, int], queue: Any) -> Any:
@@ -72,8 +102,12 @@ def zeros(shape: tuple[int, int], queue: Any) -> Any:
     if SIMULATOR:
         return cuda.to_device(np.zeros(shape, np.int64))
     array = cuda.device_array(shape, np.int64, stream=queue)
+    _clear(array, queue)
+    return array
+
+
+def _clear(array: Any, queue: Any) -> None:
     if array.size:
         from numba.cuda.cudadrv.driver import device_memset
 
         device_memset(array, 0, array.nbytes, queue)
-    return array

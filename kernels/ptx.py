@@ -1,8 +1,8 @@
 """Every intrinsic and inline-PTX wrapper; nothing else in the project has any.
 
 Numba's scalar language reaches neither 128-bit accesses nor asynchronous copies nor the tensor cores. Each
-function here is an ``@intrinsic``, callable from a ``cuda.jit`` kernel, that lowers to the one instruction its
-docstring names. The simulator cannot run them: a module that imports this one has a portable sibling.
+function here is an ``@intrinsic``, callable from a ``cuda.jit`` kernel, that lowers to the one instruction
+its docstring names. The simulator cannot run them: a module that imports this one has a portable sibling.
 
 Arrays are addressed by element offsets from their first element, whatever their shape and strides: the
 caller knows its layout, and one multiply-add is cheaper than a two-dimensional index. Unsigned offsets are
@@ -225,7 +225,8 @@ def commit_copies(typingctx):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def wait_copies(typingctx, pending):  # type: ignore[no-untyped-def]
-    """``cp.async.wait_group``: wait until this thread has at most ``pending`` (a constant) groups under way."""
+    """``cp.async.wait_group``: wait until this thread has at most ``pending`` (a constant) groups under
+    way."""
     if not isinstance(pending, types.IntegerLiteral):
         return None
 
@@ -578,7 +579,8 @@ def wgmma_wait(pending: int) -> Callable[..., Any]:
 
 
 def shared_tile(address: int, leading_nbytes: int, stride_nbytes: int) -> int:
-    """What a ``wgmma`` descriptor holds besides the address: 128-byte swizzle and two strides (PTX ISA 9.7.15.5)."""
+    """What a ``wgmma`` descriptor holds besides the address: 128-byte swizzle and two strides (PTX ISA
+    9.7.15.5)."""
     return (1 << 62) | ((stride_nbytes >> 4) << 32) | ((leading_nbytes >> 4) << 16) | (address >> 4)
 
 
@@ -594,9 +596,10 @@ def wgmma(
 ) -> Callable[..., Any]:
     """``multiply(sums, a, b, keep)``: ``steps`` products ``m64n{n}`` of the calling warpgroup.
 
-    ``kind`` is the PTX type string, such as ``s32.s8.s8`` or ``f32.bf16.bf16``. ``sums`` is a register array of
-    n / 2 int32 or float32; ``a`` and ``b`` are descriptors of tiles in shared memory, moved by ``advance_a`` and
-    ``advance_b`` bytes a step. ``keep`` = 0 starts from zero, else the products are added to ``sums``.
+    ``kind`` is the PTX type string, such as ``s32.s8.s8`` or ``f32.bf16.bf16``. ``sums`` is a register array
+    of n / 2 int32 or float32; ``a`` and ``b`` are descriptors of tiles in shared memory, moved by
+    ``advance_a`` and ``advance_b`` bytes a step. ``keep`` = 0 starts from zero, else the products are added
+    to ``sums``.
     """
     registers = n // 2
     itemsizes = {"s8": 1, "u8": 1, "bf16": 2, "f16": 2, "tf32": 4}
@@ -649,7 +652,8 @@ def wgmma(
 
 
 def _pure(text: str, constraints: str, arguments: int) -> Callable[..., Any]:
-    """An ``@intrinsic`` of uint32 scalars without side effects, which the compiler may move, merge or drop."""
+    """An ``@intrinsic`` of uint32 scalars without side effects, which the compiler may move, merge or
+    drop."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         function = ir.FunctionType(ir.IntType(32), [value.type for value in values])
@@ -665,7 +669,8 @@ def _pure(text: str, constraints: str, arguments: int) -> Callable[..., Any]:
 
 
 byte_permute = _pure("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
-"""``byte_permute(a, b, selector)``: four bytes of the eight of a (0-3) and b (4-7), chosen by four hex digits."""
+"""``byte_permute(a, b, selector)``: four bytes of the eight of a (0-3) and b (4-7), chosen by four hex
+digits."""
 
 byte_dot = _pure("dp4a.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``byte_dot(a, b, c)``: c plus the products of the four bytes of a with those of b, all unsigned."""
@@ -674,7 +679,8 @@ funnel_right = _pure("shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``funnel_right(low, high, shift)``: the low word of (high:low) >> shift, for shifts up to 32."""
 
 shift_left_wrapped = _pure("shf.l.wrap.b32 $0, $1, $1, $2;", "=r,r,r", 2)
-"""``shift_left_wrapped(a, shift)``: a rotated left by the low five bits of ``shift``, whatever stands above them."""
+"""``shift_left_wrapped(a, shift)``: a rotated left by the low five bits of ``shift``, whatever stands above
+them."""
 
 shared_add = _instruction(
     "red.shared.add.u32 [$0], $1;",
@@ -695,4 +701,11 @@ shared_fetch_and = _instruction(
     (_U32, _U32),
     _U32,
     description="``shared_fetch_and(address, mask)``: an atomic bitwise and that returns the value before it.",
+)
+half_value = _instruction(
+    "{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, low; }",
+    "=f,r",
+    (_U32,),
+    types.float32,
+    description="The float32 equal to the float16 in the lower half of a word.",
 )

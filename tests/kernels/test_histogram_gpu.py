@@ -21,6 +21,7 @@ from tilewright.kernels.errors import OptionError, ShapeError
 from tilewright.kernels.histogram import KINDS, piece_counts
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_portable import KERNELS, launch_portable
+from tilewright.kernels.histogram_select import _portions
 from tilewright.kernels.launch import SIMULATOR
 
 if SIMULATOR:
@@ -53,10 +54,29 @@ def text_of(kind: str, length: int, rng: np.random.Generator) -> np.ndarray:
         return np.repeat(rng.integers(96, 100, length // 50 + 1, dtype=np.uint8), 50)[:length]
     if kind == "chinese":
         return np.frombuffer(("天地玄黃宇宙洪荒" * (length // 24 + 1)).encode()[:length], np.uint8)
+    if kind == "russian":
+        return np.frombuffer(("Привет, мир! " * (length // 20 + 1)).encode()[:length], np.uint8)
+    if kind == "malformed":
+        edges = np.frombuffer(bytes.fromhex("417f808f909fa0bfc0c1c2dfe0e1ecedeeeff0f1f3f4f5ff"), np.uint8)
+        return rng.choice(edges, length)
     return np.frombuffer((ENGLISH * (length // len(ENGLISH) + 1))[:length], np.uint8)
 
 
-TEXTS = ["uniform", "one letter", "runs", "chinese", "english"]
+def test_portions() -> None:
+    offsets = np.cumsum([2, 1, 9, 0, 5, 10, 30, 2])
+    assert list(_portions(offsets, 9)) == [
+        (0, 1, False),
+        (1, 2, True),
+        (2, 4, False),
+        (4, 5, True),
+        (5, 6, True),
+        (6, 7, False),
+    ]
+    assert list(_portions(offsets, 100)) == [(0, 7, False)]
+    assert list(_portions(offsets[:1], 9)) == []
+
+
+TEXTS = ["uniform", "one letter", "runs", "chinese", "russian", "malformed", "english"]
 
 
 @pytest.mark.gpu
@@ -108,6 +128,7 @@ LENGTHS = {
         for more in (-1, 0, 1, 15)
     ],
     "one large among small": [10] * 100 + [5_000_000] + [0, 1, 7] * 100,
+    "two far too large": [100, 16 << 20, 0, (16 << 20) + 1, 5000, 3],
     "large": [LARGE + 1] * 50,
     "two": [1, 1],
 }

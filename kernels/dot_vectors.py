@@ -1,0 +1,165 @@
+"""The first pass of a dot product over contiguous vectors of one dtype: 16-byte loads, several under way.
+
+What `tilewright.kernels.dot` does for any strides and dtypes reads one element at a time, which for narrow
+ones leaves the memory idle. This pass reads at the memory's speed for every dtype; the passes behind it are
+the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import cuda, int32, types, uint32, uint64
+from numba.np.numpy_support import from_dtype
+
+from tilewright.kernels import launch
+from tilewright.kernels.dot import THREADS, accumulator_type, block_sum_of
+from tilewright.kernels.ptx import global_array, half_value, load_vector
+
+VECTOR = 16
+"""Bytes of one load."""
+UNROLL = 4
+"""Loads of each vector that a thread has under way at once."""
+
+
+def _reader(dtype: np.dtype, factor: Any) -> Callable[..., Any]:
+    """``read(registers, i)``: element i of the vectors in ``registers``, ready to be multiplied.
+
+    Elements narrower than a word come four or two to a word: LLVM loads vectors of words whole, of bytes not.
+    """
+    if dtype == np.float16:
+
+        def read(registers, i):  # type: ignore[no-untyped-def]
+            return half_value(registers[i // 2] >> uint32(16 * (i % 2)))
+
+    elif dtype.itemsize == 2:
+        kept = uint32(0xFFFF)
+
+        def read(registers, i):  # type: ignore[no-untyped-def]
+            value = registers[i // 2] >> uint32(16 * (i % 2)) & kept
+            return factor((int32(value) << int32(16)) >> int32(16)) if signed else factor(value)
+
+    elif dtype.itemsize == 1:
+        kept = uint32(0xFF)
+
+        def read(registers, i):  # type: ignore[no-untyped-def]
+            value = registers[i // 4] >> uint32(8 * (i % 4)) & kept
+            return factor((int32(value) << int32(24)) >> int32(24)) if signed else factor(value)
+
+    else:
+
+        def read(registers, i):  # type: ignore[no-untyped-def]
+            return factor(registers[i])
+
+    signed = dtype.kind == "i"
+    return cuda.jit(device=True, inline="always")(read)
+
+
+def source(dtype: np.dtype, conjugate: bool) -> Callable[..., None]:
+    """``partial_sums(x, y, length, partials)`` for two vectors of ``dtype``, as a plain function.
+
+    ``x`` and ``y`` are addresses, multiples of 16; ``length`` counts elements; ``partials`` has an
+    accumulator for each block, and all are written. Complex numbers are read as the pairs of reals they are.
+    Block: `THREADS`; shared memory: `THREADS` accumulators.
+    """
+    accumulator = accumulator_type(dtype)
+    block_sum = block_sum_of(accumulator)
+    is_complex = dtype.kind == "c"
+    wide = types.float64 if is_complex else accumulator
+    # A product of two float16 is exact in float32, to which they are converted faster than to float64.
+    factor = types.float32 if dtype == np.float16 else wide
+    real_dtype = np.dtype(f"f{dtype.itemsize // 2}") if is_complex else dtype
+    scalar = from_dtype(real_dtype)
+    element = scalar if real_dtype.itemsize >= 4 else types.uint32
+    read = _reader(real_dtype, factor)
+    parts = 2 if is_complex else 1
+    lanes = VECTOR // real_dtype.itemsize
+    slots = VECTOR // max(4, real_dtype.itemsize)
+    registers = slots * UNROLL
+    sign = 1.0 if conjugate else -1.0  # of the product of imaginary parts
+
+    @cuda.jit(device=True, inline="always")
+    def add(real, imaginary, left, right, count):  # type: ignore[no-untyped-def]
+        """The sums with the products of the first ``count`` elements of both vectors added."""
+        for i in range(0, count, parts):
+            if is_complex:
+                a, b = read(left, i), read(left, i + 1)
+                c, d = read(right, i), read(right, i + 1)
+                real += a * c + sign * (b * d)
+                imaginary += a * d - sign * (b * c)
+            else:
+                real = wide(real + wide(read(left, i) * read(right, i)))
+        return real, imaginary
+
+    def partial_sums(x_address, y_address, length, partials):  # type: ignore[no-untyped-def]
+        x = global_array(x_address, element)
+        y = global_array(y_address, element)
+        left = cuda.local.array(registers, element)
+        right = cuda.local.array(registers, element)
+        thread = uint64(cuda.blockIdx.x) * uint64(THREADS) + uint64(cuda.threadIdx.x)
+        step = uint64(cuda.gridDim.x) * uint64(THREADS)
+        scalars = length * uint64(parts)
+        vectors = scalars // uint64(lanes)
+        real = wide(0)
+        imaginary = wide(0)
+        vector = thread
+        while vector + uint64(UNROLL - 1) * step < vectors:
+            for turn in range(UNROLL):
+                place = (vector + uint64(turn) * step) * uint64(slots)
+                load_vector(left, uint32(turn * slots), x, place)
+                load_vector(right, uint32(turn * slots), y, place)
+            real, imaginary = add(real, imaginary, left, right, lanes * UNROLL)
+            vector += uint64(UNROLL) * step
+        while vector < vectors:
+            load_vector(left, uint32(0), x, vector * uint64(slots))
+            load_vector(right, uint32(0), y, vector * uint64(slots))
+            real, imaginary = add(real, imaginary, left, right, lanes)
+            vector += step
+        place = vectors * uint64(lanes) + thread * uint64(parts)
+        if place < scalars:  # the elements behind the last whole vector
+            single_x = global_array(x_address, scalar)
+            single_y = global_array(y_address, scalar)
+            if is_complex:
+                a, b = factor(single_x[place]), factor(single_x[place + uint64(1)])
+                c, d = factor(single_y[place]), factor(single_y[place + uint64(1)])
+                real += a * c + sign * (b * d)
+                imaginary += a * d - sign * (b * c)
+            else:
+                real = wide(real + wide(factor(single_x[place]) * factor(single_y[place])))
+        if is_complex:
+            total = block_sum(accumulator(complex(real, imaginary)))
+        else:
+            total = block_sum(accumulator(real))
+        if cuda.threadIdx.x == 0:
+            partials[cuda.blockIdx.x] = total
+
+    return partial_sums
+
+
+def signature(dtype: np.dtype) -> Any:
+    partials = types.Array(accumulator_type(dtype), 1, "C")
+    return types.void(types.uint64, types.uint64, types.uint64, partials)
+
+
+@functools.cache
+def _kernel(dtype: np.dtype, conjugate: bool) -> Any:
+    return cuda.jit(signature(dtype))(source(dtype, conjugate))
+
+
+def suits(x: Any, y: Any) -> bool:
+    """Whether both device vectors have one dtype, are contiguous and begin at multiples of 16."""
+    return (
+        x.dtype == y.dtype
+        and all(vector.strides[0] == vector.dtype.itemsize for vector in (x, y))
+        and launch.address(x) % VECTOR == 0
+        and launch.address(y) % VECTOR == 0
+    )
+
+
+def launch_partials(x: Any, y: Any, conjugate: bool, blocks: int, partials: Any, stream: Any) -> None:
+    """Write the sum of each block's products to ``partials``, a device array of ``blocks`` accumulators."""
+    arguments = (launch.address(x), launch.address(y), x.shape[0], partials)
+    launch.enqueue(_kernel(x.dtype, conjugate), blocks, THREADS, stream, 0, *arguments)
