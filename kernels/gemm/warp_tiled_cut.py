@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.kernels.gemm.warp_tiling import ALONG_K, VECTOR, Tiling
+from tilewright.kernels.gemm.warp_tiling import ALONG_K, VECTOR, WARP, Tiling
 from tilewright.kernels.launch import ceil_div
 
 DTYPES = tuple(np.dtype(code) for code in ("f4", "c8", "u4", "u8"))
@@ -20,12 +20,16 @@ DTYPES = tuple(np.dtype(code) for code in ("f4", "c8", "u4", "u8"))
 
 RATE = {"f4": 96, "c8": 24, "u4": 60, "u8": 13}
 """Multiply-adds of elements that a busy multiprocessor of an H200 finishes a cycle, by dtype."""
-LAUNCH_CYCLES = 6000
-"""What one more launch on the stream costs, about 3 µs."""
+LAUNCH_CYCLES = 16_000
+"""What a launch costs, about 8 µs, most of it the host's."""
+SUM_CYCLES = 24_000
+"""What the sum of split products costs beside its bytes: another launch, and waiting for the last block."""
 REDUCED_NBYTES_PER_CYCLE = 1500
 """Partial sums that the whole device reads and adds a cycle."""
-BLOCK_CYCLES = 4000
-"""Filling the pipeline, emptying it and storing the tile."""
+BLOCK_CYCLES = 2_000
+"""Filling a block's pipeline; storing its tile takes a cycle an element more."""
+SCHEDULERS = 4
+"""Of a multiprocessor."""
 STRIP = 32
 """Ragged rows or columns, up to so many, may be computed apart, by thin tiles."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -101,16 +105,18 @@ def cycles(
     at_once = tiling.blocks_per_multiprocessor
     blocks = ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n) * splits
     depth = split_depth(k, splits, tiling.block_k)
-    work = (
-        tiling.block_m * tiling.block_n * depth / (RATE[dtype.str[1:]] * candidate.efficiency) + BLOCK_CYCLES
-    )
+    area = tiling.block_m * tiling.block_n
+    work = area * depth / (RATE[dtype.str[1:]] * candidate.efficiency) + BLOCK_CYCLES + area
     waves, rest = divmod(blocks, processors * at_once)
     resident = ceil_div(rest, processors)
-    # A multiprocessor with fewer blocks than it can hold does not reach its speed, but each is faster alone.
-    share = 0.35 + 0.65 * resident / at_once
-    spent = work * (waves * at_once + resident / share) + LAUNCH_CYCLES
+    # The last wave may leave multiprocessors with few warps: two on each of the schedulers reach full speed,
+    # one alone four fifths of it, none nothing.
+    warps = resident * tiling.threads / (WARP * SCHEDULERS)
+    share = min(1.0, 0.6 + 0.2 * warps) if warps >= 1 else 0.8 * warps
+    last = resident / share if resident else 0.0
+    spent = work * (waves * at_once + last) + LAUNCH_CYCLES
     if splits > 1:
-        spent += LAUNCH_CYCLES + m * n * splits * dtype.itemsize / REDUCED_NBYTES_PER_CYCLE
+        spent += SUM_CYCLES + m * n * splits * dtype.itemsize / REDUCED_NBYTES_PER_CYCLE
     return spent
 
 
