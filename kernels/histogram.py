@@ -116,12 +116,12 @@ def _checked_offsets(offsets: Any, nbytes: int) -> np.ndarray:
         )
     if not np.issubdtype(array.dtype, np.integer):
         raise DTypeError(f"offsets holds {array.dtype}; it must hold integers (int64)")
-    array = array.astype(np.int64)
+    array = np.ascontiguousarray(array, np.int64)  # the kernels read it as one piece
     if array[0] < 0 or array[-1] > nbytes:
         raise ShapeError(f"offsets reach from {array[0]} to {array[-1]}, but data has bytes 0 to {nbytes}")
-    falls = np.flatnonzero(array[1:] < array[:-1])
-    if len(falls):
-        at = int(falls[0])
+    lengths = np.diff(array)
+    if lengths.min(initial=0) < 0:
+        at = int(np.argmax(lengths < 0))
         raise ShapeError(
             f"offsets must ascend, but entry {at + 1} ({array[at + 1]}) is below entry {at} ({array[at]})"
         )

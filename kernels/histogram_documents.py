@@ -281,8 +281,9 @@ def launch_documents(data: Any, offsets: np.ndarray, kind: Kind, counts: Any, st
 
     ``kind`` is byte, ascii or letter; ``offsets`` lies on the host.
     """
-    large = np.flatnonzero(np.diff(offsets) > LARGE)
-    if len(large):
+    lengths = np.diff(offsets)
+    if lengths.max(initial=0) > LARGE:
+        large = np.flatnonzero(lengths > LARGE)
         clear_rows[len(large), THREADS, stream](cuda.to_device(large, stream=stream), counts)
     places = cuda.to_device(offsets, stream=stream)
     launch_slices(data, places, int(offsets[-1] - offsets[0]), kind, counts, stream)

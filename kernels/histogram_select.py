@@ -57,8 +57,10 @@ def count_on_device(data: Any, offsets: np.ndarray, start: int, stop: int, kind:
 def _portions(offsets: np.ndarray, large: int) -> Iterator[tuple[int, int, bool]]:
     """Runs of documents (first, last + 1, alone): each of ``large`` bytes or more alone, others together."""
     documents = len(offsets) - 1
+    lengths = np.diff(offsets)
+    alone = np.flatnonzero(lengths >= large).tolist() if lengths.max(initial=0) >= large else []
     previous = 0
-    for document in np.flatnonzero(np.diff(offsets) >= large).tolist():
+    for document in alone:
         if previous < document:
             yield previous, document, False
         yield document, document + 1, True

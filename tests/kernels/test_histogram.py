@@ -257,6 +257,13 @@ def test_skipped(device: str) -> None:
     assert skipped_count(histogram(data, by="bigram", device=device), "bigram", len(text)) == 0
 
 
+def test_strided_offsets(device: str) -> None:
+    data = np.arange(40, dtype=np.uint8)
+    offsets = np.array([0, 99, 10, 99, 30, 99])[::2]
+    rows = histogram(data, offsets=offsets, device=device)
+    assert [int(row.sum()) for row in rows] == [10, 20]
+
+
 def test_strided_host_data_is_counted_as_it_reads(device: str) -> None:
     data = np.arange(200, dtype=np.uint8)
     assert nonzero(histogram(data[::-3], device=device)) == Counter(data[::-3].tolist())
