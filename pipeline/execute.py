@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from tilewright.pipeline import tasks
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan import MatmulPlan, Tile, format_nbytes
 from tilewright.pipeline.stream import Product, TileReport
-from tilewright.pipeline.submit import run_bounded, window_of
+from tilewright.pipeline.submit import run_bounded, run_combined, window_of
 from tilewright.pipeline.verify import Verification
 
 
@@ -64,6 +64,19 @@ class MatmulRun:
         return "\n".join(lines)
 
 
+def _tile_results(
+    client: Client, product: Product, tiles: list[Tile]
+) -> Generator[tuple[int, TileReport], None, None]:
+    """Place and report of every tile as it is stored, each by one task, or by one for each part of k."""
+    key = f"tile-{product.run}"
+    parts = range(product.plan.k_parts)
+    if len(parts) == 1:
+        calls = ((product, tile) for tile in tiles)
+        return run_bounded(client, tasks.multiply_tile, calls, key=key, window=window_of(client))
+    groups = [((product, tile), [(product, tile, part) for part in parts]) for tile in tiles]
+    return run_combined(client, tasks.multiply_part, tasks.add_parts, groups, key=key)
+
+
 @dataclass(frozen=True)
 class TilesDone:
     """What running a plan's tiles took."""
@@ -97,11 +110,7 @@ def run_tiles(
     start = time.perf_counter()
     ended = False
     try:
-        calls = ((product, tile) for tile in todo)
-        report: TileReport
-        results = run_bounded(
-            client, tasks.multiply_tile, calls, key=f"tile-{product.run}", window=window_of(client)
-        )
+        results = _tile_results(client, product, todo)
         with closing(results):  # so that what is outstanding is cancelled before the workers are told to end
             for place, report in results:
                 record(report.index)

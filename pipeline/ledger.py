@@ -30,7 +30,13 @@ class Past:
     tile: tuple[int, int]
     """Sides of its tiles; a run that goes on must keep them."""
     panel_depth: int
+    k_parts: int
     finished: frozenset[int]
+
+    @property
+    def geometry(self) -> tuple[int, int, int, int]:
+        """What a plan has to keep to go on: tile rows, tile columns, panel depth, parts of k."""
+        return (*self.tile, self.panel_depth, self.k_parts)
 
 
 def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> str:
@@ -75,6 +81,7 @@ class Ledger:
             "fingerprint": digest,
             "tile": [plan.tile_rows, plan.tile_columns],
             "panel_depth": plan.panel_depth,
+            "k_parts": plan.k_parts,
         }
         lines = [json.dumps(head), *(json.dumps({"tile": index}) for index in sorted(finished))]
         draft = self._path.with_suffix(".draft")
@@ -116,4 +123,4 @@ def read_past(folder: Path, digest: str) -> Past | None:
         return None
     rows, columns = entries[0]["tile"]
     finished = frozenset(entry["tile"] for entry in entries[1:])
-    return Past((rows, columns), entries[0]["panel_depth"], finished)
+    return Past((rows, columns), entries[0]["panel_depth"], entries[0]["k_parts"], finished)

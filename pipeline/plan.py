@@ -23,6 +23,9 @@ from tilewright.pipeline.errors import PlanError, ShapeError
 PANEL_BUFFERS = 2
 """Panels of A and of B that a worker holds: one being multiplied while the next is filled."""
 
+SPLIT_NBYTES = 32 * 2**20
+"""k is cut for several tasks only if each of them still reads this much: less is done before it is shared out."""
+
 LANE_NBYTES = 8 * 2**20
 """Pinned memory through which one thread of a GPU worker moves its part of a panel or of a finished tile."""
 
@@ -132,6 +135,8 @@ class MatmulPlan:
     tile_rows: int
     tile_columns: int
     panel_depth: int
+    k_parts: int
+    """Stretches that k is cut into for different tasks, whose sums are added in order: 1 unless C is small."""
     c_buffers: int
     """Tiles of C that a worker holds: two where memory allows, so that one is written meanwhile."""
     c_unit: tuple[int, int]
@@ -154,6 +159,11 @@ class MatmulPlan:
     def grid(self) -> tuple[int, int]:
         """Tiles along m and along n."""
         return ceil_div(self.m, self.tile_rows), ceil_div(self.n, self.tile_columns)
+
+    @property
+    def geometry(self) -> tuple[int, int, int, int]:
+        """Tile rows, tile columns, panel depth and parts of k: what decides the bytes of every tile."""
+        return self.tile_rows, self.tile_columns, self.panel_depth, self.k_parts
 
     @property
     def tile_count(self) -> int:
@@ -191,9 +201,10 @@ class MatmulPlan:
                 min(column + self.tile_columns, self.n),
             )
 
-    def panels(self) -> Iterator[tuple[int, int]]:
-        """Every stretch of k once, in the one order that every worker keeps."""
-        for start in range(0, self.k, self.panel_depth):
+    def panels(self, part: int = 0) -> Iterator[tuple[int, int]]:
+        """Every stretch of k in a part once, in the one order that every worker keeps."""
+        first, stop = (self.panel_count * place // self.k_parts for place in (part, part + 1))
+        for start in range(first * self.panel_depth, min(stop * self.panel_depth, self.k), self.panel_depth):
             yield start, min(start + self.panel_depth, self.k)
 
     def to_json(self) -> dict[str, Any]:
@@ -225,7 +236,11 @@ class MatmulPlan:
                     f" for {self.workers} worker{'s' if self.workers != 1 else ''}"
                 ),
             ),
-            ("panels", f"{self.panel_count} of depth {self.panel_depth}"),
+            (
+                "panels",
+                f"{self.panel_count} of depth {self.panel_depth}"
+                + (f", shared by {self.k_parts} tasks a tile" if self.k_parts > 1 else ""),
+            ),
             (
                 f"{memory} memory",
                 f"{format_nbytes(self.device_peak_nbytes)} of {format_nbytes(self.device_limit_nbytes)} a worker",
@@ -272,13 +287,13 @@ def plan_matmul(
     *,
     transpose_a: bool = False,
     transpose_b: bool = False,
-    keep: tuple[int, int, int] | None = None,
+    keep: tuple[int, int, int, int] | None = None,
 ) -> MatmulPlan:
     """Choose tiles and panels for C = A B, where ``a`` and ``b`` are as they stand after op.
 
     The depth of the panels depends on the matrices, their chunks and the memory, never on the number of workers:
     the sums of every element are then cut at the same places however many workers share the tiles.
-    ``keep`` names the tile rows, tile columns and panel depth of an earlier run; they are taken if they fit.
+    ``keep`` names the tile rows, tile columns, panel depth and parts of k of an earlier run; taken if they fit.
 
     Raises
     ------
@@ -297,7 +312,8 @@ def plan_matmul(
     memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize, depth, limits.workspace_nbytes)
     if keep and memory.nbytes(keep[0], keep[1], 1) > limits.device_nbytes:
         return plan_matmul(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b)
-    best = keep[:2] if keep else _best_grid(m, n, c_unit, memory, limits)
+    panel_count = ceil_div(k, depth)
+    best = (*keep[:2], keep[3]) if keep else _best_grid(m, n, c_unit, memory, limits, panel_count)
     if best is None:
         needed = memory.nbytes(min(c_unit[0], m), min(c_unit[1], n), 1)
         raise PlanError(
@@ -305,7 +321,7 @@ def plan_matmul(
             f" memory: the smallest, {min(c_unit[0], m)} × {min(c_unit[1], n)} (one stored piece of C) with panels"
             f" of depth {depth}, needs {format_nbytes(needed)}; raise the device memory, or give C smaller chunks"
         )
-    tile_rows, tile_columns = best
+    tile_rows, tile_columns, k_parts = best
     c_buffers = 2 if memory.nbytes(tile_rows, tile_columns, 2) <= limits.device_nbytes else 1
     grid_rows, grid_columns = ceil_div(m, tile_rows), ceil_div(n, tile_columns)
     item_a, item_b, item_c = a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize
@@ -319,7 +335,8 @@ def plan_matmul(
     coding = limits.read_threads * 2 * max(a.unit_nbytes, b.unit_nbytes)
     coding += limits.write_threads * 2 * min(c_unit[0], m) * min(c_unit[1], n) * item_c
     lanes = (limits.read_threads + limits.write_threads) * LANE_NBYTES
-    host_peak = PROCESS_NBYTES + coding + (device_peak if limits.on_host else lanes)
+    sums = (k_parts + 1) * tile_rows * tile_columns * item_c if k_parts > 1 else 0
+    host_peak = PROCESS_NBYTES + coding + sums + (device_peak if limits.on_host else lanes)
     if limits.host_nbytes is not None and host_peak > limits.host_nbytes:
         raise PlanError(
             f"the plan needs {format_nbytes(host_peak)} of host memory for each worker and"
@@ -341,6 +358,7 @@ def plan_matmul(
         tile_rows=tile_rows,
         tile_columns=tile_columns,
         panel_depth=depth,
+        k_parts=k_parts,
         c_buffers=c_buffers,
         c_unit=c_unit,
         device_limit_nbytes=limits.device_nbytes,
@@ -411,36 +429,36 @@ def _panel_depth(
 
 
 def _best_grid(
-    m: int, n: int, c_unit: tuple[int, int], memory: _Memory, limits: Limits
-) -> tuple[int, int] | None:
-    """Sides of the tiles; None: nothing fits.
+    m: int, n: int, c_unit: tuple[int, int], memory: _Memory, limits: Limits, panel_count: int
+) -> tuple[int, int, int] | None:
+    """Sides of the tiles, and the parts that k is cut into; None: nothing fits.
 
     Where memory is plenty the grid is the same for any number of workers up to ``limits.tiles``, so that every
     tile meets the same kernel and C the same bits. Where memory alone cuts C into many tiles, they are large
     enough to meet the same kernel in any grid, and the grid follows the workers.
     """
     if m == 0 or n == 0:
-        return max(1, m), max(1, n)
-    least = _search_grid(m, n, c_unit, memory, limits.device_nbytes, 1)
+        return max(1, m), max(1, n), 1
+    least = _search_grid(m, n, c_unit, memory, limits.device_nbytes, 1, panel_count)
     if least is None:
         return None
     cut_by_memory = 2 * ceil_div(m, least[0]) * ceil_div(n, least[1]) >= limits.tiles
     parts = limits.workers if cut_by_memory else max(limits.tiles, limits.workers)
-    return _search_grid(m, n, c_unit, memory, limits.device_nbytes, parts)
+    return _search_grid(m, n, c_unit, memory, limits.device_nbytes, parts, panel_count)
 
 
 def _search_grid(
-    m: int, n: int, c_unit: tuple[int, int], memory: _Memory, nbytes: int, parts: int
-) -> tuple[int, int] | None:
-    """Sides of at least ``parts`` tiles, if C has so many stored pieces, that read least.
+    m: int, n: int, c_unit: tuple[int, int], memory: _Memory, nbytes: int, wanted: int, panel_count: int
+) -> tuple[int, int, int] | None:
+    """Sides of tiles, and parts of k, that make at least ``wanted`` tasks where they can, and read least.
 
-    What is read counts as often as rounds of ``parts`` tiles take longer than C shared out evenly.
+    What is read counts as often as rounds of ``wanted`` tasks take longer than C shared out evenly. Parts of k
+    read nothing twice, but their sums are written and read once more: they pay where C is small and k is long.
     """
     unit_rows, unit_columns = min(c_unit[0], m), min(c_unit[1], n)
     row_units, column_units = ceil_div(m, unit_rows), ceil_div(n, unit_columns)
-    wanted = min(parts, row_units * column_units)
     best: tuple[float, int, int, int] | None = None
-    sides: tuple[int, int] | None = None
+    found: tuple[int, int, int] | None = None
     seen = 0
     for grid_rows in range(1, row_units + 1):
         rows = ceil_div(row_units, grid_rows) * unit_rows
@@ -453,23 +471,29 @@ def _search_grid(
         if most < unit_columns:
             continue
         fewest = ceil_div(column_units, most // unit_columns) if most < n else 1
-        fewest = max(fewest, ceil_div(wanted, actual_rows))
-        fitting = 0
+        enough = 0
         for grid_columns in range(fewest, column_units + 1):
             columns = min(ceil_div(column_units, grid_columns) * unit_columns, n)
             if memory.nbytes(rows, columns, 1) > nbytes:
                 continue
-            fitting += 1
-            if fitting > parts + 1:
-                break  # narrower tiles only read more
             actual_columns = ceil_div(n, columns)
             count = actual_rows * actual_columns
-            longer = ceil_div(count, parts) * parts * rows * columns / (m * n)
-            read = m * memory.item_a * actual_columns + n * memory.item_b * actual_rows
-            cost = (read * longer, count, abs(rows - columns), rows)
-            if best is None or cost < best:
-                best, sides = cost, (rows, columns)
-    return sides
+            read = (
+                m * memory.item_a * actual_columns + n * memory.item_b * actual_rows
+            )  # for each element of k
+            k = panel_count * memory.depth
+            worth = read * k // SPLIT_NBYTES // count
+            for k_parts in {1, max(1, min(ceil_div(wanted, count), panel_count, worth))}:
+                tasks = count * k_parts
+                longer = ceil_div(tasks, wanted) * wanted * rows * columns / (m * n) / k_parts
+                sums = 2 * k_parts * m * n * memory.item_c if k_parts > 1 else 0
+                cost = ((read * k + sums) * longer, tasks, abs(rows - columns), rows)
+                if best is None or cost < best:
+                    best, found = cost, (rows, columns, k_parts)
+            enough += count >= wanted
+            if enough > wanted + 1:
+                break  # narrower tiles only read more
+    return found
 
 
 def _lower_bound(m: int, n: int, k: int, nbytes: int, a: StoredMatrix, b: StoredMatrix) -> int:

@@ -433,6 +433,14 @@ def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[R
     ]
 
 
+def gather(out: np.ndarray, bands: Bands) -> None:
+    """Put bands one behind the other into a matrix that has room for them."""
+    row = 0
+    for band in bands:
+        out[row : row + band.shape[0]] = band
+        row += band.shape[0]
+
+
 def _write_direct(layout: _DirectLayout, piece: _Piece, bands: Bands) -> None:
     """One plain chunk to its file: under another name first, so that a reader never meets half of it."""
     path = layout.root / layout.key(piece.chunk)
@@ -475,10 +483,7 @@ def _write_through_zarr(array: zarr.Array[Any], region: Sequence[slice], piece: 
     )
     # The codecs take a stored piece as a whole, so its bands are gathered first.
     whole = np.empty([part.stop - part.start for part in place], array.dtype.newbyteorder("="))
-    row = 0
-    for band in bands:
-        whole[row : row + band.shape[0]] = band
-        row += band.shape[0]
+    gather(whole, bands)
     write_region(array, place, whole)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
 from tilewright.pipeline.plan import LANE_NBYTES, PANEL_BUFFERS, MatmulPlan, Tile
-from tilewright.pipeline.store import RegionRead, RegionWrite, region_reads, region_writes, run_all
+from tilewright.pipeline.store import RegionRead, RegionWrite, gather, region_reads, region_writes, run_all
 
 STAGES = ("read", "upload", "compute", "download", "write")
 
@@ -59,11 +59,14 @@ class TileReport:
     stages: dict[str, float]
     """Busy seconds of each stage for this tile."""
     kernel: str
+    partial: np.ndarray | None = None
+    """The tile's sum over one part of k, rows × columns, when the plan cuts k into parts; else it is stored."""
 
 
 @dataclass
 class _Job:
     tile: Tile
+    part: int
     done: Future[TileReport]
     started: float = field(default_factory=time.perf_counter)
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
@@ -74,6 +77,7 @@ class _Job:
     """Panels multiplied so far."""
     kernel: str = "none"
     """What multiplied them; ``none`` where there was nothing to add up."""
+    partial: np.ndarray | None = None
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[_Move]]:
@@ -405,9 +409,12 @@ class Engine:
         for thread in self._threads:
             thread.start()
 
-    def multiply(self, tile: Tile) -> TileReport:
-        """Compute and store one tile; returns when it is stored. Raises what the failing stage raised."""
-        job = _Job(tile, Future())
+    def multiply(self, tile: Tile, part: int = 0) -> TileReport:
+        """Compute and store one tile, or bring back its sum over one part of k when the plan has several.
+
+        Returns when it is stored. Raises what the failing stage raised.
+        """
+        job = _Job(tile, part, Future())
         if self._abandoned:
             raise CancelledError
         self._jobs.put(job)
@@ -425,7 +432,7 @@ class Engine:
 
     def _load_stage(self) -> None:
         while (job := self._jobs.get()) is not None:
-            for start, stop in self._plan.panels():
+            for start, stop in self._plan.panels(job.part):
                 if self._abandoned:
                     job.error = CancelledError()
                 if job.error is not None:
@@ -499,19 +506,35 @@ class Engine:
                 job.done.set_exception(job.error)
             else:
                 seconds = time.perf_counter() - job.started
-                report = TileReport(job.tile.index, self._worker, seconds, dict(job.busy), job.kernel)
+                report = TileReport(
+                    job.tile.index, self._worker, seconds, dict(job.busy), job.kernel, job.partial
+                )
                 job.done.set_result(report)
 
     def _write_tile(self, job: _Job) -> None:
-        tile, c = job.tile, self._product.c
+        tile = job.tile
         region = (slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop))
         shape, dtype = (tile.rows, tile.columns), np.dtype(self._plan.c_dtype)
         with job.clock("write", "download") as moves:
-            calls = [
-                partial(self._unit.save, piece, job.target, shape, dtype)
-                for piece in region_writes(c, region)
-            ]
+            if self._plan.k_parts > 1:  # a sum over a part of k goes back to whoever adds them up
+                dtype = accumulator_dtype(dtype)
+                job.partial = np.empty(shape, dtype)
+                whole = (slice(0, tile.rows), slice(0, tile.columns))
+                pieces = [RegionWrite(whole, partial(gather, job.partial))]
+            else:
+                pieces = region_writes(self._product.c, region)
+            calls = [partial(self._unit.save, piece, job.target, shape, dtype) for piece in pieces]
             moves += run_all(self._writers, calls)
+
+
+def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> None:
+    """Store one tile as the sum of its parts over k, added in their order: the same bits every time."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    region = (slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop))
+    for piece in region_writes(product.c, region):
+        piece.write([total[piece.source].astype(np.dtype(product.plan.c_dtype), copy=False)])
 
 
 def _pool(slots: list[Any]) -> queue.SimpleQueue[Any]:

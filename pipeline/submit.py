@@ -5,7 +5,7 @@ The window keeps a worker that asks from waiting, and a scheduler from ever hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from distributed import Client, Future, as_completed
@@ -80,6 +80,37 @@ def run_bounded(
             yield place, result
     finally:
         client.cancel(list(places), force=True)
+
+
+def run_combined(
+    client: Client,
+    function: Callable[..., Any],
+    combine: Callable[..., Result],
+    groups: Sequence[tuple[tuple[Any, ...], Sequence[tuple[Any, ...]]]],
+    *,
+    key: str,
+) -> Generator[tuple[int, Result], None, None]:
+    """For each group ``(head, calls)``: ``combine(*head, *[function(*call) for call in calls])``, on the workers.
+
+    What the calls give stays on the workers. Yields results of ``combine`` as they finish; all tasks are submitted
+    at once, so this is for few. Leaving early cancels what is outstanding; raises as ``run_bounded`` does.
+    """
+    retries = config.get("retries")
+    places: dict[Future, int] = {}
+    inner: list[Future] = []
+    try:
+        for place, (head, calls) in enumerate(groups):
+            parts = [
+                client.submit(function, *call, key=f"{key}-{place}-{part}", pure=False, retries=retries)
+                for part, call in enumerate(calls)
+            ]
+            inner += parts
+            future = client.submit(combine, *head, *parts, key=f"{key}-{place}", pure=False, retries=retries)
+            places[future] = place
+        for future in as_completed(list(places)):
+            yield places.pop(future), _result_of(future, retries)
+    finally:
+        client.cancel([*places, *inner], force=True)
 
 
 def _result_of(future: Future, retries: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from dask.system import CPU_COUNT
 from distributed import get_worker
 
 from tilewright.pipeline.plan import Tile
-from tilewright.pipeline.stream import Product, TileReport, close_engine, engine_for
+from tilewright.pipeline.stream import Product, TileReport, close_engine, engine_for, store_sum
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,22 @@ def worker_facts(device: str, dask_worker: Any) -> WorkerFacts:
 def multiply_tile(product: Product, tile: Tile) -> TileReport:
     """Compute one tile of C and store it. Doing it twice stores the same bytes twice, so a retry is safe."""
     return engine_for(product, get_worker().address).multiply(tile)
+
+
+def multiply_part(product: Product, tile: Tile, part: int) -> TileReport:
+    """The sum of one tile over one part of k; it stays on the worker until ``add_parts`` asks for it."""
+    return engine_for(product, get_worker().address).multiply(tile, part)
+
+
+def add_parts(product: Product, tile: Tile, *parts: TileReport) -> TileReport:
+    """Store one tile as the sum of its parts, in their order; the report counts what all of them took."""
+    start = time.perf_counter()
+    store_sum(product, tile, [part.partial for part in parts if part.partial is not None])
+    seconds = time.perf_counter() - start
+    stages = {stage: sum(part.stages[stage] for part in parts) for stage in parts[0].stages}
+    stages["write"] += seconds
+    seconds += max(part.seconds for part in parts)
+    return TileReport(tile.index, get_worker().address, seconds, stages, parts[0].kernel)
 
 
 def end_run(run: str, abandon: bool) -> None:

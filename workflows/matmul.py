@@ -96,10 +96,7 @@ def matmul(
         plan = _plan(
             left, right, out, c_dtype, transpose_a, transpose_b, facts, device_memory, past, precision
         )
-        if past is not None and (plan.tile_rows, plan.tile_columns, plan.panel_depth) != (
-            *past.tile,
-            past.panel_depth,
-        ):
+        if past is not None and plan.geometry != past.geometry:
             listener(
                 Notice("an earlier run left tiles that do not fit the memory of this one; it starts anew")
             )
@@ -273,7 +270,7 @@ def _plan(
         c_unit = (unit[0], unit[1])
     else:
         c_unit = store.output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
-    keep = (*past.tile, past.panel_depth) if past is not None else None
+    keep = past.geometry if past is not None else None
     return plan_tiles(
         a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b, keep=keep
     )

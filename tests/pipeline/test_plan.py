@@ -165,6 +165,25 @@ def test_host_memory_is_a_bound_too() -> None:
         plan_matmul(a, a, F4, (100, 100), Limits(1, 10**6, host_nbytes=PROCESS_NBYTES))
 
 
+def test_a_small_c_with_a_long_k_is_shared_by_parts_of_k() -> None:
+    x = matrix(2048, 10**7, (2048, 4096))
+    plan = plan_matmul(x, x.transposed, F4, (512, 512), Limits(1, 2**36))
+    assert (plan.tile_count, plan.k_parts) == (1, 8)
+    assert plan.read_nbytes == 2 * x.nbytes, "nothing is read twice"
+    stretches = [stretch for part in range(plan.k_parts) for stretch in plan.panels(part)]
+    assert [start for start, _ in stretches] == list(range(0, 10**7, plan.panel_depth))
+    assert stretches[-1][1] == 10**7
+    assert plan_matmul(x, x.transposed, F4, (512, 512), Limits(4, 2**36)).geometry == plan.geometry
+    assert "8 tasks a tile" in str(plan)
+
+
+def test_k_is_not_cut_where_it_does_not_pay() -> None:
+    small = matrix(100, 5000, (100, 100))
+    assert plan_matmul(small, small.transposed, F4, (100, 100), Limits(4, 2**30)).k_parts == 1
+    square = matrix(8192, 8192, (1024, 1024))
+    assert plan_matmul(square, square, F4, (1024, 1024), Limits(4, 2**36)).k_parts == 1
+
+
 def test_inner_sides_must_agree() -> None:
     with pytest.raises(ShapeError, match=r"3 × 4.*5 × 6"):
         plan_matmul(matrix(3, 4, (1, 1)), matrix(5, 6, (1, 1)), F4, (1, 1), Limits(1, 10**6))
@@ -172,9 +191,9 @@ def test_inner_sides_must_agree() -> None:
 
 def test_a_plan_keeps_the_tiles_of_an_earlier_run_if_they_fit() -> None:
     a = matrix(100, 100, (10, 10))
-    kept = plan_matmul(a, a, F4, (10, 10), Limits(1, 10**6), keep=(20, 30, 40))
-    assert (kept.tile_rows, kept.tile_columns, kept.panel_depth) == (20, 30, 40)
-    anew = plan_matmul(a, a, F4, (10, 10), Limits(1, 600), keep=(20, 30, 40))
+    kept = plan_matmul(a, a, F4, (10, 10), Limits(1, 10**6), keep=(20, 30, 40, 1))
+    assert kept.geometry == (20, 30, 40, 1)
+    anew = plan_matmul(a, a, F4, (10, 10), Limits(1, 600), keep=(20, 30, 40, 1))
     assert anew.device_peak_nbytes <= 600
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 import tilewright as tw
-from tilewright.pipeline import execute, ledger, store, stream
+from tilewright.pipeline import execute, ledger, plan, store, stream
 from tilewright.pipeline.errors import (
     OutputError,
     OutputExistsError,
@@ -381,6 +381,55 @@ def test_nothing_is_left_on_the_workers(
 
     assert stream._engines == {}
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("tilewright-")]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "i8", "f2", "c16"])
+def test_a_small_c_is_summed_over_parts_of_k_in_order(
+    dtype: str,
+    client: Client,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[Event],
+) -> None:
+    monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
+    a, b = numbers(rng, (20, 3000), dtype), numbers(rng, (3000, 30), dtype)
+    a_path, b_path = put(tmp_path / "a", a, (20, 50)), put(tmp_path / "b", b, (50, 30))
+    results = []
+    for name, memory in (("c", 400_000), ("d", 400_000)):
+        run = tw.matmul(
+            a_path,
+            b_path,
+            tmp_path / name,
+            cluster=client,
+            device="cpu",
+            device_memory=memory,
+            listener=events.append,
+        )
+        assert run.plan.k_parts > 1
+        assert run.plan.read_nbytes == a.nbytes + b.nbytes
+        c = zarr.open_array(tmp_path / name)[...]
+        assert_product(c, a, b)
+        results.append(c.tobytes())
+    assert results[0] == results[1]
+    done = [event for event in events if isinstance(event, UnitDone) and event.name == "matmul"]
+    assert len(done) == 2, "one tile a run, however many parts it has"
+
+
+def test_a_failing_part_of_k_ends_the_run(
+    client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
+    a = numbers(rng, (20, 3000), "f4")
+    path = put(tmp_path / "a", a, (20, 50), compressors=None)
+    victim = tmp_path / "a" / "c" / "0" / "40"
+    victim.write_bytes(victim.read_bytes()[:-1])
+    with pytest.raises(StoreError, match=r"chunk \(0, 40\)"):
+        tw.matmul(
+            path, path, tmp_path / "c", transpose_b=True, cluster=client, device="cpu", device_memory=400_000
+        )
+    assert not (tmp_path / "c").exists()
+    assert stream._engines == {}
 
 
 def test_a_wider_result_can_be_asked_for(client: Client, tmp_path: Path) -> None:
