@@ -277,7 +277,7 @@ def allow_dynamic_shared(kernel: Any, nbytes: int) -> None:
     ``MAX_SHARED_MEMORY_PER_BLOCK_OPTIN``; the launch fails beyond it.
     """
     if nbytes > DEFAULT_SHARED_NBYTES:
-        _raise_shared_limit(kernel, nbytes, int(cuda.get_current_device().id))
+        _raise_shared_limit(kernel, nbytes, current_device())
 
 
 @functools.cache

@@ -7,8 +7,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -30,7 +29,6 @@ from tilewright.kernels.gemm.warp_tiling import (
 )
 from tilewright.kernels.launch import (
     address,
-    alignment,
     allow_dynamic_shared,
     ceil_div,
     current_device,
@@ -43,9 +41,8 @@ REDUCING_THREADS = 256
 ACCEPTED = (*DTYPES, np.dtype("i4"), np.dtype("i8"))
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """Device memory as a matrix: what `enqueue` reads of a device array, but cheap to slice."""
+class Matrix(NamedTuple):
+    """Device memory as a matrix: what `enqueue` reads of a device array, but cheap to make and to slice."""
 
     pointer: int
     shape: tuple[int, int]
@@ -99,9 +96,13 @@ def signature(dtype: np.dtype) -> Any:
 
 
 @functools.cache
-def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str) -> Any:
+def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str, device: int) -> tuple[Any, int]:
+    """The compiled kernel, and its bytes of shared memory, which the device was asked for."""
     function = warp_tiled_function(dtype, tiling, a_layout, b_layout)
-    return cuda.jit(signature(dtype), launch_bounds=tiling.launch_bounds)(function)
+    kernel = cuda.jit(signature(dtype), launch_bounds=tiling.launch_bounds)(function)
+    nbytes = shared_nbytes(tiling, dtype.itemsize)
+    allow_dynamic_shared(kernel, nbytes)
+    return kernel, nbytes
 
 
 def sum_function(dtype: np.dtype) -> Any:
@@ -145,25 +146,24 @@ def _multiprocessors(device: int) -> int:
 
 def _multiply(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
     """Enqueue one part, ``c`` being where its (or its splits') products go."""
-    (m, _), n, itemsize, tiling = a.shape, b.shape[1], a.dtype.itemsize, part.tiling
-    a_layout, b_layout = layouts(a, b)
+    m, n, itemsize, tiling = a.shape[0], b.shape[1], a.dtype.itemsize, part.tiling
     c_vectors = (
-        alignment(c.pointer) >= VECTOR_NBYTES
+        c.pointer % VECTOR_NBYTES == 0
         and c.strides[0] % VECTOR_NBYTES == 0
         and n % vector_elements(itemsize) == 0
     )
-    kernel = _kernel(a.dtype, tiling, a_layout, b_layout)
-    nbytes = shared_nbytes(tiling, itemsize)
-    allow_dynamic_shared(kernel, nbytes)
+    kernel, nbytes = _kernel(a.dtype, tiling, *layouts(a, b), current_device())
     grid = (ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n), 1, part.splits)
     enqueue(kernel, grid, tiling.threads, stream, nbytes, a, b, c, part.depth, accumulate, c_vectors)
 
 
 def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
     """Enqueue one part of ``c (+)= a b``; the matrices are the whole ones, C with contiguous rows."""
-    k = a.shape[1]
-    rows, columns = a.slice(part.row, part.m, 0, k), b.slice(0, k, part.column, part.n)
-    target = c.slice(part.row, part.m, part.column, part.n)
+    rows, columns, target = a, b, c
+    if (part.m, part.n) != c.shape:
+        k = a.shape[1]
+        rows, columns = a.slice(part.row, part.m, 0, k), b.slice(0, k, part.column, part.n)
+        target = c.slice(part.row, part.m, part.column, part.n)
     if part.splits == 1:
         _multiply(rows, columns, target, part, accumulate, stream)
         return
