@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +117,76 @@ def test_large_products_are_not_split_and_small_ones_with_much_k_are() -> None:
     (small,) = cut(128, 128, 100_000, single, pair, MULTIPROCESSORS)
     assert large.splits == 1
     assert small.splits > 16
+
+
+# --- Launching: a host double in the kernels' place --------------------------------------------------------
+
+
+def on_host(operand: Any) -> np.ndarray:
+    """The host memory that a `Matrix` points to, as an array."""
+    reach = sum((side - 1) * stride for side, stride in zip(operand.shape, operand.strides, strict=True))
+    raw = (ctypes.c_char * (reach + operand.dtype.itemsize)).from_address(operand.pointer)
+    return np.ndarray(operand.shape, operand.dtype, raw, 0, operand.strides)
+
+
+def host_enqueue(
+    kernel: str, grid: Any, block: int, stream: Any, shared_nbytes: int, *arguments: Any
+) -> None:
+    """What the two kernels promise in their docstrings, in NumPy."""
+    if kernel == "sum":
+        partial, c, splits, accumulate = arguments
+        (m, _), out = c.shape, on_host(c)
+        total = sum(on_host(partial)[s * m : (s + 1) * m] for s in range(splits))
+        out[...] = total + out if accumulate else total
+        return
+    a, b, c, depth, accumulate, c_vectors = arguments
+    assert not c_vectors or (c.pointer % 16 == c.strides[0] % 16 == c.shape[1] * c.dtype.itemsize % 16 == 0)
+    m, out = a.shape[0], on_host(c)
+    assert c.strides[1] == c.dtype.itemsize
+    for z in range(grid[2]):
+        product = on_host(a)[:, z * depth : (z + 1) * depth] @ on_host(b)[z * depth : (z + 1) * depth]
+        rows = slice(z * m, (z + 1) * m)
+        out[rows] = product + out[rows] if accumulate else product
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator does not load the kernel")
+@given(
+    m=st.integers(1, 300),
+    n=st.integers(1, 300),
+    k=st.integers(1, 900),
+    order=st.tuples(*[st.sampled_from("CF")] * 3),
+    accumulate=st.booleans(),
+    processors=st.sampled_from((1, 4, 132)),
+)
+def test_launches_add_up_to_the_product(
+    m: int, n: int, k: int, order: tuple[str, str, str], accumulate: bool, processors: int
+) -> None:
+    from tilewright.kernels.gemm import warp_tiled_launch as launching
+
+    rng = np.random.default_rng(m * n * k)
+    shapes = ((m, k), (k, n), (m, n))
+    a, b, c = (
+        np.asarray(naive.numbers(rng, shape, "u4"), order=o) for shape, o in zip(shapes, order, strict=True)
+    )
+    expected = a @ b + (c if accumulate else np.uint32(0))
+    partial = np.empty(MAX_PARTIAL_NBYTES, np.uint8)
+
+    @contextlib.contextmanager
+    def scratch(nbytes: int, stream: Any, handle: int) -> Iterator[int]:
+        assert nbytes <= partial.nbytes
+        yield partial.ctypes.data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "enqueue", host_enqueue)
+        patch.setattr(launching, "borrowed", scratch)
+        patch.setattr(launching, "current_device", lambda: 0)
+        patch.setattr(launching, "_multiprocessors", lambda device: processors)
+        patch.setattr(launching, "_kernel", lambda *specialisation: ("multiply", 0))
+        patch.setattr(launching, "_sum_kernel", lambda dtype: "sum")
+        launching.launch(
+            *(launching.Matrix(x.ctypes.data, x.shape, x.strides, x.dtype) for x in (a, b, c)), accumulate, 0
+        )
+    np.testing.assert_array_equal(c, expected)
 
 
 # --- Machine code: no device -------------------------------------------------------------------------------
