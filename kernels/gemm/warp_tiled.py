@@ -113,8 +113,10 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
 
     Grid: (tiles of C, 1, splits). Block: ``tiling.threads``. Shared memory: ``shared_nbytes``, dynamic.
     Ragged edges: outer indices are clamped while reading and checked while writing; the ragged slab of k
-    comes first and is filled with zeros, so the loop over the others checks nothing. The order of k is
-    fixed by the tiling's ``block_k`` and by ``depth``.
+    comes first and is filled with zeros, so the loop over the others checks nothing. Within a block
+    k ascends, so an element's bits depend on ``depth`` alone. Expected registers: what the launch bounds
+    leave, up to 255, without spilling. Error of an element of a float product: at most k units in the last
+    place of the sum of its products' magnitudes, one rounding a multiply-add.
     """
     element = element_of(dtype)
     number, itemsize = element.number, dtype.itemsize
