@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from numba import cuda
 
+from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels.gemm.base import GemmKernel, Variant
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.launch import SIMULATOR
@@ -18,10 +16,6 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothin
 
 SAMPLES = 2
 """How many variants of a kernel that is not portable are compiled here; its own tests know which matter."""
-
-
-def ptxas() -> str | None:
-    return shutil.which("ptxas")
 
 
 def chosen(kernel: GemmKernel) -> list[Variant]:
@@ -54,20 +48,5 @@ def test_compiles_without_spilling(variant: Variant, target: tuple[int, int], tm
         variant.function, variant.signature, cc=(*target, "a") if specific else target, **variant.options
     )
     assert ".entry" in text
-    assembler = ptxas()
-    if assembler is None:
-        return
-    source = tmp_path / "kernel.ptx"
-    source.write_text(text)
-    architecture = f"sm_{target[0]}{target[1]}{'a' if specific else ''}"
-    done = subprocess.run(
-        [assembler, "-v", f"-arch={architecture}", str(source), "-o", str(tmp_path / "kernel.cubin")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    report = done.stdout + done.stderr
-    assert done.returncode == 0, report
-    spills = [int(size) for size in re.findall(r"(\d+) bytes spill", report)]
-    assert spills, f"ptxas said nothing of spills:\n{report}"
-    assert not any(spills), report
+    report = assemble(text, f"sm_{target[0]}{target[1]}{'a' if specific else ''}", tmp_path)
+    assert_no_spills(report)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numba import cuda
 
+from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels import dot
 from tilewright.kernels.launch import SIMULATOR
 
@@ -30,21 +29,7 @@ def test_compiles_without_spilling(dtype: str, conjugate: bool, tmp_path: Path) 
     kind = np.dtype(dtype)
     text, _ = cuda.compile_ptx(source(kind, conjugate), signature(kind).args, cc=(9, 0))
     assert re.search(r"ld\.global\.v[24]\.", text)
-    if shutil.which("ptxas") is None:
-        return
-    place = tmp_path / "kernel.ptx"
-    place.write_text(text)
-    done = subprocess.run(
-        ["ptxas", "-v", "-arch=sm_90", str(place), "-o", str(tmp_path / "kernel.cubin")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    report = done.stdout + done.stderr
-    assert done.returncode == 0, report
-    spills = [int(size) for size in re.findall(r"(\d+) bytes spill", report)]
-    assert spills
-    assert not any(spills), report
+    assert_no_spills(assemble(text, "sm_90", tmp_path))
 
 
 @pytest.mark.gpu

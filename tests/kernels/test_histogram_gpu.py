@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 from numba import cuda
 
+from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels import histogram
 from tilewright.kernels.errors import OptionError, ShapeError
 from tilewright.kernels.histogram import KINDS, piece_counts
@@ -248,18 +247,4 @@ def test_compiles_without_spilling(name: str, tmp_path: Path) -> None:
     text, _ = cuda.compile_ptx(function, signature.args, cc=(9, 0), **options)
     assert "ld.global.v4" in text
     assert re.search(r"(red|atom)\.shared\.add\.u32", text)
-    if shutil.which("ptxas") is None:
-        return
-    source = tmp_path / "kernel.ptx"
-    source.write_text(text)
-    done = subprocess.run(
-        ["ptxas", "-v", "-arch=sm_90", str(source), "-o", str(tmp_path / "kernel.cubin")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    report = done.stdout + done.stderr
-    assert done.returncode == 0, report
-    spills = [int(size) for size in re.findall(r"(\d+) bytes spill", report)]
-    assert spills
-    assert not any(spills), report
+    assert_no_spills(assemble(text, "sm_90", tmp_path))

@@ -3,9 +3,6 @@ GPU."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels.launch import SIMULATOR
 from tilewright.kernels.tolerance import tolerance
 
@@ -80,22 +78,8 @@ def test_samples_exist() -> None:
 def test_compiles_without_spills_or_serialised_products(variant: Variant, tmp_path: Path) -> None:
     text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0, "a"), **variant.options)
     assert ".local" not in text, "an array that should be registers lies in local memory"
-    ptxas = shutil.which("ptxas")
-    if ptxas is None:
-        pytest.skip("ptxas is not installed: the PTX was checked, the registers were not")
-    source = tmp_path / "kernel.ptx"
-    source.write_text(text)
-    done = subprocess.run(
-        [ptxas, "-v", "-arch=sm_90a", str(source), "-o", str(tmp_path / "kernel.cubin")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    report = done.stdout + done.stderr
-    assert done.returncode == 0, report
-    spills = [int(size) for size in re.findall(r"(\d+) bytes spill", report)]
-    assert spills, f"ptxas said nothing of spills:\n{report}"
-    assert not any(spills), report
+    report = assemble(text, "sm_90a", tmp_path)
+    assert_no_spills(report)
     assert "serialized" not in report, report
 
 

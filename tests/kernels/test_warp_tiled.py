@@ -6,8 +6,6 @@ import contextlib
 import ctypes
 import itertools
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels import naive
+from tests.kernels.machine_code import assemble
 from tilewright.kernels.gemm import warp_tiling
 from tilewright.kernels.gemm.warp_tiled_cut import (
     DTYPES,
@@ -197,18 +196,7 @@ needs_compiler = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles no
 def machine_code(variant: Variant, folder: Path) -> tuple[str, str]:
     """PTX for Hopper, and what the assembler says of it."""
     text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0), **variant.options)
-    assembler = shutil.which("ptxas")
-    if assembler is None:
-        pytest.skip("ptxas is not on PATH")
-    source = folder / "kernel.ptx"
-    source.write_text(text)
-    done = subprocess.run(
-        [assembler, "-v", "-arch=sm_90", str(source), "-o", str(folder / "kernel.cubin")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return text, done.stderr
+    return text, assemble(text, "sm_90", folder)
 
 
 def cases() -> list[Any]:
