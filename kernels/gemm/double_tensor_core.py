@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ from tilewright.kernels.launch import (
     capability,
     ceil_div,
     current_device,
+    enqueue,
     transposed,
 )
 
@@ -83,7 +84,8 @@ class Tile:
     step: int
     """k in one fragment, and in one matrix instruction: 4, 8 or 16."""
     stages: int
-    """Stages of the pipeline in shared memory, of which one is being multiplied."""
+    """Stages of the pipeline in shared memory: one being multiplied, the one before, the rest on their
+    way."""
     blocks: int = 1
     """Blocks that shall fit on one multiprocessor; caps the registers."""
     band: int = 8
@@ -175,46 +177,45 @@ class _Side:
 def _copier(side: _Side, whole: bool) -> Any:
     """A device function that starts copying one tile from global to shared memory.
 
-    ``copy(shared, base, source, line_step, lines_left, left)``: the calling thread's first chunk is at
-    address ``source``, its next one ``line_step`` bytes on; ``lines_left`` and ``left`` say how many lines,
-    from that one on, and how many elements of the line, the operand still has. What lies outside becomes
-    zero, which adds nothing to any sum. Chunks that are not ``whole`` are copied by halves.
+    ``copy(shared, base, source, line_step, lines, length)``: the calling thread's first chunk is at address
+    ``source``, its next one ``line_step`` bytes on. From the tile's corner on, the operand has ``lines`` lines
+    and ``length`` elements of each; what lies outside becomes zero, which adds nothing to any sum. Chunks that
+    are not ``whole`` are copied by halves.
     """
     chunks, pitch, parts = side.chunks, side.pitch, side.parts
     lines_a_pass = side.lines_a_pass
     passes = side.lines // lines_a_pass
     mask, factor = side.swizzle
-    second = 1 if parts == 1 else 0  # elements before the one that a chunk's second half belongs to
+    elements = CHUNK // parts
+    second = elements - 1  # which element of a chunk its second half belongs to
     copy_chunk, copy_half = ptx.copy_async_16_or_zero, ptx.copy_async_8_or_zero
-    u64 = types.uint64
+    i32, u64 = types.int32, types.uint64
 
     @inlined
-    def copy(shared, base, source, line_step, lines_left, left):  # type: ignore[no-untyped-def]
+    def copy(shared, base, source, line_step, lines, length):  # type: ignore[no-untyped-def]
         thread = cuda.threadIdx.x
-        first = thread // chunks
-        place = (thread % chunks) * CHUNK
+        chunk = i32(thread % chunks)
         for i in range(passes):
-            line = first + i * lines_a_pass
-            target = base + line * pitch + (place ^ ((line & mask) * factor))
-            inside = i * lines_a_pass < lines_left
+            line = i32(thread // chunks + i * lines_a_pass)
+            target = base + line * pitch + ((chunk * CHUNK) ^ ((line & mask) * factor))
             origin = u64(source + i * line_step)
             if whole:
-                copy_chunk(shared, target, origin, inside and left > 0)
+                copy_chunk(shared, target, origin, line < lines and i32(chunk * elements) < length)
             else:
-                copy_half(shared, target, origin, inside and left > 0)
-                copy_half(shared, target + 1, u64(origin + ITEM), inside and left > second)
+                copy_half(shared, target, origin, line < lines and i32(chunk * elements) < length)
+                inside = line < lines and i32(chunk * elements + second) < length
+                copy_half(shared, target + 1, u64(origin + ITEM), inside)
 
     return copy
 
 
 def _loader(side: _Side, step: int, halves: int) -> Any:
-    """A device function that loads some of a warp's fragments, of 8 · ``halves`` rows or columns each.
+    """A device function that loads a warp's fragments, of 8 · ``halves`` rows or columns each.
 
-    ``load(registers, first, shared, base, origin, tile, tiles, k, g, t)``: the operand's tile begins at
-    ``shared[base]``, the warp's part of it at row or column ``origin``, the step at ``k``; fragments
-    ``tile`` to ``tile + tiles - 1`` of the warp are loaded. Register ``first + (i steps + s) halves + h``
-    becomes row or column g + 8 h of the i-th of them, at k + t + 4 s: the order in which `ptx.mma_f64` takes
-    them.
+    ``load(registers, first, shared, base, origin, tiles, k, g, t)``: the operand's tile begins at
+    ``shared[base]``, the warp's part of it, ``tiles`` fragments, at row or column ``origin``, the step at ``k``.
+    Register ``first + (i steps + s) halves + h`` becomes row or column g + 8 h of fragment i at k + t + 4 s: the
+    order in which `ptx.mma_f64` takes them.
     """
     pitch, parts, along_k = side.pitch, side.parts, side.along_k
     mask, factor = side.swizzle
@@ -223,7 +224,7 @@ def _loader(side: _Side, step: int, halves: int) -> Any:
     u64 = types.uint64  # a signed index would be tested for wrap-around at every access
 
     @inlined
-    def load(registers, first, shared, base, origin, tile, tiles, k, g, t):  # type: ignore[no-untyped-def]
+    def load(registers, first, shared, base, origin, tiles, k, g, t):  # type: ignore[no-untyped-def]
         # Everything that differs between lanes is in ``lane``; the rest becomes the loads' constant offsets.
         # The
         # swizzle and what is constant touch the same bits only where they are combined by XOR.
@@ -240,7 +241,7 @@ def _loader(side: _Side, step: int, halves: int) -> Any:
                 constant = (inner >> 1) * pitch
             for i in range(tiles):
                 for h in range(halves):
-                    line = (tile + i) * height + h * HALF_M
+                    line = i * height + h * HALF_M
                     if along_k:
                         place = lane + (constant + line * pitch)
                     elif parts == 1:
@@ -253,39 +254,55 @@ def _loader(side: _Side, step: int, halves: int) -> Any:
     return load
 
 
-def _real_product(mma: Any, tiles_n: int, steps: int) -> Any:
-    """A device function that multiplies one row of fragments: ``multiply(c, i, a, first_a, b, first_b, t)``.
-
-    Adds A's i-th fragment, at ``a[first_a]``, times all of B's, from ``b[first_b]`` on, to row i of ``c``.
-    """
+def _real_product(mma: Any, tiles_m: int, tiles_n: int, steps: int) -> Any:
+    """A device function that multiplies one step's fragments: ``multiply(c, a, first_a, b, first_b, t)``."""
 
     @inlined
-    def multiply(c, i, a, first_a, b, first_b, t):  # type: ignore[no-untyped-def]
-        for j in range(tiles_n):
-            mma(c, (i * tiles_n + j) * 4, a, first_a, b, first_b + j * steps)
+    def multiply(c, a, first_a, b, first_b, t):  # type: ignore[no-untyped-def]
+        for i in range(tiles_m):
+            for j in range(tiles_n):
+                mma(c, (i * tiles_n + j) * 4, a, first_a + i * steps * 2, b, first_b + j * steps)
 
     return multiply
 
 
-def _complex_product(mma: Any, tiles_n: int, steps: int, imaginary: int) -> Any:
-    """The same for complex128. The second half of ``b`` has neighbours exchanged; imaginary parts of ``c``
-    begin at ``imaginary``."""
+def _complex_product(mma: Any, tiles_m: int, tiles_n: int, steps: int) -> Any:
+    """The same for complex128. The second half of ``b`` has neighbours exchanged, that of ``c`` is imaginary."""
+    imaginary = tiles_m * tiles_n * 4
     size = tiles_n * steps
 
     @inlined
-    def multiply(c, i, a, first_a, b, first_b, t):  # type: ignore[no-untyped-def]
-        if i == 0:
-            # Once, and as late as this: the loads have arrived by now. Odd lanes hold imaginary parts.
-            flip = types.int64(t & 1) * SIGN_BIT
-            for x in range(size):
-                bits = libdevice.double_as_longlong(b[first_b + x]) ^ flip
-                b[first_b + x] = libdevice.longlong_as_double(bits)
-        for j in range(tiles_n):
-            register = (i * tiles_n + j) * 4
-            mma(c, register, a, first_a, b, first_b + j * steps)
-            mma(c, imaginary + register, a, first_a, b, first_b + size + j * steps)
+    def multiply(c, a, first_a, b, first_b, t):  # type: ignore[no-untyped-def]
+        # Odd lanes hold imaginary parts, which the real part subtracts. As late as this: the loads have arrived.
+        flip = types.int64(t & 1) * SIGN_BIT
+        for x in range(size):
+            bits = libdevice.double_as_longlong(b[first_b + x]) ^ flip
+            b[first_b + x] = libdevice.longlong_as_double(bits)
+        for i in range(tiles_m):
+            for j in range(tiles_n):
+                register = (i * tiles_n + j) * 4
+                left = first_a + i * steps * 2
+                mma(c, register, a, left, b, first_b + j * steps)
+                mma(c, imaginary + register, a, left, b, first_b + size + j * steps)
 
     return multiply
+
+
+def _sequence(steps: list[Any]) -> Any:
+    """A device function that calls the given ones in turn: a loop unrolled by us, since register arrays need
+    constant indices and LLVM does not unroll every long loop."""
+    if len(steps) == 1:
+        return steps[0]
+    head, tail = steps[0], _sequence(steps[1:])
+
+    @inlined
+    def run(  # type: ignore[no-untyped-def]
+        acc, a_regs, b_regs, shared, reading, warp_row, warp_column, g, t
+    ):
+        head(acc, a_regs, b_regs, shared, reading, warp_row, warp_column, g, t)
+        tail(acc, a_regs, b_regs, shared, reading, warp_row, warp_column, g, t)
+
+    return run
 
 
 def kernel_function(tile: Tile, layout: Layout) -> Any:
@@ -317,11 +334,8 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
     copy_a, copy_b = _copier(side_a, layout.a_whole), _copier(side_b, layout.b_whole)
     load_a, load_b = _loader(side_a, step, 2), _loader(side_b, step, 1)
     mma = ptx.mma_f64(step, native=layout.native)
-    sums = tiles_m * tiles_n * 4
-    if parts == 1:
-        multiply = _real_product(mma, tiles_n, instruction_steps)
-    else:
-        multiply = _complex_product(mma, tiles_n, instruction_steps, sums)
+    product = _real_product if parts == 1 else _complex_product
+    multiply = product(mma, tiles_m, tiles_n, instruction_steps)
     global_array, commit, wait = ptx.global_array, ptx.commit_copies, ptx.wait_copies
     load_chunk, store_chunk = ptx.load_vector, ptx.store_vector
 
@@ -332,16 +346,41 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
     ring = stages * size_stage
     depth_elements, chunk_elements = depth // parts, CHUNK // parts
     fragment_a = instruction_steps * 2
+    fragments_a = tiles_m * fragment_a
     half_b = tiles_n * instruction_steps
     fragments_b = half_b * parts
-    registers_a, registers_b = 2 * fragment_a, 2 * fragments_b
+    registers_a, registers_b = 2 * fragments_a, 2 * fragments_b
+    sums = tiles_m * tiles_n * 4
     total = sums * parts
     tile_m, tile_n, warps_n = tile.m, tile.n, tile.warps[1]
     pending = stages - 2
+    lead = (stages - 1) * (depth // parts)
     out_chunks, out_pitch = tile.n * parts // CHUNK, tile.n * parts
     # Two rows that a quarter of a warp writes at once differ in this bit of their places.
     out_flip = BANK_LINE // 2 if parts == 1 else CHUNK
     f64, i32, i64 = types.float64, types.int32, types.int64
+
+    def step_function(s: int) -> Any:
+        """Load the fragments of the next step of k, then multiply those of this one."""
+        use_a, fill_a = (x % 2 * fragments_a for x in (s, s + 1))
+        use_b, fill_b = (x % 2 * fragments_b for x in (s, s + 1))
+        next_k = (s + 1) % steps * step
+
+        @inlined
+        def advance(  # type: ignore[no-untyped-def]
+            acc, a_regs, b_regs, shared, reading, warp_row, warp_column, g, t
+        ):
+            load_a(a_regs, fill_a, shared, reading, warp_row, tiles_m, next_k, g, t)
+            load_b(b_regs, fill_b, shared, reading + size_a, warp_column, tiles_n, next_k, g, t)
+            if parts == 2:
+                load_b(
+                    b_regs, fill_b + half_b, shared, reading + size_a, warp_column, tiles_n, next_k, g, t ^ 1
+                )
+            multiply(acc, a_regs, use_a, b_regs, use_b, t)
+
+        return advance
+
+    first_steps, last_step = _sequence([step_function(s) for s in range(steps - 1)]), step_function(steps - 1)
 
     def kernel(  # type: ignore[no-untyped-def]
         a_address,
@@ -365,6 +404,7 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
         pair = cuda.local.array(2, f64)
 
         thread = cuda.threadIdx.x
+        # Narrowed, here and below: Numba widens to 64 bits what meets a constant, and registers are scarce.
         lane = thread & 31
         g = lane >> 2
         t = lane & 3
@@ -383,110 +423,81 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
         first_k = i32(cuda.blockIdx.y * split_k)
         range_k = i32(min(split_k, k - first_k))
 
-        # Where this thread's first chunk of each operand lies, and what is left of the operand from there.
-        a_chunk = thread % a_chunks
-        a_line = thread // a_chunks
-        b_chunk = thread % b_chunks
-        b_line = thread // b_chunks
+        # Where this thread's first chunk of each operand lies.
+        a_line, a_chunk = thread // a_chunks, thread % a_chunks * CHUNK
+        b_line, b_chunk = thread // b_chunks, thread % b_chunks * CHUNK
         if a_along_k:
-            offset = i64(row0 + a_line) * a_pitch + i64(first_k) * parts + a_chunk * CHUNK
-            a_next = i64(a_address) + offset * ITEM
+            a_offset = i64(row0 + a_line) * a_pitch + i64(first_k) * parts + a_chunk
             a_advance = i64(depth * ITEM)
-            a_lines_left = i32(m - row0 - a_line)
-            a_left = i32(range_k - a_chunk * chunk_elements)
         else:
-            offset = i64(first_k + a_line) * a_pitch + i64(row0) * parts + a_chunk * CHUNK
-            a_next = i64(a_address) + offset * ITEM
+            a_offset = i64(first_k + a_line) * a_pitch + i64(row0) * parts + a_chunk
             a_advance = depth_elements * a_pitch * ITEM
-            a_lines_left = i32(range_k - a_line)
-            a_left = i32(m - row0 - a_chunk * chunk_elements)
         if b_along_k:
-            offset = i64(column0 + b_line) * b_pitch + i64(first_k) * parts + b_chunk * CHUNK
-            b_next = i64(b_address) + offset * ITEM
+            b_offset = i64(column0 + b_line) * b_pitch + i64(first_k) * parts + b_chunk
             b_advance = i64(depth * ITEM)
-            b_lines_left = i32(n - column0 - b_line)
-            b_left = i32(range_k - b_chunk * chunk_elements)
         else:
-            offset = i64(first_k + b_line) * b_pitch + i64(column0) * parts + b_chunk * CHUNK
-            b_next = i64(b_address) + offset * ITEM
+            b_offset = i64(first_k + b_line) * b_pitch + i64(column0) * parts + b_chunk
             b_advance = depth_elements * b_pitch * ITEM
-            b_lines_left = i32(range_k - b_line)
-            b_left = i32(n - column0 - b_chunk * chunk_elements)
+        a_next = i64(a_address) + a_offset * ITEM
+        b_next = i64(b_address) + b_offset * ITEM
+        left_m, left_n, left_k = i32(m - row0), i32(n - column0), range_k
         a_line_step = a_lines * a_pitch * ITEM
         b_line_step = b_lines * b_pitch * ITEM
 
         for x in range(total):
             acc[x] = 0.0
 
-        # Fill all stages but one. Stages beyond the end of k are filled with zeros, so that the count of
-        # groups
+        # Fill all stages but one. Stages beyond the end of k are filled with zeros, so that the count of groups
         # under way never depends on k.
         for stage in range(stages - 1):
-            copy_a(shared, stage * size_stage, a_next, a_line_step, a_lines_left, a_left)
-            copy_b(shared, stage * size_stage + size_a, b_next, b_line_step, b_lines_left, b_left)
+            if a_along_k:
+                copy_a(shared, stage * size_stage, a_next, a_line_step, left_m, left_k)
+            else:
+                copy_a(shared, stage * size_stage, a_next, a_line_step, left_k, left_m)
+            if b_along_k:
+                copy_b(shared, stage * size_stage + size_a, b_next, b_line_step, left_n, left_k)
+            else:
+                copy_b(shared, stage * size_stage + size_a, b_next, b_line_step, left_k, left_n)
             commit()
             a_next += a_advance
             b_next += b_advance
-            if a_along_k:
-                a_left = i32(a_left - depth_elements)
-            else:
-                a_lines_left = i32(a_lines_left - depth_elements)
-            if b_along_k:
-                b_left = i32(b_left - depth_elements)
-            else:
-                b_lines_left = i32(b_lines_left - depth_elements)
+            left_k = i32(left_k - depth_elements)
         reading = i32(0)
         writing = i32((stages - 1) * size_stage)
         wait(pending)
         cuda.syncthreads()  # the first stage is there for everyone
-        load_a(a_regs, 0, shared, reading, warp_row, 0, 1, 0, g, t)
-        load_b(b_regs, 0, shared, reading + size_a, warp_column, 0, tiles_n, 0, g, t)
+        load_a(a_regs, 0, shared, reading, warp_row, tiles_m, 0, g, t)
+        load_b(b_regs, 0, shared, reading + size_a, warp_column, tiles_n, 0, g, t)
         if parts == 2:
-            load_b(b_regs, half_b, shared, reading + size_a, warp_column, 0, tiles_n, 0, g, t ^ 1)
+            load_b(b_regs, half_b, shared, reading + size_a, warp_column, tiles_n, 0, g, t ^ 1)
 
-        for _ in range((range_k + depth_elements - 1) // depth_elements):
-            for s in range(steps):
-                for i in range(tiles_m):
-                    # Load what comes next, then multiply what is there.
-                    a_fill = ((s * tiles_m + i + 1) & 1) * fragment_a
-                    if i < tiles_m - 1:
-                        load_a(a_regs, a_fill, shared, reading, warp_row, i + 1, 1, s * step, g, t)
-                    else:
-                        next_k = ((s + 1) % steps) * step
-                        b_fill = ((s + 1) & 1) * fragments_b
-                        if s == steps - 1:
-                            reading = i32(reading + size_stage)
-                            if reading == ring:
-                                reading = i32(0)
-                            wait(pending)
-                            # The next stage is there for everyone, and everyone has read this one, which the
-                            # next round overwrites.
-                            cuda.syncthreads()
-                        read_b = reading + size_a
-                        load_a(a_regs, a_fill, shared, reading, warp_row, 0, 1, next_k, g, t)
-                        load_b(b_regs, b_fill, shared, read_b, warp_column, 0, tiles_n, next_k, g, t)
-                        if parts == 2:
-                            b_fill += half_b
-                            load_b(b_regs, b_fill, shared, read_b, warp_column, 0, tiles_n, next_k, g, t ^ 1)
-                    if s == 0 and i == 0:
-                        copy_a(shared, writing, a_next, a_line_step, a_lines_left, a_left)
-                        copy_b(shared, writing + size_a, b_next, b_line_step, b_lines_left, b_left)
-                        commit()
-                        a_next += a_advance
-                        b_next += b_advance
-                        if a_along_k:
-                            a_left = i32(a_left - depth_elements)
-                        else:
-                            a_lines_left = i32(a_lines_left - depth_elements)
-                        if b_along_k:
-                            b_left = i32(b_left - depth_elements)
-                        else:
-                            b_lines_left = i32(b_lines_left - depth_elements)
-                        writing = i32(writing + size_stage)
-                        if writing == ring:
-                            writing = i32(0)
-                    a_use = ((s * tiles_m + i) & 1) * fragment_a
-                    multiply(acc, i, a_regs, a_use, b_regs, (s & 1) * fragments_b, t)
+        # What is left to copy runs that far ahead of what is left to multiply; one counter serves both.
+        while left_k + lead > 0:
+            # Into the stage that was multiplied last: everyone has read it, says the last barrier.
+            if a_along_k:
+                copy_a(shared, writing, a_next, a_line_step, left_m, left_k)
+            else:
+                copy_a(shared, writing, a_next, a_line_step, left_k, left_m)
+            if b_along_k:
+                copy_b(shared, writing + size_a, b_next, b_line_step, left_n, left_k)
+            else:
+                copy_b(shared, writing + size_a, b_next, b_line_step, left_k, left_n)
+            commit()
+            a_next += a_advance
+            b_next += b_advance
+            left_k = i32(left_k - depth_elements)
+            writing = i32(writing + size_stage)
+            if writing == ring:
+                writing = i32(0)
+            first_steps(acc, a_regs, b_regs, shared, reading, warp_row, warp_column, g, t)
+            reading = i32(reading + size_stage)
+            if reading == ring:
+                reading = i32(0)
+            wait(pending)
+            # The next stage is there for everyone, and everyone has read this one, which the next round
+            # overwrites: its last step is in registers.
+            cuda.syncthreads()
+            last_step(acc, a_regs, b_regs, shared, reading, warp_row, warp_column, g, t)
 
         # The sums go through shared memory, so that whole lines of C are written.
         wait(0)
@@ -567,21 +578,19 @@ def _whole(pointer: int, pitch: int, contiguous: int, lines: int, parts: int) ->
     return aligned and contiguous * parts % CHUNK == 0
 
 
-def enqueue(
+def enqueue_tile(
     a: Any,
     b: Any,
     c: Any,
     accumulate: bool,
     stream: Any,
     tile: Tile,
-    *,
     splits: int = 1,
     split_k: int | None = None,
-    c_split: int = 0,
 ) -> None:
     """Enqueue ``c (+)= a b`` with a tile. ``c`` lies by rows.
 
-    With ``splits`` ranges of ``split_k``, range r is written ``r * c_split`` float64 numbers behind ``c``.
+    With ``splits`` ranges of ``split_k``, range r goes to rows r m to (r + 1) m of ``c``.
     """
     (m, k), n = a.shape, c.shape[1]
     itemsize = a.dtype.itemsize
@@ -597,21 +606,26 @@ def enqueue(
         b_along_k=not b_by_rows,
         a_whole=_whole(a_at, a_pitch, k if a_by_rows else m, m if a_by_rows else k, parts),
         b_whole=_whole(b_at, b_pitch, n if b_by_rows else k, k if b_by_rows else n, parts),
-        c_whole=_whole(c_at, c_pitch, CHUNK, m, parts) and c_split % CHUNK == 0,
+        c_whole=_whole(c_at, c_pitch, CHUNK, m * splits, parts),
         native=native,
     )
-    kernel = compiled(tile, layout)
+    kernel = compiled(fitting(tile, layout), layout)
     nbytes = tile.shared_nbytes(parts)
     allow_dynamic_shared(kernel, nbytes)
     grid = (ceil_div(m, tile.m) * ceil_div(n, tile.n), splits)
-    kernel[grid, tile.threads, stream, nbytes](
+    enqueue(
+        kernel,
+        grid,
+        tile.threads,
+        stream,
+        nbytes,
         a_at,
         a_pitch // ITEM,
         b_at,
         b_pitch // ITEM,
         c_at,
         c_pitch // ITEM,
-        c_split,
+        m * c_pitch // ITEM,
         m,
         n,
         k,
@@ -626,10 +640,21 @@ REAL_TILES = (
 )
 """For float64, the largest first."""
 COMPLEX_TILES = (
-    Tile(m=64, n=128, depth=16, warps=(2, 4), step=8, stages=4),
-    Tile(m=32, n=64, depth=16, warps=(2, 2), step=8, stages=4, blocks=2),
+    Tile(m=64, n=128, depth=16, warps=(2, 4), step=4, stages=4),
+    Tile(m=32, n=64, depth=16, warps=(2, 2), step=4, stages=4, blocks=2),
 )
 """For complex128, the largest first."""
+
+
+def fitting(tile: Tile, layout: Layout) -> Tile:
+    """The tile, with fragments of half the depth where addresses leave too few registers for whole ones.
+
+    With 64 sums a thread, two sets of fragments of eight k just fit. Copies by halves, and lines along k on both
+    sides, need more addresses, which ptxas would otherwise spill.
+    """
+    crowded = tile.m * tile.n * layout.parts // tile.threads >= 64 and tile.step == 8
+    simple = layout.a_whole and layout.b_whole and not (layout.a_along_k and layout.b_along_k)
+    return replace(tile, step=4) if crowded and not simple else tile
 
 
 def choose_tile(parts: int, m: int, n: int, multiprocessors: int) -> Tile:
@@ -652,7 +677,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         a, b, c = transposed(b), transposed(a), transposed(c)
     m, n = c.shape
     tile = choose_tile(c.dtype.itemsize // ITEM, m, n, multiprocessors(current_device()))
-    enqueue(a, b, c, accumulate, stream, tile)
+    enqueue_tile(a, b, c, accumulate, stream, tile)
 
 
 def _fits(operand: Operand) -> bool:
@@ -687,7 +712,7 @@ def variants() -> Iterable[Variant]:
                             layout = Layout(parts, a_along_k, b_along_k, whole, whole, whole, native)
                             yield Variant(
                                 f"double_tensor_core {tile} {layout}",
-                                kernel_function(tile, layout),
+                                kernel_function(fitting(tile, layout), layout),
                                 SIGNATURE,
                                 NATIVE if native else CAPABILITIES[0],
                                 {"launch_bounds": (tile.threads, tile.blocks)},

@@ -21,7 +21,6 @@ for real and complex tall & skinny matrix multiplication kernels on GPUs", 2021;
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -33,16 +32,16 @@ from numba.cuda import types
 
 from tilewright.kernels import ptx
 from tilewright.kernels.gemm import double_tensor_core as tensor
-from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
-from tilewright.kernels.launch import (
-    address,
-    allow_dynamic_shared,
-    capability,
-    ceil_div,
-    current_device,
-    strided_view,
-    transposed,
+from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
+from tilewright.kernels.gemm.scratch import borrowed
+from tilewright.kernels.gemm.warp_tiled_launch import (
+    REDUCING_THREADS,
+    Matrix,
+    matrix,
+    sum_function,
+    sum_signature,
 )
+from tilewright.kernels.launch import allow_dynamic_shared, capability, ceil_div, current_device, enqueue
 
 WIDEST = 64
 """The thin side's greatest length."""
@@ -87,6 +86,8 @@ class Layout:
     """Whether A comes in 16-byte chunks: address and pitch multiples of 16 bytes, contiguous side too."""
     b_along_k: bool
     """Whether neighbouring threads fetch neighbours in k of B; else along n."""
+    b_whole: bool = False
+    """Whether B lies along n and comes in 16-byte chunks; else element by element."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ class _Shape:
         assert tile.threads % 32 == 0, f"{tile}: whole warps"
         assert tile.threads_down % LINE_CHUNKS == 0, f"{tile}: a thread's rows share their swizzle"
         assert self.layout.a_along_k or tile.rows % elements == 0, f"{tile}: a thread's rows are whole chunks"
+        assert not self.layout.b_whole or (tile.n % elements == 0 and not self.layout.b_along_k), f"{tile}: B"
         assert (self.a_lines * self.a_chunks) % tile.threads == 0, f"{tile}: every pass of copies is full"
 
 
@@ -196,20 +198,23 @@ def _copier_a(shape: _Shape) -> Any:
 
 
 def _copier_b(shape: _Shape) -> Any:
-    """The same for B, element by element: ``copy(shared, base, source, row_step, column_step, rows,
+    """The same for B: ``copy(shared, base, source, row_step, column_step, rows,
     columns)``.
 
     Steps are in bytes. The panel is stored k by k, whichever way B lies in memory.
     """
     depth, n, parts, pitch = shape.depth, shape.tile.n, shape.parts, shape.b_pitch
     threads, along_k = shape.tile.threads, shape.layout.b_along_k
-    count = depth * n
+    # Elements copied at once, and the copy that does it.
+    together = shape.chunk // parts if shape.layout.b_whole else 1
+    wide = n // together
+    count = depth * wide
     passes = ceil_div(count, threads)
-    copy_element = {
+    copy_some = {
         4: ptx.copy_async_4_or_zero,
         8: ptx.copy_async_8_or_zero,
         16: ptx.copy_async_16_or_zero,
-    }[shape.real.itemsize * parts]
+    }[shape.real.itemsize * parts * together]
     u64 = types.uint64
 
     @inlined
@@ -220,11 +225,11 @@ def _copier_b(shape: _Shape) -> Any:
                 row = index % depth
                 column = index // depth
             else:
-                row = index // n
-                column = index % n
+                row = index // wide
+                column = index % wide * together
             if index < count:
                 origin = u64(source + row * row_step + column * column_step)
-                copy_element(
+                copy_some(
                     shared, base + row * pitch + column * parts, origin, row < rows and column < columns
                 )
 
@@ -414,82 +419,14 @@ SIGNATURE = types.void(
 )
 """A and its pitch; B and its steps; C, its steps and c_split; m, n, k, split_k; accumulate."""
 
-# --- Adding up partial products
-# -------------------------------------------------------------------------------
-
-REDUCE_THREADS = 128
-
-
-def reduce_function(dtype: str) -> Any:
-    """The kernel that adds up partial products, as a plain function: ``c (+)= sum over s of partial[s]``.
-
-    ``partial`` is splits × m × n, one piece of memory; the steps of c are in bytes. One thread an element,
-    so the order is that of s. Grid: m · n / REDUCE_THREADS blocks. Block: REDUCE_THREADS.
-    """
-    number = numba.from_dtype(np.dtype(dtype))
-    zero = np.dtype(dtype).type(0)
-    global_array = ptx.global_array
-    i64, u64 = types.int64, types.uint64
-
-    def kernel(  # type: ignore[no-untyped-def]
-        partial_address, splits, c_address, c_row, c_column, m, n, accumulate
-    ):
-        index = i64(cuda.blockIdx.x) * REDUCE_THREADS + cuda.threadIdx.x
-        size = i64(m) * n
-        if index < size:
-            partial = global_array(partial_address, number)
-            out = global_array(i64(c_address) + index // n * c_row + index % n * c_column, number)
-            value = zero
-            for s in range(splits):
-                value += partial[u64(s * size + index)]
-            if accumulate:
-                value += out[0]
-            out[0] = value
-
-    return kernel
-
-
-REDUCE_SIGNATURE = types.void(
-    types.uint64,
-    types.int32,
-    types.uint64,
-    *(types.int64,) * 2,
-    *(types.int32,) * 2,
-    types.boolean,
-)
-
-
-@functools.cache
-def _reduce(dtype: str) -> Any:
-    return cuda.jit(REDUCE_SIGNATURE)(reduce_function(dtype))
-
-
-_workspaces: dict[tuple[int, int], Any] = {}
-_workspace_lock = threading.Lock()
-
-
-def _workspace(nbytes: int, stream: Any) -> Any:
-    """Device memory for partial products, kept for each device and stream, where work runs in order.
-
-    The caller holds the lock from here until everything that uses it is enqueued. Kept, because allocating
-    takes longer than a small product; a larger request replaces it.
-    """
-    key = (current_device(), int(stream) if stream else 0)
-    found = _workspaces.get(key)
-    if found is None or found.size < nbytes:
-        _workspaces[key] = found = cuda.device_array(max(nbytes, 2**20), np.uint8)
-    return found
-
-
 # --- Choosing and launching
 # -----------------------------------------------------------------------------------
 
 MAX_SPLITS = 1024
-MIN_STAGES = 8
-"""Stages of k a range should have at least: below, filling the pipeline costs more than another block
-brings."""
-WAVES = 4
-"""Blocks for each multiprocessor to aim for."""
+FILL_STAGES = 6
+"""What starting and ending a block costs, in stages of k."""
+MAX_PARTIAL_NBYTES = 64 * 2**20
+"""Scratch memory for partial products."""
 SHORT_ROWS = 64
 """Rows of a block where m is no larger."""
 LONG_ROWS = 256
@@ -504,30 +441,43 @@ def choose_tile(dtype: np.dtype, m: int, n: int, a_along_k: bool) -> Tile:
     padded = 1 << (n - 1).bit_length()
     columns = min(padded, 8 // parts)
     least_rows = 1 if a_along_k else CHUNK_NBYTES // dtype.itemsize
-    rows = max(8 if dtype == np.float32 and padded >= 16 else 4, least_rows)
+    single = dtype.itemsize // parts == 4
+    rows = max(8 if single and padded >= 16 else 4, least_rows)
     if a_along_k and padded <= 2:
         rows = 2  # little arithmetic: more threads, to issue the copies
     height = SHORT_ROWS if m <= SHORT_ROWS else LONG_ROWS
-    while (threads := height // rows * (padded // columns)) < WARP:
+    while height // rows * (padded // columns) < WARP:
         if columns > 1:
             columns //= 2
         elif rows > least_rows:
             rows //= 2
         else:
             height *= 2
-    if threads > MAX_THREADS:
+    while height // rows * (padded // columns) > MAX_THREADS:
         height //= 2
     return Tile(m=height, n=padded, rows=rows, columns=columns)
 
 
-def choose_splits(blocks: int, depths: int, multiprocessors: int) -> int:
-    """Ranges of k (``depths`` stages in all) that fill the GPU a few times over, each long enough to be
-    worth it."""
-    return max(1, min(MAX_SPLITS, depths // MIN_STAGES, ceil_div(WAVES * multiprocessors, blocks)))
+def choose_splits(blocks: int, depths: int, slots: int, partial_nbytes: int) -> int:
+    """Into how many ranges to cut k (``depths`` stages): the number that keeps the GPU busy for the shortest
+    time.
+
+    ``blocks`` are there without cutting, ``slots`` run at once, and each range costs ``partial_nbytes``.
+    Time is counted in stages of a block: waves of blocks times the stages of each, and the start of each.
+    """
+    most = max(1, min(MAX_SPLITS, depths, MAX_PARTIAL_NBYTES // partial_nbytes))
+
+    def stages(splits: int) -> int:
+        return ceil_div(blocks * splits, slots) * (ceil_div(depths, splits) + FILL_STAGES)
+
+    return min(range(1, most + 1), key=stages)
 
 
-TENSOR_COLUMNS = {np.dtype(np.float64): 8, np.dtype(np.complex128): 4}
+TENSOR_COLUMNS = {np.dtype(np.float64): 2, np.dtype(np.complex128): 0}
 """Columns beyond which the tensor cores take over from the ordinary ones."""
+SINGLE_COLUMNS = {np.dtype(np.float32): 32, np.dtype(np.complex64): 16}
+"""Columns beyond which arithmetic is the limit, and square tiles are better unless both sides are short."""
+SHORT_SIDE = 256
 
 
 def tensor_tile(parts: int, n: int) -> tensor.Tile:
@@ -535,8 +485,22 @@ def tensor_tile(parts: int, n: int) -> tensor.Tile:
     padded = max(16, 1 << (n - 1).bit_length())
     # Tall warp tiles, so that a warp reads no row of A that another reads too; complex sums take twice the
     # registers, so from 32 columns on two warps share the columns.
-    warps = (2, 2) if parts == 2 and padded >= 32 else (4, 1)
-    return tensor.Tile(m=128 // parts, n=padded, depth=16, warps=warps, step=8, stages=4, blocks=2)
+    if parts == 1:
+        step = 4 if padded == WIDEST else 8  # 64 sums a thread leave no room for deeper fragments
+        return tensor.Tile(m=128, n=padded, depth=16, warps=(4, 1), step=step, stages=4, blocks=2)
+    warps = (2, 2) if padded >= 32 else (4, 1)
+    return tensor.Tile(m=64, n=padded, depth=16, warps=warps, step=4, stages=4, blocks=2)
+
+
+SHARED_NBYTES = 227 * 1024
+"""What the blocks of a multiprocessor share, on Hopper."""
+RESERVED_NBYTES = 1024
+"""What the system takes of it for each block."""
+
+
+@functools.cache
+def _sum_kernel(dtype: np.dtype) -> Any:
+    return cuda.jit(sum_signature(dtype))(sum_function(dtype))
 
 
 @functools.cache
@@ -545,104 +509,123 @@ def compiled(tile: Tile, layout: Layout) -> Any:
     return cuda.jit(SIGNATURE, launch_bounds=(tile.threads, 1))(kernel_function(tile, layout))
 
 
-def _lies_along_k(a: Any) -> bool:
+def _lies_along_k(a: Matrix) -> bool:
     """Whether A's rows are contiguous; a single row or column lies the way that its other side says."""
     k = a.shape[1]
     by_rows = a.strides[1] == a.dtype.itemsize or k == 1
     return by_rows and not (k == 1 and a.strides[0] == a.dtype.itemsize)
 
 
-def _enqueue(
-    a: Any,
-    b: Any,
-    c_address: int,
-    c_steps: tuple[int, int],
-    c_split: int,
-    accumulate: bool,
-    stream: Any,
-    tile: Tile,
-    splits: int,
-    split_k: int,
-) -> None:
-    (m, k), n = a.shape, b.shape[1]
-    itemsize = a.dtype.itemsize
+def _layout(a: Matrix, b: Matrix, tile: Tile) -> Layout:
+    (m, k), n, itemsize = a.shape, b.shape[1], a.dtype.itemsize
     along_k = _lies_along_k(a)
     pitch, contiguous, lines = (a.strides[0], k, m) if along_k else (a.strides[1], m, k)
-    pointer = address(a)
-    whole = pointer % CHUNK_NBYTES == contiguous * itemsize % CHUNK_NBYTES == 0
-    whole = whole and (pitch % CHUNK_NBYTES == 0 or lines == 1)
-    layout = Layout(a.dtype.name, along_k, whole, abs(b.strides[0]) <= abs(b.strides[1]))
+    a_whole = a.pointer % CHUNK_NBYTES == contiguous * itemsize % CHUNK_NBYTES == 0
+    b_along_k = abs(b.strides[0]) <= abs(b.strides[1])
+    aligned = b.pointer % CHUNK_NBYTES == b.strides[0] % CHUNK_NBYTES == n * itemsize % CHUNK_NBYTES == 0
+    return Layout(
+        dtype=a.dtype.name,
+        a_along_k=along_k,
+        a_whole=a_whole and (pitch % CHUNK_NBYTES == 0 or lines == 1),
+        b_along_k=b_along_k,
+        b_whole=aligned and not b_along_k and b.strides[1] == itemsize and tile.n * itemsize >= CHUNK_NBYTES,
+    )
+
+
+def _enqueue_tile(
+    a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, tile: Tile, splits: int, split_k: int
+) -> None:
+    """Enqueue ``c (+)= a b``; range r of k goes to rows r m to (r + 1) m of ``c``."""
+    (m, k), n = a.shape, b.shape[1]
+    layout = _layout(a, b, tile)
     kernel = compiled(tile, layout)
     nbytes = _Shape(tile, layout).shared_nbytes
     allow_dynamic_shared(kernel, nbytes)
-    kernel[(ceil_div(m, tile.m), splits), tile.threads, stream, nbytes](
-        pointer, pitch, address(b), *b.strides, c_address, *c_steps, c_split, m, n, k, split_k, accumulate
+    enqueue(
+        kernel,
+        (ceil_div(m, tile.m), splits),
+        tile.threads,
+        stream,
+        nbytes,
+        a.pointer,
+        a.strides[0] if layout.a_along_k else a.strides[1],
+        b.pointer,
+        *b.strides,
+        c.pointer,
+        *c.strides,
+        m * c.strides[0],
+        m,
+        n,
+        k,
+        split_k,
+        accumulate,
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _cut(
+    dtype: np.dtype, m: int, n: int, k: int, a_along_k: bool, on_tensor_cores: bool, multiprocessors: int
+) -> tuple[Any, int, int]:
+    """The tile, the ranges of k and the length of each."""
+    parts = 2 if dtype.kind == "c" else 1
+    tile: Any
+    if on_tensor_cores:
+        tile = tensor_tile(parts, n)
+        depth, nbytes = tile.depth // parts, tile.shared_nbytes(parts)
+    else:
+        tile = choose_tile(dtype, m, n, a_along_k)
+        depth = LINE_NBYTES // dtype.itemsize
+        nbytes = _Shape(tile, Layout(dtype.name, a_along_k, True, True)).shared_nbytes
+    depths = ceil_div(k, depth)
+    slots = multiprocessors * (SHARED_NBYTES // (nbytes + RESERVED_NBYTES))
+    splits = choose_splits(ceil_div(m, tile.m), depths, slots, m * n * dtype.itemsize)
+    split_k = ceil_div(depths, splits) * depth
+    return tile, ceil_div(k, split_k), split_k
 
 
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     """Enqueue ``c (+)= a b`` for m or n up to `WIDEST`."""
-    if c.shape[0] < c.shape[1]:
-        a, b, c = transposed(b), transposed(a), transposed(c)
-    (m, n), k, dtype = c.shape, a.shape[1], c.dtype
-    parts = dtype.itemsize // 8
-    on_tensor_cores = n > TENSOR_COLUMNS.get(dtype, WIDEST) and _tensor_accepts(a, b)
-    tile: Any
-    if on_tensor_cores:
-        tile = tensor_tile(parts, n)
-        depth = tile.depth // parts
-    else:
-        tile = choose_tile(dtype, m, n, _lies_along_k(a))
-        depth = LINE_NBYTES // dtype.itemsize
-    depths = ceil_div(k, depth)
-    splits = choose_splits(ceil_div(m, tile.m), depths, tensor.multiprocessors(current_device()))
-    split_k = ceil_div(depths, splits) * depth
-    splits = ceil_div(k, split_k)
-    by_rows = c.strides[1] == dtype.itemsize or n == 1
+    left, right, target = matrix(a), matrix(b), matrix(c)
+    if target.shape[0] < target.shape[1]:
+        left, right, target = right.transposed(), left.transposed(), target.transposed()
+    (m, n), k, dtype = target.shape, left.shape[1], target.dtype
+    itemsize = dtype.itemsize
+    on_tensor_cores = n > TENSOR_COLUMNS.get(dtype, WIDEST) and _tensor_accepts(left, right)
+    tile, splits, split_k = _cut(
+        dtype,
+        m,
+        n,
+        k,
+        _lies_along_k(left),
+        on_tensor_cores,
+        tensor.multiprocessors(current_device()),
+    )
+
+    def multiply(out: Matrix, add: bool) -> None:
+        if on_tensor_cores:
+            tensor.enqueue_tile(left, right, out, add, stream, tile, splits, split_k)
+        else:
+            _enqueue_tile(left, right, out, add, stream, tile, splits, split_k)
+
+    by_rows = target.strides[1] == itemsize or n == 1
     if splits == 1 and (by_rows or not on_tensor_cores):
-        if on_tensor_cores:
-            tensor.enqueue(a, b, c, accumulate, stream, tile)
-        else:
-            _enqueue(a, b, address(c), c.strides, 0, accumulate, stream, tile, 1, split_k)
+        multiply(target, accumulate)
         return
-    row = n * dtype.itemsize
-    with _workspace_lock:
-        partial = _workspace(splits * m * row, stream)
-        if on_tensor_cores:
-            tensor.enqueue(
-                a,
-                b,
-                strided_view(partial, (m, n), (row, dtype.itemsize), dtype),
-                False,
-                stream,
-                tile,
-                splits=splits,
-                split_k=split_k,
-                c_split=m * n * parts,
-            )
-        else:
-            _enqueue(
-                a, b, address(partial), (row, dtype.itemsize), m * row, False, stream, tile, splits, split_k
-            )
-        _reduce(dtype.name)[ceil_div(m * n, REDUCE_THREADS), REDUCE_THREADS, stream](
-            address(partial), splits, address(c), *c.strides, m, n, accumulate
-        )
+    with borrowed(splits * m * n * itemsize, stream, int(stream) if stream else 0) as scratch:
+        multiply(Matrix(scratch, (m, n), (n * itemsize, itemsize), dtype), False)
+        partial = Matrix(scratch, (splits * m, n), (n * itemsize, itemsize), dtype)
+        grid = ceil_div(m * n, REDUCING_THREADS)
+        enqueue(_sum_kernel(dtype), grid, REDUCING_THREADS, stream, 0, partial, target, splits, accumulate)
 
 
-def _tensor_accepts(a: Any, b: Any) -> bool:
+def _tensor_accepts(a: Matrix, b: Matrix) -> bool:
     if capability(current_device()) not in tensor.CAPABILITIES:
         return False
     return all(
-        tensor.contiguous(array.strides, array.shape[0], array.shape[1], array.dtype.itemsize) is not None
-        and (array.dtype.kind != "c" or address(array) % array.dtype.itemsize == 0)
-        for array in (a, b)
+        tensor.contiguous(x.strides, x.shape[0], x.shape[1], x.dtype.itemsize) is not None
+        and (x.dtype.kind != "c" or x.pointer % x.dtype.itemsize == 0)
+        for x in (a, b)
     )
-
-
-def _streams(operand: Operand, aligned: int) -> bool:
-    """Whether the large operand has a contiguous side and elements where asynchronous copies take them."""
-    unit = operand.row_major or operand.column_major
-    return unit and operand.alignment >= aligned
 
 
 def supports(problem: Problem) -> bool:
@@ -650,47 +633,45 @@ def supports(problem: Problem) -> bool:
     a, b, c = problem.a, problem.b, problem.c
     if problem.capability is None or problem.capability < (8, 0):
         return False
-    if c.dtype not in DTYPES or not a.dtype == b.dtype == c.dtype or min(c.rows, c.columns) > WIDEST:
+    if c.dtype not in DTYPES or not a.dtype == b.dtype == c.dtype:
         return False
-    large, thin = (b, a) if c.rows < c.columns else (a, b)
-    itemsize = c.dtype.itemsize
+    thin_side, long_side = sorted((c.rows, c.columns))
+    if thin_side > (WIDEST if long_side <= SHORT_SIDE else SINGLE_COLUMNS.get(c.dtype, WIDEST)):
+        return False
+    large = b if c.rows < c.columns else a
     # Sides are 32-bit numbers in the kernel, with room for the last, ragged panel.
     sides = max(problem.m, problem.n, problem.k) < 2**31 - 2**16
-    return sides and _streams(large, itemsize) and thin.alignment >= itemsize
+    aligned = min(a.alignment, b.alignment) >= c.dtype.itemsize
+    return sides and aligned and (large.row_major or large.column_major)
 
 
 def variants() -> Iterable[Variant]:
-    """Every dtype at a few widths, both layouts of A and B, with and without whole chunks; and the
-    reductions."""
+    """Every dtype at a few widths, both layouts of A and B, with and without whole chunks."""
     for dtype in DTYPES:
+        parts = 2 if dtype.kind == "c" else 1
         for n, m in ((1, 10**6), (3, WIDEST), (8, 10**6), (16, WIDEST), (64, 10**6)):
             for along_k in (True, False):
-                if n > TENSOR_COLUMNS.get(dtype, WIDEST):
-                    continue
                 tile = choose_tile(dtype, m, n, along_k)
                 for whole in (True, False):
-                    layout = Layout(dtype.name, along_k, whole, n != 16)
+                    layout = Layout(dtype.name, along_k, whole, n == 8, whole and n >= 16)
                     yield Variant(
                         f"skinny {tile} {layout}",
                         kernel_function(tile, layout),
                         SIGNATURE,
                         options={"launch_bounds": (tile.threads, 1)},
                     )
-        yield Variant(f"skinny sum {dtype}", reduce_function(dtype.name), REDUCE_SIGNATURE)
-        if dtype in TENSOR_COLUMNS:
-            parts = dtype.itemsize // 8
-            for n in (16, 32, 64):
-                for along_k in (True, False):
-                    narrow = tensor_tile(parts, n)
-                    yield Variant(
-                        f"skinny tensor {narrow} a_along_k={along_k}",
-                        tensor.kernel_function(
-                            narrow, tensor.Layout(parts, along_k, not along_k, True, True, True, True)
-                        ),
-                        tensor.SIGNATURE,
-                        tensor.NATIVE,
-                        {"launch_bounds": (narrow.threads, narrow.blocks)},
-                    )
+        for n in (16, 32, 64) if dtype in TENSOR_COLUMNS else ():
+            for along_k in (True, False):
+                narrow = tensor_tile(parts, n)
+                yield Variant(
+                    f"skinny tensor {narrow} a_along_k={along_k}",
+                    tensor.kernel_function(
+                        narrow, tensor.Layout(parts, along_k, not along_k, True, True, True, True)
+                    ),
+                    tensor.SIGNATURE,
+                    tensor.NATIVE,
+                    {"launch_bounds": (narrow.threads, narrow.blocks)},
+                )
 
 
 SKINNY = GemmKernel(
