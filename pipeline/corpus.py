@@ -1,7 +1,8 @@
 """A corpus: the files that it is made of, the pieces that tasks count, and how a piece is read.
 
 A large document is cut into pieces; small ones are packed many to a piece, so that thousands of small files
-make neither thousands of tasks nor thousands of kernel launches.
+make neither thousands of tasks nor thousands of kernel launches. A compressed document cannot be cut, since its
+middle cannot be read without its beginning: a piece has all of it, and it is read in order, decompressed on the way.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline import decompress
 from tilewright.pipeline.errors import CorpusError
 
 MOST_DOCUMENTS = 4096
 """Documents in one piece: opening more would make a piece long however small they are."""
+
+STORED_NBYTES = 2**16
+"""Stored bytes that are read at a time from a compressed document."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,9 @@ class Document:
     path: str
     """Absolute, for workers that run in another folder."""
     nbytes: int
+    """As stored; a compressed document's own length shows only when it is read."""
+    codec: str | None = None
+    """What its bytes are decompressed with, a name of `decompress.CODECS`; None where they are the document."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class Corpus:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all documents, as stored."""
         return sum(document.nbytes for document in self.documents)
 
 
@@ -52,6 +62,7 @@ class Piece:
     documents: tuple[Document, ...]
     start: int
     stop: int
+    """In stored bytes, of the documents one behind the other."""
 
     @property
     def is_part(self) -> bool:
@@ -59,14 +70,20 @@ class Piece:
         return len(self.documents) == 1 and self.stop - self.start < self.documents[0].nbytes
 
     @property
+    def is_plain(self) -> bool:
+        """Whether all bytes are counted as they are stored."""
+        return all(document.codec is None for document in self.documents)
+
+    @property
     def nbytes(self) -> int:
         return self.stop - self.start
 
 
-def list_corpus(paths: Iterable[str | os.PathLike[str]]) -> Corpus:
+def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -> Corpus:
     """The files that paths name: files themselves, and everything below folders.
 
-    A file that is named twice counts once. Links to files are followed, links to folders are not.
+    A file that is named twice counts once. Links to files are followed, links to folders are not. The end of a
+    name alone says how a file is compressed (`decompress.SUFFIXES`); with ``raw``, none is.
 
     Raises
     ------
@@ -96,7 +113,9 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]]) -> Corpus:
             elif absolute in documents:
                 repeated += 1
             else:
-                documents[absolute] = Document(name, absolute, facts.st_size)
+                documents[absolute] = Document(
+                    name, absolute, facts.st_size, None if raw else decompress.codec_of(name)
+                )
     if not documents:
         raise CorpusError(f"no files in {', '.join(given)}; a corpus needs one at least")
     notes = [
@@ -137,17 +156,20 @@ def _below(folder: str) -> tuple[list[str], int]:
 def cut_pieces(
     documents: Sequence[Document], nbytes: int, most_documents: int = MOST_DOCUMENTS
 ) -> Iterator[Piece]:
-    """Pieces of at most ``nbytes`` bytes that hold every byte of every document once, empty documents too."""
+    """Pieces of at most ``nbytes`` stored bytes that hold every byte of every document once, empty ones too.
+
+    Only a compressed document that is larger makes a larger piece, of its own.
+    """
     first = 0
     while first < len(documents):
         length = documents[first].nbytes
-        if length > nbytes:
+        if length > nbytes and documents[first].codec is None:
             step = ceil_div(length, ceil_div(length, nbytes))
             for start in range(0, length, step):
                 yield Piece(first, (documents[first],), start, min(start + step, length))
             first += 1
             continue
-        last, total = first, 0
+        last, total = first + 1, length
         while (
             last < len(documents)
             and last - first < most_documents
@@ -169,24 +191,67 @@ def read_range(document: Document, start: int, stop: int, target: np.ndarray) ->
     """
     if start == stop:
         return
-    try:
-        descriptor = os.open(document.path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CorpusError(f"cannot read {document.name}: {error.strerror}") from error
-    try:
+    with _opened(document) as descriptor:
         view = memoryview(target.view(np.uint8).data)
         done = 0
         while done < stop - start:
             got = os.preadv(descriptor, [view[done:]], start + done)
             if got == 0:
-                raise CorpusError(
-                    f"{document.name} ended at byte {start + done} while it was read and had"
-                    f" {document.nbytes} bytes when the corpus was listed; count it when nothing writes to it"
-                )
+                raise _ended(document, start + done)
             done += got
+
+
+def read_blocks(document: Document) -> Iterator[bytes]:
+    """The document from its beginning to its end, decompressed, in blocks that are never empty.
+
+    No block is longer than `decompress.BLOCK_NBYTES`, whatever a document's compressed bytes stand for.
+
+    Raises
+    ------
+    CorpusError
+        As `read_range` does, and for compressed bytes that are damaged, cut short, or followed by others.
+    """
+    stored = _stored_blocks(document)
+    if document.codec is None:
+        yield from stored
+        return
+    try:
+        yield from decompress.blocks(document.codec, stored)
+    except decompress.DamagedError as error:
+        raise CorpusError(
+            f"{document.name} cannot be decompressed: {error}; restore the file, rename it if it is not"
+            f" compressed by {document.codec}, or count its bytes as they are stored (--raw)"
+        ) from error
+
+
+def _stored_blocks(document: Document) -> Iterator[bytes]:
+    with _opened(document) as descriptor:
+        done = 0
+        while done < document.nbytes:
+            block = os.pread(descriptor, min(STORED_NBYTES, document.nbytes - done), done)
+            if not block:
+                raise _ended(document, done)
+            done += len(block)
+            yield block
+
+
+@contextmanager
+def _opened(document: Document) -> Iterator[int]:
+    """The descriptor of a document's file; what the system refuses becomes a CorpusError."""
+    try:
+        descriptor = os.open(document.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
     except CorpusError:
         raise
     except OSError as error:
         raise CorpusError(f"cannot read {document.name}: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+
+
+def _ended(document: Document, at: int) -> CorpusError:
+    return CorpusError(
+        f"{document.name} ended at byte {at} while it was read and had {document.nbytes} bytes when the corpus"
+        " was listed; count it when nothing writes to it"
+    )

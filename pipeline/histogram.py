@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from tilewright.kernels.histogram import kind_named, piece_counts, skipped_count
 from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import config
-from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces, read_range
+from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces, read_blocks, read_range
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.plan import format_nbytes
@@ -58,7 +59,7 @@ class Histogram:
     skipped: int
     """Bytes that have no bin: above 127 for ``ascii``, all but letters for ``letter``."""
     nbytes: int
-    """Length of the whole corpus."""
+    """Length of the whole corpus, of compressed documents decompressed."""
     device: str
     """Name of the GPU, or ``CPU``."""
     seconds: float
@@ -150,6 +151,17 @@ class Counts:
     """int64: row × bins + bin, each once; the row is the document's place in the corpus, or 0."""
     values: np.ndarray
     """int64, more than 0."""
+    nbytes: int
+    """What the piece's documents are long, decompressed."""
+
+
+@dataclass(eq=False)
+class Sum:
+    """What has been counted so far."""
+
+    counts: np.ndarray
+    """int64[(rows, bins)]."""
+    nbytes: int
 
 
 def count_corpus(
@@ -171,7 +183,7 @@ def count_corpus(
     PlanError
         The counts, one row for each document, would not fit this process's memory.
     CorpusError
-        A file cannot be read, or became shorter.
+        A file cannot be read or decompressed, or became shorter.
     """
     kind = kind_named(by)
     rows = len(corpus.documents) if per_document else 1
@@ -182,95 +194,155 @@ def count_corpus(
             " (half of this process's memory) are allowed; count fewer documents, a kind with fewer bins, or"
             " not per document"
         )
-    pieces = list(_pieces(client, corpus, kind, per_document))
+    pieces = _pieces(client, corpus, kind, per_document)
+    nbytes = config.get("piece-nbytes")
     start = time.perf_counter()
-    counts = reduce_pieces(
+    total = reduce_pieces(
         client,
         _reduction(kind, rows),
-        [(piece, kind.name, device, per_document) for piece in pieces],
+        [(piece, kind.name, device, per_document, nbytes) for piece in pieces],
         [piece.nbytes for piece in pieces],
         listener,
     )
     return Histogram(
         by=kind.name,
-        counts=counts if per_document else counts[0],
+        counts=total.counts if per_document else total.counts[0],
         documents=tuple(document.name for document in corpus.documents),
-        skipped=skipped_count(counts, kind.name, corpus.nbytes),
-        nbytes=corpus.nbytes,
+        skipped=skipped_count(total.counts, kind.name, total.nbytes),
+        nbytes=total.nbytes,
         device=device_name,
         seconds=time.perf_counter() - start,
     )
 
 
-def _pieces(client: Client, corpus: Corpus, kind: Kind, per_document: bool) -> Any:
+def _pieces(client: Client, corpus: Corpus, kind: Kind, per_document: bool) -> list[Piece]:
     threads = sum(client.nthreads().values())
     share = ceil_div(corpus.nbytes, 2 * max(1, threads))
     nbytes = min(config.get("piece-nbytes"), max(LEAST_PIECE_NBYTES, share))
     most = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
-    return cut_pieces(corpus.documents, nbytes, min(most, MOST_DOCUMENTS))
+    pieces = list(cut_pieces(corpus.documents, nbytes, min(most, MOST_DOCUMENTS)))
+    # Large compressed documents take longest: begun first, none is left for the end with one worker at it.
+    return sorted(pieces, key=lambda piece: -piece.nbytes if piece.nbytes > nbytes else 0)
 
 
-def _reduction(kind: Kind, rows: int) -> Reduction[Counts, np.ndarray, np.ndarray]:
+def _reduction(kind: Kind, rows: int) -> Reduction[Counts, Sum, Sum]:
     return Reduction(
         name="histogram",
         chunk=count_piece,
-        identity=partial(np.zeros, (rows, kind.bins), np.int64),
+        identity=partial(_nothing, rows, kind.bins),
         combine=_add,
         finalize=_same,
         commutative=True,  # additions of integers
     )
 
 
-def _add(total: np.ndarray, part: Counts) -> np.ndarray:
-    total.reshape(-1)[part.cells] += part.values
+def _nothing(rows: int, bins: int) -> Sum:
+    return Sum(np.zeros((rows, bins), np.int64), 0)
+
+
+def _add(total: Sum, part: Counts) -> Sum:
+    total.counts.reshape(-1)[part.cells] += part.values
+    total.nbytes += part.nbytes
     return total
 
 
-def _same(total: np.ndarray) -> np.ndarray:
+def _same(total: Sum) -> Sum:
     return total
 
 
-def count_piece(piece: Piece, by: str, device: str, per_document: bool) -> tuple[Counts, dict[str, float]]:
-    """Read and count one piece; what a task does."""
+def count_piece(
+    piece: Piece, by: str, device: str, per_document: bool, block_nbytes: int
+) -> tuple[Counts, dict[str, float]]:
+    """Read and count one piece; what a task does.
+
+    block_nbytes: how much of compressed documents is counted at a time, and with its margins in memory.
+    """
     kind = kind_named(by)
-    start = time.perf_counter()
+    gap = 1 if kind.after and not per_document else 0
     if piece.is_part:
-        data, margin = _read_part(piece, kind, device)
-        read = time.perf_counter()
-        counts = piece_counts(data, by=by, start=margin, stop=margin + piece.nbytes, device=device)
+        blocks = _read_part(piece, kind, device)
+    elif piece.is_plain:
+        blocks = _read_documents(piece, gap, device)
     else:
-        data, edges = _read_documents(piece, kind, device, per_document)
+        blocks = _decompress(piece, kind, gap, block_nbytes, device)
+    rows = len(piece.documents) if per_document else 1
+    counts: np.ndarray | None = None
+    nbytes, stages = 0, {"read": 0.0, "count": 0.0}
+    clock = time.perf_counter()
+    for block in blocks:
         read = time.perf_counter()
-        if per_document:
-            counts = count(data, by=by, offsets=edges, device=device)
-        else:
-            counts = _count_together(data, edges, kind, device)
+        found = _count_block(block, kind, gap, per_document, device)
+        if counts is None:
+            # Most pieces are one block, whose counts are the piece's.
+            counts = found if len(found) == rows else np.zeros((rows, kind.bins), np.int64)
+        if counts is not found:
+            first = block.first if per_document else 0
+            counts[first : first + len(found)] += found
+        nbytes += block.nbytes - gap * block.documents
+        stages["read"] += read - clock
+        clock = time.perf_counter()
+        stages["count"] += clock - read
+    assert counts is not None
     flat = counts.reshape(-1)
     cells = np.flatnonzero(flat)
     values = flat[cells]
     if per_document:
         cells += piece.first * kind.bins
-    stages = {"read": read - start, "count": time.perf_counter() - read}
-    return Counts(cells, values), stages
+    return Counts(cells, values, nbytes), stages
 
 
-def _read_part(piece: Piece, kind: Kind, device: str) -> tuple[np.ndarray, int]:
-    """A part of one document with what its edge tokens reach to, and where the part itself begins."""
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """What is counted in one go: whole documents, or a stretch of one with its margins."""
+
+    data: np.ndarray
+    """uint8. Whole documents lie one behind the other, a separator behind each where there is a gap."""
+    first: int
+    """Place in the piece of the first document."""
+    edges: np.ndarray | None
+    """Where each whole document begins and the last ends; None for a stretch."""
+    start: int
+    stop: int
+    """What is counted of ``data``; the rest is margins."""
+
+    @property
+    def documents(self) -> int:
+        """How many whole ones."""
+        return 0 if self.edges is None else len(self.edges) - 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+
+def _whole(data: np.ndarray, first: int, edges: np.ndarray) -> _Block:
+    return _Block(data[: edges[-1]], first, edges, 0, int(edges[-1]))
+
+
+def _count_block(block: _Block, kind: Kind, gap: int, per_document: bool, device: str) -> np.ndarray:
+    """Counts, int64[(documents, bins)] if each of them has a row, else int64[(1, bins)]."""
+    if block.edges is None:
+        stretch = piece_counts(block.data, by=kind.name, start=block.start, stop=block.stop, device=device)
+        return np.asarray(stretch)[None]
+    if per_document:
+        return np.asarray(count(block.data, by=kind.name, offsets=block.edges, device=device))
+    return _count_together(block.data, block.edges, gap, kind, device)[None]
+
+
+def _read_part(piece: Piece, kind: Kind, device: str) -> Iterator[_Block]:
+    """A part of one document, with what its edge tokens reach to."""
     (document,) = piece.documents
     start, stop = max(0, piece.start - kind.before), min(document.nbytes, piece.stop + kind.after)
     data = scratch("text", stop - start, pinned=device == "cuda")
     read_range(document, start, stop, data)
-    return data, piece.start - start
+    yield _Block(data, 0, None, piece.start - start, piece.stop - start)
 
 
-def _read_documents(
-    piece: Piece, kind: Kind, device: str, per_document: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Whole documents one behind the other, and where each begins and the last ends.
+def _read_documents(piece: Piece, gap: int, device: str) -> Iterator[_Block]:
+    """Whole documents, all in one block.
 
-    Where they are counted as one text and tokens reach over edges, a separator follows each document.
+    Where they are counted as one text and tokens reach over edges, a separator follows each document: gap is 1.
     """
-    gap = 1 if kind.after and not per_document else 0
     lengths = np.fromiter((document.nbytes for document in piece.documents), np.int64, len(piece.documents))
     edges = np.concatenate([[0], np.cumsum(lengths + gap)])
     data = scratch("text", int(edges[-1]), pinned=device == "cuda")
@@ -279,13 +351,53 @@ def _read_documents(
             read_range(document, 0, document.nbytes, data[begin : begin + document.nbytes])
     if gap:
         data[edges[1:] - 1] = SEPARATOR
-    return data, edges
+    yield _whole(data, 0, edges)
 
 
-def _count_together(data: np.ndarray, edges: np.ndarray, kind: Kind, device: str) -> np.ndarray:
+def _decompress(piece: Piece, kind: Kind, gap: int, nbytes: int, device: str) -> Iterator[_Block]:
+    """Whole documents of any length, decompressed into one buffer that is handed out each time it is full.
+
+    A block holds the documents that ended in it. The beginning of the next one moves to the front of the buffer;
+    when that one alone fills it, stretches of it are handed out, and the margins move to the front.
+    """
+    full = nbytes + kind.before + kind.after
+    data = scratch("text", full + gap * len(piece.documents), pinned=device == "cuda")
+    first, edges, filled = 0, [0], 0
+    for place, document in enumerate(piece.documents):
+        margin, stretched = 0, False
+        for block in read_blocks(document):
+            left = np.frombuffer(block, np.uint8)
+            while len(left):
+                if filled >= full:
+                    if len(edges) > 1:
+                        yield _whole(data, first, np.array(edges))
+                        keep = filled - edges[-1]
+                    else:
+                        yield _Block(data[:filled], place, None, margin, filled - kind.after)
+                        keep = min(filled, kind.before + kind.after)
+                        margin, stretched = keep - kind.after, True
+                    data[:keep] = data[filled - keep : filled]
+                    first, edges, filled = place, [0], keep
+                    continue
+                step = min(len(left), full - filled)
+                data[filled : filled + step] = left[:step]
+                filled, left = filled + step, left[step:]
+        if stretched:
+            yield _Block(data[:filled], place, None, margin, filled)
+            first, edges, filled = place + 1, [0], 0
+            continue
+        if gap:
+            data[filled] = SEPARATOR
+        filled += gap
+        edges.append(filled)
+    if len(edges) > 1:
+        yield _whole(data, first, np.array(edges))
+
+
+def _count_together(data: np.ndarray, edges: np.ndarray, gap: int, kind: Kind, device: str) -> np.ndarray:
     """Counts of all documents in ``data`` together, without those that the separators took part in."""
     counts = np.asarray(count(data, by=kind.name, device=device))
-    if not kind.after:
+    if not gap:
         return counts
     separators = edges[1:] - 1
     if kind.name == "codepoint":

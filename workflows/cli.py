@@ -197,6 +197,9 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 @click.argument("corpus", nargs=-1, required=True)
 @click.option("--by", type=click.Choice(KINDS), default="byte", show_default=True, help="What is counted.")
 @click.option("--per-document", is_flag=True, help="One row of counts for each document.")
+@click.option(
+    "--raw", is_flag=True, help="Count .gz, .bz2, .xz and .zst files as stored, without decompressing them."
+)
 @click.option("--out", metavar="FILE", help="Write the counts to F.csv, F.json or F.zarr.")
 @click.option("--plot", metavar="FILE", help="Draw the counts into F.png.")
 @click.option(

@@ -33,10 +33,15 @@ def histogram(
     cluster_file: str | None = None,
     device: str = "auto",
     per_document: bool = False,
+    raw: bool = False,
     listener: Listener = ignore,
 ) -> Histogram:
     """Count the bytes, letters, pairs or characters of a corpus: every file named, and every file below a
     folder.
+
+    Files whose names end in .gz, .bz2, .xz or .zst are decompressed while they are read, one after the other on
+    each of a worker's threads (``threads_per_worker`` in the cluster file), in memory that does not depend on
+    their length. An archive (.tar.gz) is one document: its decompressed bytes.
 
     Parameters
     ----------
@@ -54,17 +59,20 @@ def histogram(
         ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``.
     per_document
         One row of counts for each document instead of one for all.
+    raw
+        Count the bytes of compressed files as they are stored.
     listener
         Is called with every event (``tilewright.pipeline.events``).
 
     Raises
     ------
     TilewrightError
-        One of its subclasses: CorpusError for paths that are not there, hold no files, or cannot be read;
+        One of its subclasses: CorpusError for paths that are not there, hold no files, or cannot be read or
+        decompressed;
         OptionError, PlanError, ClusterError and DeviceUnavailableError as their names say.
     """
     kind_named(by)  # a wrong word is told before a corpus of a million files is listed
-    corpus = list_corpus([paths] if isinstance(paths, str | os.PathLike) else paths)
+    corpus = list_corpus([paths] if isinstance(paths, str | os.PathLike) else paths, raw=raw)
     for note in corpus.notes:
         listener(Notice(note))
     with open_cluster(cluster, cluster_file) as client:

@@ -1,0 +1,312 @@
+"""Compressed documents are their decompressed bytes, however they were written, and damage is never passed over."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from backports import zstd
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pipeline.test_reduce_histogram import count, dense, documents, naive_counts
+from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.pipeline import corpus, decompress
+from tilewright.pipeline.corpus import Document, Piece, cut_pieces, list_corpus, read_blocks
+from tilewright.pipeline.decompress import DamagedError
+from tilewright.pipeline.errors import CorpusError
+from tilewright.pipeline.histogram import count_corpus, count_piece
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd.compress,
+}
+SUFFIXES = list(COMPRESS)
+CHECKED = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1}),
+}
+"""With a checksum of the contents, which Zstandard alone leaves out unless it is asked for."""
+
+
+def document(path: Path) -> Document:
+    (found,) = list_corpus([path]).documents
+    return found
+
+
+def content(path: Path) -> bytes:
+    return b"".join(read_blocks(document(path)))
+
+
+def text(rng: np.random.Generator, nbytes: int) -> bytes:
+    return rng.choice(np.frombuffer(b"etaoin shrdlu\n", np.uint8), nbytes).tobytes()
+
+
+@pytest.mark.parametrize("by", list(KINDS))
+@pytest.mark.parametrize("per_document", [False, True])
+@settings(max_examples=15)  # for each of ten variants
+@given(
+    texts=st.lists(st.tuples(documents, documents, st.sampled_from(["", *SUFFIXES])), min_size=1, max_size=6),
+    nbytes=st.integers(1, 20),
+)
+def test_equals_counter(
+    client: Client, by: str, per_document: bool, texts: list[tuple[bytes, bytes, str]], nbytes: int
+) -> None:
+    """Plain and compressed documents in any order, each of two members, in blocks of a few bytes."""
+    with tempfile.TemporaryDirectory() as folder, dask.config.set({"tilewright.piece-nbytes": nbytes}):
+        paths = []
+        for i, (head, tail, suffix) in enumerate(texts):
+            compress = COMPRESS.get(suffix, bytes)
+            paths.append(Path(folder, f"{i:03}{suffix}"))
+            paths[-1].write_bytes(compress(head) + compress(tail))
+        result = count(client, paths, by, per_document=per_document)
+    expected = [dense(naive_counts(head + tail, by), KINDS[by].bins) for head, tail, _ in texts]
+    if per_document:
+        np.testing.assert_array_equal(result.counts, np.stack(expected))
+    else:
+        np.testing.assert_array_equal(result.counts, np.sum(expected, axis=0))
+    assert result.nbytes == sum(len(head) + len(tail) for head, tail, _ in texts)
+    assert result.skipped == (result.nbytes - np.sum(expected) if by in ("ascii", "letter") else 0)
+
+
+@pytest.mark.parametrize("by", list(KINDS))
+@pytest.mark.parametrize("per_document", [False, True])
+@settings(max_examples=50)
+@given(
+    texts=st.lists(st.tuples(documents, st.sampled_from(["", *SUFFIXES])), min_size=1, max_size=6),
+    nbytes=st.integers(1, 40),
+)
+def test_one_piece_is_counted_in_blocks_of_any_size(
+    by: str, per_document: bool, texts: list[tuple[bytes, str]], nbytes: int
+) -> None:
+    """All documents in one task, so that blocks end within one, between two, and after empty ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, f"{i:03}{suffix}") for i, (_, suffix) in enumerate(texts)]
+        for path, (data, suffix) in zip(paths, texts, strict=True):
+            path.write_bytes(COMPRESS.get(suffix, bytes)(data))
+        found = list_corpus(paths)
+        piece = Piece(0, found.documents, 0, found.nbytes)
+        part, _ = count_piece(piece, by, "cpu", per_document, nbytes)
+    bins = KINDS[by].bins
+    counts = np.zeros((len(texts) if per_document else 1, bins), np.int64)
+    counts.reshape(-1)[part.cells] = part.values
+    expected = np.stack([dense(naive_counts(data, by), bins) for data, _ in texts])
+    np.testing.assert_array_equal(counts, expected if per_document else expected.sum(axis=0, keepdims=True))
+    assert part.nbytes == sum(len(data) for data, _ in texts)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@given(data=st.data())
+def test_blocks_of_any_size_give_the_same_bytes(suffix: str, data: st.DataObject) -> None:
+    members = data.draw(st.lists(st.binary(max_size=300), min_size=1, max_size=4))
+    stored = b"".join(map(COMPRESS[suffix], members))
+    step, most = data.draw(st.integers(1, 50)), data.draw(st.integers(1, 50))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decompress, "BLOCK_NBYTES", most)
+        found = list(
+            decompress.blocks(
+                decompress.SUFFIXES[suffix], [stored[i : i + step] for i in range(0, len(stored), step)]
+            )
+        )
+    assert b"".join(found) == b"".join(members)
+    assert all(0 < len(block) <= most for block in found)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_document_of_many_blocks(tmp_path: Path, rng: np.random.Generator, suffix: str) -> None:
+    data = text(rng, 3 * decompress.BLOCK_NBYTES + 5)
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(
+        COMPRESS[suffix](data[:100_000]) + COMPRESS[suffix](b"") + COMPRESS[suffix](data[100_000:])
+    )
+    assert path.stat().st_size > 3 * corpus.STORED_NBYTES
+    assert content(path) == data
+
+
+def test_the_suffix_alone_says_how_a_file_is_compressed(tmp_path: Path) -> None:
+    names = {"a.gz": "gzip", "b.TXT.GZ": "gzip", "c.tar.bz2": "bzip2", "d.xz": "xz", "e.zst": "zstd"}
+    plain = ["f", "g.txt", "gz", ".gz", "h.gz.txt", "i.zip"]
+    for name in [*names, *plain]:
+        (tmp_path / name).write_bytes(b"x")
+    found = {Path(d.name).name: d.codec for d in list_corpus([tmp_path]).documents}
+    assert found == names | dict.fromkeys(plain)
+    assert all(d.codec is None for d in list_corpus([tmp_path], raw=True).documents)
+
+
+def test_raw_counts_what_is_stored(client: Client, tmp_path: Path) -> None:
+    stored = gzip.compress(b"aaaa" * 1000)
+    path = tmp_path / "a.gz"
+    path.write_bytes(stored)
+    result = count_corpus(
+        client,
+        list_corpus([path], raw=True),
+        by="byte",
+        device="cpu",
+        device_name="CPU",
+        per_document=False,
+        listener=lambda _: None,
+    )
+    np.testing.assert_array_equal(result.counts, dense(naive_counts(stored, "byte"), 256))
+    assert result.nbytes == len(stored)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=12),
+    nbytes=st.integers(1, 50),
+    most=st.integers(1, 5),
+)
+def test_compressed_documents_are_packed_and_never_cut(
+    lengths: list[tuple[int, bool]], nbytes: int, most: int
+) -> None:
+    given_documents = [
+        Document(f"d{i}", f"/d{i}", length, "gzip" if packed else None)
+        for i, (length, packed) in enumerate(lengths)
+    ]
+    pieces = list(cut_pieces(given_documents, nbytes, most))
+    seen = [place for piece in pieces for place in range(piece.first, piece.first + len(piece.documents))]
+    assert list(dict.fromkeys(seen)) == list(range(len(lengths)))
+    for piece in pieces:
+        assert piece.documents == tuple(given_documents[piece.first : piece.first + len(piece.documents)])
+        if piece.is_plain:
+            assert piece.nbytes <= nbytes
+        else:
+            assert piece.nbytes == sum(document.nbytes for document in piece.documents)
+            assert seen.count(piece.first) == 1
+            assert piece.nbytes <= nbytes or len(piece.documents) == 1
+
+
+def test_many_small_compressed_files_share_a_piece() -> None:
+    small = [Document(f"{i}.gz", f"/{i}.gz", 100, "gzip") for i in range(10_000)]
+    assert len(list(cut_pieces(small, 2**20))) == 3
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_truncation_is_noticed(tmp_path: Path, suffix: str) -> None:
+    stored = COMPRESS[suffix](b"a tale of two cities " * 20)
+    path = tmp_path / f"tale{suffix}"
+    for length in range(len(stored)):
+        path.write_bytes(stored[:length])
+        says = "it is empty" if length == 0 else "it was cut short"
+        with pytest.raises(CorpusError, match=rf"tale{suffix} cannot be decompressed: {says}"):
+            content(path)
+    path.write_bytes(stored)
+    assert content(path) == b"a tale of two cities " * 20
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_truncated_second_member_is_noticed(tmp_path: Path, suffix: str) -> None:
+    member = COMPRESS[suffix](b"whole")
+    path = tmp_path / f"two{suffix}"
+    for length in range(1, len(member)):
+        path.write_bytes(member + member[:length])
+        with pytest.raises(CorpusError, match="cut short"):
+            content(path)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_flipped_byte_is_noticed_or_of_no_meaning(
+    tmp_path: Path, rng: np.random.Generator, suffix: str
+) -> None:
+    data = text(rng, 200)
+    stored = CHECKED[suffix](data)
+    path = tmp_path / f"flipped{suffix}"
+    caught = 0
+    for at in range(len(stored)):
+        path.write_bytes(stored[:at] + bytes([stored[at] ^ 0xFF]) + stored[at + 1 :])
+        with suppress(CorpusError):
+            assert content(path) == data, f"byte {at} changed what was read"
+            continue
+        caught += 1
+    # gzip's header has a time, a system and a level, which say nothing about the contents.
+    assert caught >= len(stored) - 8
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("garbage", [b"x", b"garbage behind the archive"])
+def test_other_bytes_behind_the_last_member_are_noticed(tmp_path: Path, suffix: str, garbage: bytes) -> None:
+    path = tmp_path / f"more{suffix}"
+    path.write_bytes(COMPRESS[suffix](b"text") + garbage)
+    with pytest.raises(CorpusError, match=rf"more{suffix} cannot be decompressed"):
+        content(path)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_with_a_wrong_suffix_is_named(client: Client, tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"text{suffix}").write_bytes(b"This was never compressed. " * 10)
+    with pytest.raises(CorpusError, match=rf"text{suffix} cannot be decompressed: .*--raw"):
+        count(client, [tmp_path], "byte")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_zeros_behind_a_member_are_padding(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"tape{suffix}"
+    zeros = bytes(corpus.STORED_NBYTES + 512)
+    path.write_bytes(COMPRESS[suffix](b"one") + bytes(512) + COMPRESS[suffix](b"two") + zeros)
+    assert content(path) == b"onetwo"
+
+
+def test_skippable_frames_and_frames_without_a_length(tmp_path: Path) -> None:
+    skipped = (0x184D2A50).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"abc"
+    streaming = zstd.ZstdCompressor()
+    unsized = streaming.compress(b"two") + streaming.flush()
+    path = tmp_path / "frames.zst"
+    path.write_bytes(skipped + zstd.compress(b"one") + skipped + unsized + skipped)
+    assert content(path) == b"onetwo"
+
+
+def test_a_window_that_takes_too_much_memory_is_refused() -> None:
+    options = {zstd.CompressionParameter.window_log: decompress.WINDOW_BITS + 1}
+    compressor = zstd.ZstdCompressor(options=options)
+    stored = compressor.compress(b"text") + compressor.flush()
+    with pytest.raises(DamagedError, match=r"zstd finds .*memory"):
+        list(decompress.blocks("zstd", [stored]))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_that_shrank_or_grew(tmp_path: Path, rng: np.random.Generator, suffix: str) -> None:
+    data = text(rng, 1000)
+    stored = COMPRESS[suffix](data)
+    path = tmp_path / f"log{suffix}"
+    path.write_bytes(stored)
+    listed = document(path)
+    path.write_bytes(stored + COMPRESS[suffix](b"later"))
+    assert b"".join(read_blocks(listed)) == data
+    path.write_bytes(stored[:50])
+    with pytest.raises(CorpusError, match=rf"log{suffix} ended at byte 50 .* had {len(stored)} bytes"):
+        list(read_blocks(listed))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_memory_does_not_grow_with_what_is_decompressed(tmp_path: Path, suffix: str) -> None:
+    """64 MiB of zeros from a few kilobytes, counted in blocks of 1 MiB."""
+    member, members, block = COMPRESS[suffix](bytes(2**24)), 4, 2**20
+    path = tmp_path / f"zeros{suffix}"
+    path.write_bytes(member * members)
+    found = document(path)
+    piece = Piece(0, (found,), 0, found.nbytes)
+    count_piece(piece, "byte", "cpu", False, block)  # compiles, and takes the block that the thread keeps
+    tracemalloc.start()
+    try:
+        part, stages = count_piece(piece, "bigram", "cpu", False, block)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert part.cells.tolist() == [0]
+    assert part.values.tolist() == [members * 2**24 - 1]
+    assert part.nbytes == members * 2**24
+    assert stages["read"] > 0 < stages["count"]
+    assert peak < 16 * 2**20
