@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,18 +12,17 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from tests.kernels import naive
+from tests.kernels import lane_by_lane, naive
 from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels.gemm import skinny as module
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
+from tilewright.kernels.gemm.warp_tiled_launch import Matrix
 from tilewright.kernels.launch import SIMULATOR, transposed
 
 if SIMULATOR:
     pytest.skip("the kernel copies asynchronously, which the simulator cannot", allow_module_level=True)
 
 DTYPES = [dtype.name for dtype in module.DTYPES]
-SHARED_NBYTES = 227 * 1024
-"""What a block may have on Hopper, and 163 KiB on Ampere: every tile fits both."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -59,6 +60,67 @@ def test_splits_fill_the_gpu_but_keep_ranges_long() -> None:
     assert module.choose_splits(1, 10**6, slots, small) == slots
     assert module.choose_splits(1, 1, slots, small) == 1
     assert module.choose_splits(1, 10**6, slots, module.MAX_PARTIAL_NBYTES // 5) == 5
+
+
+def host_matrix(array: np.ndarray) -> Matrix:
+    return Matrix(array.ctypes.data, array.shape, array.strides, array.dtype)  # type: ignore[arg-type]
+
+
+def host_view(matrix: Matrix) -> np.ndarray:
+    nbytes = sum((side - 1) * step for side, step in zip(matrix.shape, matrix.strides, strict=True))
+    memory = (ctypes.c_char * (nbytes + matrix.dtype.itemsize)).from_address(matrix.pointer)
+    return np.ndarray(matrix.shape, matrix.dtype, memory, 0, matrix.strides)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "layout"),
+    [(68, 1, 100, "rows"), (3, 70, 41, "columns"), (16, 16, 300, "columns"), (65, 5, 64, "offset")],
+)
+def test_lane_by_lane(
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    m: int,
+    n: int,
+    k: int,
+    layout: str,
+) -> None:
+    """The whole launch with the kernels in Python, on a device of three multiprocessors: ranges of k, their sum,
+    ragged edges, both thin sides, ordinary and tensor cores."""
+    real = np.dtype(dtype).type(0).real.dtype
+    added = object()
+    launched = []
+
+    def enqueue(kernel: Any, grid: Any, threads: int, _: Any, nbytes: int, *arguments: Any) -> None:
+        launched.append(grid)
+        if kernel is added:
+            partial, target, splits, accumulate = arguments
+            total = host_view(partial).reshape(splits, *target.shape).sum(axis=0)
+            host_view(target)[...] = total + host_view(target) if accumulate else total
+        else:
+            lane_by_lane.run(kernel, grid, threads, nbytes, real, arguments, late=True)
+
+    scratch = np.full(2**20, np.nan)
+    for target in (module, module.tensor):
+        lane_by_lane.stand_ins(monkeypatch, target, real)
+        monkeypatch.setattr(target, "enqueue", enqueue)
+        monkeypatch.setattr(target, "allow_dynamic_shared", lambda *_: None)
+        monkeypatch.setattr(target, "capability", lambda _: (9, 0))
+        monkeypatch.setattr(target, "current_device", lambda: 0)
+        monkeypatch.setattr(target, "compiled", target.kernel_function)
+    monkeypatch.setattr(module.tensor, "multiprocessors", lambda _: 3)
+    monkeypatch.setattr(module, "_sum_kernel", lambda _: added)
+    monkeypatch.setattr(module, "borrowed", lambda *_: contextlib.nullcontext(scratch.ctypes.data))
+    a = naive.LAYOUTS[layout](naive.numbers(rng, (m, k), dtype))
+    b = naive.LAYOUTS["rows"](naive.numbers(rng, (k, n), dtype))
+    c = naive.LAYOUTS["padded rows"](naive.numbers(rng, (m, n), dtype))
+    before = c.copy()
+    module.launch(*(host_matrix(array) for array in (a, b, c)), True, 0)
+    naive.assert_product(c, a, b, added_to=before)
+    naive.assert_surroundings_kept(c)
+    if k == 300:
+        assert len(launched) == 2, "k is cut, and the ranges are added up"
 
 
 VARIANTS = list(module.variants())
