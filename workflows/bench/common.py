@@ -24,7 +24,18 @@ from tilewright.pipeline.errors import TilewrightError
 LEAST_SAMPLE_SECONDS = 20e-3
 """Short work is repeated within a sample until it takes this long: on a GPU the host's share, which launches
 one while another runs, then shows only once."""
-LIBRARIES = ("numpy", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "cupy", "torch")
+LIBRARIES = (
+    "numpy",
+    "numba",
+    "zarr",
+    "zarrs",
+    "tensorstore",
+    "numba-cuda",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "cupy",
+    "torch",
+)
 
 
 class WrongAnswer(TilewrightError):
@@ -44,6 +55,8 @@ class Contestant:
     """Whether it is somebody else's: ratios are taken against the first peer of a case."""
     work: float | None = None
     """Operations or bytes of one run, where it does less than the case says (a slow peer does a part)."""
+    prepare: Callable[[], None] | None = None
+    """Done before every run and not timed; a run that needs it is not repeated within a sample."""
 
 
 @dataclass(frozen=True)
@@ -202,15 +215,16 @@ def measure(
             raise WrongAnswer(f"{case}: {contestant.name} is wrong: {wrong}")
     repeats, samples = {}, {}
     for contestant in contestants:
-        _sample(contestant.run, 1, on_gpu)  # the check has compiled it; this fills caches and pools
-        once = _sample(contestant.run, 1, on_gpu)
-        repeats[contestant.name] = max(1, math.ceil(LEAST_SAMPLE_SECONDS / once))
+        _sample(contestant, 1, on_gpu)  # the check has compiled it; this fills caches and pools
+        once = _sample(contestant, 1, on_gpu)
+        enough = math.ceil(LEAST_SAMPLE_SECONDS / once) if contestant.prepare is None else 1
+        repeats[contestant.name] = max(1, enough)
         samples[contestant.name] = max(3, min(rounds, int(seconds / (once * repeats[contestant.name]))))
     found: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for turn in range(max(samples.values())):
         for contestant in contestants:
             if turn < samples[contestant.name]:
-                found[contestant.name].append(_sample(contestant.run, repeats[contestant.name], on_gpu))
+                found[contestant.name].append(_sample(contestant, repeats[contestant.name], on_gpu))
     rows = []
     for contestant in contestants:
         times = found[contestant.name]
@@ -222,17 +236,31 @@ def measure(
     return rows
 
 
-def _sample(run: Callable[[], Any], repeats: int, on_gpu: bool) -> float:
+def _sample(contestant: Contestant, repeats: int, on_gpu: bool) -> float:
     """Seconds of one run: device time by events on a GPU, wall time on a CPU."""
+    if contestant.prepare is not None:
+        contestant.prepare()
     if on_gpu:
         with launch.CUDATimer() as timer:
             for _ in range(repeats):
-                run()
+                contestant.run()
         return timer.seconds / repeats
     start = time.perf_counter()
     for _ in range(repeats):
-        run()
+        contestant.run()
     return (time.perf_counter() - start) / repeats
+
+
+def forget_pages(folder: Path) -> None:
+    """Ask the system to drop what it caches of a folder's files; a file system in memory drops nothing."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)  # pages that are not written yet cannot be dropped
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
 
 
 def machine(on_gpu: bool) -> dict[str, str]:

@@ -28,7 +28,7 @@ from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.execute import MatmulRun
 from tilewright.pipeline.plan import format_nbytes
 from tilewright.pipeline.store import region_reads, run_all
-from tilewright.workflows.bench.common import BenchReport, Row, WrongAnswer, machine
+from tilewright.workflows.bench.common import BenchReport, Row, WrongAnswer, forget_pages, machine
 from tilewright.workflows.matmul import matmul
 from tilewright.workflows.verify import verify
 
@@ -177,7 +177,8 @@ def _time_ours(
     check: bool,
     gpu: bool,
 ) -> None:
-    _forget_pages(inputs, cold)
+    if cold:
+        forget_pages(inputs)
     start = time.perf_counter()
     run = matmul(
         inputs / "a.zarr",
@@ -201,7 +202,8 @@ def _time_peer(
     import dask.array as da
 
     shutil.rmtree(out, ignore_errors=True)
-    _forget_pages(inputs, cold)
+    if cold:
+        forget_pages(inputs)
     start = time.perf_counter()
     a, b = (da.from_zarr(str(inputs / f"{name}.zarr")) for name in "ab")
     if gpu:
@@ -232,20 +234,6 @@ def _finish(client: Client, inputs: Path, out: Path, timing: _Timing, seconds: f
 def _row(case: str, name: str, peer: bool, work: float, seconds: list[float]) -> Row:
     ordered = sorted(seconds)
     return Row(case, name, peer, work, statistics.median(ordered), ordered[0], ordered[-1], len(ordered))
-
-
-def _forget_pages(folder: Path, cold: bool) -> None:
-    """Ask the system to drop what it caches of the inputs; does nothing on a file system in memory."""
-    if not cold:
-        return
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
 
 
 def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: bool) -> dict[str, Any]:
