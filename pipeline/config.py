@@ -40,7 +40,7 @@ SETTINGS = (
             "the size that one panel of A and B together is aimed at, on a GPU"),
     Setting("tilewright.tiles", 8, "tiles",
             "tiles that C is cut into at least; up to this many workers give the same tiles and the same bits"),
-    Setting("tilewright.read-threads", 8, "threads", "threads of one worker that read and decode chunks"),
+    Setting("tilewright.read-threads", 8, "threads", "threads of one worker that read and decode chunks, or decompress documents"),
     Setting("tilewright.write-threads", 4, "threads", "threads of one worker that encode and write chunks"),
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",

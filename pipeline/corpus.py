@@ -154,11 +154,11 @@ def _below(folder: str) -> tuple[list[str], int]:
 
 
 def cut_pieces(
-    documents: Sequence[Document], nbytes: int, most_documents: int = MOST_DOCUMENTS
+    documents: Sequence[Document], nbytes: int, most_documents: int = MOST_DOCUMENTS, streams: int = 1
 ) -> Iterator[Piece]:
     """Pieces of at most ``nbytes`` stored bytes that hold every byte of every document once, empty ones too.
 
-    Only a compressed document that is larger makes a larger piece, of its own.
+    Only compressed documents make larger pieces: ``streams`` of them share one whatever their lengths.
     """
     first = 0
     while first < len(documents):
@@ -173,7 +173,10 @@ def cut_pieces(
         while (
             last < len(documents)
             and last - first < most_documents
-            and total + documents[last].nbytes <= nbytes
+            and (
+                total + documents[last].nbytes <= nbytes
+                or (documents[last].codec is not None and last - first < streams)
+            )
         ):
             total += documents[last].nbytes
             last += 1

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.plan import format_nbytes
 from tilewright.pipeline.reduce import Reduction, reduce_pieces, scratch
+from tilewright.pipeline.store import run_all
 
 SEPARATOR = 0
 """The byte between documents that are counted as one text, where tokens reach over edges: NUL ends any UTF-8
@@ -42,6 +44,10 @@ SMALL_FILE_NBYTES = 2**18
 """Files below this size on average are read by one thread of a process at a time: in calls so short, two threads
 spend four times as long handing the interpreter lock to and fro. Others count meanwhile, without that lock."""
 _small_files = threading.Lock()
+
+STAGES = ("read", "count")
+LEAST_STREAM_NBYTES = 2**18
+"""Stored bytes, if a piece has them, that a thread decompresses at least: it makes counts of its own."""
 
 BAR_WIDTH = 40
 MOST_BARS = 26
@@ -195,12 +201,12 @@ def count_corpus(
             " not per document"
         )
     pieces = _pieces(client, corpus, kind, per_document)
-    nbytes = config.get("piece-nbytes")
+    nbytes, threads = config.get("piece-nbytes"), config.get("read-threads")
     start = time.perf_counter()
     total = reduce_pieces(
         client,
         _reduction(kind, rows),
-        [(piece, kind.name, device, per_document, nbytes) for piece in pieces],
+        [(piece, kind.name, device, per_document, nbytes, threads) for piece in pieces],
         [piece.nbytes for piece in pieces],
         listener,
     )
@@ -220,7 +226,10 @@ def _pieces(client: Client, corpus: Corpus, kind: Kind, per_document: bool) -> l
     share = ceil_div(corpus.nbytes, 2 * max(1, threads))
     nbytes = min(config.get("piece-nbytes"), max(LEAST_PIECE_NBYTES, share))
     most = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
-    pieces = list(cut_pieces(corpus.documents, nbytes, min(most, MOST_DOCUMENTS)))
+    # One task decompresses several documents at once, since a worker has fewer tasks under way than cores.
+    compressed = sum(document.codec is not None for document in corpus.documents)
+    streams = min(config.get("read-threads"), ceil_div(compressed, 2 * max(1, len(client.nthreads()))))
+    pieces = list(cut_pieces(corpus.documents, nbytes, min(most, MOST_DOCUMENTS), streams))
     # Large compressed documents take longest: begun first, none is left for the end with one worker at it.
     return sorted(pieces, key=lambda piece: -piece.nbytes if piece.nbytes > nbytes else 0)
 
@@ -251,13 +260,45 @@ def _same(total: Sum) -> Sum:
 
 
 def count_piece(
-    piece: Piece, by: str, device: str, per_document: bool, block_nbytes: int
+    piece: Piece, by: str, device: str, per_document: bool, block_nbytes: int, threads: int
 ) -> tuple[Counts, dict[str, float]]:
     """Read and count one piece; what a task does.
 
-    block_nbytes: how much of compressed documents is counted at a time, and with its margins in memory.
+    block_nbytes: how much of compressed documents each thread counts at a time, and with its margins has in memory.
+    threads: how many of this process decompress documents at once, those of all its tasks together.
     """
     kind = kind_named(by)
+    share_nbytes = max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))
+    shares = [piece] if piece.is_plain else list(cut_pieces(piece.documents, share_nbytes))
+    calls = [partial(_count_share, share, kind, device, per_document, block_nbytes) for share in shares]
+    if len(calls) == 1:
+        counts, nbytes, stages = calls[0]()
+    else:
+        counts = np.zeros((len(piece.documents) if per_document else 1, kind.bins), np.int64)
+        nbytes, stages = 0, dict.fromkeys(STAGES, 0.0)
+        for share, (found, length, clocks) in zip(shares, run_all(_pool(threads), calls), strict=True):
+            first = share.first if per_document else 0
+            counts[first : first + len(found)] += found
+            nbytes += length
+            stages = {name: stages[name] + clocks[name] for name in STAGES}
+    flat = counts.reshape(-1)
+    cells = np.flatnonzero(flat)
+    values = flat[cells]
+    if per_document:
+        cells += piece.first * kind.bins
+    return Counts(cells, values, nbytes), stages
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Kept by a worker's process, so that its threads keep their buffers."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="tilewright-decompress")
+
+
+def _count_share(
+    piece: Piece, kind: Kind, device: str, per_document: bool, block_nbytes: int
+) -> tuple[np.ndarray, int, dict[str, float]]:
+    """What one thread counts: int64[(documents or 1, bins)], the documents' length, and busy seconds."""
     gap = 1 if kind.after and not per_document else 0
     if piece.is_part:
         blocks = _read_part(piece, kind, device)
@@ -267,7 +308,7 @@ def count_piece(
         blocks = _decompress(piece, kind, gap, block_nbytes, device)
     rows = len(piece.documents) if per_document else 1
     counts: np.ndarray | None = None
-    nbytes, stages = 0, {"read": 0.0, "count": 0.0}
+    nbytes, stages = 0, dict.fromkeys(STAGES, 0.0)
     clock = time.perf_counter()
     for block in blocks:
         read = time.perf_counter()
@@ -282,13 +323,8 @@ def count_piece(
         stages["read"] += read - clock
         clock = time.perf_counter()
         stages["count"] += clock - read
-    assert counts is not None
-    flat = counts.reshape(-1)
-    cells = np.flatnonzero(flat)
-    values = flat[cells]
-    if per_document:
-        cells += piece.first * kind.bins
-    return Counts(cells, values, nbytes), stages
+    assert counts is not None  # a piece has a document, and each makes a block
+    return counts, nbytes, stages
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,9 +39,9 @@ def histogram(
     """Count the bytes, letters, pairs or characters of a corpus: every file named, and every file below a
     folder.
 
-    Files whose names end in .gz, .bz2, .xz or .zst are decompressed while they are read, one after the other on
-    each of a worker's threads (``threads_per_worker`` in the cluster file), in memory that does not depend on
-    their length. An archive (.tar.gz) is one document: its decompressed bytes.
+    Files whose names end in .gz, .bz2, .xz or .zst are decompressed while they are read, each by one thread and
+    ``tilewright.read-threads`` of them at once by each worker, in memory that does not depend on their length.
+    An archive (.tar.gz) is one document: its decompressed bytes.
 
     Parameters
     ----------

@@ -6,8 +6,9 @@ import bz2
 import gzip
 import lzma
 import tempfile
+import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from tests.pipeline.test_reduce_histogram import count, dense, documents, naive_counts
 from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.pipeline import corpus, decompress
+from tilewright.pipeline import histogram as counting
 from tilewright.pipeline.corpus import Document, Piece, cut_pieces, list_corpus, read_blocks
 from tilewright.pipeline.decompress import DamagedError
 from tilewright.pipeline.errors import CorpusError
@@ -89,9 +91,10 @@ def test_equals_counter(
 @given(
     texts=st.lists(st.tuples(documents, st.sampled_from(["", *SUFFIXES])), min_size=1, max_size=6),
     nbytes=st.integers(1, 40),
+    threads=st.sampled_from([1, 3]),
 )
 def test_one_piece_is_counted_in_blocks_of_any_size(
-    by: str, per_document: bool, texts: list[tuple[bytes, str]], nbytes: int
+    by: str, per_document: bool, texts: list[tuple[bytes, str]], nbytes: int, threads: int
 ) -> None:
     """All documents in one task, so that blocks end within one, between two, and after empty ones."""
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +103,9 @@ def test_one_piece_is_counted_in_blocks_of_any_size(
             path.write_bytes(COMPRESS.get(suffix, bytes)(data))
         found = list_corpus(paths)
         piece = Piece(0, found.documents, 0, found.nbytes)
-        part, _ = count_piece(piece, by, "cpu", per_document, nbytes)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
+            part, _ = count_piece(piece, by, "cpu", per_document, nbytes, threads)
     bins = KINDS[by].bins
     counts = np.zeros((len(texts) if per_document else 1, bins), np.int64)
     counts.reshape(-1)[part.cells] = part.values
@@ -168,15 +173,16 @@ def test_raw_counts_what_is_stored(client: Client, tmp_path: Path) -> None:
     lengths=st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=12),
     nbytes=st.integers(1, 50),
     most=st.integers(1, 5),
+    streams=st.integers(1, 3),
 )
 def test_compressed_documents_are_packed_and_never_cut(
-    lengths: list[tuple[int, bool]], nbytes: int, most: int
+    lengths: list[tuple[int, bool]], nbytes: int, most: int, streams: int
 ) -> None:
     given_documents = [
         Document(f"d{i}", f"/d{i}", length, "gzip" if packed else None)
         for i, (length, packed) in enumerate(lengths)
     ]
-    pieces = list(cut_pieces(given_documents, nbytes, most))
+    pieces = list(cut_pieces(given_documents, nbytes, most, streams))
     seen = [place for piece in pieces for place in range(piece.first, piece.first + len(piece.documents))]
     assert list(dict.fromkeys(seen)) == list(range(len(lengths)))
     for piece in pieces:
@@ -186,7 +192,30 @@ def test_compressed_documents_are_packed_and_never_cut(
         else:
             assert piece.nbytes == sum(document.nbytes for document in piece.documents)
             assert seen.count(piece.first) == 1
-            assert piece.nbytes <= nbytes or len(piece.documents) == 1
+            assert piece.nbytes <= nbytes or len(piece.documents) <= min(streams, most)
+
+
+def test_a_task_decompresses_several_documents_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of three large documents waits for the others to have begun."""
+    together = threading.Barrier(3, timeout=60)
+
+    def met(document: Document) -> Iterator[bytes]:
+        together.wait()
+        yield from read_blocks(document)
+
+    monkeypatch.setattr(counting, "read_blocks", met)
+    monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
+    for i in range(3):
+        (tmp_path / f"{i}.gz").write_bytes(gzip.compress(bytes([i]) * 100))
+    found = list_corpus([tmp_path])
+    (piece,) = cut_pieces(found.documents, 1, streams=3)
+    part, stages = count_piece(piece, "byte", "cpu", True, 1000, 3)
+    assert part.cells.tolist() == [0, 257, 514]
+    assert part.values.tolist() == [100, 100, 100]
+    assert part.nbytes == 300
+    assert stages["read"] > 0
 
 
 def test_many_small_compressed_files_share_a_piece() -> None:
@@ -298,10 +327,10 @@ def test_memory_does_not_grow_with_what_is_decompressed(tmp_path: Path, suffix: 
     path.write_bytes(member * members)
     found = document(path)
     piece = Piece(0, (found,), 0, found.nbytes)
-    count_piece(piece, "byte", "cpu", False, block)  # compiles, and takes the block that the thread keeps
+    count_piece(piece, "byte", "cpu", False, block, 1)  # compiles, and takes the block that the thread keeps
     tracemalloc.start()
     try:
-        part, stages = count_piece(piece, "bigram", "cpu", False, block)
+        part, stages = count_piece(piece, "bigram", "cpu", False, block, 1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
