@@ -105,6 +105,7 @@ def test_one_piece_is_counted_in_blocks_of_any_size(
         piece = Piece(0, found.documents, 0, found.nbytes)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
+            patch.setattr(counting, "cpu_threads", lambda: 3)
             part, _ = count_piece(piece, by, "cpu", per_document, nbytes, threads)
     bins = KINDS[by].bins
     counts = np.zeros((len(texts) if per_document else 1, bins), np.int64)
@@ -207,6 +208,7 @@ def test_a_task_decompresses_several_documents_at_once(
 
     monkeypatch.setattr(counting, "read_blocks", met)
     monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
+    monkeypatch.setattr(counting, "cpu_threads", lambda: 3)
     for i in range(3):
         (tmp_path / f"{i}.gz").write_bytes(gzip.compress(bytes([i]) * 100))
     found = list_corpus([tmp_path])
