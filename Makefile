@@ -1,5 +1,6 @@
 # make demo    the whole pipeline on real input, from nothing
-# make test    every test that needs no GPU, the simulator's in a run of its own
+# make test    the tests that need no GPU, the simulator's in a run of its own
+# make test-slow   those left out of it for their length: every variant of every kernel compiled
 # make gpu-test  the tests that need a GPU; fails where none ran
 # make lint    ruff, mypy, import direction
 .DEFAULT_GOAL := help
@@ -8,7 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test gpu-test lint clean
+.PHONY: help demo test test-slow gpu-test lint clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -23,8 +24,11 @@ demo: $(INSTALLED)
 	$(BIN)/tilewright demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m 'not gpu and not multigpu'
+	$(BIN)/python -m pytest -m 'not gpu and not multigpu and not slow'
 	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest tests/kernels -m simulator
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -m 'slow and not gpu and not multigpu'
 
 gpu-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'gpu or multigpu'

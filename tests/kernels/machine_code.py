@@ -10,9 +10,12 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cuda import pathfinder
+
+from tilewright.kernels.gemm.base import Variant
 
 
 def ptxas() -> str:
@@ -46,3 +49,11 @@ def assert_no_spills(report: str) -> None:
     spills = [int(size) for size in re.findall(r"(\d+) bytes spill", report)]
     assert spills, f"ptxas said nothing of spills:\n{report}"
     assert not any(spills), report
+
+
+def sampled(variants: list[Variant], step: int) -> list[Any]:
+    """Every variant as a test case; all but each ``step``-th are marked slow: a compilation takes seconds."""
+    return [
+        pytest.param(variant, id=variant.name, marks=() if place % step == 0 else pytest.mark.slow)
+        for place, variant in enumerate(variants)
+    ]

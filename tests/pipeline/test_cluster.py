@@ -43,7 +43,6 @@ def test_options_reach_the_cluster_under_their_own_names(tmp_path: Path) -> None
         assert [worker["nthreads"] for worker in workers] == [3, 3]
 
 
-@pytest.mark.slow
 def test_cpu_workers_are_processes_that_see_no_gpu(tmp_path: Path) -> None:
     path = profile_file(tmp_path, one={"kind": "cpu", "n_workers": 1, "dashboard_address": ":0"})
     with open_cluster("one", path) as own:

@@ -66,7 +66,6 @@ def events() -> list[Event]:
     return []
 
 
-@pytest.mark.slow
 @settings(max_examples=30)
 @given(data=st.data())
 def test_the_stored_product_is_numpys(
