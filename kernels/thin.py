@@ -20,11 +20,17 @@ WIDE_DTYPES = {
 """By the kind of a dtype, what it is summed in. Unsigned integers too go modulo 2^64: the bits are the same."""
 
 
-def widen(block: np.ndarray) -> np.ndarray:
-    """The block as the compiled loops take it: float16, which they do not know, as float32; bits of uint64 as int64."""
+def widen(block: np.ndarray, wide: np.dtype) -> np.ndarray:
+    """The block as the compiled loops take it, to be summed in ``wide``.
+
+    They do not know float16, which becomes float32. The bits of uint64 count as int64 where sums go modulo 2^64;
+    where they are floating point its values count.
+    """
     if block.dtype == np.float16:
         return block.astype(np.float32)
-    return block.view(np.int64) if block.dtype == np.uint64 else block
+    if block.dtype == np.uint64:
+        return block.view(np.int64) if wide.kind == "i" else block.astype(np.float64)
+    return block
 
 
 BLOCK_ROWS = 16

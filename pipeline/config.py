@@ -58,12 +58,33 @@ dask.config.update_defaults(
 )
 
 
+COUNTS = {"tiles": 1, "threads": 1, "attempts": 0, "rounds": 1}
+"""The units that count things, and the least that each may be."""
+
+
 def get(name: str, override: Any = None) -> Any:
-    """The value of ``tilewright.<name>``; ``override``, where given, wins over the configuration."""
+    """The value of ``tilewright.<name>``; ``override``, where given, wins over the configuration.
+
+    Raises
+    ------
+    OptionError
+        The value is not of the setting's unit, or out of its range.
+    """
     setting = _BY_NAME[f"tilewright.{name}"]
     value = dask.config.get(setting.name, setting.default) if override is None else override
-    if setting.unit == "bytes" and value is not None:
+    if value is None:
+        return None
+    if setting.unit == "bytes":
         return as_nbytes(value, setting.name)
+    where = f"{setting.name} ({setting.environment})"
+    if setting.unit in COUNTS:
+        least = COUNTS[setting.unit]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise OptionError(
+                f"{where}: {value!r} is not a number of {setting.unit}; it must be {least} or more"
+            )
+    elif setting.unit == "fraction" and not (isinstance(value, (int, float)) and 0 < value <= 1):
+        raise OptionError(f"{where}: {value!r} is not a fraction; it must be more than 0 and at most 1")
     return value
 
 
@@ -76,8 +97,10 @@ def as_nbytes(value: int | float | str, name: str) -> int:
         The text is no size, or the size is not positive.
     """
     try:
+        if isinstance(value, str) and not any(letter.isdigit() for letter in value):
+            raise ValueError("no number")  # Dask reads the empty text as one byte
         nbytes = int(parse_bytes(value))
-    except ValueError as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise OptionError(
             f"{name}: {value!r} is no size in bytes; write a number, or say 512MiB or 8GiB"
         ) from error

@@ -95,7 +95,7 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -
     if not given:
         raise CorpusError("no corpus was given; name files, or folders to be searched for files")
     documents: dict[str, Document] = {}
-    repeated = links = special = 0
+    repeated = links = special = broken = 0
     for path in given:
         facts = _stat(path)
         if stat.S_ISDIR(facts.st_mode):
@@ -106,6 +106,9 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -
         else:
             raise CorpusError(f"{path} is neither a file nor a folder; a corpus is made of files")
         for name in found:
+            if name != path and os.path.islink(name) and not os.path.exists(name):
+                broken += 1  # found on the way, not asked for: it must not keep the rest from being counted
+                continue
             facts = _stat(name)
             absolute = os.path.abspath(name)
             if not stat.S_ISREG(facts.st_mode):
@@ -123,6 +126,7 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -
         for count, note in (
             (repeated, f"{repeated} files are named more than once and count once"),
             (links, f"{links} links to folders are not followed; name the folders themselves to count them"),
+            (broken, f"{broken} links lead nowhere and are not counted"),
             (special, f"{special} sockets, pipes or devices are not counted"),
         )
         if count

@@ -131,7 +131,8 @@ def run_tiles(
                 )
         ended = True
     finally:
-        client.run(tasks.end_run, product.run, not ended)
+        if client.status == "running":  # else the scheduler is gone, and its error is on its way
+            client.run(tasks.end_run, product.run, not ended)
     seconds = time.perf_counter() - start
     listener(WorkDone("matmul", seconds))
     return TilesDone(seconds, stages, " and ".join(sorted(kernels)) or "none")

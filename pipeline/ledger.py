@@ -98,20 +98,20 @@ class Ledger:
     def close(self) -> None:
         self._file.close()
 
-    def remove(self) -> None:
-        """The product is whole: the record has served."""
+    def remove(self, folder: Path) -> None:
+        """The record has served, or is not to be trusted; ``folder`` is where the output stands by now."""
         self.close()
-        self._path.unlink(missing_ok=True)
+        (folder / FILE_NAME).unlink(missing_ok=True)
 
 
 def read_past(folder: Path, digest: str) -> Past | None:
-    """What the record in ``folder`` says, if it speaks of the same product; None otherwise.
+    """What the record in ``folder`` says, if it speaks of the same product; None otherwise, or where it is damaged.
 
     A torn last line, left by a crash in the middle of a write, is passed over: its tile is computed again.
     """
     try:
         lines = (folder / FILE_NAME).read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return None
     entries = []
     for line in lines:
@@ -119,8 +119,15 @@ def read_past(folder: Path, digest: str) -> Past | None:
             entries.append(json.loads(line))
         except json.JSONDecodeError:
             break
-    if not entries or entries[0].get("version") != VERSION or entries[0].get("fingerprint") != digest:
+    try:
+        head, *rest = entries
+        if head["version"] != VERSION or head["fingerprint"] != digest:
+            return None
+        rows, columns = head["tile"]
+        past = Past(
+            (rows, columns), head["panel_depth"], head["k_parts"], frozenset(entry["tile"] for entry in rest)
+        )
+    except (KeyError, TypeError, ValueError):
         return None
-    rows, columns = entries[0]["tile"]
-    finished = frozenset(entry["tile"] for entry in entries[1:])
-    return Past((rows, columns), entries[0]["panel_depth"], entries[0]["k_parts"], finished)
+    positive = all(isinstance(number, int) and number > 0 for number in past.geometry)
+    return past if positive and all(isinstance(tile, int) and tile >= 0 for tile in past.finished) else None

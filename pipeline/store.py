@@ -7,7 +7,10 @@ stores, foreign byte orders) goes through zarr-python, which knows them all.
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -42,8 +45,9 @@ MOST_CHUNK_NBYTES = 2**26
 READ_NBYTES = 8 * 2**20
 """The size that plain chunks are split into for reading: the system call is lost in it, and threads stay balanced."""
 
-ARRAY_FILES = ("zarr.json", ".zarray")
-"""What a folder holds that is a Zarr array, of format 3 or 2."""
+
+DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
+"""How the name of a chunk ends while it is being written."""
 
 SCRAP_NBYTES = 2**20
 """Rows that are read whole although only a part of each is wanted pass through this much memory, which stays cached."""
@@ -444,9 +448,11 @@ def gather(out: np.ndarray, bands: Bands) -> None:
 def _write_direct(layout: _DirectLayout, piece: _Piece, bands: Bands) -> None:
     """One plain chunk to its file: under another name first, so that a reader never meets half of it."""
     path = layout.root / layout.key(piece.chunk)
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # as DRAFT_NAME says
     rows, columns = piece.inside
     try:
+        if not layout.root.is_dir():  # the array went away: its folders must not come back without it
+            raise FileNotFoundError(f"{layout.root} is gone")
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(draft, "wb", buffering=0) as file:
             if columns.stop - columns.start < layout.chunks[1]:
@@ -498,32 +504,105 @@ class Output:
     array: zarr.Array[Any]
     final: Path | None
     """The local path that the finished array gets; None when it is written in place (a URL, an open array)."""
+    overwrite: bool = False
+    lock: int | None = None
+    """Descriptor of the growing folder, locked: no other run may write to it."""
 
     @property
     def partial(self) -> Path | None:
         return partial_path(self.final) if self.final is not None else None
 
     def publish(self) -> None:
-        """Put the finished array under its final name; an older one there is replaced in the same breath."""
+        """Put the finished array under its final name; an older one there is set aside first, then removed.
+
+        Raises
+        ------
+        OutputExistsError
+            Something came to stand there in the meantime, and replacing it was not asked for.
+        StoreError
+            The folder cannot be renamed; what stood there stands there again.
+        """
         if self.final is None or self.partial is None:
             return
+        check_output_free(self.final, overwrite=self.overwrite)
         displaced = None
-        if self.final.exists():
-            displaced = self.final.with_name(self.final.name + ".replaced")
-            remove_tree(displaced)
-            self.final.rename(displaced)
-        self.partial.rename(self.final)
+        try:
+            if self.final.exists():
+                displaced = self.final.with_name(f"{self.final.name}.{uuid.uuid4().hex}.replaced")
+                self.final.rename(displaced)
+            self.partial.rename(self.final)
+        except OSError as error:
+            if displaced is not None and not self.final.exists():
+                displaced.rename(self.final)
+            raise StoreError(f"output: cannot rename {self.partial} to {self.final}: {error}") from error
         if displaced is not None:
-            remove_tree(displaced)
+            shutil.rmtree(displaced)
+
+    def release(self) -> None:
+        """Let other runs write here again."""
+        if self.lock is not None:
+            os.close(self.lock)
 
 
 def partial_path(final: Path) -> Path:
     return final.with_name(final.name + ".partial")
 
 
-def remove_tree(path: Path) -> None:
-    if path.exists():
-        shutil.rmtree(path)
+def is_array_folder(path: Path) -> bool:
+    """Whether a local folder is a Zarr array, of format 2 or 3; a group is not one."""
+    if (path / ".zarray").is_file():
+        return True
+    try:
+        return bool(json.loads((path / "zarr.json").read_bytes()).get("node_type") == "array")
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def lock_folder(path: Path) -> int:
+    """Keep other runs out of a growing output, until the descriptor that is returned is closed.
+
+    Raises
+    ------
+    OutputExistsError
+        Another run writes there.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise OutputExistsError(
+            f"output: another run is writing {path}; wait for it, or choose another path"
+        ) from error
+    return descriptor
+
+
+def remove_partial(partial: Path) -> None:
+    """Remove what an earlier run left, if it is a growing array and no run is writing it.
+
+    Raises
+    ------
+    OutputExistsError
+        Another run writes there, or what stands there is no array of ours.
+    """
+    if not partial.exists():
+        return
+    if not partial.is_dir() or not (is_array_folder(partial) or not any(partial.iterdir())):
+        raise OutputExistsError(
+            f"output: {partial} is needed for the growing array and holds something else; move it away"
+        )
+    descriptor = lock_folder(partial)
+    try:
+        shutil.rmtree(partial)
+    finally:
+        os.close(descriptor)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove the halves of chunks that a run which was killed left behind."""
+    for path in folder.rglob("*.partial"):
+        if DRAFT_NAME.search(path.name):
+            path.unlink(missing_ok=True)
 
 
 def local_path(target: Source) -> Path | None:
@@ -549,7 +628,7 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
         return
     path = local_path(target)
     if overwrite:
-        if path is not None and path.exists() and not any((path / name).is_file() for name in ARRAY_FILES):
+        if path is not None and path.exists() and not is_array_folder(path):
             raise OutputExistsError(
                 f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
             )
@@ -566,7 +645,7 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
             raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
     if taken:
         raise OutputExistsError(
-            f"output: {name_of(target)} exists; choose another path, or ask to overwrite it"
+            f"output: {name_of(target)} exists; choose another path, or ask to overwrite it (--overwrite)"
         )
 
 
@@ -598,7 +677,7 @@ def create_output(
     try:
         if path is not None:
             partial = partial_path(path)
-            remove_tree(partial)
+            remove_partial(partial)
             array = zarr.create_array(
                 str(partial), shape=shape, dtype=dtype, chunks=chunks, compressors=compressors, fill_value=0
             )
@@ -612,9 +691,31 @@ def create_output(
                 fill_value=0,
                 overwrite=overwrite,
             )
+        lock = lock_folder(partial_path(path)) if path is not None else None
+    except StoreError:
+        raise
     except (OSError, BaseZarrError, ValueError, ImportError) as error:
         raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
-    return Output(array, path)
+    return Output(array, path, overwrite, lock)
+
+
+def resume_output(path: Path, overwrite: bool) -> Output | None:
+    """The growing array of an earlier run that was stopped, cleared of halves of chunks; None: it cannot be read.
+
+    Raises
+    ------
+    OutputExistsError
+        That run is not stopped: it still writes there.
+    """
+    partial = partial_path(path)
+    lock = lock_folder(partial)
+    try:
+        array = zarr.open_array(str(partial), mode="r+")
+        remove_drafts(partial)
+    except (OSError, BaseZarrError, ValueError, KeyError):
+        os.close(lock)
+        return None
+    return Output(array, path, overwrite, lock)
 
 
 def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np.dtype) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -230,7 +231,7 @@ class HostUnit:
         start = time.perf_counter()
         data = _shaped(target, shape)[piece.source]
         step = _band_rows(data.shape[1], data.itemsize)
-        piece.write(data[row : row + step].astype(dtype, copy=False) for row in range(0, data.shape[0], step))
+        piece.write(_rounded(data[row : row + step], dtype) for row in range(0, data.shape[0], step))
         return _Move(time.perf_counter() - start, 0.0)
 
     def close(self) -> None:
@@ -240,6 +241,12 @@ class HostUnit:
 def _band_rows(columns: int, itemsize: int) -> int:
     """Rows of a matrix that fit into one lane."""
     return max(1, LANE_NBYTES // max(1, columns * itemsize))
+
+
+def _rounded(band: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Sums in the dtype that C is stored in; what is too large for float16 becomes infinite, as NumPy has it."""
+    with np.errstate(over="ignore"):
+        return band.astype(dtype, copy=False)
 
 
 class _Lane:
@@ -347,7 +354,7 @@ class CudaUnit:
                 band = self._download(lane, address(target) + row * pitch + columns.start * item, pitch,
                                       (height, width), target.dtype)  # fmt: skip
                 moving[0] += time.perf_counter() - clock
-                yield band.astype(dtype, copy=False)
+                yield _rounded(band, dtype)
 
         clock = time.perf_counter()
         with self._lane() as lane:
@@ -394,14 +401,22 @@ class Engine:
         self._worker = worker
         self._plan = product.plan
         self._abandoned = False
+        self._closed = False
+        self._entrance = threading.Lock()
+        """Held while a job enters or the entrance is closed: behind the end no job would ever be answered."""
+        self._under_way = 0
         self._unit: Unit = CudaUnit(product) if product.device == "cuda" else HostUnit(product)
         self._readers = ThreadPoolExecutor(product.read_threads, thread_name_prefix="tilewright-read")
         self._writers = ThreadPoolExecutor(product.write_threads, thread_name_prefix="tilewright-write")
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[_Panel | _End | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._panel_slots = _pool(self._unit.panel_slots())
-        self._tile_slots = _pool(self._unit.tile_slots())
+        try:
+            self._panel_slots = _pool(self._unit.panel_slots())
+            self._tile_slots = _pool(self._unit.tile_slots())
+        except BaseException:
+            self._unit.close()  # its pinned lanes serve the next attempt
+            raise
         self._threads = [
             threading.Thread(target=stage, name=f"tilewright-{stage.__name__.strip('_')}", daemon=True)
             for stage in (self._load_stage, self._compute_stage, self._write_stage)
@@ -415,15 +430,30 @@ class Engine:
         Returns when it is stored. Raises what the failing stage raised.
         """
         job = _Job(tile, part, Future())
-        if self._abandoned:
-            raise CancelledError
-        self._jobs.put(job)
-        return job.done.result()
+        with self._entrance:
+            if self._closed:
+                raise CancelledError("this worker's part in the run is over")
+            self._under_way += 1
+            self._jobs.put(job)
+        try:
+            return job.done.result()
+        finally:
+            with self._entrance:
+                self._under_way -= 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether no tile is under way."""
+        return self._under_way == 0
 
     def close(self, *, abandon: bool = False) -> None:
         """End every stage behind the jobs under way; with ``abandon`` those stop at their next panel, unwritten."""
         self._abandoned = self._abandoned or abandon
-        self._jobs.put(None)
+        with self._entrance:
+            if self._closed:
+                return
+            self._closed = True
+            self._jobs.put(None)
         for thread in self._threads:
             thread.join()
         self._readers.shutdown()
@@ -534,7 +564,7 @@ def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> None
         total += part
     region = (slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop))
     for piece in region_writes(product.c, region):
-        piece.write([total[piece.source].astype(np.dtype(product.plan.c_dtype), copy=False)])
+        piece.write([_rounded(total[piece.source], np.dtype(product.plan.c_dtype))])
 
 
 def _pool(slots: list[Any]) -> queue.SimpleQueue[Any]:
@@ -545,7 +575,7 @@ def _pool(slots: list[Any]) -> queue.SimpleQueue[Any]:
 
 
 _engines: dict[str, Engine] = {}
-_ended: set[str] = set()
+_ended: deque[str] = deque(maxlen=256)
 """Runs that are over: a task of one that was on its way when it was cancelled must not begin it again."""
 _engines_lock = threading.Lock()
 
@@ -561,10 +591,22 @@ def engine_for(product: Product, worker: str) -> Engine:
         return engine
 
 
+def close_idle_engines() -> None:
+    """Free what runs hold here that have no tile under way: those whose client died hold it for nobody.
+
+    A run that lives and only pauses gets a new engine with its next tile.
+    """
+    with _engines_lock:
+        idle = [run for run, engine in _engines.items() if engine.idle]
+        engines = [_engines.pop(run) for run in idle]
+    for engine in engines:
+        engine.close()
+
+
 def close_engine(run: str, *, abandon: bool = False) -> None:
     """End this process's engine of a run and free its buffers; nothing happens where there is none."""
     with _engines_lock:
-        _ended.add(run)
+        _ended.append(run)
         engine = _engines.pop(run, None)
     if engine is not None:
         engine.close(abandon=abandon)

@@ -6,9 +6,11 @@ The window keeps a worker that asks from waiting, and a scheduler from ever hold
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from distributed import Client, Future, as_completed
+from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from tilewright.pipeline import config, tasks
@@ -25,7 +27,12 @@ def survey(client: Client, device: str) -> list[tasks.WorkerFacts]:
     ClusterError
         There are no workers, or they would not all use the same kind of device.
     """
-    facts: dict[str, tasks.WorkerFacts] = client.run(tasks.worker_facts, device)
+    answers: dict[str, tasks.WorkerFacts | TilewrightError] = client.run(tasks.worker_facts, device)
+    facts: dict[str, tasks.WorkerFacts] = {}
+    for worker, answer in answers.items():
+        if isinstance(answer, TilewrightError):
+            raise answer
+        facts[worker] = answer
     if not facts:
         raise ClusterError("the cluster has no workers; start some, or wait until they have joined")
     kinds = {fact.device for fact in facts.values()}
@@ -118,6 +125,11 @@ def _result_of(future: Future, retries: int) -> Any:
         return future.result()
     except TilewrightError:
         raise
+    except (CancelledError, CommClosedError) as error:
+        raise ClusterError(
+            f"the scheduler went away, or cancelled task {future.key}: {error}; what is finished is kept, and the same"
+            " command goes on there once a cluster is up"
+        ) from error
     except KilledWorker as error:
         raise TaskError(
             f"task {future.key} took down every worker that tried it: {error}; look at the workers' logs, and give"

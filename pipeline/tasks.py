@@ -10,8 +10,16 @@ from typing import Any
 from dask.system import CPU_COUNT
 from distributed import get_worker
 
+from tilewright.pipeline.errors import TilewrightError
 from tilewright.pipeline.plan import Tile
-from tilewright.pipeline.stream import Product, TileReport, close_engine, engine_for, store_sum
+from tilewright.pipeline.stream import (
+    Product,
+    TileReport,
+    close_engine,
+    close_idle_engines,
+    engine_for,
+    store_sum,
+)
 
 
 @dataclass(frozen=True)
@@ -36,20 +44,22 @@ def cores_here() -> int:
     return int(threads) if threads.isdigit() and int(threads) > 0 else CPU_COUNT
 
 
-def worker_facts(device: str, dask_worker: Any) -> WorkerFacts:
+def worker_facts(device: str, dask_worker: Any) -> WorkerFacts | TilewrightError:
     """Look at this worker and resolve ``device`` (``auto``, ``cuda`` or ``cpu``) on it.
 
     ``dask_worker`` is filled in by ``Client.run``, which calls this on the worker's event loop.
 
-    Raises
-    ------
-    DeviceUnavailableError
-        ``cuda`` was asked for and this worker has no usable GPU.
+    An error of ours is returned rather than raised, which the worker would report at length on its own account:
+    ``cuda`` was asked for and this worker has no usable GPU.
     """
     from tilewright.kernels.launch import resolve_device
 
     limit = dask_worker.memory_manager.memory_limit
-    found = resolve_device(device)
+    try:
+        found = resolve_device(device)
+    except TilewrightError as error:
+        return error
+    close_idle_engines()
     name, free = "CPU", None
     if found == "cuda":
         from numba import cuda

@@ -4,10 +4,11 @@ C = op(A) op(B) implies C x = A (B x) for every vector x, and costs two thin pro
 (Freivalds, "Probabilistic machines can use less running time", 1977). Each round draws one x of signs and cuts it
 into groups of C's columns, so that a fault is found among fewer sums of rounding errors and is reported by place.
 
-Integers are compared exactly, modulo 2^bits as they were computed; x then holds small odd and even numbers, and a
-fault escapes one round with a probability of at most 1/2 (a fault of exactly half the modulus; far less for any
-other). Floating point is summed in float64 and compared with a tolerance from k and the dtype, at the scale
-sqrt(sum over l and j of |a_il b_lj|^2): what rounding errors of independent signs add up to.
+Integers are compared exactly, modulo 2^bits as they were computed, with several vectors a round. One of them holds
+odd numbers only, so a single wrong element never escapes; faults that hide each other escape a vector with a
+probability of at most 1/2 (differences of exactly half the modulus; far less for any other). Floating point is
+summed in float64 and compared with a tolerance from k and the dtype, at the scale sqrt(sum over l and j of
+|a_il b_lj|^2): what rounding errors of independent signs add up to.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ TASK_NBYTES = 256 * 2**20
 MOST_GROUPS = 4
 """Groups of columns that a fault is located by: each costs one more vector in each round."""
 
+INTEGER_VECTORS = 4
+"""Vectors of each round for integers: what hides in one shows in another."""
+
 INPUT_EPSILON = {"tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 """Relative error of an operand rounded to the precision that was asked for."""
 
@@ -47,6 +51,8 @@ class Verification:
     """The outcome of the check of one product."""
 
     passed: bool
+    conclusive: bool
+    """Whether anything could be compared; if not, ``passed`` is false and means nothing."""
     rounds: int
     largest_error: float
     """The largest deviation, in units of its own scale; for integers the number of sums that differ."""
@@ -62,8 +68,8 @@ class Verification:
         return asdict(self)
 
     def __str__(self) -> str:
-        if not self.passed and self.worst is None:
-            return "verification failed: nothing could be compared, every sum meets NaN or infinity"
+        if not self.conclusive:
+            return "verification could compare nothing: every sum meets NaN or infinity"
         exact = self.tolerance == 0
         measure = (
             f"{self.largest_error:.0f} sums differ"
@@ -99,10 +105,10 @@ class _Side:
         order = (1, 0) if self.transpose else (0, 1)
         return [(read.target[order[0]], read.target[order[1]], read) for read in reads]
 
-    def load(self, part: RegionRead) -> np.ndarray:
+    def load(self, part: RegionRead, wide: np.dtype) -> np.ndarray:
         block = np.empty(part.shape, self.array.dtype.newbyteorder("="))
         part.read(block)
-        return widen(block.T if self.transpose else block)
+        return widen(block.T if self.transpose else block, wide)
 
     def step(self) -> int:
         """Rows of a task: whole chunks, about ``TASK_NBYTES``."""
@@ -113,7 +119,7 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Probe:
-    """The vectors of all rounds, rounds × n, and where the groups of columns are cut."""
+    """The vectors of all rounds, one a row of length n, and where the groups of columns are cut."""
 
     vectors: np.ndarray
     cuts: tuple[int, ...]
@@ -197,7 +203,7 @@ def verify_product(
         listener(UnitDone("verify", place, "", 0.0, share, 0, {}))
 
     # Rows of vectors, as the loops read them: B x for every round and group, and B's squares by group.
-    thin = np.zeros((rounds * probe.group_count, k), probe.dtype)
+    thin = np.zeros((len(probe.vectors) * probe.group_count, k), probe.dtype)
     squares = np.zeros((0 if probe.exact else probe.group_count, k))
     projections = run_bounded(
         client, _project, ((right, rows, probe) for rows in right_rows), key=f"{run}-b", window=window
@@ -223,13 +229,15 @@ def verify_product(
     seconds = time.perf_counter() - start
     listener(WorkDone("verify", seconds))
     unchecked = sum(outcome.unchecked for outcome in faults)
-    compared = m * probe.group_count * rounds - unchecked
+    compared = m * thin.shape[0] - unchecked
     worst = max(faults, key=lambda outcome: (outcome.largest, -outcome.worst[0]), default=None)
     largest = 0.0 if worst is None else worst.largest
     if probe.exact:
         largest = float(sum(outcome.largest for outcome in faults))
+    conclusive = compared > 0 or m * n == 0
     return Verification(
-        passed=bool(largest <= allowed and (compared > 0 or m * n == 0)),
+        passed=bool(largest <= allowed and conclusive),
+        conclusive=conclusive,
         rounds=rounds,
         largest_error=largest,
         tolerance=allowed,
@@ -244,7 +252,8 @@ def _draw_probe(n: int, dtype: np.dtype, rounds: int, step: int) -> _Probe:
     generator = np.random.default_rng()
     exact = dtype.kind in "iu"
     if exact:
-        vectors = generator.integers(0, 64, (rounds, n))
+        vectors = generator.integers(0, 64, (rounds * INTEGER_VECTORS, n))
+        vectors[0] |= 1
     else:
         vectors = (generator.integers(0, 2, (rounds, n)) * 2 - 1).astype(WIDE_DTYPES[dtype.kind])
     width = step * ceil_div(ceil_div(n, step), MOST_GROUPS) if n else 1
@@ -258,7 +267,7 @@ def _project(side: _Side, rows: slice, probe: _Probe) -> tuple[np.ndarray, np.nd
     ones = np.ones((0 if probe.exact else 1, side.shape[1]))
 
     def project(place: slice, columns: slice, part: RegionRead) -> _Share:
-        block = side.load(part)
+        block = side.load(part, probe.dtype)
         thin = np.zeros((probe.group_count, block.shape[0], rounds), probe.dtype)
         squares = np.zeros((probe.group_count, block.shape[0], ones.shape[0]))
         for group, (start, stop) in enumerate(probe.groups()):
@@ -321,7 +330,7 @@ def _compare(
     count, rounds = rows.stop - rows.start, probe.vectors.shape[0]
 
     def multiply(place: slice, inner: slice, part: RegionRead) -> _Share:
-        block = left.load(part)
+        block = left.load(part, probe.dtype)
         thin = np.zeros((block.shape[0], vectors.shape[0]), probe.dtype)
         squares = np.zeros((block.shape[0], square_vectors.shape[0]))
         add_thin_product(block, vectors[:, inner].copy(), thin, square_vectors[:, inner].copy(), squares)

@@ -96,7 +96,9 @@ def matmul(
         plan = _plan(
             left, right, out, c_dtype, transpose_a, transpose_b, facts, device_memory, past, precision
         )
-        if past is not None and plan.geometry != past.geometry:
+        if past is not None and (
+            plan.geometry != past.geometry or max(past.finished, default=0) >= plan.tile_count
+        ):
             listener(
                 Notice("an earlier run left tiles that do not fit the memory of this one; it starts anew")
             )
@@ -114,8 +116,10 @@ def matmul(
             write_threads=config.get("write-threads"),
             run=uuid.uuid4().hex[:12],
         )
-        ledger = Ledger(output.partial, digest, plan, finished) if output.partial is not None else None
+        ledger = None
         try:
+            if output.partial is not None:
+                ledger = Ledger(output.partial, digest, plan, finished)
             done = run_tiles(
                 client, product, finished, listener, ledger.record if ledger is not None else _forget
             )
@@ -132,19 +136,22 @@ def matmul(
                     precision=precision,
                     listener=listener,
                 )
-                if not verification.passed:
-                    if ledger is not None:
-                        ledger.remove()  # its tiles are not to be trusted by a run that resumes
+                if not verification.conclusive:
+                    listener(Notice(f"{verification}; the product is kept unverified"))
+                elif not verification.passed:
+                    if ledger is not None and output.partial is not None:
+                        ledger.remove(output.partial)  # its tiles are not to be trusted by a run that resumes
                     raise VerificationError(
                         f"{verification}; the product is kept at {store.name_of(output.array)} for inspection,"
                         " and the next run computes it anew"
                     )
+            output.publish()
+            if ledger is not None and output.final is not None:
+                ledger.remove(output.final)  # last: a crash before this loses nothing
         finally:
             if ledger is not None:
                 ledger.close()
-        if ledger is not None:
-            ledger.remove()
-        output.publish()
+            output.release()
     return MatmulRun(
         plan=plan,
         device=facts[0].name,
@@ -220,6 +227,13 @@ def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) 
         factor_path = store.local_path(store.name_of(factor))
         if path is not None and factor_path is not None:
             same = path.resolve() == factor_path.resolve()
+            if not same and (
+                path.resolve() in factor_path.resolve().parents
+                or factor_path.resolve() in path.resolve().parents
+            ):
+                raise OutputError(
+                    f"output: {path} and {role}, {factor_path}, lie one inside the other; give C a place of its own"
+                )
         if same:
             raise OutputError(f"output: {store.name_of(out)} is also {role}; C needs a place of its own")
 
@@ -319,9 +333,11 @@ def _open_output(
     """The output to write to, and the tiles that it holds already."""
     path = store.local_path(out)
     if past is not None and path is not None:
-        array = zarr.open_array(str(store.partial_path(path)), mode="r+")
-        if write_sides(array) == plan.c_unit and array.shape == (plan.m, plan.n):
-            return Output(array, path), past.finished
+        output = store.resume_output(path, overwrite)
+        if output is not None:
+            if store.write_unit(output.array) == plan.c_unit and output.array.shape == (plan.m, plan.n):
+                return output, past.finished
+            output.release()
     output = store.create_output(
         out,
         (plan.m, plan.n),
@@ -331,11 +347,6 @@ def _open_output(
         overwrite=overwrite,
     )
     return output, frozenset()
-
-
-def write_sides(array: zarr.Array[Any]) -> tuple[int, int]:
-    unit = store.write_unit(array)
-    return unit[0], unit[1]
 
 
 def _choice(facts: list[WorkerFacts], plan: MatmulPlan) -> str:

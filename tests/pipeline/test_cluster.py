@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import dask
 import pytest
 import yaml
 from distributed import Client, LocalCluster
@@ -120,6 +121,25 @@ def test_every_setting_has_an_environment_name_and_is_documented() -> None:
 def test_sizes_are_read_and_refused_by_name() -> None:
     assert config.get("device-memory", "8GiB") == 8 * 2**30
     assert config.get("device-memory", 123) == 123
-    for wrong in ("lots", "-3", "0"):
+    for wrong in ("lots", "-3", "0", "", "GiB"):
         with pytest.raises(OptionError, match="device-memory"):
             config.get("device-memory", wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retries", "abc"),
+        ("retries", -1),
+        ("read-threads", 0),
+        ("tiles", 0),
+        ("verify-rounds", "x"),
+        ("host-share", 0),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(name: str, value: object) -> None:
+    with (
+        dask.config.set({f"tilewright.{name}": value}),
+        pytest.raises(OptionError, match=f"tilewright.{name}"),
+    ):
+        config.get(name)

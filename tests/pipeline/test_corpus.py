@@ -77,7 +77,7 @@ def test_errors_name_what_is_missing(tmp_path: Path) -> None:
         list_corpus([tmp_path / "empty"])
     (tmp_path / "dangling").symlink_to(tmp_path / "gone")
     with pytest.raises(CorpusError, match=r"cannot find .*dangling"):
-        list_corpus([tmp_path])
+        list_corpus([tmp_path / "dangling"])
 
 
 @given(
@@ -130,3 +130,14 @@ def test_a_file_that_grows_is_read_as_long_as_it_was(tmp_path: Path) -> None:
     target = np.zeros(6, np.uint8)
     read_range(document, 4, 10, target)
     assert target.tobytes() == b"456789"
+
+
+def test_links_that_lead_nowhere_are_noted_below_a_folder_and_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc")
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    found = list_corpus([tmp_path])
+    assert [document.nbytes for document in found.documents] == [3]
+    assert found.notes == ("2 links lead nowhere and are not counted",)
+    with pytest.raises(CorpusError, match="cannot find"):
+        list_corpus([tmp_path / "gone"])

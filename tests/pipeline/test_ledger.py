@@ -29,7 +29,7 @@ def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:
     assert past.finished == {0, 3, 7}
     assert past.geometry == (plan.tile_rows, plan.tile_columns, plan.panel_depth, plan.k_parts)
     assert read_past(tmp_path, "another product") is None
-    ledger.remove()
+    ledger.remove(tmp_path)
     assert read_past(tmp_path, "abc") is None
 
 
@@ -71,3 +71,23 @@ def test_the_fingerprint_sees_what_decides_the_bytes(tmp_path: Path) -> None:
     assert fingerprint(b, a, {"precision": "full"}) != base
     a[0, 0] = 5
     assert fingerprint(a, b, {"precision": "full"}) != base
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\xff\xfe",
+        b"[1]\n",
+        b"5\n",
+        b"{}\n",
+        b'HEAD{"til": 3}\n',
+        b"HEAD5\n",
+        b'HEAD{"tile": -1}\n',
+        b'HEAD{"tile": "x"}\n',
+    ],
+)
+def test_a_damaged_record_is_no_record(damage: bytes, plan: MatmulPlan, tmp_path: Path) -> None:
+    Ledger(tmp_path, "abc", plan).close()
+    path = tmp_path / FILE_NAME
+    path.write_bytes(damage.replace(b"HEAD", path.read_bytes()))
+    assert read_past(tmp_path, "abc") is None

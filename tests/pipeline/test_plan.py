@@ -154,7 +154,7 @@ def test_reads_stay_near_the_lower_bound_when_memory_is_short() -> None:
 
 def test_a_plan_that_cannot_fit_says_what_it_needs() -> None:
     a, b = matrix(100, 100, (10, 10)), matrix(100, 100, (10, 10))
-    with pytest.raises(PlanError, match=r"no tile fits into 100 B.*10 × 10.*needs 560 B"):
+    with pytest.raises(PlanError, match=r"no tile fits into 100 B.*10 × 10.*needs 560 B \(560 bytes\)"):
         plan_matmul(a, b, F4, (10, 10), Limits(1, 100))
     plan_matmul(a, b, F4, (10, 10), Limits(1, 560))  # and what it names is enough
 

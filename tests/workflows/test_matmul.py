@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -379,7 +381,15 @@ def test_nothing_is_left_on_the_workers(
     import threading
 
     assert stream._engines == {}
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("tilewright-")]
+    names = [thread.name for thread in threading.enumerate()]
+    stages = (
+        "tilewright-read",
+        "tilewright-write",
+        "tilewright-load",
+        "tilewright-compute",
+        "tilewright-verify",
+    )
+    assert not [name for name in names if name.startswith(stages)]
 
 
 @pytest.mark.parametrize("dtype", ["f4", "i8", "f2", "c16"])
@@ -431,6 +441,63 @@ def test_a_failing_part_of_k_ends_the_run(
     assert stream._engines == {}
 
 
+def test_what_appears_at_the_output_meanwhile_is_not_replaced(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path
+) -> None:
+    _, _, a_path, b_path = factors
+
+    def appear(event: Event) -> None:
+        if isinstance(event, UnitDone) and not (tmp_path / "c").exists():
+            put(tmp_path / "c", np.zeros((3, 3)))
+
+    with pytest.raises(OutputExistsError, match="exists"):
+        tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", listener=appear)
+    assert zarr.open_array(tmp_path / "c").shape == (3, 3)
+    run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", overwrite=True)
+    assert run.resumed == run.plan.tile_count, "the work was not lost"
+
+
+def test_halves_of_chunks_of_a_killed_run_are_swept(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
+) -> None:
+    _, _, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    with pytest.raises(Stopped):
+        tw.matmul(
+            a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3)
+        )
+    (store.partial_path(out) / "c" / f"0.{'0' * 32}.partial").write_text("half")
+    assert tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT).resumed == 3
+    assert not list(out.rglob("*.partial"))
+
+
+def test_a_tile_that_comes_behind_the_end_is_answered(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path
+) -> None:
+    _, _, a_path, b_path = factors
+    seen: list[stream.Engine] = []
+    original = stream.Engine.__init__
+
+    def keep(engine: stream.Engine, *args: Any) -> None:
+        seen.append(engine)
+        original(engine, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream.Engine, "__init__", keep)
+        run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu")
+    with pytest.raises(CancelledError):
+        seen[0].multiply(next(run.plan.tiles()))
+
+
+def test_overflow_to_infinity_is_an_answer(client: Client, tmp_path: Path, events: list[Event]) -> None:
+    path = put(tmp_path / "a", np.full((20, 20), 200, "f2"))
+    run = tw.matmul(path, path, tmp_path / "c", cluster=client, device="cpu", listener=events.append)
+    assert np.isinf(zarr.open_array(tmp_path / "c")[...]).all()
+    assert run.verification is not None
+    assert not run.verification.conclusive
+    assert any(isinstance(event, Notice) and "unverified" in event.message for event in events)
+
+
 def test_a_wider_result_can_be_asked_for(client: Client, tmp_path: Path) -> None:
     a = np.full((4, 100), 2**30, "i4")
     path = put(tmp_path / "a", a)
@@ -471,6 +538,40 @@ class TestBadInput:
         self.check(
             tmp_path, OutputError, "also B", a, b, tmp_path / "." / "b", cluster=client, overwrite=True
         )
+
+    def test_a_group_is_not_replaced(self, client: Client, tmp_path: Path) -> None:
+        put(tmp_path / "group" / "a", np.ones((2, 2)))
+        zarr.open_group(tmp_path / "group", mode="a")
+        a = put(tmp_path / "a", np.ones((2, 2)))
+        self.check(
+            tmp_path,
+            OutputExistsError,
+            "not a Zarr array",
+            a,
+            a,
+            tmp_path / "group",
+            cluster=client,
+            overwrite=True,
+        )
+
+    def test_output_and_input_one_inside_the_other(self, client: Client, tmp_path: Path) -> None:
+        a = put(tmp_path / "a", np.ones((2, 2)))
+        self.check(tmp_path, OutputError, "inside the other", a, a, a / "inner", cluster=client)
+
+    def test_a_growing_output_of_another_run_or_of_somebody_else(
+        self, client: Client, tmp_path: Path
+    ) -> None:
+        a = put(tmp_path / "a", np.ones((2, 2)))
+        growing = put(tmp_path / "c.partial", np.ones((2, 2)))
+        lock = store.lock_folder(growing)
+        self.check(
+            tmp_path, OutputExistsError, "another run is writing", a, a, tmp_path / "c", cluster=client
+        )
+        os.close(lock)
+        tw.matmul(a, a, tmp_path / "c", cluster=client, device="cpu")
+        (tmp_path / "d.partial").mkdir()
+        (tmp_path / "d.partial" / "thesis.txt").write_text("ten years of work")
+        self.check(tmp_path, OutputExistsError, "holds something else", a, a, tmp_path / "d", cluster=client)
 
     def test_memory_too_small(self, client: Client, tmp_path: Path) -> None:
         a = put(tmp_path / "a", np.ones((20, 20)))
