@@ -23,6 +23,9 @@ from tilewright.pipeline.errors import PlanError, ShapeError
 PANEL_BUFFERS = 2
 """Panels of A and of B that a worker holds: one being multiplied while the next is filled."""
 
+TILE_OPERATIONS = 2**34
+"""Less work than this is not cut from a small product for a tile of its own: a tenth of a second on a few cores."""
+
 SPLIT_NBYTES = 32 * 2**20
 """k is cut for several tasks only if each of them still reads this much: less is done before it is shared out."""
 
@@ -313,7 +316,7 @@ def plan_matmul(
     if keep and memory.nbytes(keep[0], keep[1], 1) > limits.device_nbytes:
         return plan_matmul(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b)
     panel_count = ceil_div(k, depth)
-    best = (*keep[:2], keep[3]) if keep else _best_grid(m, n, c_unit, memory, limits, panel_count)
+    best = (*keep[:2], keep[3]) if keep else _best_grid(m, n, k, c_unit, memory, limits, panel_count)
     if best is None:
         needed = memory.nbytes(min(c_unit[0], m), min(c_unit[1], n), 1)
         raise PlanError(
@@ -430,7 +433,7 @@ def _panel_depth(
 
 
 def _best_grid(
-    m: int, n: int, c_unit: tuple[int, int], memory: _Memory, limits: Limits, panel_count: int
+    m: int, n: int, k: int, c_unit: tuple[int, int], memory: _Memory, limits: Limits, panel_count: int
 ) -> tuple[int, int, int] | None:
     """Sides of the tiles, and the parts that k is cut into; None: nothing fits.
 
@@ -443,8 +446,12 @@ def _best_grid(
     least = _search_grid(m, n, c_unit, memory, limits.device_nbytes, 1, panel_count)
     if least is None:
         return None
-    cut_by_memory = 2 * ceil_div(m, least[0]) * ceil_div(n, least[1]) >= limits.tiles
-    parts = limits.workers if cut_by_memory else max(limits.tiles, limits.workers)
+    tiles = max(1, min(limits.tiles, 2 * m * n * k // TILE_OPERATIONS))
+    cut_by_memory = ceil_div(m, least[0]) * ceil_div(n, least[1]) >= max(2, ceil_div(tiles, 2))
+    if cut_by_memory:
+        parts = limits.workers
+    else:
+        parts = tiles if limits.workers <= limits.tiles else max(tiles, limits.workers)
     return _search_grid(m, n, c_unit, memory, limits.device_nbytes, parts, panel_count)
 
 

@@ -402,6 +402,7 @@ def test_a_small_c_is_summed_over_parts_of_k_in_order(
     events: list[Event],
 ) -> None:
     monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
+    monkeypatch.setattr(plan, "TILE_OPERATIONS", 1000)
     a, b = numbers(rng, (20, 3000), dtype), numbers(rng, (3000, 30), dtype)
     a_path, b_path = put(tmp_path / "a", a, (20, 50)), put(tmp_path / "b", b, (50, 30))
     results = []
@@ -429,6 +430,7 @@ def test_a_failing_part_of_k_ends_the_run(
     client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
+    monkeypatch.setattr(plan, "TILE_OPERATIONS", 1000)
     a = numbers(rng, (20, 3000), "f4")
     path = put(tmp_path / "a", a, (20, 50), compressors=None)
     victim = tmp_path / "a" / "c" / "0" / "40"
