@@ -24,8 +24,8 @@ demo: $(INSTALLED)
 	$(BIN)/tilewright demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m 'not gpu and not multigpu and not slow'
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest tests/kernels -m simulator
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow'
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto tests/kernels -m simulator
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'slow and not gpu and not multigpu'

@@ -259,7 +259,7 @@ BAD = [
     (["dot", "x.zarr", "a.zarr"], ["Y: ", "(8, 6)", "1 dimension"]),
     (["histogram", "nowhere"], ["cannot find nowhere"]),
     (["histogram", "empty"], ["no files in empty"]),
-    (["histogram", "dangling"], ["cannot find dangling/link"]),
+    (["histogram", "dangling/link"], ["cannot find dangling/link"]),
     (["histogram", "text.txt", "--profile", "moon"], ["'moon'"]),
     (["histogram", "text.txt", "--out", "text.txt"], ["text.txt", ".csv or .json or .zarr"]),
     (["histogram", "text.txt", "--out", "file.zarr"], ["file.zarr exists", "overwrite"]),
