@@ -141,9 +141,11 @@ def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes
     return sides[0], sides[1]
 
 
-def in_memory(array: zarr.Array[Any]) -> bool:
-    """Whether only this process can see the array's data."""
-    return isinstance(array.store, MemoryStore)
+def in_memory(source: Source) -> bool:
+    """Whether only this process can see the data: an open array's store, or a URL, that lies in its memory."""
+    if isinstance(source, zarr.Array):
+        return isinstance(source.store, MemoryStore)
+    return os.fspath(source).startswith("memory://")
 
 
 # Reading ------------------------------------------------------------------------------------------------------

@@ -241,7 +241,7 @@ def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) 
 def _check_shareable(arrays: list[Source]) -> None:
     """Tasks are pickled on their way to any worker, also to one in this process, and memory is not shared by that."""
     for array in arrays:
-        if isinstance(array, zarr.Array) and store.in_memory(array):
+        if store.in_memory(array):
             raise StoreError(
                 f"{store.name_of(array)} lies in this process's memory, where no worker can reach it; store it in a"
                 " file (zarr.storage.LocalStore; /dev/shm is as fast), or use tilewright.kernels.matmul on NumPy arrays"

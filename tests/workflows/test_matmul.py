@@ -587,6 +587,8 @@ class TestBadInput:
         self.check(
             tmp_path, StoreError, "this process's memory", source, source, tmp_path / "c", cluster=client
         )
+        a = put(tmp_path / "a", np.ones((3, 3)))
+        self.check(tmp_path, StoreError, "this process's memory", a, a, "memory://c.zarr", cluster=client)
 
 
 def test_a_plan_alone_reads_no_data(tmp_path: Path) -> None:
