@@ -53,6 +53,9 @@ LEAST_WORK = 1 << 28
 """m n k below which the passes and launches cost more than the simple kernels."""
 LEAST_SIDE = 64
 BLOCKS_PER_MULTIPROCESSOR = 8
+CLUSTER = 2
+CLUSTER_SIDE = 256
+"""Rows, and columns, of C that the blocks of a cluster work on together: asserted below."""
 PLAN_NBYTES = 256
 _C_TYPES = {1: types.int8, 2: types.int16, 4: types.int32, 8: types.int64}
 """How C's elements are written, by their size: modulo 2**bits a signed number is an unsigned one."""
@@ -109,9 +112,11 @@ class Layout:
     nbytes: int
 
 
-def layout(m: int, n: int, k: int, blocks: int, *, residues: bool) -> Layout:
-    """How the scratch memory of a product is used; at most SCRATCH_NBYTES for planes where that is
-    possible."""
+def layout(m: int, n: int, k: int, processors: int, *, residues: bool) -> Layout:
+    """How the scratch memory of a product is used on a GPU of so many multiprocessors; at most SCRATCH_NBYTES
+    for planes where that is possible. Which of A and B lies along C's rows makes no difference: the tiles of a
+    cluster are square together.
+    """
     longest = ceil_div(k, LINE_UNIT) * LINE_UNIT
     affordable = SCRATCH_NBYTES // (m + n) // LINE_UNIT * LINE_UNIT
     single = max(LINE_UNIT, min(longest, SINGLE_DEPTH_LIMIT, affordable))
@@ -119,13 +124,19 @@ def layout(m: int, n: int, k: int, blocks: int, *, residues: bool) -> Layout:
     affordable = SCRATCH_NBYTES // (count * (m + n)) // LINE_UNIT * LINE_UNIT
     residue = max(LINE_UNIT, min(single, DEPTH_LIMIT, affordable))
     line_nbytes = max(single, count * residue) if residues else single
+    clusters = ceil_div(m, CLUSTER_SIDE) * ceil_div(n, CLUSTER_SIDE)
+    blocks = min(processors, CLUSTER * clusters)
     planes_a = PLAN_NBYTES + (blocks * WORKSPACE_NBYTES if residues else 0)
     planes_b = planes_a + m * line_nbytes
     return Layout(single, residue, planes_a, planes_b, planes_b + n * line_nbytes)
 
 
 def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
-    """Device memory that a product of integers of ``itemsize`` bytes borrows on an H100 or H200."""
+    """Device memory that a product of integers of ``itemsize`` bytes borrows on an H100 or H200; nothing where it
+    is too small for the tensor cores.
+    """
+    if min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK:
+        return 0
     return layout(m, n, k, 132, residues=itemsize > 1).nbytes
 
 
@@ -340,4 +351,7 @@ EXACT_INTEGER = GemmKernel(
     variants=variants,
 )
 
+_ANY = Config("s8", "s8", types.int32)
 assert PLAN_LENGTH * 8 <= PLAN_NBYTES
+assert CLUSTER == _ANY.cluster
+assert CLUSTER_SIDE == _ANY.cluster * _ANY.tile_m == _ANY.tile_n
