@@ -42,8 +42,9 @@ LEAST_CHUNK_NBYTES = 2**20
 MOST_CHUNK_NBYTES = 2**26
 """The stored pieces of an output that we create are kept between these, whatever the inputs' chunks are."""
 
-READ_NBYTES = 8 * 2**20
-"""The size that plain chunks are split into for reading: the system call is lost in it, and threads stay balanced."""
+READ_NBYTES = 4 * 2**20
+"""The size that plain chunks are split into for reading: the system call is lost in it, threads stay balanced, and
+one half of a GPU worker's lane holds it."""
 
 
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")

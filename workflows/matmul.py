@@ -158,6 +158,7 @@ def matmul(
         kernel=done.kernel,
         seconds=done.seconds,
         stages=done.stages,
+        read_nbytes=done.read_nbytes,
         resumed=len(finished),
         verification=verification,
     )
