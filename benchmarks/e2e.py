@@ -28,7 +28,9 @@ def gpu_cases(gpus: int) -> list[tuple[Case, bool]]:
     cases = [(replace(BASE, workers=workers), workers == gpus) for workers in every]
     cases += [(replace(BASE, workers=gpus, device_memory="4GiB"), False)]
     for dtype in ("float64", "int64"):
-        cases += [(replace(BASE, dtype=dtype, workers=workers), False) for workers in dict.fromkeys((1, gpus))]
+        cases += [
+            (replace(BASE, dtype=dtype, workers=workers), False) for workers in dict.fromkeys((1, gpus))
+        ]
     large = replace(BASE, n=65536)
     cases += [(replace(large, workers=workers), False) for workers in dict.fromkeys((1, gpus))]
     cases += [(replace(large, workers=gpus, device_memory="4GiB"), False)]

@@ -2,7 +2,9 @@
 
     python benchmarks/gemm.py [FOLDER [RUN ...]]      writes gemm-*.json and gemm-*.png there (by default here)
 
-All runs, or those named: several GPUs can share them out, a process on each. Squares as large as the peers are usually quoted at, sides that no tile divides, and skinny products. On a
+All runs, or those named: several GPUs can share them out, a process on each.
+
+Squares as large as the peers are usually quoted at, sides that no tile divides, and skinny products. On a
 machine without a GPU the sides are smaller, and the peer is NumPy.
 """
 
