@@ -67,16 +67,26 @@ def name_of(source: Source) -> str:
     return os.fspath(source)
 
 
+def check_source(source: Any, role: str) -> None:
+    """Raise StoreError for what names no stored array."""
+    if not isinstance(source, (str, os.PathLike, zarr.Array)):
+        raise StoreError(
+            f"{role}: found {type(source).__module__}.{type(source).__qualname__}; it must be a path, a URL or a"
+            " zarr.Array (tilewright.kernels.matmul multiplies arrays in memory)"
+        )
+
+
 def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
     """Open an array for reading and check that it holds numbers in ``ndim`` dimensions.
 
     Raises
     ------
     StoreError
-        Nothing is there, it cannot be read, or it is a group and no array.
+        Nothing is there, it cannot be read, it is a group and no array, or ``source`` is no path at all.
     ShapeError, DTypeError
         The array has another number of dimensions, or holds no numbers.
     """
+    check_source(source, role)
     name = name_of(source)
     if isinstance(source, zarr.Array):
         array = source
@@ -627,6 +637,7 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
         Something stands at the target and ``overwrite`` is false; or it is true and what stands there is not ours
         to remove: anything but a Zarr array, which a slip of the pen must not delete.
     """
+    check_source(target, "output")
     if isinstance(target, zarr.Array):
         return
     path = local_path(target)
