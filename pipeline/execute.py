@@ -13,9 +13,12 @@ from distributed import Client
 from tilewright.pipeline import tasks
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan import MatmulPlan, Tile, format_nbytes
-from tilewright.pipeline.stream import Product, TileReport
+from tilewright.pipeline.stream import THREADS, Product, TileReport
 from tilewright.pipeline.submit import run_bounded, run_combined, window_of
 from tilewright.pipeline.verify import Verification
+
+LIMITING_SHARE = 0.8
+"""A thread that is busy for this share of the time is what limits a run; below it, threads wait for one another."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class MatmulRun:
     """From the first tile handed out to the last one stored."""
     stages: dict[str, float]
     """Busy seconds by stage, summed over workers; stages overlap, so they can add up to more than the time."""
+    workers: dict[str, dict[str, float]]
+    """For each worker that did something, the busy seconds of its three threads: ``load``, ``compute``, ``write``."""
     resumed: int
     """Tiles that an earlier run had finished."""
     verification: Verification | None
@@ -45,16 +50,12 @@ class MatmulRun:
     def __str__(self) -> str:
         plan = self.plan
         rate = plan.operations / self.seconds if self.seconds > 0 else 0.0
-        busiest = (
-            max(self.stages, key=lambda stage: self.stages[stage]) if any(self.stages.values()) else "none"
-        )
-        stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.stages.items() if seconds > 0)
         lines = [
             (
                 f"{plan.m} × {plan.n} {plan.c_dtype} in {self.seconds:.2f} s on {self.device} × {plan.workers}"
                 f" ({rate / 1e9:.4g} Gop/s, kernel {self.kernel})"
             ),
-            f"busy: {stages or 'nothing'}; the busiest stage is {busiest}",
+            self._busy(),
             f"read {format_nbytes(plan.read_nbytes)}, wrote {format_nbytes(plan.write_nbytes)},"
             f" {plan.tile_count} tiles"
             + (f", {self.resumed} of them from an earlier run" if self.resumed else ""),
@@ -62,6 +63,32 @@ class MatmulRun:
         if self.verification is not None:
             lines.append(str(self.verification))
         return "\n".join(lines)
+
+    def _busy(self) -> str:
+        """One line: how much of the time each thread of a worker was busy, and which of them the others wait for."""
+        if not self.workers or self.seconds <= 0:
+            return "busy: nothing was left to do"
+        count = max(self.plan.workers, len(self.workers))
+        shares = {
+            stage: seconds / (self.seconds * count) for stage, seconds in self.stages.items() if seconds > 0
+        }
+        threads = {name: sum(shares.get(stage, 0.0) for stage in stages) for name, stages in THREADS.items()}
+        texts = []
+        for name, stages in THREADS.items():
+            inner = ", ".join(f"{stage} {shares[stage]:.0%}" for stage in stages if stage in shares)
+            texts.append(f"{name} {threads[name]:.0%}" + (f" ({inner})" if "," in inner else ""))
+        limit = max(threads, key=lambda name: threads[name])
+        if threads[limit] >= LIMITING_SHARE:
+            verdict = f"{limit} limits it and the others wait for it"
+        else:
+            verdict = (
+                f"{limit} is busiest, and waits for the others too: at the start and the end, or by turns"
+            )
+        if count > 1:
+            each = [busy[limit] / self.seconds for busy in self.workers.values()]
+            each += [0.0] * (count - len(each))
+            verdict += f" ({min(each):.0%} to {max(each):.0%} on each of {count} workers)"
+        return f"busy share of the time: {', '.join(texts)}; {verdict}"
 
 
 def _tile_results(
@@ -86,6 +113,8 @@ class TilesDone:
     """Busy seconds by stage, summed over workers."""
     kernel: str
     """The kernel, or kernels, that multiplied; ``none`` where nothing was left to do."""
+    workers: dict[str, dict[str, float]]
+    """Busy seconds of each worker's threads."""
 
 
 def run_tiles(
@@ -107,6 +136,7 @@ def run_tiles(
     listener(WorkPlanned("matmul", plan.tile_count, len(finished), "tiles", read, operations))
     stages: dict[str, float] = {}
     kernels: set[str] = set()
+    workers: dict[str, dict[str, float]] = {}
     start = time.perf_counter()
     ended = False
     try:
@@ -117,6 +147,9 @@ def run_tiles(
                 kernels.add(report.kernel)
                 for stage, seconds in report.stages.items():
                     stages[stage] = stages.get(stage, 0.0) + seconds
+                for span in report.spans:
+                    busy = workers.setdefault(span.worker, dict.fromkeys(THREADS, 0.0))
+                    busy[span.stage] += span.end - span.begin
                 tile = todo[place]
                 listener(
                     UnitDone(
@@ -127,6 +160,7 @@ def run_tiles(
                         plan.tile_read_nbytes(tile),
                         2 * tile.rows * tile.columns * plan.k,
                         report.stages,
+                        report.spans,
                     )
                 )
         ended = True
@@ -135,4 +169,4 @@ def run_tiles(
             client.run(tasks.end_run, product.run, not ended)
     seconds = time.perf_counter() - start
     listener(WorkDone("matmul", seconds))
-    return TilesDone(seconds, stages, " and ".join(sorted(kernels)) or "none")
+    return TilesDone(seconds, stages, " and ".join(sorted(kernels)) or "none", workers)

@@ -27,10 +27,13 @@ from tilewright.kernels import matmul
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
+from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan import LANE_NBYTES, PANEL_BUFFERS, MatmulPlan, Tile
 from tilewright.pipeline.store import RegionRead, RegionWrite, gather, region_reads, region_writes, run_all
 
 STAGES = ("read", "upload", "compute", "download", "write")
+THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("download", "write")}
+"""The threads that a tile passes through, and the stages that each of them counts."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class TileReport:
     kernel: str
     partial: np.ndarray | None = None
     """The tile's sum over one part of k, rows × columns, when the plan cuts k into parts; else it is stored."""
+    spans: tuple[Span, ...] = ()
+    """When this worker's threads were busy with the tile: one for each panel loaded, each multiplied, and the write."""
 
 
 @dataclass
@@ -71,6 +76,8 @@ class _Job:
     done: Future[TileReport]
     started: float = field(default_factory=time.perf_counter)
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    """A thread of ``THREADS`` and when it was busy, in seconds since the epoch."""
     error: BaseException | None = None
     target: Any = None
     """The tile of C on the device, once the first panel has come."""
@@ -84,7 +91,7 @@ class _Job:
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[_Move]]:
         """Count the time of the block for two stages, in the proportion in which its threads spent theirs."""
         moves: list[_Move] = []
-        start = time.perf_counter()
+        begin, start = time.time(), time.perf_counter()
         try:
             yield moves
         finally:
@@ -93,6 +100,8 @@ class _Job:
             share = stored / (stored + moved) if stored + moved > 0 else 1.0
             self.busy[store_stage] += share * seconds
             self.busy[device_stage] += (1 - share) * seconds
+            thread = next(name for name, stages in THREADS.items() if store_stage in stages)
+            self.spans.append((thread, begin, begin + seconds))
 
 
 @dataclass(frozen=True)
@@ -537,7 +546,13 @@ class Engine:
             else:
                 seconds = time.perf_counter() - job.started
                 report = TileReport(
-                    job.tile.index, self._worker, seconds, dict(job.busy), job.kernel, job.partial
+                    job.tile.index,
+                    self._worker,
+                    seconds,
+                    dict(job.busy),
+                    job.kernel,
+                    job.partial,
+                    tuple(Span(self._worker, *span) for span in job.spans),
                 )
                 job.done.set_result(report)
 

@@ -11,6 +11,7 @@ from dask.system import CPU_COUNT
 from distributed import get_worker
 
 from tilewright.pipeline.errors import TilewrightError
+from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.stream import (
     Product,
@@ -84,13 +85,16 @@ def multiply_part(product: Product, tile: Tile, part: int) -> TileReport:
 
 def add_parts(product: Product, tile: Tile, *parts: TileReport) -> TileReport:
     """Store one tile as the sum of its parts, in their order; the report counts what all of them took."""
-    start = time.perf_counter()
+    begin, start = time.time(), time.perf_counter()
     store_sum(product, tile, [part.partial for part in parts if part.partial is not None])
     seconds = time.perf_counter() - start
     stages = {stage: sum(part.stages[stage] for part in parts) for stage in parts[0].stages}
     stages["write"] += seconds
+    worker = get_worker().address
+    spans = [span for part in parts for span in part.spans]
+    spans.append(Span(worker, "write", begin, begin + seconds))
     seconds += max(part.seconds for part in parts)
-    return TileReport(tile.index, get_worker().address, seconds, stages, parts[0].kernel)
+    return TileReport(tile.index, worker, seconds, stages, parts[0].kernel, spans=tuple(spans))
 
 
 def end_run(run: str, abandon: bool) -> None:

@@ -158,6 +158,7 @@ def matmul(
         kernel=done.kernel,
         seconds=done.seconds,
         stages=done.stages,
+        workers=done.workers,
         resumed=len(finished),
         verification=verification,
     )
