@@ -11,6 +11,7 @@ from typing import Any
 from distributed import Client
 
 from tilewright.pipeline import tasks
+from tilewright.pipeline.errors import DeviceMemoryError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan import MatmulPlan, Tile, format_nbytes
 from tilewright.pipeline.stream import THREADS, Product, TileReport
@@ -93,7 +94,7 @@ class MatmulRun:
 
 def _tile_results(
     client: Client, product: Product, tiles: list[Tile]
-) -> Generator[tuple[int, TileReport], None, None]:
+) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
     """Place and report of every tile as it is stored, each by one task, or by one for each part of k."""
     key = f"tile-{product.run}"
     parts = range(product.plan.k_parts)
@@ -128,6 +129,13 @@ def run_tiles(
 
     ``record`` is called with a tile's index once it is stored. When this ends, by success, error or Ctrl-C, the
     workers hold nothing of the run any more.
+
+    Raises
+    ------
+    DeviceMemoryError
+        A worker has less memory than the plan takes. It is not tried again: the plan is too large.
+    TilewrightError
+        As ``run_bounded`` and ``run_combined`` raise.
     """
     plan = product.plan
     todo: list[Tile] = [tile for tile in plan.tiles() if tile.index not in finished]
@@ -143,6 +151,8 @@ def run_tiles(
         results = _tile_results(client, product, todo)
         with closing(results):  # so that what is outstanding is cancelled before the workers are told to end
             for place, report in results:
+                if isinstance(report, DeviceMemoryError):
+                    raise report
                 record(report.index)
                 kernels.add(report.kernel)
                 for stage, seconds in report.stages.items():

@@ -26,6 +26,7 @@ import zarr
 from tilewright.kernels import matmul
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
+from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan import LANE_NBYTES, PANEL_BUFFERS, MatmulPlan, Tile
@@ -216,11 +217,15 @@ class HostUnit:
     def __init__(self, product: Product) -> None:
         self._product = product
 
+    def _allocate(self, size: int, dtype: np.dtype) -> np.ndarray:
+        with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=False):
+            return np.empty(size, dtype)
+
     def panel_slots(self) -> list[PanelSlot]:
-        return _panel_slots(self._product.plan, np.empty)
+        return _panel_slots(self._product.plan, self._allocate)
 
     def tile_slots(self) -> list[np.ndarray]:
-        return _tile_slots(self._product.plan, np.empty)
+        return _tile_slots(self._product.plan, self._allocate)
 
     def load(self, part: RegionRead, panel: np.ndarray, shape: tuple[int, int]) -> _Move:
         start = time.perf_counter()
@@ -264,7 +269,8 @@ class _Lane:
     def __init__(self) -> None:
         from numba import cuda
 
-        self.block = pinned_bytes(LANE_NBYTES)
+        with allocating("pinned memory for one thread that reads or writes", LANE_NBYTES, on_gpu=False):
+            self.block = pinned_bytes(LANE_NBYTES)
         self.stream = cuda.stream()
 
     def view(self, shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
@@ -291,7 +297,8 @@ class CudaUnit:
         self._lanes = _pool(lanes)
 
     def _allocate(self, size: int, dtype: np.dtype) -> Any:
-        return self._cuda.device_array(max(size, 1), dtype)
+        with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=True):
+            return self._cuda.device_array(max(size, 1), dtype)
 
     def panel_slots(self) -> list[PanelSlot]:
         return _panel_slots(self._product.plan, self._allocate)
