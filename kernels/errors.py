@@ -29,3 +29,7 @@ class OutputError(TilewrightError, ValueError):
 
 class DeviceUnavailableError(TilewrightError, RuntimeError):
     """The device that was asked for is not there, or cannot be used."""
+
+
+class DeviceMemoryError(TilewrightError, MemoryError):
+    """The device, or the host that computes in its place, has less memory than was asked for."""

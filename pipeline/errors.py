@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.kernels.errors import (
+    DeviceMemoryError,
     DeviceUnavailableError,
     DTypeError,
     OptionError,
@@ -15,6 +16,7 @@ __all__ = [
     "ClusterError",
     "CorpusError",
     "DTypeError",
+    "DeviceMemoryError",
     "DeviceUnavailableError",
     "OptionError",
     "OutputError",

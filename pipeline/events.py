@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,17 @@ class WorkPlanned:
     """Arithmetic operations that the units left to do will need (0 where counting them says nothing)."""
 
 
+class Span(NamedTuple):
+    """One stretch of time in which one stage of one worker was busy with one panel, or one tile."""
+
+    worker: str
+    stage: str
+    """``load`` (read and upload), ``compute`` or ``write`` (download and write): what one thread does in turn."""
+    begin: float
+    """Seconds since the epoch, so that the spans of all workers of a host stand on one axis."""
+    end: float
+
+
 @dataclass(frozen=True)
 class UnitDone:
     """One unit is finished: its result is stored, or reduced."""
@@ -37,6 +48,9 @@ class UnitDone:
     operations: int
     stages: Mapping[str, float]
     """Busy seconds by stage; stages overlap, so they do not add up to ``seconds``."""
+    spans: tuple[Span, ...] = ()
+    """When the stages were busy: of a tile one ``load`` and one ``compute`` for each panel, and one ``write``. Parts
+    of a tile that other workers computed carry their names. Empty for work that has no stages."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +75,12 @@ def ignore(event: Event) -> None:
 
 
 def describe(event: Event) -> dict[str, Any]:
-    """The event as one flat JSON-ready object, its type under ``event``."""
+    """The event as one flat JSON-ready object, its type under ``event``.
+
+    Spans are left out: a tile may have hundreds, and a log is to keep a line a tile; ``stages`` sums them up.
+    """
+    fields = {name: value for name, value in vars(event).items() if name != "spans"}
     return {
         "event": type(event).__name__,
-        **{k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(event).items()},
+        **{name: dict(value) if isinstance(value, Mapping) else value for name, value in fields.items()},
     }

@@ -11,11 +11,15 @@ from typing import Any
 from distributed import Client
 
 from tilewright.pipeline import tasks
+from tilewright.pipeline.errors import DeviceMemoryError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan import MatmulPlan, Tile, format_nbytes
-from tilewright.pipeline.stream import Product, TileReport
+from tilewright.pipeline.stream import THREADS, Product, TileReport
 from tilewright.pipeline.submit import run_bounded, run_combined, window_of
 from tilewright.pipeline.verify import Verification
+
+LIMITING_SHARE = 0.8
+"""A thread that is busy for this share of the time is what limits a run; below it, threads wait for one another."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class MatmulRun:
     """Busy seconds by stage, summed over workers; stages overlap, so they can add up to more than the time."""
     read_nbytes: int
     """Bytes of A and B that were read, as they are once decoded: no more than the plan says."""
+    workers: dict[str, dict[str, float]]
+    """For each worker that did something, the busy seconds of its three threads: ``load``, ``compute``, ``write``."""
     resumed: int
     """Tiles that an earlier run had finished."""
     verification: Verification | None
@@ -47,16 +53,12 @@ class MatmulRun:
     def __str__(self) -> str:
         plan = self.plan
         rate = plan.operations / self.seconds if self.seconds > 0 else 0.0
-        busiest = (
-            max(self.stages, key=lambda stage: self.stages[stage]) if any(self.stages.values()) else "none"
-        )
-        stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.stages.items() if seconds > 0)
         lines = [
             (
                 f"{plan.m} × {plan.n} {plan.c_dtype} in {self.seconds:.2f} s on {self.device} × {plan.workers}"
                 f" ({rate / 1e9:.4g} Gop/s, kernel {self.kernel})"
             ),
-            f"busy: {stages or 'nothing'}; the busiest stage is {busiest}",
+            self._busy(),
             f"read {format_nbytes(self.read_nbytes)}, wrote {format_nbytes(plan.write_nbytes)},"
             f" {plan.tile_count} tiles"
             + (f", {self.resumed} of them from an earlier run" if self.resumed else ""),
@@ -65,10 +67,36 @@ class MatmulRun:
             lines.append(str(self.verification))
         return "\n".join(lines)
 
+    def _busy(self) -> str:
+        """One line: how much of the time each thread of a worker was busy, and which of them the others wait for."""
+        if not self.workers or self.seconds <= 0:
+            return "busy: nothing was left to do"
+        count = max(self.plan.workers, len(self.workers))
+        shares = {
+            stage: seconds / (self.seconds * count) for stage, seconds in self.stages.items() if seconds > 0
+        }
+        threads = {name: sum(shares.get(stage, 0.0) for stage in stages) for name, stages in THREADS.items()}
+        texts = []
+        for name, stages in THREADS.items():
+            inner = ", ".join(f"{stage} {shares[stage]:.0%}" for stage in stages if stage in shares)
+            texts.append(f"{name} {threads[name]:.0%}" + (f" ({inner})" if "," in inner else ""))
+        limit = max(threads, key=lambda name: threads[name])
+        if threads[limit] >= LIMITING_SHARE:
+            verdict = f"{limit} limits it and the others wait for it"
+        else:
+            verdict = (
+                f"{limit} is busiest, and waits for the others too: at the start and the end, or by turns"
+            )
+        if count > 1:
+            each = [busy[limit] / self.seconds for busy in self.workers.values()]
+            each += [0.0] * (count - len(each))
+            verdict += f" ({min(each):.0%} to {max(each):.0%} on each of {count} workers)"
+        return f"busy share of the time: {', '.join(texts)}; {verdict}"
+
 
 def _tile_results(
     client: Client, product: Product, tiles: list[Tile]
-) -> Generator[tuple[int, TileReport], None, None]:
+) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
     """Place and report of every tile as it is stored, each by one task, or by one for each part of k."""
     key = f"tile-{product.run}"
     parts = range(product.plan.k_parts)
@@ -90,6 +118,8 @@ class TilesDone:
     """The kernel, or kernels, that multiplied; ``none`` where nothing was left to do."""
     read_nbytes: int
     """Bytes of A and B that were read."""
+    workers: dict[str, dict[str, float]]
+    """Busy seconds of each worker's threads."""
 
 
 def run_tiles(
@@ -103,6 +133,13 @@ def run_tiles(
 
     ``record`` is called with a tile's index once it is stored. When this ends, by success, error or Ctrl-C, the
     workers hold nothing of the run any more.
+
+    Raises
+    ------
+    DeviceMemoryError
+        A worker has less memory than the plan takes. It is not tried again: the plan is too large.
+    TilewrightError
+        As ``run_bounded`` and ``run_combined`` raise.
     """
     plan = product.plan
     todo: list[Tile] = [tile for tile in plan.tiles() if tile.index not in finished]
@@ -112,17 +149,23 @@ def run_tiles(
     stages: dict[str, float] = {}
     kernels: set[str] = set()
     read_nbytes = 0
+    workers: dict[str, dict[str, float]] = {}
     start = time.perf_counter()
     ended = False
     try:
         results = _tile_results(client, product, todo)
         with closing(results):  # so that what is outstanding is cancelled before the workers are told to end
             for place, report in results:
+                if isinstance(report, DeviceMemoryError):
+                    raise report
                 record(report.index)
                 kernels.add(report.kernel)
                 read_nbytes += report.read_nbytes
                 for stage, seconds in report.stages.items():
                     stages[stage] = stages.get(stage, 0.0) + seconds
+                for span in report.spans:
+                    busy = workers.setdefault(span.worker, dict.fromkeys(THREADS, 0.0))
+                    busy[span.stage] += span.end - span.begin
                 tile = todo[place]
                 listener(
                     UnitDone(
@@ -133,6 +176,7 @@ def run_tiles(
                         plan.tile_read_nbytes(tile),
                         2 * tile.rows * tile.columns * plan.k,
                         report.stages,
+                        report.spans,
                     )
                 )
         ended = True
@@ -141,4 +185,5 @@ def run_tiles(
             client.run(tasks.end_run, product.run, not ended)
     seconds = time.perf_counter() - start
     listener(WorkDone("matmul", seconds))
-    return TilesDone(seconds, stages, " and ".join(sorted(kernels)) or "none", read_nbytes)
+    kernel = " and ".join(sorted(kernels)) or "none"
+    return TilesDone(seconds, stages, kernel, read_nbytes, workers)

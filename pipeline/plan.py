@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.memory import format_nbytes as format_nbytes
 from tilewright.pipeline.errors import PlanError, ShapeError
 
 PANEL_BUFFERS = 2
@@ -280,15 +281,6 @@ class MatmulPlan:
                 )
             )
         return rows
-
-
-def format_nbytes(nbytes: float) -> str:
-    """Bytes for people, in powers of 1024 with three digits."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(nbytes) < 1024 or unit == "TiB":
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}"
-        nbytes /= 1024
-    raise AssertionError("unreachable: TiB returns")
 
 
 def plan_matmul(

@@ -391,6 +391,8 @@ def _read_through_zarr(
         wrapped: Any = out
         target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
         array.get_basic_selection(part, out=target)
+    except MemoryError:
+        raise  # the chunk is as it should be
     except Exception as error:
         if array.shards:
             shard = tuple(p.start // side for p, side in zip(part, array.shards, strict=True))
@@ -416,6 +418,8 @@ def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarr
     """
     try:
         array[tuple(region)] = data
+    except MemoryError:
+        raise  # the store is as it should be
     except Exception as error:
         raise StoreError(
             f"cannot write {', '.join(f'{s.start}:{s.stop}' for s in region)} of {name_of(array)}:"

@@ -26,11 +26,15 @@ import zarr
 from tilewright.kernels import matmul
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
+from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
+from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, Tile
 from tilewright.pipeline.store import RegionRead, RegionWrite, gather, region_reads, region_writes, run_all
 
 STAGES = ("read", "upload", "compute", "download", "write")
+THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("download", "write")}
+"""The threads that a tile passes through, and the stages that each of them counts."""
 BLOCK_NBYTES = LANE_NBYTES // 2
 """What a thread moves at once, while the other half of its lane is on its way to the GPU."""
 
@@ -66,6 +70,8 @@ class TileReport:
     """Bytes of A and B that were read for it; what the worker held already is not read again."""
     partial: np.ndarray | None = None
     """The tile's sum over one part of k, rows × columns, when the plan cuts k into parts; else it is stored."""
+    spans: tuple[Span, ...] = ()
+    """When this worker's threads were busy with the tile: one for each panel loaded, each multiplied, and the write."""
 
 
 @dataclass
@@ -75,6 +81,8 @@ class _Job:
     done: Future[TileReport]
     started: float = field(default_factory=time.perf_counter)
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    """A thread of ``THREADS`` and when it was busy, in seconds since the epoch."""
     error: BaseException | None = None
     target: Any = None
     """The tile of C on the device, once the first panel has come."""
@@ -89,7 +97,7 @@ class _Job:
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[_Move]]:
         """Count the time of the block for two stages, in the proportion in which its threads spent theirs."""
         moves: list[_Move] = []
-        start = time.perf_counter()
+        begin, start = time.time(), time.perf_counter()
         try:
             yield moves
         finally:
@@ -98,6 +106,8 @@ class _Job:
             share = stored / (stored + moved) if stored + moved > 0 else 1.0
             self.busy[store_stage] += share * seconds
             self.busy[device_stage] += (1 - share) * seconds
+            thread = next(name for name, stages in THREADS.items() if store_stage in stages)
+            self.spans.append((thread, begin, begin + seconds))
 
 
 @dataclass(frozen=True)
@@ -262,7 +272,8 @@ class HostUnit:
         self._product = product
 
     def allocate(self, size: int, dtype: np.dtype) -> np.ndarray:
-        return np.empty(size, dtype)
+        with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=False):
+            return np.empty(size, dtype)
 
     def tile_slots(self) -> list[np.ndarray]:
         return _tile_slots(self._product.plan, self.allocate)
@@ -312,7 +323,8 @@ class _Lane:
     def __init__(self) -> None:
         from numba import cuda
 
-        memory = pinned_bytes(LANE_NBYTES)
+        with allocating("pinned memory for one thread that reads or writes", LANE_NBYTES, on_gpu=False):
+            memory = pinned_bytes(LANE_NBYTES)
         self._blocks = memory[:BLOCK_NBYTES], memory[BLOCK_NBYTES : 2 * BLOCK_NBYTES]
         self._passed = cuda.event(timing=False), cuda.event(timing=False)
         self._turn = 0
@@ -352,7 +364,8 @@ class CudaUnit:
         self._lanes = _pool(lanes)
 
     def allocate(self, size: int, dtype: np.dtype) -> Any:
-        return self._cuda.device_array(max(size, 1), dtype)
+        with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=True):
+            return self._cuda.device_array(max(size, 1), dtype)
 
     def tile_slots(self) -> list[Any]:
         return _tile_slots(self._product.plan, self.allocate)
@@ -638,6 +651,7 @@ class Engine:
                     job.kernel,
                     job.read_nbytes,
                     job.partial,
+                    tuple(Span(self._worker, *span) for span in job.spans),
                 )
                 job.done.set_result(report)
 

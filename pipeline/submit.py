@@ -13,8 +13,9 @@ from distributed import Client, Future, as_completed
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
+from tilewright.kernels.memory import is_out_of_memory
 from tilewright.pipeline import config, tasks
-from tilewright.pipeline.errors import ClusterError, TaskError, TilewrightError
+from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError, TilewrightError
 
 Result = TypeVar("Result")
 
@@ -61,6 +62,8 @@ def run_bounded(
     ------
     TilewrightError
         A task failed on every attempt with an error of ours, which is raised as it is.
+    DeviceMemoryError
+        A worker had too little memory for it on every attempt.
     TaskError
         It failed with any other, or took its workers down with it.
     """
@@ -136,6 +139,11 @@ def _result_of(future: Future, retries: int) -> Any:
             " them more memory or the plan less (--device-memory)"
         ) from error
     except Exception as error:
+        if is_out_of_memory(error):
+            raise DeviceMemoryError(
+                f"task {future.key} ran out of memory {retries + 1} times, last with {type(error).__name__}: {error};"
+                " free memory there, or give the workers more of it or fewer threads"
+            ) from error
         raise TaskError(
             f"task {future.key} failed {retries + 1} times, last with {type(error).__name__}: {error}"
         ) from error

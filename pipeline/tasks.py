@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from dask.system import CPU_COUNT
 from distributed import get_worker
 
-from tilewright.pipeline.errors import TilewrightError
+from tilewright.kernels.gemm import scratch
+from tilewright.kernels.memory import allocating
+from tilewright.pipeline.errors import DeviceMemoryError, TilewrightError
+from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.stream import (
     Product,
@@ -64,6 +69,8 @@ def worker_facts(device: str, dask_worker: Any) -> WorkerFacts | TilewrightError
     if found == "cuda":
         from numba import cuda
 
+        scratch.release()  # of the streams of runs that are over; this run's stream gets its own
+
         context = cuda.current_context()
         context.memory_manager.deallocations.clear()  # what Numba has let go of but not yet given back counts as free
         free = int(context.get_memory_info().free)
@@ -72,26 +79,65 @@ def worker_facts(device: str, dask_worker: Any) -> WorkerFacts | TilewrightError
     return WorkerFacts(found, name, free, limit or None, cores_here())
 
 
-def multiply_tile(product: Product, tile: Tile) -> TileReport:
+def multiply_tile(product: Product, tile: Tile) -> TileReport | DeviceMemoryError:
     """Compute one tile of C and store it. Doing it twice stores the same bytes twice, so a retry is safe."""
-    return engine_for(product, get_worker().address).multiply(tile)
+    return _unless_memory_is_short(
+        product, lambda worker: engine_for(product, worker).multiply(tile), f"tile {tile.index}"
+    )
 
 
-def multiply_part(product: Product, tile: Tile, part: int) -> TileReport:
+def multiply_part(product: Product, tile: Tile, part: int) -> TileReport | DeviceMemoryError:
     """The sum of one tile over one part of k; it stays on the worker until ``add_parts`` asks for it."""
-    return engine_for(product, get_worker().address).multiply(tile, part)
+    return _unless_memory_is_short(
+        product, lambda worker: engine_for(product, worker).multiply(tile, part), f"tile {tile.index}"
+    )
 
 
-def add_parts(product: Product, tile: Tile, *parts: TileReport) -> TileReport:
+def add_parts(
+    product: Product, tile: Tile, *parts: TileReport | DeviceMemoryError
+) -> TileReport | DeviceMemoryError:
     """Store one tile as the sum of its parts, in their order; the report counts what all of them took."""
-    start = time.perf_counter()
-    store_sum(product, tile, [part.partial for part in parts if part.partial is not None])
-    seconds = time.perf_counter() - start
-    stages = {stage: sum(part.stages[stage] for part in parts) for stage in parts[0].stages}
-    stages["write"] += seconds
-    seconds += max(part.seconds for part in parts)
-    read = sum(part.read_nbytes for part in parts)
-    return TileReport(tile.index, get_worker().address, seconds, stages, parts[0].kernel, read)
+    reports: list[TileReport] = []
+    for part in parts:
+        if isinstance(part, DeviceMemoryError):
+            return part
+        reports.append(part)
+
+    def store(worker: str) -> TileReport:
+        begin, start = time.time(), time.perf_counter()
+        store_sum(product, tile, [report.partial for report in reports if report.partial is not None])
+        seconds = time.perf_counter() - start
+        stages = {stage: sum(report.stages[stage] for report in reports) for stage in reports[0].stages}
+        stages["write"] += seconds
+        spans = [span for report in reports for span in report.spans]
+        spans.append(Span(worker, "write", begin, begin + seconds))
+        seconds += max(report.seconds for report in reports)
+        read = sum(report.read_nbytes for report in reports)
+        return TileReport(tile.index, worker, seconds, stages, reports[0].kernel, read, spans=tuple(spans))
+
+    return _unless_memory_is_short(product, store, f"the sum of tile {tile.index}")
+
+
+def _unless_memory_is_short(
+    product: Product, work: Callable[[str], TileReport], what: str
+) -> TileReport | DeviceMemoryError:
+    """What ``work`` gives, called with this worker's address; or the error that it had too little memory.
+
+    That error is returned rather than raised: a plan that is too large for this worker stays too large however often
+    Dask tries again. It comes back as a new error, since the frames of the old one hold the buffers that there are.
+    """
+    worker = get_worker().address
+    try:
+        with allocating(what, on_gpu=product.device == "cuda"):
+            return work(worker)
+    except DeviceMemoryError as error:
+        return DeviceMemoryError(f"worker {worker}: {error}")
+
+
+def release_memory() -> None:
+    """Free what failed tiles left on this worker: buffers in the frames of their errors, and the kernels' workspace."""
+    gc.collect()
+    scratch.release()
 
 
 def end_run(run: str, abandon: bool) -> None:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import zarr
+from distributed import Client
 
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.workspace import workspace_nbytes
-from tilewright.pipeline import config, store
+from tilewright.pipeline import config, store, tasks
 from tilewright.pipeline.cluster import Cluster, open_cluster
-from tilewright.pipeline.errors import OptionError, OutputError, ShapeError, StoreError, VerificationError
+from tilewright.pipeline.errors import (
+    DeviceMemoryError,
+    OptionError,
+    OutputError,
+    PlanError,
+    ShapeError,
+    StoreError,
+    VerificationError,
+)
 from tilewright.pipeline.events import Listener, Notice, ignore
 from tilewright.pipeline.execute import MatmulRun, run_tiles
 from tilewright.pipeline.ledger import Ledger, Past, fingerprint, read_past
@@ -78,11 +88,27 @@ def matmul(
     ------
     TilewrightError
         One of its subclasses, for everything a caller can cause; nothing half-written stands at ``out`` then.
+    DeviceMemoryError
+        A worker ran out of memory under the plan, and under a smaller one that was made in its place; or half of C
+        was finished already, which no plan of other tiles could have kept.
     """
     left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
     store.check_output_free(out, overwrite=overwrite)
     _check_distinct(out, left, right)
     _check_shareable([left, right, out])
+    job = _Job(
+        left,
+        right,
+        out,
+        c_dtype,
+        transpose_a,
+        transpose_b,
+        precision,
+        device_memory,
+        verify,
+        overwrite,
+        listener,
+    )
     with open_cluster(cluster, cluster_file) as client:
         facts = survey(client, device)
         request = {
@@ -92,66 +118,168 @@ def matmul(
             "device": facts[0].device,
         }
         digest = fingerprint(left, right, request)
-        past = _find_past(out, digest) if resume else None
-        plan = _plan(
-            left, right, out, c_dtype, transpose_a, transpose_b, facts, device_memory, past, precision
-        )
-        if past is not None and (
-            plan.geometry != past.geometry or max(past.finished, default=0) >= plan.tile_count
-        ):
-            listener(
-                Notice("an earlier run left tiles that do not fit the memory of this one; it starts anew")
-            )
-            past = None
-        listener(Notice(_choice(facts, plan)))
-        output, finished = _open_output(out, left, plan, past, c_dtype, overwrite)
-        product = Product(
-            a=left,
-            b=right,
-            c=output.array,
-            plan=plan,
-            device=facts[0].device,
-            precision=precision,
-            read_threads=config.get("read-threads"),
-            write_threads=config.get("write-threads"),
-            run=uuid.uuid4().hex[:12],
-        )
-        ledger = None
         try:
-            if output.partial is not None:
-                ledger = Ledger(output.partial, digest, plan, finished)
+            return _attempt(client, job, facts, digest, resume)
+        except _TooLarge as failed:
+            first = failed
+        done, count = _recorded(out, digest), first.plan.tile_count
+        if 2 * done >= count:
+            raise _out_of_memory(
+                first,
+                f"a smaller one would have to give up its {done} finished tiles of {count}; they are kept, and the"
+                " same command goes on with them",
+            ) from first.error
+        client.run(tasks.release_memory)
+        facts = survey(client, device)  # what is free has changed, or it would have fitted
+        try:
+            return _attempt(client, job, facts, digest, resume=False, failed=first.plan)
+        except PlanError as error:
+            raise _out_of_memory(first, f"no plan of half of that fits: {error}") from error
+        except _TooLarge as second:
+            raise _out_of_memory(second, f"the plan before it took {_peak(first.plan)}") from second.error
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A product as it was asked for, and checked: what every attempt at it has in common."""
+
+    a: zarr.Array[Any]
+    b: zarr.Array[Any]
+    out: Source
+    dtype: np.dtype
+    transpose_a: bool
+    transpose_b: bool
+    precision: str
+    device_memory: int | str | None
+    verify: bool
+    overwrite: bool
+    listener: Listener
+
+
+class _TooLarge(Exception):
+    """A worker ran out of memory under a plan."""
+
+    def __init__(self, plan: MatmulPlan, error: DeviceMemoryError) -> None:
+        super().__init__(plan, error)
+        self.plan = plan
+        self.error = error
+
+
+def _out_of_memory(failed: _TooLarge, before: str) -> DeviceMemoryError:
+    return DeviceMemoryError(
+        f"{failed.error}; the plan took {_peak(failed.plan)} a worker, and {before}; free memory there, or set"
+        " --device-memory (tilewright.device-memory) to what the workers really have"
+    )
+
+
+def _peak(plan: MatmulPlan) -> str:
+    return format_nbytes(plan.device_peak_nbytes)
+
+
+def _attempt(
+    client: Client,
+    job: _Job,
+    facts: list[WorkerFacts],
+    digest: str,
+    resume: bool,
+    failed: MatmulPlan | None = None,
+) -> MatmulRun:
+    """Plan, run, verify and publish once.
+
+    ``failed`` is the plan under which a worker ran out of memory before: this one takes half of its memory at most,
+    so its tiles are others, and the finished ones of the failed plan are given up with the array that holds them.
+
+    Raises
+    ------
+    _TooLarge
+        A worker ran out of memory. The workers hold nothing of the run, and the growing output and its record stand
+        as after any other error.
+    """
+    listener = job.listener
+    most_nbytes = failed.device_peak_nbytes // 2 if failed is not None else None
+    past = _find_past(job.out, digest) if resume and failed is None else None
+    plan = _plan(
+        job.a,
+        job.b,
+        job.out,
+        job.dtype,
+        job.transpose_a,
+        job.transpose_b,
+        facts,
+        job.device_memory,
+        past,
+        job.precision,
+        most_nbytes,
+    )
+    if failed is not None:
+        place = "the GPU" if facts[0].device == "cuda" else "a worker"
+        given_up = _recorded(job.out, digest)
+        lost = f"; the {given_up} tiles that were finished are given up" if given_up else ""
+        listener(
+            Notice(
+                f"{place} ran out of memory under a plan of {_peak(failed)} a worker; it goes on with one of"
+                f" {_peak(plan)}{lost}"
+            )
+        )
+    if past is not None and (
+        plan.geometry != past.geometry or max(past.finished, default=0) >= plan.tile_count
+    ):
+        listener(Notice("an earlier run left tiles that do not fit the memory of this one; it starts anew"))
+        past = None
+    listener(Notice(_choice(facts, plan)))
+    # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
+    overwrite = job.overwrite or (failed is not None and store.local_path(job.out) is None)
+    output, finished = _open_output(job.out, job.a, plan, past, job.dtype, overwrite)
+    product = Product(
+        a=job.a,
+        b=job.b,
+        c=output.array,
+        plan=plan,
+        device=facts[0].device,
+        precision=job.precision,
+        read_threads=config.get("read-threads"),
+        write_threads=config.get("write-threads"),
+        run=uuid.uuid4().hex[:12],
+    )
+    ledger = None
+    try:
+        if output.partial is not None:
+            ledger = Ledger(output.partial, digest, plan, finished)
+        try:
             done = run_tiles(
                 client, product, finished, listener, ledger.record if ledger is not None else _forget
             )
-            verification = None
-            if verify:
-                verification = verify_product(
-                    client,
-                    left,
-                    right,
-                    output.array,
-                    transpose_a=transpose_a,
-                    transpose_b=transpose_b,
-                    rounds=config.get("verify-rounds"),
-                    precision=precision,
-                    listener=listener,
+        except DeviceMemoryError as error:
+            raise _TooLarge(plan, error) from None
+        verification = None
+        if job.verify:
+            verification = verify_product(
+                client,
+                job.a,
+                job.b,
+                output.array,
+                transpose_a=job.transpose_a,
+                transpose_b=job.transpose_b,
+                rounds=config.get("verify-rounds"),
+                precision=job.precision,
+                listener=listener,
+            )
+            if not verification.conclusive:
+                listener(Notice(f"{verification}; the product is kept unverified"))
+            elif not verification.passed:
+                if ledger is not None and output.partial is not None:
+                    ledger.remove(output.partial)  # its tiles are not to be trusted by a run that resumes
+                raise VerificationError(
+                    f"{verification}; the product is kept at {store.name_of(output.array)} for inspection,"
+                    " and the next run computes it anew"
                 )
-                if not verification.conclusive:
-                    listener(Notice(f"{verification}; the product is kept unverified"))
-                elif not verification.passed:
-                    if ledger is not None and output.partial is not None:
-                        ledger.remove(output.partial)  # its tiles are not to be trusted by a run that resumes
-                    raise VerificationError(
-                        f"{verification}; the product is kept at {store.name_of(output.array)} for inspection,"
-                        " and the next run computes it anew"
-                    )
-            output.publish()
-            if ledger is not None and output.final is not None:
-                ledger.remove(output.final)  # last: a crash before this loses nothing
-        finally:
-            if ledger is not None:
-                ledger.close()
-            output.release()
+        output.publish()
+        if ledger is not None and output.final is not None:
+            ledger.remove(output.final)  # last: a crash before this loses nothing
+    finally:
+        if ledger is not None:
+            ledger.close()
+        output.release()
     return MatmulRun(
         plan=plan,
         device=facts[0].name,
@@ -159,6 +287,7 @@ def matmul(
         seconds=done.seconds,
         stages=done.stages,
         read_nbytes=done.read_nbytes,
+        workers=done.workers,
         resumed=len(finished),
         verification=verification,
     )
@@ -278,10 +407,14 @@ def _plan(
     device_memory: int | str | None,
     past: Past | None,
     precision: str,
+    most_nbytes: int | None = None,
 ) -> MatmulPlan:
+    """``most_nbytes`` bounds the memory of tiles and panels whatever the workers and the caller allow."""
     a = store.as_stored_matrix(left, transpose=transpose_a)
     b = store.as_stored_matrix(right, transpose=transpose_b)
     limits = _limits(facts, device_memory, c_dtype, precision)
+    if most_nbytes is not None:
+        limits = replace(limits, device_nbytes=min(limits.device_nbytes, most_nbytes))
     if isinstance(out, zarr.Array):
         store.check_given_output(out, (a.rows, b.columns), c_dtype)
         unit = store.write_unit(out)
@@ -324,6 +457,12 @@ def _limits(
 
 def _workspace(rows: int, columns: int, depth: int, *, dtype: np.dtype, precision: str) -> int:
     return workspace_nbytes(rows, columns, depth, dtype, precision)
+
+
+def _recorded(out: Source, digest: str) -> int:
+    """How many finished tiles the growing output holds."""
+    past = _find_past(out, digest)
+    return len(past.finished) if past is not None else 0
 
 
 def _find_past(out: Source, digest: str) -> Past | None:

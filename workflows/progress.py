@@ -104,6 +104,8 @@ class _Display:
         if isinstance(event, Notice):
             self._progress.console.print(event.message, markup=False, soft_wrap=True)
         elif isinstance(event, WorkPlanned):
+            if event.name in self._running:  # begun anew under another plan
+                self._progress.remove_task(self._running.pop(event.name)[1].id)
             tally = Tally(event, time.perf_counter())
             number = self._progress.add_task(event.name, total=event.total, completed=event.done, tally=tally)
             self._running[event.name] = tally, self._progress.tasks[self._progress.task_ids.index(number)]

@@ -12,6 +12,7 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels.launch import current_device
+from tilewright.kernels.memory import allocating
 
 _buffers: dict[tuple[int, int], Any] = {}
 _lock = threading.RLock()
@@ -31,7 +32,8 @@ def borrowed(nbytes: int, stream: Any, handle: int) -> Iterator[int]:
             if buffer is not None:
                 cuda.synchronize()  # kernels under way may use it, and not every allocator waits for them
                 del _buffers[key], buffer  # first, so that old and new need not fit side by side
-            buffer = _buffers[key] = cuda.device_array(nbytes, np.uint8, stream=stream)
+            with allocating("the kernel's workspace", nbytes, on_gpu=True):
+                buffer = _buffers[key] = cuda.device_array(nbytes, np.uint8, stream=stream)
         yield int(buffer.device_ctypes_pointer.value)
 
 

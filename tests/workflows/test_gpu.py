@@ -11,6 +11,7 @@ import zarr
 
 import tilewright as tw
 from tests.workflows.test_matmul import assert_product, numbers, put
+from tilewright.pipeline.events import Event, Notice, WorkPlanned
 
 pytestmark = pytest.mark.gpu
 
@@ -82,6 +83,35 @@ def test_device_memory_stays_within_the_plan(tmp_path: Path, rng: np.random.Gene
     run = tw.matmul(path, path, tmp_path / "c", device="cuda", device_memory=limit, listener=watch)
     assert run.plan.tile_count > 4
     assert before - lowest[0] <= run.plan.device_peak_nbytes + 32 * 2**20  # the driver hands out whole blocks
+
+
+def test_memory_that_goes_after_the_plan_was_made(tmp_path: Path, rng: np.random.Generator) -> None:
+    from numba import cuda
+
+    n = 8192
+    a = numbers(rng, (n, n), "f4")
+    path = put(tmp_path / "a", a, (1024, 1024), compressors=None)
+    options: dict[str, Any] = {"device": "cuda", "device_memory": 512 * 2**20}
+    first = tw.matmul(path, path, tmp_path / "warm", **options)  # kernels loaded, contexts made
+    left = first.plan.device_peak_nbytes * 3 // 4
+    taken: list[Any] = []
+    said: list[str] = []
+
+    def take(event: Event) -> None:
+        if isinstance(event, WorkPlanned) and not taken:
+            free = cuda.current_context().get_memory_info().free
+            taken.append(cuda.device_array(free - left, np.uint8))
+        if isinstance(event, Notice):
+            said.append(event.message)
+
+    run = tw.matmul(path, path, tmp_path / "c", listener=take, **options)
+    taken.clear()
+    assert run.plan.device_peak_nbytes <= first.plan.device_peak_nbytes // 2
+    assert any(text.startswith("the GPU ran out of memory under a plan of") for text in said)
+    assert run.verification is not None
+    assert run.verification.passed
+    cuda.current_context().memory_manager.deallocations.clear()
+    assert cuda.current_context().get_memory_info().free > 2 * left, "nothing of the failed plan is held"
 
 
 @pytest.mark.multigpu

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -30,7 +32,7 @@ from tilewright.pipeline.errors import (
     TaskError,
     VerificationError,
 )
-from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
+from tilewright.pipeline.events import Event, Notice, Span, UnitDone, WorkPlanned, describe
 
 DTYPES = ["i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16"]
 
@@ -611,7 +613,7 @@ def test_a_run_is_json_and_says_where_time_went(
     loaded = json.loads(json.dumps(run.to_json()))
     assert loaded["verification"]["passed"] is True
     assert set(loaded["stages"]) == set(stream.STAGES)
-    assert "busiest stage" in str(run)
+    assert set(loaded["workers"]) == set(client.scheduler_info(n_workers=-1)["workers"])
     assert any(isinstance(event, Notice) and "CPU" in event.message for event in events)
     assert isinstance(run, execute.MatmulRun)
 
@@ -632,3 +634,93 @@ def test_a_plan_is_for_one_worker_at_least(tmp_path: Path) -> None:
     path = put(tmp_path / "a", np.ones((3, 3)))
     with pytest.raises(OptionError, match="workers=0"):
         tw.plan_matmul(path, path, workers=0, device="cpu")
+
+
+def test_every_panel_and_every_tile_leaves_a_span(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
+) -> None:
+    _, _, a, b = factors
+    before = time.time()
+    run = tw.matmul(
+        a, b, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT, listener=events.append
+    )
+    after = time.time()
+    done = [event for event in events if isinstance(event, UnitDone) and event.name == "matmul"]
+    assert len(done) == run.plan.tile_count > 3
+    threads: dict[str, list[Span]] = {name: [] for name in stream.THREADS}
+    for event in done:
+        names = [span.stage for span in event.spans]
+        panels = run.plan.panel_count
+        assert [names.count(name) for name in stream.THREADS] == [panels, panels, 1]
+        assert {span.worker for span in event.spans} == {event.worker}
+        for span in event.spans:
+            threads[span.stage].append(span)
+            assert before <= span.begin <= span.end <= after
+        for name, stages in stream.THREADS.items():
+            seconds = sum(span.end - span.begin for span in event.spans if span.stage == name)
+            assert seconds == pytest.approx(sum(event.stages[stage] for stage in stages), abs=1e-5)
+        text = json.dumps(describe(event))
+        assert json.loads(text)["stages"] == dict(event.stages)
+        assert "spans" not in text, "a log has a line a tile, not one a panel"
+    for spans in threads.values():  # a thread does one thing at a time
+        ordered = sorted(spans, key=lambda span: span.begin)
+        assert all(first.end <= second.begin + 1e-3 for first, second in itertools.pairwise(ordered))
+    (busy,) = run.workers.values()
+    assert busy["load"] == pytest.approx(run.stages["read"] + run.stages["upload"], abs=1e-3)
+
+
+def test_parts_of_k_keep_the_spans_of_who_computed_them(
+    client: Client,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[Event],
+) -> None:
+    monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
+    monkeypatch.setattr(plan, "TILE_OPERATIONS", 1000)
+    a = numbers(rng, (20, 3000), "f4")
+    path = put(tmp_path / "a", a, (20, 50))
+    run = tw.matmul(
+        path, path, tmp_path / "c", transpose_b=True, cluster=client, device="cpu", device_memory=400_000,
+        listener=events.append,
+    )  # fmt: skip
+    assert run.plan.k_parts > 1
+    (done,) = [event for event in events if isinstance(event, UnitDone) and event.name == "matmul"]
+    names = [span.stage for span in done.spans]
+    assert names.count("load") == names.count("compute") == run.plan.panel_count
+    assert names.count("write") == run.plan.k_parts + 1, "each part's sum, and the tile"
+
+
+@pytest.mark.parametrize(
+    ("stages", "workers", "says"),
+    [
+        (
+            (3.0, 1.0, 9.5, 0.5, 2.5),
+            {"w": {"load": 4.0, "compute": 9.5, "write": 3.0}},
+            "compute 95%, write 30% (download 5%, write 25%); compute limits it and the others wait for it",
+        ),
+        (
+            (18.0, 0.0, 6.0, 0.0, 2.0),
+            {
+                "v": {"load": 8.5, "compute": 3.0, "write": 1.0},
+                "w": {"load": 9.5, "compute": 3.0, "write": 1.0},
+            },
+            "load 90%, compute 30%, write 10%; load limits it and the others wait for it (85% to 95% on each",
+        ),
+        ((2.0, 0.0, 6.0, 0.0, 2.0), {"w": {}}, "compute is busiest, and waits for the others too"),
+        ((0.0,) * 5, {}, "nothing was left to do"),
+    ],
+)
+def test_a_run_names_the_thread_that_limits_it(
+    stages: tuple[float, ...], workers: dict[str, dict[str, float]], says: str, tmp_path: Path
+) -> None:
+    a = put(tmp_path / "a", np.ones((4, 4)))
+    planned = tw.plan_matmul(a, a, device="cpu", workers=max(1, len(workers)))
+    run = execute.MatmulRun(
+        planned, "CPU", "BLAS", 10.0, dict(zip(stream.STAGES, stages, strict=True)), 0, workers, 0, None
+    )
+    assert says in str(run)

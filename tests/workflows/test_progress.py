@@ -74,6 +74,17 @@ def test_a_terminal_gets_a_display_that_leaves_nothing_but_notices() -> None:
     assert "said\n" in out.getvalue()
 
 
+def test_work_that_begins_anew_is_shown_once() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with _display(console) as shown:
+        display = _Display(shown)
+        display(PLANNED)
+        display(unit(0))
+        display(WorkPlanned("matmul", 30, 0, "tiles", 6000, 600))
+        (task,) = shown.tasks
+        assert (task.completed, task.total) == (0, 30)
+
+
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with listening(quiet=True) as listener:
         listener(Notice("said"))

@@ -25,10 +25,12 @@ from distributed import Client, LocalCluster
 
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
+from tilewright.pipeline.events import Event, Span, UnitDone
 from tilewright.pipeline.execute import MatmulRun
 from tilewright.pipeline.plan import format_nbytes
 from tilewright.pipeline.store import region_reads, run_all
 from tilewright.workflows.bench.common import BenchReport, Row, WrongAnswer, forget_pages, machine
+from tilewright.workflows.bench.timeline import Timeline, plot_timelines
 from tilewright.workflows.matmul import matmul
 from tilewright.workflows.verify import verify
 
@@ -57,6 +59,8 @@ class Case:
 class _Timing:
     seconds: list[float] = field(default_factory=list)
     run: MatmulRun | None = None
+    timeline: Timeline | None = None
+    """Of the last run."""
 
 
 def run_e2e(
@@ -68,8 +72,10 @@ def run_e2e(
     peer: bool = True,
     peer_repeats: int = 2,
     cold: bool = False,
-) -> tuple[BenchReport, list[dict[str, Any]]]:
-    """Time every case, with its peer; returns the report, and for each case the stages and floors in seconds.
+) -> tuple[BenchReport, list[dict[str, Any]], list[Timeline]]:
+    """Time every case, with its peer.
+
+    Returns the report; for each case the stages and floors in seconds; and for each the timeline of our last run.
 
     ``folder`` takes the matrices (a file system in memory shows the pipeline, a disk the disk) and is left empty.
 
@@ -82,6 +88,7 @@ def run_e2e(
     """
     rows: list[Row] = []
     details: list[dict[str, Any]] = []
+    timelines: list[Timeline] = []
     for case in cases:
         inputs = folder / f"{case.dtype}-{case.values}-{case.n}-{case.chunk}"
         if not inputs.exists():
@@ -110,12 +117,13 @@ def run_e2e(
                         theirs.seconds,
                     )
                 )
-            assert ours.run is not None
+            assert ours.timeline is not None
+            timelines.append(ours.timeline)
             details.append(_details(client, inputs, case, ours, gpu=gpu))
     for other in folder.glob("*-*-*-*"):
         shutil.rmtree(other)
     report = BenchReport("Zarr × Zarr = Zarr, whole job", "Top/s", 1e12, machine(gpu), tuple(rows))
-    return report, details
+    return report, details, timelines
 
 
 def write_inputs(folder: Path, case: Case) -> None:
@@ -179,7 +187,13 @@ def _time_ours(
 ) -> None:
     if cold:
         forget_pages(inputs)
-    start = time.perf_counter()
+    spans: list[Span] = []
+
+    def listener(event: Event) -> None:
+        if isinstance(event, UnitDone):
+            spans.extend(event.spans)
+
+    begin, start = time.time(), time.perf_counter()
     run = matmul(
         inputs / "a.zarr",
         inputs / "b.zarr",
@@ -190,9 +204,11 @@ def _time_ours(
         resume=False,
         verify=False,
         overwrite=True,
+        listener=listener,
     )
     seconds = time.perf_counter() - start
     timing.run = run
+    timing.timeline = Timeline(case.name, begin, seconds, tuple(spans))
     _finish(client, inputs, out, timing, seconds, check)
 
 
@@ -319,6 +335,11 @@ def bus_rate(nbytes: int = 2**28) -> float:
 @click.option("--cold", is_flag=True, help="Drop the inputs from the page cache before each run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the rates as bars.")
+@click.option(
+    "--timeline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw when each stage of each worker was busy, in the last run of ours, and write a PNG.",
+)
 def command(
     sides: tuple[int, ...],
     dtypes: tuple[str, ...],
@@ -333,6 +354,7 @@ def command(
     cold: bool,
     as_json: bool,
     plot: Path | None,
+    timeline: Path | None,
 ) -> None:
     """The whole job, Zarr to Zarr, beside dask.array on the same cluster."""
     import json
@@ -351,9 +373,13 @@ def command(
         for count in workers
     ]
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        report, details = run_e2e(cases, Path(place), gpu=gpu, repeats=repeats, peer=not no_peer, cold=cold)
+        report, details, timelines = run_e2e(
+            cases, Path(place), gpu=gpu, repeats=repeats, peer=not no_peer, cold=cold
+        )
     if plot is not None:
         report.plot(plot)
+    if timeline is not None:
+        plot_timelines(timelines, timeline)
     if as_json:
         click.echo(json.dumps(report.to_json() | {"details": details}))
         return

@@ -1,0 +1,81 @@
+"""Memory that was asked for and is not there: one error, of ours, for a GPU's memory and for the host's.
+
+Numba raises CudaAPIError, cuda.core CUDAError, RAPIDS' memory manager, NumPy and Python MemoryError; none of them
+says how much there was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tilewright.kernels.errors import DeviceMemoryError
+
+CUDA_ERROR_OUT_OF_MEMORY = 2
+"""The driver's number for it (``CUresult``)."""
+
+
+@contextmanager
+def allocating(what: str, nbytes: int | None = None, *, on_gpu: bool) -> Iterator[None]:
+    """Let a failure of the block to get memory say what it was for.
+
+    what: begins the message ("a tile of C"). nbytes: what the block asks for; None where only the library that asks
+    knows. on_gpu: whether it is a GPU's memory that runs short, unless the error itself is of the host's.
+
+    Raises DeviceMemoryError from such a failure; every other error passes as it is.
+    """
+    try:
+        yield
+    except DeviceMemoryError:
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceMemoryError(_message(what, nbytes, error, on_gpu)) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had, on a GPU or on the host."""
+    if isinstance(error, MemoryError):
+        return True
+    # By their names: neither class can be imported where there is no GPU, nor where a release moves it.
+    if type(error).__name__ not in ("CudaAPIError", "CUDAError"):
+        return False
+    code = getattr(error, "code", None)
+    if code is not None and str(code).isdigit():
+        return int(code) == CUDA_ERROR_OUT_OF_MEMORY
+    return "CUDA_ERROR_OUT_OF_MEMORY" in str(error)
+
+
+def free_nbytes(*, on_gpu: bool) -> int | None:
+    """Bytes that the current GPU, or the host, has left; None where nobody can tell."""
+    try:
+        if on_gpu:
+            from numba import cuda
+
+            return int(cuda.current_context().get_memory_info().free)
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = next(line for line in file if line.startswith("MemAvailable:"))
+        return int(found.split()[1]) * 1024
+    except (
+        Exception
+    ):  # a memory manager that does not count, or a GPU that is past answering: the error comes first
+        return None
+
+
+def format_nbytes(nbytes: float) -> str:
+    """Bytes for people, in powers of 1024 with three digits."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(nbytes) < 1024 or unit == "TiB":
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}"
+        nbytes /= 1024
+    raise AssertionError("unreachable: TiB returns")
+
+
+def _message(what: str, nbytes: int | None, error: BaseException, on_gpu: bool) -> str:
+    place = "GPU" if on_gpu else "host"
+    asked = f"{what} needs {format_nbytes(nbytes)} of {place} memory" if nbytes is not None else None
+    free = free_nbytes(on_gpu=on_gpu)
+    left = f"{format_nbytes(free)} are free" if free is not None else "how much is free cannot be told"
+    cause = " ".join(str(error).split()) or type(error).__name__
+    return f"{asked or f'{what} ran out of {place} memory'} and {left} ({cause})"

@@ -1,0 +1,81 @@
+"""The timeline draws what spans say: a lane a thread, a row a worker, a panel a case."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.events import Span
+from tilewright.workflows.bench.timeline import COLOURS, Timeline, plot_timelines
+from tilewright.workflows.cli import cli
+
+SPANS = (
+    Span("tcp://b", "load", 100.5, 101.5),
+    Span("tcp://a", "load", 100.0, 101.0),
+    Span("tcp://a", "compute", 101.0, 104.0),
+    Span("tcp://a", "load", 101.0, 103.0),
+    Span("tcp://a", "write", 104.0, 105.0),
+)
+
+
+def test_a_lane_is_in_seconds_from_the_runs_start() -> None:
+    timeline = Timeline("case", 99.0, 7.0, SPANS)
+    assert timeline.workers == ["tcp://a", "tcp://b"]
+    assert timeline.lane("tcp://a", "load") == [(1.0, 1.0), (2.0, 2.0)]
+    assert timeline.lane("tcp://b", "load") == [(1.5, 1.0)]
+    assert timeline.lane("tcp://b", "write") == []
+
+
+def shares(path: Path) -> dict[str, float]:
+    """How much of a picture has each thread's colour."""
+    image = matplotlib.image.imread(path)[:, :, :3]
+    colours = {name: [int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)] for name, code in COLOURS.items()}
+    return {
+        name: float((np.abs(image - np.array(colour)).max(axis=2) < 0.02).mean())
+        for name, colour in colours.items()
+    }
+
+
+def test_the_areas_are_as_the_durations(tmp_path: Path) -> None:
+    plot_timelines([Timeline("case", 100.0, 6.0, SPANS)], tmp_path / "t.png")
+    found = shares(tmp_path / "t.png")  # with the legend's, which are alike
+    assert found["write"] > 0.005
+    assert found["load"] > 2 * found["write"]
+    assert found["compute"] > 1.5 * found["write"]
+    assert found["load"] > found["compute"]
+    assert [path.name for path in tmp_path.iterdir()] == ["t.png"]
+
+
+def test_many_spans_are_not_hidden_by_their_edges(tmp_path: Path) -> None:
+    many = tuple(Span("a", "compute", i * 1e-3, (i + 1) * 1e-3) for i in range(10_000))
+    plot_timelines([Timeline("case", 0.0, 10.0, many)], tmp_path / "t.png")
+    assert shares(tmp_path / "t.png")["compute"] > 0.05
+
+
+def test_nothing_to_draw_and_nowhere_to_write(tmp_path: Path) -> None:
+    plot_timelines([Timeline("empty", 0.0, 1.0, ())], tmp_path / "t.png")
+    with pytest.raises(StoreError, match="nowhere"):
+        plot_timelines([Timeline("case", 100.0, 6.0, SPANS)], tmp_path / "nowhere" / "t.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.png"]
+
+
+def test_the_benchmark_draws_its_last_run_of_each_case(tmp_path: Path) -> None:
+    place = tmp_path / "matrices"
+    place.mkdir()
+    words = "bench e2e --n 200 --n 300 --chunk 100 --workers 1 --repeats 1 --no-peer --device cpu --json"
+    result = CliRunner().invoke(
+        cli, [*words.split(), "--folder", str(place), "--timeline", str(tmp_path / "t.png")]
+    )
+    assert result.exit_code == 0, result.output
+    assert [detail["case"][:15] for detail in json.loads(result.stdout)["details"]] == [
+        "float32 n = 200",
+        "float32 n = 300",
+    ]
+    assert min(shares(tmp_path / "t.png").values()) > 0.0005
+    assert not list(place.iterdir())

@@ -1,0 +1,328 @@
+"""A worker that runs out of memory gets a smaller plan, once; what the failed one left is never taken for its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client, LocalCluster
+from numba.cuda.cudadrv.driver import CudaAPIError
+
+import tilewright as tw
+from tests.workflows.test_matmul import (
+    TIGHT,
+    Stopped,
+    assert_product,
+    factors,
+    intercept_writes,
+    numbers,
+    put,
+    small_chunks,
+    stop_after,
+)
+from tilewright.pipeline import ledger, plan, store, stream
+from tilewright.pipeline.errors import DeviceMemoryError
+from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
+
+__all__ = ["factors", "small_chunks"]
+
+Factors = tuple[np.ndarray, np.ndarray, Path, Path]
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Projected peaks of the plans for which an engine was made, in order."""
+    peaks: list[int] = []
+    original = stream.Engine.__init__
+
+    def noting(engine: stream.Engine, product: stream.Product, worker: str) -> None:
+        peaks.append(product.plan.device_peak_nbytes)
+        original(engine, product, worker)
+
+    monkeypatch.setattr(stream.Engine, "__init__", noting)
+    return peaks
+
+
+def refuse_buffers(patch: pytest.MonkeyPatch, when: Callable[[stream.Product], bool]) -> None:
+    """Let the host have no memory for the tiles of some plans; panels are there already."""
+    original = stream.HostUnit.tile_slots
+
+    def tile_slots(unit: stream.HostUnit) -> Any:
+        if when(unit._product):
+            with pytest.MonkeyPatch.context() as inner:
+                inner.setattr(stream.np, "empty", fail)
+                return original(unit)
+        return original(unit)
+
+    def fail(*args: Any) -> None:
+        raise MemoryError
+
+    patch.setattr(stream.HostUnit, "tile_slots", tile_slots)
+
+
+def refuse_products(patch: pytest.MonkeyPatch, when: Callable[[stream.Product, int], bool]) -> None:
+    """Let the kernel have no memory for some plans, from the given count of panels on; as the driver would say it."""
+    original = stream.HostUnit.multiply
+    count = iter(range(10**6))
+
+    def multiply(unit: stream.HostUnit, *args: Any, **options: Any) -> str:
+        if when(unit._product, next(count)):
+            raise CudaAPIError(2, "Call to cuLaunchKernel results in CUDA_ERROR_OUT_OF_MEMORY")
+        return original(unit, *args, **options)
+
+    patch.setattr(stream.HostUnit, "multiply", multiply)
+
+
+def notices(events: list[Event]) -> list[str]:
+    return [event.message for event in events if isinstance(event, Notice)]
+
+
+def test_a_smaller_plan_takes_over(
+    factors: Factors,
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
+    tried: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b, a_path, b_path = factors
+    first = tw.plan_matmul(a_path, b_path, device="cpu", device_memory=60_000)
+    refuse_buffers(monkeypatch, lambda product: product.plan.device_peak_nbytes > 40_000)
+    run = tw.matmul(
+        a_path,
+        b_path,
+        tmp_path / "c",
+        cluster=client,
+        device="cpu",
+        device_memory=60_000,
+        listener=events.append,
+    )
+    assert run.plan.device_peak_nbytes <= first.device_peak_nbytes // 2
+    assert run.plan.geometry != first.geometry
+    assert set(tried) == {first.device_peak_nbytes, run.plan.device_peak_nbytes}
+    # Every task that was under way may have tried once; none was tried again.
+    assert tried.count(first.device_peak_nbytes) <= sum(client.nthreads().values()) + len(client.nthreads())
+    assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
+    assert run.verification is not None
+    assert run.verification.passed
+    (said,) = [text for text in notices(events) if "ran out of memory" in text]
+    assert plan.format_nbytes(first.device_peak_nbytes) in said
+    assert said.endswith(f"it goes on with one of {plan.format_nbytes(run.plan.device_peak_nbytes)}")
+    assert run.resumed == 0
+    assert not store.partial_path(tmp_path / "c").exists()
+    assert not list((tmp_path / "c").rglob(ledger.FILE_NAME))
+    assert stream._engines == {}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tilewright-")]
+
+
+def test_no_tile_of_the_failed_plan_is_taken_for_one_of_the_next(
+    factors: Factors,
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b, a_path, b_path = factors
+    first = tw.plan_matmul(a_path, b_path, device="cpu", device_memory=TIGHT)
+    assert first.tile_count > 6
+    wrong = [True]
+
+    def spoil(top: int, left: int, data: np.ndarray) -> np.ndarray:
+        return data + 1 if wrong[0] else data  # tiles of the failed plan that would be kept would show
+
+    def refuse(product: stream.Product, count: int) -> bool:
+        wrong[0] = product.plan.geometry == first.geometry
+        return wrong[0] and count >= 3 * first.panel_count
+
+    intercept_writes(monkeypatch, spoil)
+    refuse_products(monkeypatch, refuse)
+    run = tw.matmul(
+        a_path,
+        b_path,
+        tmp_path / "c",
+        cluster=client,
+        device="cpu",
+        device_memory=TIGHT,
+        listener=events.append,
+    )
+    planned = [event for event in events if isinstance(event, WorkPlanned) and event.name == "matmul"]
+    assert [event.done for event in planned] == [0, 0]
+    assert planned[0].total == first.tile_count
+    kept = [event for event in events if isinstance(event, UnitDone) and event.name == "matmul"]
+    assert len(kept) > run.plan.tile_count, "the failed plan had finished some"
+    assert any("tiles that were finished are given up" in text for text in notices(events))
+    assert run.resumed == 0
+    assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
+
+
+def test_what_is_half_finished_is_kept_rather_than_computed_anew(
+    factors: Factors, client: Client, tmp_path: Path, small_chunks: None, events: list[Event]
+) -> None:
+    a, b, a_path, b_path = factors
+    out = tmp_path / "c"
+    first = tw.plan_matmul(a_path, b_path, device="cpu", device_memory=TIGHT)
+    half = -(-first.tile_count // 2)
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
+    with pytest.raises(Stopped):
+        tw.matmul(a_path, b_path, out, listener=stop_after(half), **options)
+    with pytest.MonkeyPatch.context() as patch:
+        refuse_products(patch, lambda product, count: True)
+        with pytest.raises(
+            DeviceMemoryError, match=rf"its {half} finished tiles of .*are kept.*--device-memory"
+        ):
+            tw.matmul(a_path, b_path, out, listener=events.append, **options)
+    assert not any("goes on with one" in text for text in notices(events))
+    assert not out.exists()
+    run = tw.matmul(a_path, b_path, out, **options)
+    assert run.resumed == half
+    assert run.plan.geometry == first.geometry
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
+def test_a_second_failure_is_a_clear_error_and_the_next_run_goes_on(
+    factors: Factors,
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
+    tried: list[int],
+) -> None:
+    a, b, a_path, b_path = factors
+    out = tmp_path / "c"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": 60_000}
+    with pytest.MonkeyPatch.context() as patch:
+        refuse_buffers(patch, lambda product: True)
+        with pytest.raises(DeviceMemoryError) as caught:
+            tw.matmul(a_path, b_path, out, listener=events.append, **options)
+    says = str(caught.value)
+    first, second = max(tried), min(tried)
+    assert set(tried) == {first, second}, "two plans were tried, not three"
+    assert second <= first // 2
+    assert "KiB of host memory and" in says
+    assert "are free" in says
+    assert f"the plan took {plan.format_nbytes(second)}" in says
+    assert f"the plan before it took {plan.format_nbytes(first)}" in says
+    assert "--device-memory" in says
+    assert not out.exists()
+    partial = store.partial_path(out)
+    assert not [path for path in (partial / "c").rglob("*") if path.is_file()], "no chunk was written"
+    lines = (partial / ledger.FILE_NAME).read_text().splitlines()
+    assert len(lines) == 1, "no tile is on record"
+    assert stream._engines == {}
+    run = tw.matmul(a_path, b_path, out, **options)
+    assert run.plan.geometry == (*json.loads(lines[0])["tile"], run.plan.panel_depth, run.plan.k_parts)
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
+def test_where_half_is_too_little_the_first_failure_is_the_error(
+    client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(tmp_path / "a", numbers(rng, (16, 16), "f8"))
+    out = zarr.create_array(tmp_path / "c", shape=(16, 16), chunks=(16, 16), dtype="f8", fill_value=7)
+    refuse_buffers(monkeypatch, lambda product: True)
+    with pytest.raises(
+        DeviceMemoryError, match=r"no plan of half of that fits: no tile fits.*--device-memory"
+    ):
+        tw.matmul(path, path, out, cluster=client, device="cpu", device_memory=3000)
+    assert (out[...] == 7).all()
+
+
+def test_an_array_that_is_written_in_place_is_written_again(
+    factors: Factors, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, a_path, b_path = factors
+    out = zarr.create_array(tmp_path / "c", shape=(96, 64), chunks=(16, 16), dtype="f4", fill_value=99)
+    refuse_products(
+        monkeypatch, lambda product, count: count >= 2 and product.plan.device_peak_nbytes > TIGHT // 2
+    )
+    run = tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
+    assert run.plan.device_peak_nbytes <= TIGHT // 2
+    assert_product(out[...], a, b)
+
+
+def test_a_url_that_the_failed_plan_began_is_replaced(
+    factors: Factors, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setitem(fsspec.config.conf, "local", {"auto_mkdir": True})
+    a, b, a_path, b_path = factors
+    refuse_buffers(monkeypatch, lambda product: product.plan.device_peak_nbytes > 100_000)
+    url = f"local://{tmp_path / 'c.zarr'}"
+    assert store.local_path(url) is None
+    run = tw.matmul(a_path, b_path, url, cluster=client, device="cpu", device_memory=200_000)
+    assert run.plan.device_peak_nbytes <= 100_000
+    assert_product(zarr.open_array(tmp_path / "c.zarr")[...], a, b)
+
+
+def test_parts_of_k_that_run_out_of_memory(
+    client: Client,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    tried: list[int],
+) -> None:
+    monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
+    monkeypatch.setattr(plan, "TILE_OPERATIONS", 1000)
+    a, b = numbers(rng, (20, 3000), "f4"), numbers(rng, (3000, 30), "f4")
+    paths = put(tmp_path / "a", a, (20, 50)), put(tmp_path / "b", b, (50, 30))
+    first = tw.plan_matmul(*paths, device="cpu", device_memory=400_000)
+    assert first.k_parts > 1
+    refuse_products(monkeypatch, lambda product, count: count > 1 and product.plan.geometry == first.geometry)
+    run = tw.matmul(*paths, tmp_path / "c", cluster=client, device="cpu", device_memory=400_000)
+    assert run.plan.device_peak_nbytes <= first.device_peak_nbytes // 2
+    assert len(set(tried)) == 2
+    assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
+
+
+def _refuse_in_this_process(dask_worker: Any) -> None:
+    refuse_buffers(pytest.MonkeyPatch(), lambda product: product.plan.device_peak_nbytes > 100_000)
+
+
+def test_the_error_crosses_from_a_worker_process(
+    factors: Factors, tmp_path: Path, events: list[Event]
+) -> None:
+    a, b, a_path, b_path = factors
+    with (
+        LocalCluster(n_workers=1, processes=True, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        own.run(_refuse_in_this_process)
+        run = tw.matmul(
+            a_path,
+            b_path,
+            tmp_path / "c",
+            cluster=own,
+            device="cpu",
+            device_memory=200_000,
+            listener=events.append,
+        )
+    assert any("ran out of memory" in text for text in notices(events))
+    assert run.plan.device_peak_nbytes <= 100_000
+    assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
+
+
+def test_a_reduction_that_runs_out_of_memory_says_so(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tilewright.pipeline import dot
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise CudaAPIError(2, "Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY")
+
+    vector = zarr.create_array(tmp_path / "x", shape=(100,), chunks=(10,), dtype="f8", fill_value=1)
+    monkeypatch.setattr(dot, "dot", refuse)
+    with pytest.raises(DeviceMemoryError, match=r"ran out of memory 4 times.*cuMemAlloc"):
+        tw.dot(vector, vector, cluster=client, device="cpu")
