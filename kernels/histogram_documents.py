@@ -25,7 +25,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numba import cuda, int32, int64, types, uint8, uint32, uint64
 
 from tilewright.kernels import launch
@@ -370,25 +369,38 @@ def kernel(group: int = GROUP, groups: int = GROUPS, dots: bool = DOTS, early: b
     return cuda.jit(SIGNATURE, launch_bounds=LAUNCH_BOUNDS)(source(group, groups, dots, early))
 
 
-@cuda.jit
-def clear_rows(rows, counts):  # type: ignore[no-untyped-def]
-    """Block b clears row ``rows[b]`` of ``counts``, int64[(documents, bins)]."""
-    row = rows[cuda.blockIdx.x]
-    for place in range(cuda.threadIdx.x, counts.shape[1], cuda.blockDim.x):
-        counts[row, place] = 0
+def clear_large(offsets, bins, counts):  # type: ignore[no-untyped-def]
+    """Clear the rows of documents above `LARGE`; ``counts`` as above. Any grid and block."""
+    documents = offsets.shape[0] - 1
+    for document in range(cuda.blockIdx.x, documents, cuda.gridDim.x):
+        if offsets[document + 1] - offsets[document] > LARGE:
+            for place in range(cuda.threadIdx.x, bins, cuda.blockDim.x):
+                counts[document * bins + place] = 0
 
 
-def launch_documents(data: Any, offsets: np.ndarray, kind: Kind, counts: Any, stream: Any) -> None:
+CLEAR_SIGNATURE = types.void(types.Array(types.int64, 1, "C"), types.int32, types.Array(types.int64, 1, "C"))
+CLEAR_BLOCKS = 4096
+
+
+@functools.cache
+def _clear_kernel() -> Any:
+    return cuda.jit(CLEAR_SIGNATURE)(clear_large)
+
+
+def launch_documents(
+    data: Any, offsets: Any, nbytes: int, large: bool, kind: Kind, counts: Any, stream: Any
+) -> None:
     """Write the counts of every document, int64[(documents, bins)], whatever was there before, on ``stream``.
 
-    ``kind`` is byte, ascii or letter; ``offsets`` lies on the host.
+    ``kind`` is byte, ascii or letter; ``offsets`` lies on the device, ``nbytes`` is from the first to the
+    last; ``large`` says whether any document may be above `LARGE`.
     """
-    lengths = np.diff(offsets)
-    if lengths.max(initial=0) > LARGE:
-        large = np.flatnonzero(lengths > LARGE)
-        clear_rows[len(large), THREADS, stream](cuda.to_device(large, stream=stream), counts)
-    places = cuda.to_device(offsets, stream=stream)
-    launch_slices(data, places, int(offsets[-1] - offsets[0]), kind, counts, stream)
+    if large:
+        documents = offsets.shape[0] - 1
+        flat = launch.strided_view(counts, (documents * kind.bins,), (8,))
+        blocks = min(documents, CLEAR_BLOCKS)
+        launch.enqueue(_clear_kernel(), blocks, THREADS, stream, 0, offsets, kind.bins, flat)
+    launch_slices(data, offsets, nbytes, kind, counts, stream)
 
 
 def launch_slices(data: Any, offsets: Any, nbytes: int, kind: Kind, counts: Any, stream: Any) -> None:
