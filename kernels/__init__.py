@@ -1,12 +1,12 @@
 """What runs on one device: arrays in, arrays out. Knows no Dask and no Zarr.
 
-The three public functions are bound here, at import: ``histogram`` and ``dot`` are also the names of the modules
+The public functions are bound here, at import: ``histogram`` and ``dot`` are also the names of the modules
 that define them, and Python binds a submodule's name only when it is first loaded, so this order lets
 ``from tilewright.kernels import histogram`` always mean the function.
 """
 
 from tilewright.kernels.dot import dot
 from tilewright.kernels.gemm import matmul
-from tilewright.kernels.histogram import histogram
+from tilewright.kernels.histogram import DocumentOffsets, histogram
 
-__all__ = ["dot", "histogram", "matmul"]
+__all__ = ["DocumentOffsets", "dot", "histogram", "matmul"]

@@ -13,14 +13,32 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels import launch
-from tilewright.kernels.errors import DTypeError, OptionError, ShapeError
+from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
+from tilewright.kernels.histogram_offsets import DocumentOffsets, checked
 from tilewright.kernels.histogram_tokens import KINDS, Kind, kind_named
 
-__all__ = ["KINDS", "Kind", "histogram", "kind_named", "piece_counts", "skipped_count"]
+__all__ = [
+    "KINDS",
+    "DocumentOffsets",
+    "Kind",
+    "histogram",
+    "kind_named",
+    "piece_counts",
+    "skipped_count",
+]
+
+OUT_ALIGNMENT = 16
+"""Kernels store counts two at a time."""
 
 
 def histogram(
-    data: Any, *, by: str = "byte", offsets: Any = None, device: str = "auto", stream: Any = None
+    data: Any,
+    *,
+    by: str = "byte",
+    offsets: Any = None,
+    out: Any = None,
+    device: str = "auto",
+    stream: Any = None,
 ) -> Any:
     """Counts of every byte, letter, pair or character of a text, int64[bins] or int64[(documents, bins)].
 
@@ -33,18 +51,26 @@ def histogram(
         ``codepoint`` (0x110000, as ``bytes.decode("utf-8", errors="replace")`` gives them).
     offsets: where documents begin and end, int64[documents + 1], ascending within 0 .. n: document d is
         ``data[offsets[d]:offsets[d + 1]]``. Given, even for one document, it makes the result two-dimensional
-        with one row a document. No pair and no character reaches over a document's edge.
+        with one row a document. No pair and no character reaches over a document's edge. An array is checked
+        and copied to the GPU in each call, a `DocumentOffsets` only once.
+    out: where the counts go, whatever was there before, instead of a new array: int64 of the result's shape,
+        C-contiguous, a NumPy array for a NumPy array, else a device array beside ``data`` that begins at a
+        multiple of 16 bytes. It is returned.
     device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are counted where they lie.
     stream: the stream to launch on. The default is the one that ``data`` was exported with, else the default
         stream. For a device array the function returns before the counts are there.
 
     Returns a NumPy array for a NumPy array and a Numba device array for a device array. Raises DTypeError,
-    ShapeError, OptionError or DeviceUnavailableError before anything is launched.
+    ShapeError, OptionError, OutputError or DeviceUnavailableError before anything is launched.
     """
     kind = kind_named(by)
     data = _checked_data(data)
-    bounds = _checked_offsets(offsets, len(data))
-    counts = _count(data, kind, bounds, int(bounds[0]), int(bounds[-1]), device, stream)
+    documents = _checked_offsets(offsets, len(data))
+    shape = (kind.bins,) if offsets is None else (documents.documents, kind.bins)
+    target = None if out is None else _checked_out(out, shape, data)
+    counts = _count(data, kind, documents, documents.start, documents.stop, target, device, stream)
+    if out is not None:
+        return out
     return counts if offsets is not None else _only_row(counts)
 
 
@@ -70,7 +96,7 @@ def piece_counts(
     stop = len(data) if stop is None else stop
     if not 0 <= start <= stop <= len(data):
         raise OptionError(f"start={start}, stop={stop} is no range within the {len(data)} bytes of data")
-    return _only_row(_count(data, kind, np.array([0, len(data)]), start, stop, device, stream))
+    return _only_row(_count(data, kind, _one_document(len(data)), start, stop, None, device, stream))
 
 
 def skipped_count(counts: Any, by: str, nbytes: int, documents: int = 1) -> int:
@@ -103,29 +129,60 @@ def _checked_data(data: Any) -> Any:
     return array
 
 
-def _checked_offsets(offsets: Any, nbytes: int) -> np.ndarray:
-    """Offsets on the host as int64; without any, the whole of ``data`` is one document."""
+def _one_document(nbytes: int) -> DocumentOffsets:
+    return DocumentOffsets.once(np.array([0, nbytes]))
+
+
+def _checked_offsets(offsets: Any, nbytes: int) -> DocumentOffsets:
+    """Offsets within ``nbytes``; without any, the whole of ``data`` is one document."""
     if offsets is None:
-        return np.array([0, nbytes])
-    if launch.is_device_array(offsets):
-        offsets = launch.as_device_array(offsets).copy_to_host()
-    array = np.asarray(offsets)
-    if array.ndim != 1 or len(array) == 0:
+        return _one_document(nbytes)
+    documents = offsets if isinstance(offsets, DocumentOffsets) else DocumentOffsets.once(checked(offsets))
+    if documents.stop > nbytes:
         raise ShapeError(
-            f"offsets has shape {array.shape}; it must be one-dimensional with documents + 1 entries"
+            f"offsets reach from {documents.start} to {documents.stop}, but data has bytes 0 to {nbytes}"
         )
-    if not np.issubdtype(array.dtype, np.integer):
-        raise DTypeError(f"offsets holds {array.dtype}; it must hold integers (int64)")
-    array = np.ascontiguousarray(array, np.int64)  # the kernels read it as one piece
-    if array[0] < 0 or array[-1] > nbytes:
-        raise ShapeError(f"offsets reach from {array[0]} to {array[-1]}, but data has bytes 0 to {nbytes}")
-    lengths = np.diff(array)
-    if lengths.min(initial=0) < 0:
-        at = int(np.argmax(lengths < 0))
-        raise ShapeError(
-            f"offsets must ascend, but entry {at + 1} ({array[at + 1]}) is below entry {at} ({array[at]})"
-        )
-    return array
+    return documents
+
+
+def _checked_out(out: Any, shape: tuple[int, ...], data: Any) -> Any:
+    """``out`` as an array with a row for each document, int64[(documents, bins)]."""
+    on_device = launch.is_device_array(data)
+    if launch.is_device_array(out) != on_device or not (on_device or isinstance(out, np.ndarray)):
+        wanted = "a device array, as data is" if on_device else "a NumPy array, as data is"
+        raise OutputError(f"out is {type(out).__name__}; it must be {wanted}")
+    array = launch.as_device_array(out) if on_device else out
+    if tuple(array.shape) != shape or array.dtype != np.int64:
+        raise OutputError(f"out is {array.dtype}{list(array.shape)}; it must be int64{list(shape)}")
+    size = 8
+    strides: list[int] = []
+    for side in reversed(shape):
+        strides.insert(0, size)
+        size *= side
+    if array.size and tuple(array.strides) != tuple(strides):
+        raise OutputError(f"out has strides of {tuple(array.strides)} bytes; it must be C-contiguous")
+    rows = (1, *shape)[-2:]
+    if not on_device:
+        if not array.flags.writeable:
+            raise OutputError("out is read-only; pass an array that can be written")
+        if np.may_share_memory(array, data):
+            raise OutputError("out overlaps data in memory; pass an out of its own")
+        return array.reshape(rows)
+    if getattr(array, "read_only", False):
+        raise OutputError("out is read-only; pass an array that can be written")
+    if array.size and data.size:
+        begin, text = launch.address(array), launch.address(data)
+        if begin % OUT_ALIGNMENT:
+            raise OutputError(
+                f"out begins at address {begin:#x}, which is no multiple of {OUT_ALIGNMENT}; pass a whole array"
+            )
+        if begin < text + data.size and text < begin + array.size * 8:
+            raise OutputError("out overlaps data in memory; pass an out of its own")
+        if launch.device_index(array) != launch.device_index(data):
+            raise OutputError(
+                f"out lies on GPU {launch.device_index(array)} and data on GPU {launch.device_index(data)}"
+            )
+    return array if len(shape) == 2 else launch.strided_view(array, rows, (size, 8))
 
 
 def _only_row(counts: Any) -> Any:
@@ -133,7 +190,14 @@ def _only_row(counts: Any) -> Any:
 
 
 def _count(
-    data: Any, kind: Kind, offsets: np.ndarray, start: int, stop: int, device: str, stream: Any
+    data: Any,
+    kind: Kind,
+    documents: DocumentOffsets,
+    start: int,
+    stop: int,
+    out: Any,
+    device: str,
+    stream: Any,
 ) -> Any:
     """Counts of the tokens that begin in ``data[start:stop]``, int64[(documents, bins)], checked
     arguments."""
@@ -141,26 +205,36 @@ def _count(
     if launch.resolve_device(device, device_arrays=on_device) == "cpu":
         from tilewright.kernels.histogram_host import count_host
 
-        return count_host(data, kind, offsets, start, stop)
+        return _filled(out, count_host(data, kind, documents.host, start, stop))
     if on_device:
-        return _on_device(data, kind, offsets, start, stop, launch.launch_stream(stream, [data]))
+        arrays = [data] if out is None else [data, out]
+        return _on_device(data, kind, documents, start, stop, out, launch.launch_stream(stream, arrays))
     from numba import cuda
 
     if start == stop:
-        return np.zeros((len(offsets) - 1, kind.bins), np.int64)
+        return _filled(out, np.zeros((documents.documents, kind.bins), np.int64))
     queue = launch.as_stream(stream)
-    counts = _on_device(cuda.to_device(data, stream=queue), kind, offsets, start, stop, queue)
-    result = counts.copy_to_host(stream=queue)
+    counts = _on_device(cuda.to_device(data, stream=queue), kind, documents, start, stop, None, queue)
+    result = counts.copy_to_host(stream=queue) if out is None else counts.copy_to_host(out, stream=queue)
     if queue:
         queue.synchronize()
     return result
 
 
-def _on_device(data: Any, kind: Kind, offsets: np.ndarray, start: int, stop: int, queue: Any) -> Any:
+def _filled(out: Any, counts: np.ndarray) -> Any:
+    if out is None:
+        return counts
+    out[...] = counts
+    return out
+
+
+def _on_device(
+    data: Any, kind: Kind, documents: DocumentOffsets, start: int, stop: int, out: Any, queue: Any
+) -> Any:
     from numba import cuda
 
     from tilewright.kernels.histogram_select import count_on_device
 
     home = launch.device_index(data)
     with contextlib.nullcontext() if home == launch.current_device() else cuda.gpus[home]:
-        return count_on_device(data, offsets, start, stop, kind, queue)
+        return count_on_device(data, documents, start, stop, kind, queue, out)

@@ -201,8 +201,8 @@ def count_host(data: Any, kind: Kind, offsets: Any, start: int, stop: int) -> An
     offsets = np.ascontiguousarray(offsets, np.int64)
     counts = np.zeros((len(offsets) - 1, kind.bins), np.int64)
     # Read-only views, whatever came: one type to compile for.
-    data = data.view()
-    data.flags.writeable = False
+    data, offsets = data.view(), offsets.view()
+    data.flags.writeable = offsets.flags.writeable = False
     skip = -data.ctypes.data % 8 if len(data) else 0
     words = data[skip : skip + max(0, len(data) - skip) // 8 * 8].view(np.uint64)
 

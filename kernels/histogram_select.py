@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_portable import launch_portable
 from tilewright.kernels.histogram_tokens import BIGRAM, Kind
 from tilewright.kernels.launch import SIMULATOR
+from tilewright.kernels.transfer import upload
 
 ALONE_NBYTES = 1 << 20
 """A document of this many bytes has its pairs or characters counted by a launch of its own, ..."""
@@ -18,55 +20,55 @@ ALONE_BYTES_NBYTES = 16 << 20
 """... and its bytes, ascii or letters from this many on: it takes the GPU longer than a launch does."""
 
 
-def count_on_device(data: Any, offsets: np.ndarray, start: int, stop: int, kind: Kind, queue: Any) -> Any:
+def count_on_device(
+    data: Any, documents: DocumentOffsets, start: int, stop: int, kind: Kind, queue: Any, out: Any = None
+) -> Any:
     """Counts, a device array int64[(documents, bins)], of the tokens that begin in ``data[start:stop]``.
 
-    ``data`` lies on the current GPU, ``offsets`` on the host; with several documents, ``start`` and ``stop``
-    are where the first begins and the last ends.
+    ``data`` lies on the current GPU; with several documents, ``start`` and ``stop`` are where the first
+    begins and the last ends. ``out`` is such an array beside ``data``, whose contents are lost.
     """
-    documents = len(offsets) - 1
+    count = documents.documents
     narrow = kind.code < BIGRAM
-    if SIMULATOR:
-        counts = zeros((documents, kind.bins), queue)
-        if documents:
-            name = "per-warp" if documents == 1 and narrow else "global-atomic"
-            launch_portable(name, data, cuda.to_device(offsets), start, stop, kind, counts, queue)
-        return counts
-    if documents == 1:
-        counts = zeros((1, kind.bins), queue)
-        _count_alone(data, int(offsets[0]), int(offsets[1]), start, stop, kind, counts, queue)
-        return counts
     # The kernel for many documents writes whole rows of bytes; every other kernel adds.
-    counts = (
-        cuda.device_array((documents, kind.bins), np.int64, stream=queue)
-        if narrow and documents
-        else zeros((documents, kind.bins), queue)
-    )
-    for first, last, alone in _portions(offsets, ALONE_BYTES_NBYTES if narrow else ALONE_NBYTES):
-        rows = counts[first:last]
-        if alone:
-            lo, hi = int(offsets[first]), int(offsets[last])
-            if narrow:
-                _clear(rows, queue)
-            _count_alone(data, lo, hi, lo, hi, kind, rows, queue)
-        else:
-            _count_together(data, offsets[first : last + 1], kind, rows, queue)
+    whole = narrow and count > 1 and not SIMULATOR
+    if out is None:
+        counts = cuda.device_array((count, kind.bins), np.int64, stream=queue) if whole else None
+        counts = zeros((count, kind.bins), queue) if counts is None else counts
+    else:
+        counts = out
+        if not whole:
+            _clear(counts, queue)
+    offsets = documents.host
+    if SIMULATOR:
+        if count:
+            name = "per-warp" if count == 1 and narrow else "global-atomic"
+            launch_portable(name, data, cuda.to_device(offsets), start, stop, kind, counts, queue)
+    elif count == 1:
+        _count_alone(data, documents.start, documents.stop, start, stop, kind, counts, queue)
+    else:
+        for first, last, alone in _portions(documents, ALONE_BYTES_NBYTES if narrow else ALONE_NBYTES):
+            rows = counts if last - first == count else counts[first:last]
+            if alone:
+                lo, hi = int(offsets[first]), int(offsets[last])
+                if narrow:
+                    _clear(rows, queue)
+                _count_alone(data, lo, hi, lo, hi, kind, rows, queue)
+            else:
+                _count_together(data, documents, first, last, kind, rows, queue)
     return counts
 
 
-def _portions(offsets: np.ndarray, large: int) -> Iterator[tuple[int, int, bool]]:
+def _portions(documents: DocumentOffsets, large: int) -> Iterator[tuple[int, int, bool]]:
     """Runs of documents (first, last + 1, alone): each of ``large`` bytes or more alone, others together."""
-    documents = len(offsets) - 1
-    lengths = np.diff(offsets)
-    alone = np.flatnonzero(lengths >= large).tolist() if lengths.max(initial=0) >= large else []
     previous = 0
-    for document in alone:
+    for document in documents.at_least(large):
         if previous < document:
             yield previous, document, False
         yield document, document + 1, True
         previous = document + 1
-    if previous < documents:
-        yield previous, documents, False
+    if previous < documents.documents:
+        yield previous, documents.documents, False
 
 
 def _count_alone(
@@ -87,16 +89,28 @@ def _count_alone(
         launch_wide(data, start, stop, lo, hi, kind, counts, queue)
 
 
-def _count_together(data: Any, offsets: np.ndarray, kind: Kind, rows: Any, queue: Any) -> None:
-    """Count several documents in one launch."""
+def _count_together(
+    data: Any, documents: DocumentOffsets, first: int, last: int, kind: Kind, rows: Any, queue: Any
+) -> None:
+    """Count the documents from ``first`` up to ``last`` in one launch; ``rows`` are theirs."""
+    offsets = documents.host[first : last + 1]
+    places = _places(documents, first, last, queue)
+    start, stop = int(offsets[0]), int(offsets[-1])
     if kind.code < BIGRAM:
-        from tilewright.kernels.histogram_documents import launch_documents
+        from tilewright.kernels.histogram_documents import LARGE, launch_documents
 
-        launch_documents(data, offsets, kind, rows, queue)
+        launch_documents(data, places, stop - start, documents.longest > LARGE, kind, rows, queue)
     else:
         # Rows this wide are sparse for small documents: nothing is gained by counting anywhere but in them.
-        places = cuda.to_device(offsets, stream=queue)
-        launch_portable("global-atomic", data, places, int(offsets[0]), int(offsets[-1]), kind, rows, queue)
+        launch_portable("global-atomic", data, places, start, stop, kind, rows, queue)
+
+
+def _places(documents: DocumentOffsets, first: int, last: int, queue: Any) -> Any:
+    """The offsets of the documents from ``first`` up to ``last`` on the current GPU, for what is enqueued."""
+    if documents.stays:
+        held = documents.on_device()
+        return held if last - first == documents.documents else held[first : last + 1]
+    return upload(documents.host[first : last + 1], queue)
 
 
 def zeros(shape: tuple[int, int], queue: Any) -> Any:
@@ -109,7 +123,9 @@ def zeros(shape: tuple[int, int], queue: Any) -> Any:
 
 
 def _clear(array: Any, queue: Any) -> None:
-    if array.size:
+    if SIMULATOR:
+        array.copy_to_device(np.zeros(array.shape, np.int64))
+    elif array.size:
         from numba.cuda.cudadrv.driver import device_memset
 
-        device_memset(array, 0, array.nbytes, queue)
+        device_memset(array, 0, array.size * array.dtype.itemsize, queue)

@@ -736,6 +736,10 @@ byte_permute = _pure("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``byte_permute(a, b, selector)``: four bytes of the eight of a (0-3) and b (4-7), chosen by four hex
 digits."""
 
+byte_rotate = _pure("prmt.b32.b4e $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``byte_rotate(a, b, n)``: bytes n, n - 1, n - 2 and n - 3 of the eight of a (0-3) and b (4-7), counted round,
+lowest first; only the lowest two bits of n count. ``byte_rotate(1, 0, n)`` is 1 << 8 n."""
+
 byte_dot = _pure("dp4a.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``byte_dot(a, b, c)``: c plus the products of the four bytes of a with those of b, all unsigned."""
 

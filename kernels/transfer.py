@@ -1,4 +1,4 @@
-"""Rectangles of a matrix between pinned host memory and a device, on a stream, without a copy in between.
+"""Copies between host memory and a device that are enqueued on a stream: rectangles of a matrix, whole arrays.
 
 Numba copies contiguous arrays only; a tile's part of a stored chunk is a rectangle with a pitch of its own, which
 the driver's two-dimensional copy takes as it is.
@@ -6,10 +6,13 @@ the driver's two-dimensional copy takes as it is.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 from numba import cuda
+
+from tilewright.kernels.launch import address, current_device
 
 
 def pinned_bytes(nbytes: int) -> np.ndarray:
@@ -60,3 +63,49 @@ def _copy(host: np.ndarray, device: int, pitch_nbytes: int, stream: Any, *, to_d
         rectangle.srcDevice, rectangle.srcPitch = binding.CUdeviceptr(device), pitch_nbytes
         rectangle.dstHost, rectangle.dstPitch = host.ctypes.data, width
     driver.cuMemcpy2DAsync(rectangle, binding.CUstream(int(stream)))
+
+
+STAGED = 4
+"""Pinned buffers of a host thread: so many uploads may be under way before one waits for the first."""
+
+
+class _Staging(threading.local):
+    """A host thread's pinned buffers, each with an event behind the last copy out of it."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, list[tuple[np.ndarray, Any]]] = {}
+
+    def take(self, nbytes: int) -> tuple[np.ndarray, Any]:
+        """A buffer of at least ``nbytes`` that nothing reads, and its event; the least recently taken one."""
+        buffers = self.buffers.setdefault(current_device(), [])
+        if len(buffers) < STAGED:
+            chosen = (pinned_bytes(nbytes), cuda.event(timing=False))
+        else:
+            chosen = buffers.pop(0)
+            chosen[1].synchronize()
+            if len(chosen[0]) < nbytes:
+                chosen = (pinned_bytes(nbytes), chosen[1])
+        buffers.append(chosen)
+        return chosen
+
+
+_staging = _Staging()
+
+
+def upload(host: np.ndarray, stream: Any) -> Any:
+    """A device array with the elements of a contiguous host array, which may be changed as soon as this
+    returns.
+
+    The copy is enqueued on ``stream`` from pinned memory, so that the host waits for nothing that is enqueued
+    there before, as it does for a copy from other memory.
+    """
+    from numba.cuda.cudadrv.driver import binding, driver
+
+    device = cuda.device_array(host.shape, host.dtype, stream=stream)
+    if host.size:
+        pinned, event = _staging.take(host.nbytes)
+        np.copyto(pinned[: host.nbytes].view(host.dtype), host.reshape(-1))
+        queue = binding.CUstream(int(stream) if stream else 0)
+        driver.cuMemcpyHtoDAsync(binding.CUdeviceptr(address(device)), pinned.ctypes.data, host.nbytes, queue)
+        event.record(stream)
+    return device

@@ -12,8 +12,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tilewright.kernels import histogram, histogram_host
-from tilewright.kernels.errors import DeviceUnavailableError, DTypeError, OptionError, ShapeError
+from tilewright.kernels import DocumentOffsets, histogram, histogram_host
+from tilewright.kernels.errors import (
+    DeviceUnavailableError,
+    DTypeError,
+    OptionError,
+    OutputError,
+    ShapeError,
+)
 from tilewright.kernels.histogram import KINDS, piece_counts, skipped_count
 from tilewright.kernels.launch import SIMULATOR, cuda_available
 
@@ -292,6 +298,64 @@ def test_bad_arguments(
         histogram(call.pop("data"), **call)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("by", ["byte", "letter", "bigram"])
+def test_out_is_overwritten_and_returned(device: str, by: str) -> None:
+    data = np.frombuffer(b"To be, or not to be", np.uint8)
+    for offsets in (None, [0, 19], [0, 5, 5, 13, 19], [3]):
+        want = histogram(data, by=by, offsets=offsets, device=device)
+        out = np.full(want.shape, 77)
+        assert histogram(data, by=by, offsets=offsets, out=out, device=device) is out
+        np.testing.assert_array_equal(out, want)
+
+
+@pytest.mark.parametrize("by", ["byte", "bigram"])
+def test_offsets_that_are_checked_once(device: str, by: str) -> None:
+    data = np.frombuffer(b"To be, or not to be", np.uint8)
+    places = np.array([1, 5, 5, 13, 19])
+    offsets = DocumentOffsets(places)
+    assert (len(offsets), offsets.start, offsets.stop, offsets.longest) == (4, 1, 19, 8)
+    assert offsets.at_least(6) == [2, 3]
+    want = histogram(data, by=by, offsets=places, device=device)
+    places[:] = 99  # they were copied
+    for _ in range(2):
+        np.testing.assert_array_equal(histogram(data, by=by, offsets=offsets, device=device), want)
+    with pytest.raises(ShapeError, match="19"):
+        histogram(data[:18], by=by, offsets=offsets, device=device)
+    with pytest.raises(ValueError, match="read-only"):
+        offsets.host[0] = 3
+
+
+@pytest.mark.parametrize("offsets", [[0, 5, 4, 6], [-1, 5], [0.0, 1.5], [], [[0, 1]]])
+def test_offsets_that_are_refused(offsets: Any) -> None:
+    with pytest.raises((ShapeError, DTypeError)):
+        DocumentOffsets(offsets)
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (np.zeros(255, np.int64), ["int64[255]", "int64[256]"]),
+        (np.zeros((1, 256), np.int64), ["int64[1, 256]"]),
+        (np.zeros(256, np.int32), ["int32[256]"]),
+        (np.zeros(512, np.int64)[::2], ["strides of (16,)", "contiguous"]),
+        ([0] * 256, ["list", "NumPy array"]),
+        (np.broadcast_to(np.int64(0), (256,)), ["strides"]),
+        (np.frombuffer(bytes(2048), np.int64), ["read-only"]),
+    ],
+)
+def test_outputs_that_are_refused(device: str, out: Any, words: list[str]) -> None:
+    with pytest.raises(OutputError) as caught:
+        histogram(np.zeros(10, np.uint8), out=out, device=device)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_an_output_over_the_text_is_refused(device: str) -> None:
+    out = np.zeros(256, np.int64)
+    with pytest.raises(OutputError, match="overlaps"):
+        histogram(out.view(np.uint8)[:100], out=out, device=device)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11)])

@@ -15,8 +15,8 @@ import pytest
 from numba import cuda
 
 from tests.kernels.machine_code import assemble, assert_no_spills
-from tilewright.kernels import histogram
-from tilewright.kernels.errors import OptionError, ShapeError
+from tilewright.kernels import DocumentOffsets, histogram
+from tilewright.kernels.errors import OptionError, OutputError, ShapeError
 from tilewright.kernels.histogram import KINDS, piece_counts
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_portable import KERNELS, launch_portable
@@ -63,7 +63,8 @@ def text_of(kind: str, length: int, rng: np.random.Generator) -> np.ndarray:
 
 def test_portions() -> None:
     offsets = np.cumsum([2, 1, 9, 0, 5, 10, 30, 2])
-    assert list(_portions(offsets, 9)) == [
+    documents = DocumentOffsets(offsets)
+    assert list(_portions(documents, 9)) == [
         (0, 1, False),
         (1, 2, True),
         (2, 4, False),
@@ -71,8 +72,8 @@ def test_portions() -> None:
         (5, 6, True),
         (6, 7, False),
     ]
-    assert list(_portions(offsets, 100)) == [(0, 7, False)]
-    assert list(_portions(offsets[:1], 9)) == []
+    assert list(_portions(documents, 100)) == [(0, 7, False)]
+    assert list(_portions(DocumentOffsets(offsets[:1]), 9)) == []
 
 
 TEXTS = ["uniform", "one letter", "runs", "chinese", "russian", "malformed", "english"]
@@ -152,6 +153,64 @@ def test_documents_of_mixed_lengths_in_any_order(by: str, rng: np.random.Generat
     data = text_of("english", int(offsets[-1]), rng)
     rows = histogram(cuda.to_device(data), by=by, offsets=cuda.to_device(offsets)).copy_to_host()
     np.testing.assert_array_equal(rows, host(data, by, offsets))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("by", ["byte", "ascii", "letter", "bigram"])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_kept_offsets_and_given_outputs(lengths: str, by: str, rng: np.random.Generator) -> None:
+    offsets = np.cumsum([5, *LENGTHS[lengths]])
+    if by == "bigram" and len(offsets) > 1000:
+        pytest.skip("rows of half a megabyte each: too many of them")
+    data = text_of("english", int(offsets[-1]) + 20, rng)
+    held, kept, want = cuda.to_device(data), DocumentOffsets(cuda.to_device(offsets)), host(data, by, offsets)
+    out = cuda.to_device(np.full(want.shape, -77))
+    for stream in (None, cuda.stream(), cuda.stream()):
+        out.copy_to_device(np.full(want.shape, -77))
+        assert histogram(held, by=by, offsets=kept, out=out, stream=stream) is out
+        cuda.synchronize()
+        np.testing.assert_array_equal(out.copy_to_host(), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("by", KINDS)
+def test_one_document_into_a_given_output(by: str, rng: np.random.Generator) -> None:
+    data = text_of("english", 100_001, rng)
+    out = cuda.to_device(np.full(KINDS[by].bins, -77))
+    assert histogram(cuda.to_device(data), by=by, out=out) is out
+    np.testing.assert_array_equal(out.copy_to_host(), host(data, by)[0])
+
+
+@pytest.mark.gpu
+def test_offsets_change_as_soon_as_the_call_returns(rng: np.random.Generator) -> None:
+    """More calls under way than there are pinned buffers, each with offsets of its own in one host array."""
+    data = text_of("uniform", 5_000_000, rng)
+    held, stream = cuda.to_device(data), cuda.stream()
+    offsets, rows, wanted = np.zeros(20_001, np.int64), [], []
+    for turn in range(10):
+        offsets[:] = np.sort(rng.integers(0, len(data), len(offsets)))
+        rows.append(histogram(held, offsets=offsets, stream=stream if turn % 2 else None))
+        wanted.append(offsets.copy())
+        offsets[:] = 0
+    cuda.synchronize()
+    for found, places in zip(rows, wanted, strict=True):
+        np.testing.assert_array_equal(found.copy_to_host(), host(data, "byte", places))
+
+
+@pytest.mark.gpu
+def test_device_outputs_that_are_refused() -> None:
+    held = cuda.to_device(np.zeros(100, np.uint8))
+    for out, words in (
+        (cuda.device_array(257, np.int64)[1:], "multiple of 16"),
+        (cuda.device_array(512, np.int64)[::2], "contiguous"),
+        (cuda.device_array((1, 256), np.int64), "int64"),
+        (np.zeros(256, np.int64), "device array"),
+    ):
+        with pytest.raises(OutputError, match=words):
+            histogram(held, out=out)
+    both = cuda.device_array(256, np.int64)
+    with pytest.raises(OutputError, match="overlaps"):
+        histogram(both.view(np.uint8)[:64], out=both)
 
 
 @pytest.mark.gpu

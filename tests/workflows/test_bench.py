@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.errors import OptionError
-from tilewright.workflows.bench import common, gemm
+from tilewright.workflows.bench import common, dot, gemm
 from tilewright.workflows.bench.common import BenchReport, Contestant, Row, WrongAnswer, measure, significant
 
 
@@ -102,3 +102,39 @@ def test_gemm_notices_one_wrong_element(monkeypatch: pytest.MonkeyPatch) -> None
 def test_gemm_names_mistakes(options: dict, says: str) -> None:
     with pytest.raises(OptionError, match=says):
         gemm.run_gemm([8], **options)
+
+
+@pytest.mark.parametrize("name", dot.DTYPES)
+@pytest.mark.parametrize("nbytes", [1 << 12, 3 * dot.UNIT_NBYTES + 4096])
+def test_dot_vectors_have_a_finite_product_that_the_reference_finds(name: str, nbytes: int) -> None:
+    dtype = np.dtype(name)
+    x, y = dot._vectors(dtype, nbytes)
+    assert x.nbytes == y.nbytes == nbytes
+    if dtype.kind in "iu":
+        want = (x.astype("u8") * y.astype("u8")).sum(dtype="u8").astype(dtype)
+    else:
+        want = np.vdot(x.astype("c16" if dtype.kind == "c" else "f8"), y.astype("c16"))
+        want = want if dtype.kind == "c" else want.real
+        assert 1 < abs(want) < np.finfo(dtype).max / 4
+    own, wide = dot._judges(x, y)
+    right = np.asarray(want).astype(dtype)[()]
+    assert own(right) is None
+    assert wide(right) is None
+    assert wide(right + np.asarray(max(1, abs(right) // 100), dtype)) is not None
+    if dtype.kind in "fc":
+        assert wide(right * dtype.type(np.inf)) is not None
+        assert wide(right * dtype.type(np.nan)) is not None
+
+
+def test_the_spread_of_halves_shrinks_with_their_number() -> None:
+    unit = dot.UNIT_NBYTES // 2
+    for length in (1, unit, 64 * unit, 1000 * unit):
+        spread = float(dot._spread(length, unit))
+        deviation = spread**2 * max(1, length / unit) * min(length, unit) ** 0.5
+        assert deviation <= dot.HALF_SPREAD
+        assert spread == 1 or deviation > dot.HALF_SPREAD / 4
+
+
+def test_every_dtype_is_measured_on_the_cpu() -> None:
+    report = dot.run_dot(nbytes=1 << 16, device="cpu", rounds=3, seconds=0.01)
+    assert {row.case for row in report.rows} == set(dot.DTYPES)

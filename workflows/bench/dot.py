@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,9 @@ DEFAULT_NBYTES = 1 << 30
 UNIT_NBYTES = 1 << 24
 """Vectors repeat after this many bytes."""
 ROUNDOFF = 64
-"""How many roundings, relative to the sum of absolute products, an answer may be off."""
+"""How many roundings of its sums, relative to the sum of absolute products, an answer may be off."""
+HALF_SPREAD = 4096.0
+"""The standard deviation of a float16 product at most: a sixteenth of what the type holds."""
 
 
 def run_dot(
@@ -48,8 +51,7 @@ def run_dot(
     for name in dtypes:
         progress(name)
         x, y = _vectors(np.dtype(name), nbytes)
-        judge = functools.partial(_judge, *_exact(x, y), np.dtype(name))
-        contestants = _gpu(x, y, judge) if on_gpu else _cpu(x, y, judge)
+        contestants = _gpu(x, y) if on_gpu else _cpu(x, y)
         rows += measure(
             name, float(x.nbytes + y.nbytes), contestants, on_gpu=on_gpu, rounds=rounds, seconds=seconds
         )
@@ -57,9 +59,14 @@ def run_dot(
 
 
 def _vectors(dtype: np.dtype, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two vectors of random elements: normally distributed, or integers over the whole range of the type."""
+    """Two vectors of random elements: normally distributed, or integers over the whole range of the type.
+
+    The product of float16 vectors must not leave the type's range, where infinity would be the right answer
+    and every other number forgiven: their elements are made smaller with the length, by a power of two.
+    """
     rng = np.random.default_rng(20261121)
     count = UNIT_NBYTES // dtype.itemsize
+    length = nbytes // dtype.itemsize
     units = []
     for _ in range(2):
         if dtype.kind in "iu":
@@ -69,25 +76,54 @@ def _vectors(dtype: np.dtype, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
             part = np.float32 if dtype == np.complex64 else np.float64
             units.append(rng.standard_normal(2 * count, part).view(dtype))
         else:
-            units.append(rng.standard_normal(count, np.float32).astype(dtype))
-    length = nbytes // dtype.itemsize
+            unit = rng.standard_normal(count, np.float32)
+            units.append((unit * _spread(length, count) if dtype == np.float16 else unit).astype(dtype))
     return np.resize(units[0], length), np.resize(units[1], length)
 
 
+def _spread(length: int, unit: int) -> np.float32:
+    """A standard deviation of elements, a power of two up to 1, for which the sum of ``length`` products that
+    repeat after ``unit`` has one of at most `HALF_SPREAD`.
+    """
+    repeats = max(1.0, length / unit)
+    products = repeats * math.sqrt(min(length, unit))
+    return np.float32(2.0 ** min(0, math.floor(math.log2(HALF_SPREAD / max(1.0, products)) / 2)))
+
+
 def _exact(x: np.ndarray, y: np.ndarray) -> tuple[Any, float]:
-    """The product, and the sum of absolute products, by which errors are measured (0 for integers)."""
+    """The product, and the sum of absolute products, by which errors are measured (0 for integers).
+
+    Vectors repeat after a unit, and so do their products: one unit is multiplied, and what is left over.
+    """
+    unit = UNIT_NBYTES // x.itemsize
+    repeats, rest = divmod(len(x), unit)
+    parts = [(repeats, x[:unit], y[:unit])] if repeats else []
+    if rest:
+        parts.append((1, x[:rest], y[:rest]))
     if x.dtype.kind in "iu":
-        return dot_host(x, y, x.dtype, True), 0.0
+        total = sum(times * int(dot_host(a, b, x.dtype, True)) for times, a, b in parts)
+        return np.array([total % (1 << 64)], np.uint64).astype(x.dtype)[0], 0.0
     wide = np.dtype(np.complex128 if x.dtype.kind == "c" else np.float64)
-    scale = dot_host(np.abs(x).astype(np.float64), np.abs(y).astype(np.float64), np.dtype(np.float64), False)
-    return dot_host(x.astype(wide), y.astype(wide), wide, True), float(scale)
+    double = np.dtype(np.float64)
+    product = sum(times * dot_host(a.astype(wide), b.astype(wide), wide, True) for times, a, b in parts)
+    scale = sum(
+        times * dot_host(np.abs(a).astype(double), np.abs(b).astype(double), double, True)
+        for times, a, b in parts
+    )
+    return wide.type(product), float(scale)
 
 
-def _judge(exact: Any, scale: float, dtype: np.dtype, found: Any) -> str | None:
+def _judge(exact: Any, scale: float, dtype: np.dtype, sums: np.dtype, found: Any) -> str | None:
+    """What is wrong with an answer: None, if it lies as near as sums formed in the type ``sums`` come and one
+    rounding to ``dtype``.
+    """
     value = np.asarray(found)[()]
+    if value.dtype != dtype:
+        return f"the answer is {value.dtype}, not {dtype}"
     if dtype.kind in "iu":
         return None if value == exact else f"{value}, not {exact}"
-    error, limit = abs(complex(value) - complex(exact)), ROUNDOFF * float(np.finfo(dtype).eps) * scale
+    limit = float(np.finfo(dtype).eps) * abs(exact) + ROUNDOFF * float(np.finfo(sums).eps) * scale
+    error = abs(complex(value) - complex(exact))
     return None if error <= limit else f"{value}, not {exact}: {error / limit:.3g} times the tolerance"
 
 
@@ -104,26 +140,39 @@ def _contestant(
     return Contestant(name, run, check, peer)
 
 
-def _cpu(x: np.ndarray, y: np.ndarray, judge: Callable[[Any], str | None]) -> list[Contestant]:
+def _judges(x: np.ndarray, y: np.ndarray) -> tuple[Callable[[Any], str | None], Callable[[Any], str | None]]:
+    """What judges sums in the elements' own type (float16: in float32), and what judges sums in double
+    precision."""
+    exact = _exact(x, y)
+    own, wide = np.dtype(np.float32) if x.dtype == np.float16 else x.dtype, np.dtype(np.float64)
+    return (
+        functools.partial(_judge, *exact, x.dtype, own),
+        functools.partial(_judge, *exact, x.dtype, wide),
+    )
+
+
+def _cpu(x: np.ndarray, y: np.ndarray) -> list[Contestant]:
+    judge, _ = _judges(x, y)
     found = []
     if x.dtype != np.float16:  # NumPy adds up in half precision, and overflows
         found.append(_contestant("numpy.vdot", functools.partial(np.vdot, x, y), judge, peer=True))
     return [*found, _contestant("tilewright (CPU)", functools.partial(dot, x, y, device="cpu"), judge)]
 
 
-def _gpu(x: np.ndarray, y: np.ndarray, judge: Callable[[Any], str | None]) -> list[Contestant]:
+def _gpu(x: np.ndarray, y: np.ndarray) -> list[Contestant]:
     from numba import cuda
 
     from tilewright.kernels.dot import FINISHES, _on_device
     from tilewright.kernels.reading import read
 
+    judge_peer, judge = _judges(x, y)
     left, right = cuda.to_device(x), cuda.to_device(y)
     found = []
     cupy = _library("cupy")
     if cupy is not None and x.dtype != np.float16:
         theirs = cupy.asarray(left), cupy.asarray(right)
         name = "cuBLAS (CuPy)" if x.dtype.kind in "fc" else "cupy.vdot"
-        found.append(_contestant(name, functools.partial(cupy.vdot, *theirs), judge, peer=True))
+        found.append(_contestant(name, functools.partial(cupy.vdot, *theirs), judge_peer, peer=True))
     found.append(_contestant("tilewright", functools.partial(dot, left, right), judge))
     for finish in FINISHES:
         run = functools.partial(_on_device, left, right, x.dtype, True, launch.DEFAULT_STREAM, finish)

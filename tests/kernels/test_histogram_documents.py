@@ -1,0 +1,187 @@
+"""The kernel that counts whole documents, run lane by lane in Python, and beside the CPU twin."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels import lane_by_lane
+from tests.kernels.lane_by_lane import WARP, Block, _current, _Flat
+from tilewright.kernels.histogram_host import count_host
+from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.launch import SIMULATOR, ceil_div
+
+if SIMULATOR:
+    pytest.skip("the simulator runs no PTX", allow_module_level=True)
+
+from tilewright.kernels import histogram_documents as module
+
+BASE = 0x400
+"""Where the table begins in the block's shared window: not at its beginning."""
+DEVICE_FUNCTIONS = ("count_packed", "count_word", "count_byte", "weight_ahead", "exchanged", "fetched")
+
+
+def _integer(bits: int, signed: bool, dtype: Any) -> Any:
+    """A Numba integer type: called, it converts; as a dtype, it has one."""
+
+    class Integer:
+        def __new__(cls, value: Any) -> Any:
+            kept = int(value) & ((1 << bits) - 1)
+            return kept - (1 << bits) if signed and kept >> (bits - 1) else kept
+
+    Integer.numpy = np.dtype(dtype)  # type: ignore[attr-defined]
+    return Integer
+
+
+def _shuffle(value: Any, giver: int) -> Any:
+    """What lane ``giver`` of the warp has."""
+    block, thread = _current.block, _current.thread
+    block.operands[thread] = value
+    block.pause(thread, "warp")
+    given = block.operands[thread // WARP * WARP + giver]
+    block.pause(thread, "warp")  # everyone has it before the next replaces it
+    return given
+
+
+class _Cuda(lane_by_lane._Cuda):
+    def __init__(self) -> None:
+        super().__init__(np.uint32)
+        self.local = types.SimpleNamespace(array=lambda count, dtype: [0] * count)
+        self.atomic = types.SimpleNamespace(add=self._add)
+
+    @staticmethod
+    def _add(array: Any, index: Any, amount: int) -> None:
+        array[int(index)] += amount
+
+    @staticmethod
+    def jit(**options: Any) -> Any:
+        return lambda function: function
+
+    @staticmethod
+    def syncwarp() -> None:
+        _current.block.pause(_current.thread, "warp")
+
+    @staticmethod
+    def shfl_sync(mask: int, value: int, lane: int) -> Any:
+        return _shuffle(value, lane)
+
+    @staticmethod
+    def shfl_xor_sync(mask: int, value: int, bits: int) -> Any:
+        return _shuffle(value, _current.thread % WARP ^ bits)
+
+
+def _bytes(a: int, b: int) -> list[int]:
+    return [(word >> 8 * place) & 0xFF for word in (a, b) for place in range(4)]
+
+
+def _byte_permute(a: int, b: int, selector: int) -> int:
+    return sum(_bytes(a, b)[(selector >> 4 * place) & 7] << 8 * place for place in range(4))
+
+
+def _byte_rotate(a: int, b: int, n: int) -> int:
+    """As the PTX manual's table of ``prmt.b4e`` has it."""
+    chosen = {0: (5, 6, 7, 0), 1: (6, 7, 0, 1), 2: (7, 0, 1, 2), 3: (0, 1, 2, 3)}[n & 3]
+    return sum(_bytes(a, b)[source] << 8 * (3 - place) for place, source in enumerate(chosen))
+
+
+def _byte_dot(a: int, b: int, c: int) -> int:
+    return c + sum(x * y for x, y in zip(_bytes(a, 0)[:4], _bytes(b, 0)[:4], strict=True))
+
+
+def _shared_add(address: int, amount: int) -> None:
+    place, rest = divmod(address - BASE, 4)
+    assert rest == 0
+    assert place % WARP == _current.thread % WARP, "two lanes of a warp could meet in a bank"
+    assert place % module.ROW_WORDS // WARP == _current.thread // WARP, "counted in another warp's table"
+    shared = _current.block.shared
+    (counter,) = (byte for byte in range(4) if amount == 1 << 8 * byte)
+    assert (int(shared[place]) >> 8 * counter) & 0xFF < 0xFF, "a counter of eight bits overflows"
+    shared[place] += np.uint32(amount)
+
+
+def _load_vector(registers: list[int], first: int, array: Any, index: int) -> None:
+    assert index % 4 == 0
+    assert not isinstance(array, _Flat) or array._address % 16 == 0
+    for word in range(4):
+        registers[first + word] = int(array[index + word])
+
+
+def _store_vector(array: np.ndarray, index: int, registers: list[int], first: int) -> None:
+    count = 16 // array.itemsize
+    assert index % count == 0
+    array[index : index + count] = registers[first : first + count]
+
+
+@pytest.fixture
+def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in DEVICE_FUNCTIONS:
+        monkeypatch.setattr(module, name, getattr(module, name).py_func)
+    for bits in (8, 32, 64):
+        monkeypatch.setattr(module, f"uint{bits}", _integer(bits, False, f"u{bits // 8}"), raising=False)
+        monkeypatch.setattr(module, f"int{bits}", _integer(bits, True, f"i{bits // 8}"), raising=False)
+    monkeypatch.setattr(module, "cuda", _Cuda())
+    monkeypatch.setattr(module, "global_array", lambda address, dtype: _Flat(address, dtype.numpy))
+    for function in (_byte_permute, _byte_rotate, _byte_dot, _shared_add, _load_vector, _store_vector):
+        monkeypatch.setattr(module, function.__name__[1:], function)
+    monkeypatch.setattr(module, "shared_address", lambda array: BASE)
+
+
+def counted(data: np.ndarray, offsets: np.ndarray, by: str, weight: int, **options: Any) -> np.ndarray:
+    """The rows that the kernel writes, from slices of ``weight``; rows above `LARGE` are cleared before."""
+    kind, documents = KINDS[by], len(offsets) - 1
+    counts = np.full((documents, kind.bins), -1)
+    counts[np.diff(offsets) > module.LARGE] = 0
+    flat = counts.reshape(-1)
+    total = int(offsets[-1] - offsets[0]) + documents * module.OVERHEAD
+    kernel = module.source(**options)
+    for place in range(ceil_div(total, weight * module.WARPS)):
+        shared = np.full(module.SHARED_NBYTES // 4, 0xDEADBEEF, np.uint32)
+        block = Block(module.THREADS, shared, late=False)
+
+        def body(thread: int, block: Block = block, place: int = place) -> None:
+            _current.block, _current.thread, _current.place = block, thread, (place, 0)
+            kernel(data.ctypes.data, offsets, weight, kind.code, kind.bins, flat)
+
+        block.run(body)
+    return counts
+
+
+def check(data: np.ndarray, offsets: np.ndarray, by: str, weight: int, **options: Any) -> None:
+    want = count_host(data, KINDS[by], offsets, int(offsets[0]), int(offsets[-1]))
+    np.testing.assert_array_equal(counted(data, offsets, by, weight, **options), want)
+
+
+def letters(length: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.choice(np.frombuffer(b"AZazMm@[`{ \xe9\xff\x00e", np.uint8), length)
+
+
+@pytest.mark.parametrize("by", ["byte", "ascii", "letter"])
+@pytest.mark.parametrize("weight", [700, 5000])
+def test_documents_of_many_lengths(
+    by: str, weight: int, on_the_host: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Empty, unaligned, one vector, and longer than one slice; several large ones in a row."""
+    monkeypatch.setattr(module, "LARGE", 600)
+    monkeypatch.setattr(module, "OVERHEAD", 100)
+    lengths = [0, 1, 15, 16, 17, 40, 511, 512, 600, 601, 0, 0, 1300, 2500, 3, 700, 600, 5, 0]
+    offsets = np.cumsum([7, *lengths])
+    data = letters(int(offsets[-1]) + 9, rng)
+    check(data, offsets, by, weight)
+
+
+@pytest.mark.parametrize("value", [0x00, 0xFF, 0x65])
+@pytest.mark.parametrize("options", [{}, {"dots": False}, {"early": False}, {"group": 8, "groups": 1}])
+def test_no_counter_overflows(value: int, options: dict[str, Any], on_the_host: None) -> None:
+    """One letter over and over, in as many bytes as fill a lane's counter, and in more."""
+    chunk = module.GROUPS * module.GROUP * WARP * module.VECTOR
+    offsets = np.cumsum([3, chunk + 13 + 15, 2 * chunk + 31])
+    check(np.full(offsets[-1], value, np.uint8), offsets, "byte", 1 << 20, **options)
+
+
+def test_every_byte_value(on_the_host: None, rng: np.random.Generator) -> None:
+    data = np.concatenate([np.arange(256, dtype=np.uint8), rng.integers(0, 256, 3000, dtype=np.uint8)])
+    for options in ({}, {"dots": False}):
+        check(data, np.array([0, 256, 3256]), "byte", 1 << 20, **options)
