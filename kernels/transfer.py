@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.launch import SIMULATOR, address
+from tilewright.kernels.launch import SIMULATOR
 
 
 def pinned_bytes(nbytes: int) -> np.ndarray:
@@ -34,7 +34,7 @@ def upload_bytes(source: np.ndarray, target: Any, stream: Any) -> None:
         return
     from numba.cuda.cudadrv.driver import host_to_device
 
-    host_to_device(address(target), source, source.nbytes, stream)
+    host_to_device(target, source, source.nbytes, stream)
 
 
 def upload_rectangle(source: np.ndarray, target: int, pitch_nbytes: int, stream: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_shares_of_a_part_hold_its_bytes_once(tmp_path: Path) -> None:
     assert shares[0].start == 301
     assert shares[-1].stop == 877
     assert all(0 < share.nbytes <= 100 and share.is_part for share in shares)
-    assert all(a.stop == b.start for a, b in zip(shares, shares[1:], strict=False))
+    assert all(a.stop == b.start for a, b in itertools.pairwise(shares))
 
 
 @pytest.mark.simulator
