@@ -313,20 +313,19 @@ def count_piece(
         parts = _run(
             [partial(_on_host, share, kind, gap, per_document, block_nbytes) for share in shares], threads
         )
-        counts = _sum_rows(shares, parts, rows, kind)
-    elif rows > 1:
-        parts = _run([partial(_rows_on_gpu, share, kind, block_nbytes) for share in shares], threads)
-        counts = _sum_rows(shares, parts, rows, kind)
-    else:
-        from tilewright.pipeline.lanes import borrowed_tally
+        return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
+    from tilewright.pipeline.lanes import borrowed_tally, prepare
 
-        with borrowed_tally(kind.bins) as tally:
-            calls = [partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally) for share in shares]
-            parts = _run(calls, threads)
-            counts = tally.read()
-            np.subtract.at(counts, np.concatenate([part.counts for part in parts]), 1)
-            return _nonzero(counts, piece, per_document, kind, parts)
-    return _nonzero(counts, piece, per_document, kind, parts)
+    prepare(kind)
+    if rows > 1:
+        parts = _run([partial(_rows_on_gpu, share, kind, block_nbytes) for share in shares], threads)
+        return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
+    with borrowed_tally(kind.bins) as tally:
+        calls = [partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally) for share in shares]
+        parts = _run(calls, threads)
+        counts = tally.read()
+        np.subtract.at(counts, np.concatenate([part.counts for part in parts]), 1)
+        return _nonzero(counts, piece, per_document, kind, parts)
 
 
 @dataclass(frozen=True, eq=False)

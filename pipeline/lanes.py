@@ -104,6 +104,28 @@ class Tally:
         self._stream.synchronize()
 
 
+_prepared: set[str] = set()
+_preparing = threading.Lock()
+
+
+def prepare(kind: Kind) -> None:
+    """Compile and load the kernels of a kind, once in a process, before many threads launch them at the same moment.
+
+    Each of those would compile them for itself, and one could launch a copy that has not yet been allowed the shared
+    memory that it needs.
+    """
+    with _preparing:
+        if kind.name in _prepared:
+            return
+        cuda.current_context()
+        stream = cuda.stream()
+        text = cuda.to_device(np.zeros(2, np.uint8), stream=stream)
+        for edges in ([0, 2], [0, 1, 2]):
+            count_on_device(text, np.array(edges), 0, 2, kind, stream)
+        stream.synchronize()
+        _prepared.add(kind.name)
+
+
 _spare_lanes: list[Lane] = []
 _spare_tallies: dict[int, list[Tally]] = {}
 

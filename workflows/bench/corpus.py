@@ -2,19 +2,20 @@
 
 The same files, the same cluster, in turns. The floors stand beside the total: what the bytes need from the file system
 into memory that a GPU can copy from, over the bus, and in the kernel; or what compressed ones need from the cores. Each
-is measured in the same run, by the workers, with as many threads as they use. Counts are compared with those of one
-file, taken on the CPU, before anything is timed.
+is measured in the same run, by the workers with as many threads as they use, or by a process for each core. Counts are
+compared with those of one file, taken on the CPU, before anything is timed.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -245,12 +246,11 @@ def peer_counts(path: str, by: str, gpu: bool) -> np.ndarray:
 
 
 def floor_rates(client: Client, place: Path, storage: str, *, gpu: bool) -> dict[str, float]:
-    """Bytes of text a second that all workers together read, copy to their GPUs, or decompress."""
+    """Bytes of text a second that all workers together read and copy to their GPUs, or this host's cores
+    decompress."""
     documents = list_corpus([place]).documents
     if storage == "zstd":
-        neighbours = len(client.nthreads())
-        threads = config.get("decompress-threads") or max(client.run(share_of_cores, neighbours).values())
-        return {"decompress": _rate(client, partial(decompressing_rate, documents, threads))}
+        return {"decompress": decompressing_rate(documents, share_of_cores(1))}
     rates = {"read": _rate(client, partial(reading_rate, documents, config.get("read-threads"), gpu))}
     if gpu:
         rates["bus"] = _rate(client, bus_rate)
@@ -282,14 +282,26 @@ def reading_rate(documents: Sequence[Document], threads: int, pinned: bool) -> f
     return _best(read, threads)
 
 
-def decompressing_rate(documents: Sequence[Document], threads: int) -> float:
-    """Bytes of text a second that so many threads decompress and throw away; best of some turns."""
-    documents = _some(documents, threads)
+def decompressing_rate(documents: Sequence[Document], processes: int) -> float:
+    """Bytes of text a second that so many processes decompress and throw away; best of some turns.
 
-    def decompress(place: int) -> int:
-        return sum(len(block) for document in documents[place::threads] for block in read_blocks(document))
+    Processes, not threads: they share no interpreter, so this is what the cores can do.
+    """
+    documents = _some(documents, processes)
+    shares = [documents[place::processes] for place in range(processes)]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(decompressed_nbytes, [share[:1] for share in shares]))  # all have started by now
+        best = 0.0
+        for _ in range(FLOOR_TURNS):
+            start = time.perf_counter()
+            done = sum(pool.map(decompressed_nbytes, shares))
+            best = max(best, done / (time.perf_counter() - start))
+    return best
 
-    return _best(decompress, threads)
+
+def decompressed_nbytes(documents: Sequence[Document]) -> int:
+    """How long the documents are."""
+    return sum(len(block) for document in documents for block in read_blocks(document))
 
 
 def _some(documents: Sequence[Document], threads: int) -> Sequence[Document]:
