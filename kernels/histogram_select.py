@@ -38,7 +38,7 @@ def count_on_device(
     else:
         counts = out
         if not whole:
-            _clear(counts, queue)
+            clear(counts, queue)
     offsets = documents.host
     if SIMULATOR:
         if count:
@@ -52,7 +52,7 @@ def count_on_device(
             if alone:
                 lo, hi = int(offsets[first]), int(offsets[last])
                 if narrow:
-                    _clear(rows, queue)
+                    clear(rows, queue)
                 _count_alone(data, lo, hi, lo, hi, kind, rows, queue)
             else:
                 _count_together(data, documents, first, last, kind, rows, queue)
@@ -76,9 +76,24 @@ def _count_alone(
 ) -> None:
     """Add the tokens of the document ``data[lo:hi]`` that begin in ``data[start:stop]`` to ``row``, (1,
     bins)."""
+    add_counts(data, lo, hi, start, stop, kind, row.reshape(kind.bins), queue)
+
+
+def add_counts(
+    data: Any, lo: int, hi: int, start: int, stop: int, kind: Kind, counts: Any, queue: Any
+) -> None:
+    """Add the tokens of the document ``data[lo:hi]`` that begin in ``data[start:stop]`` to ``counts``, int64[bins].
+
+    All lies on the current GPU, and the launch, one, on the stream ``queue``. Several streams may add to the same
+    counts at a time: every addition to device memory is atomic.
+    """
     if stop <= start:
         return
-    counts = row.reshape(kind.bins)
+    if SIMULATOR:
+        name = "per-warp" if kind.code < BIGRAM else "global-atomic"
+        offsets = cuda.to_device(np.array([lo, hi]))
+        launch_portable(name, data, offsets, start, stop, kind, counts.reshape(1, kind.bins), queue)
+        return
     if kind.code < BIGRAM:
         from tilewright.kernels.histogram_bytes import launch_bytes
 
@@ -118,13 +133,14 @@ def zeros(shape: tuple[int, int], queue: Any) -> Any:
     if SIMULATOR:
         return cuda.to_device(np.zeros(shape, np.int64))
     array = cuda.device_array(shape, np.int64, stream=queue)
-    _clear(array, queue)
+    clear(array, queue)
     return array
 
 
-def _clear(array: Any, queue: Any) -> None:
+def clear(array: Any, queue: Any) -> None:
+    """Zero a device array on a stream."""
     if SIMULATOR:
-        array.copy_to_device(np.zeros(array.shape, np.int64))
+        array.copy_to_device(np.zeros(array.shape, array.dtype))
     elif array.size:
         from numba.cuda.cudadrv.driver import device_memset
 

@@ -191,6 +191,16 @@ def cut_pieces(
         first = last
 
 
+def share_out(piece: Piece, nbytes: int) -> Iterator[Piece]:
+    """A piece of plain documents as pieces of at most ``nbytes``; places of documents count from its first."""
+    if not piece.is_part:
+        yield from cut_pieces(piece.documents, nbytes)
+        return
+    step = ceil_div(piece.nbytes, ceil_div(piece.nbytes, nbytes))
+    for start in range(piece.start, piece.stop, step):
+        yield Piece(0, piece.documents, start, min(start + step, piece.stop))
+
+
 def read_range(document: Document, start: int, stop: int, target: np.ndarray) -> None:
     """Fill ``target``, uint8[stop - start], with a range of the document's bytes.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import os
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from distributed import Client
@@ -21,16 +21,28 @@ from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.host import cpu_threads
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import config
-from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces, read_blocks, read_range
+from tilewright.pipeline.blocks import (
+    EXTRA_NBYTES,
+    SEPARATOR,
+    Block,
+    has_small_files,
+    read_at_once,
+    stream,
+    turn_to_read,
+)
+from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces, share_out
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener
-from tilewright.pipeline.plan import format_nbytes
+from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.reduce import Reduction, reduce_pieces, scratch
 from tilewright.pipeline.store import run_all
 
-SEPARATOR = 0
-"""The byte between documents that are counted as one text, where tokens reach over edges: NUL ends any UTF-8
-sequence as the end of the text would, and what it adds itself is taken off again."""
+if TYPE_CHECKING:
+    from tilewright.pipeline.lanes import Tally
+
+TASK_BLOCKS = 64
+"""Blocks of a lane, 8 MiB each, that a task on a GPU counts: Dask takes a millisecond or two for a task, and 32 MiB
+take one."""
 
 ROWS_NBYTES = 32 * 2**20
 """Counts of one task, per document: with many bins a piece holds fewer documents."""
@@ -40,11 +52,6 @@ LEAST_PIECE_NBYTES = 2**20
 
 FEW_BINS = 256
 """Up to so many bins are listed with every bin and its label; of more, those that occur."""
-
-SMALL_FILE_NBYTES = 2**18
-"""Files below this size on average are read by one thread of a process at a time: in calls so short, two threads
-spend four times as long handing the interpreter lock to and fro. Others count meanwhile, without that lock."""
-_small_files = threading.Lock()
 
 STAGES = ("read", "count")
 LEAST_STREAM_NBYTES = 2**18
@@ -201,13 +208,18 @@ def count_corpus(
             " (half of this process's memory) are allowed; count fewer documents, a kind with fewer bins, or"
             " not per document"
         )
-    pieces = _pieces(client, corpus, kind, per_document)
-    nbytes, threads = config.get("piece-nbytes"), config.get("read-threads")
+    nbytes, readers = config.get("piece-nbytes"), config.get("read-threads")
+    decompressors = _decompressors(client, corpus)
+    pieces = _pieces(client, corpus, kind, device, per_document, decompressors)
+    threads = [readers if piece.is_plain else decompressors for piece in pieces]
     start = time.perf_counter()
     total = reduce_pieces(
         client,
         _reduction(kind, rows),
-        [(piece, kind.name, device, per_document, nbytes, threads) for piece in pieces],
+        [
+            (piece, kind.name, device, per_document, nbytes, most)
+            for piece, most in zip(pieces, threads, strict=True)
+        ],
         [piece.nbytes for piece in pieces],
         listener,
     )
@@ -222,15 +234,36 @@ def count_corpus(
     )
 
 
-def _pieces(client: Client, corpus: Corpus, kind: Kind, per_document: bool) -> list[Piece]:
+def _decompressors(client: Client, corpus: Corpus) -> int:
+    """Threads of each worker that decompress: what the setting says, else its share of its host's cores."""
+    wanted: int | None = config.get("decompress-threads")
+    if wanted is not None or all(document.codec is None for document in corpus.documents):
+        return wanted or 1
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    neighbours = max(Counter(worker["host"] for worker in workers).values(), default=1)
+    return max(client.run(share_of_cores, neighbours).values(), default=1)
+
+
+def share_of_cores(neighbours: int) -> int:
+    """Cores for this process where ``neighbours`` like it, itself included, share the host."""
+    return min(cpu_threads(), ceil_div(os.cpu_count() or 1, neighbours))
+
+
+def _pieces(
+    client: Client, corpus: Corpus, kind: Kind, device: str, per_document: bool, decompressors: int
+) -> list[Piece]:
+    """What each task counts: for a GPU `TASK_BLOCKS` blocks at a time, if the corpus has as much for each thread."""
     threads = sum(client.nthreads().values())
     share = ceil_div(corpus.nbytes, 2 * max(1, threads))
-    nbytes = min(config.get("piece-nbytes"), max(LEAST_PIECE_NBYTES, share))
-    most = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
-    # One task decompresses several documents at once, since a worker has fewer tasks under way than cores.
     compressed = sum(document.codec is not None for document in corpus.documents)
-    streams = min(config.get("read-threads"), ceil_div(compressed, 2 * max(1, len(client.nthreads()))))
-    pieces = list(cut_pieces(corpus.documents, nbytes, min(most, MOST_DOCUMENTS), streams))
+    block = config.get("piece-nbytes")
+    # Compressed documents are the work of the cores, on a GPU's worker as on any: small tasks share them out evenly.
+    most = block if device == "cpu" or compressed else TASK_BLOCKS * min(block, LANE_NBYTES)
+    nbytes = min(most, max(LEAST_PIECE_NBYTES, share))
+    documents = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
+    # One task decompresses several documents at once, since a worker has fewer tasks under way than cores.
+    streams = min(decompressors, ceil_div(compressed, 2 * max(1, len(client.nthreads()))))
+    pieces = list(cut_pieces(corpus.documents, nbytes, min(documents, MOST_DOCUMENTS), streams))
     # Large compressed documents take longest: begun first, none is left for the end with one worker at it.
     return sorted(pieces, key=lambda piece: -piece.nbytes if piece.nbytes > nbytes else 0)
 
@@ -265,59 +298,99 @@ def count_piece(
 ) -> tuple[Counts, dict[str, float]]:
     """Read and count one piece; what a task does.
 
-    block_nbytes: how much of compressed documents each thread counts at a time, and with its margins has in memory.
-    threads: how many of this process decompress documents at once, those of all its tasks together; no more than
-        it has cores.
+    block_nbytes: how much of a compressed document, or on a GPU of any, each thread counts at a time, and with its
+    margins has in memory; on a GPU no more than `LANE_NBYTES`.
+    threads: how many of this process read or decompress, those of all its tasks together; no more than it has cores
+    decompress.
     """
     kind = kind_named(by)
-    threads = min(
-        threads, cpu_threads()
-    )  # more than cores only take turns: on two cores, 8 are 0.7 × as fast as 2
-    share_nbytes = max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))
-    shares = [piece] if piece.is_plain else list(cut_pieces(piece.documents, share_nbytes))
-    calls = [partial(_count_share, share, kind, device, per_document, block_nbytes) for share in shares]
-    if len(calls) == 1:
-        counts, nbytes, stages = calls[0]()
-    else:
-        counts = np.zeros((len(piece.documents) if per_document else 1, kind.bins), np.int64)
-        nbytes, stages = 0, dict.fromkeys(STAGES, 0.0)
-        for share, (found, length, clocks) in zip(shares, run_all(_pool(threads), calls), strict=True):
-            first = share.first if per_document else 0
-            counts[first : first + len(found)] += found
-            nbytes += length
-            stages = {name: stages[name] + clocks[name] for name in STAGES}
-    flat = counts.reshape(-1)
-    cells = np.flatnonzero(flat)
-    values = flat[cells]
-    if per_document:
-        cells += piece.first * kind.bins
-    return Counts(cells, values, nbytes), stages
+    if not piece.is_plain:
+        threads = min(threads, cpu_threads())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
+    shares = _shares(piece, device, block_nbytes, threads)
+    rows = len(piece.documents) if per_document else 1
+    gap = 1 if kind.after and not per_document else 0
+    if device == "cpu":
+        parts = _run(
+            [partial(_on_host, share, kind, gap, per_document, block_nbytes) for share in shares], threads
+        )
+        return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
+    from tilewright.pipeline.lanes import borrowed_tally, prepare
+
+    prepare(kind)
+    if rows > 1:
+        parts = _run([partial(_rows_on_gpu, share, kind, block_nbytes) for share in shares], threads)
+        return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
+    with borrowed_tally(kind.bins) as tally:
+        calls = [partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally) for share in shares]
+        parts = _run(calls, threads)
+        counts = tally.read()
+        np.subtract.at(counts, np.concatenate([part.counts for part in parts]), 1)
+        return _nonzero(counts, piece, per_document, kind, parts)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What one thread has counted."""
+
+    counts: np.ndarray
+    """int64[(documents or 1, bins)]; of a tally, the bins that separators took part in: one off for each entry."""
+    nbytes: int
+    """The documents' length, decompressed."""
+    stages: dict[str, float]
+    """Busy seconds."""
+
+
+def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[Piece]:
+    """What each thread reads; places of documents count from the piece's first."""
+    if not piece.is_plain:
+        return list(cut_pieces(piece.documents, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))))
+    if device == "cpu" or has_small_files(piece):
+        return [Piece(0, piece.documents, piece.start, piece.stop)]
+    return list(share_out(piece, max(min(block_nbytes, LANE_NBYTES), ceil_div(piece.nbytes, threads))))
+
+
+def _run(calls: Sequence[Callable[[], _Part]], threads: int) -> list[_Part]:
+    return [calls[0]()] if len(calls) == 1 else run_all(_pool(threads), calls)
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Kept by a worker's process, so that its threads keep their buffers."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="tilewright-decompress")
+    return ThreadPoolExecutor(threads, thread_name_prefix="tilewright-text")
 
 
-def _count_share(
-    piece: Piece, kind: Kind, device: str, per_document: bool, block_nbytes: int
-) -> tuple[np.ndarray, int, dict[str, float]]:
-    """What one thread counts: int64[(documents or 1, bins)], the documents' length, and busy seconds."""
-    gap = 1 if kind.after and not per_document else 0
-    if piece.is_part:
-        blocks = _read_part(piece, kind, device)
-    elif piece.is_plain:
-        blocks = _read_documents(piece, gap, device)
-    else:
-        blocks = _decompress(piece, kind, gap, block_nbytes, device)
+def _sum_rows(shares: list[Piece], parts: list[_Part], rows: int, kind: Kind) -> np.ndarray:
+    """The counts of all shares, int64[(rows, bins)]."""
+    if len(parts) == 1:
+        return parts[0].counts
+    counts = np.zeros((rows, kind.bins), np.int64)
+    for share, part in zip(shares, parts, strict=True):
+        first = share.first if rows > 1 else 0
+        counts[first : first + len(part.counts)] += part.counts
+    return counts
+
+
+def _nonzero(
+    counts: np.ndarray, piece: Piece, per_document: bool, kind: Kind, parts: list[_Part]
+) -> tuple[Counts, dict[str, float]]:
+    flat = counts.reshape(-1)
+    cells = np.flatnonzero(flat)
+    values = flat[cells]
+    if per_document:
+        cells += piece.first * kind.bins
+    stages = {name: sum(part.stages[name] for part in parts) for name in STAGES}
+    return Counts(cells, values, sum(part.nbytes for part in parts)), stages
+
+
+def _on_host(piece: Piece, kind: Kind, gap: int, per_document: bool, block_nbytes: int) -> _Part:
+    """Count a share on the CPU."""
     rows = len(piece.documents) if per_document else 1
     counts: np.ndarray | None = None
     nbytes, stages = 0, dict.fromkeys(STAGES, 0.0)
     clock = time.perf_counter()
-    for block in blocks:
+    for block in _host_blocks(piece, kind, gap, block_nbytes):
         read = time.perf_counter()
-        found = _count_block(block, kind, gap, per_document, device)
+        found = _count_block(block, kind, gap, per_document)
         if counts is None:
             # Most pieces are one block, whose counts are the piece's.
             counts = found if len(found) == rows else np.zeros((rows, kind.bins), np.int64)
@@ -329,123 +402,78 @@ def _count_share(
         clock = time.perf_counter()
         stages["count"] += clock - read
     assert counts is not None  # a piece has a document, and each makes a block
-    return counts, nbytes, stages
+    return _Part(counts, nbytes, stages)
 
 
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """What is counted in one go: whole documents, or a stretch of one with its margins."""
-
-    data: np.ndarray
-    """uint8. Whole documents lie one behind the other, a separator behind each where there is a gap."""
-    first: int
-    """Place in the piece of the first document."""
-    edges: np.ndarray | None
-    """Where each whole document begins and the last ends; None for a stretch."""
-    start: int
-    stop: int
-    """What is counted of ``data``; the rest is margins."""
-
-    @property
-    def documents(self) -> int:
-        """How many whole ones."""
-        return 0 if self.edges is None else len(self.edges) - 1
-
-    @property
-    def nbytes(self) -> int:
-        return self.stop - self.start
+def _host_blocks(piece: Piece, kind: Kind, gap: int, block_nbytes: int) -> Iterable[Block]:
+    """Plain documents in one block, compressed ones in a buffer that is filled again and again."""
+    if piece.is_plain:
+        return [read_at_once(piece, kind, gap, partial(scratch, "text", pinned=False))]
+    return stream(
+        piece, kind, gap, block_nbytes, partial(scratch, "text", block_nbytes + EXTRA_NBYTES, pinned=False)
+    )
 
 
-def _whole(data: np.ndarray, first: int, edges: np.ndarray) -> _Block:
-    return _Block(data[: edges[-1]], first, edges, 0, int(edges[-1]))
-
-
-def _count_block(block: _Block, kind: Kind, gap: int, per_document: bool, device: str) -> np.ndarray:
+def _count_block(block: Block, kind: Kind, gap: int, per_document: bool) -> np.ndarray:
     """Counts, int64[(documents, bins)] if each of them has a row, else int64[(1, bins)]."""
     if block.edges is None:
-        stretch = piece_counts(block.data, by=kind.name, start=block.start, stop=block.stop, device=device)
+        stretch = piece_counts(block.data, by=kind.name, start=block.start, stop=block.stop, device="cpu")
         return np.asarray(stretch)[None]
     if per_document:
-        return np.asarray(count(block.data, by=kind.name, offsets=block.edges, device=device))
-    return _count_together(block.data, block.edges, gap, kind, device)[None]
-
-
-def _read_part(piece: Piece, kind: Kind, device: str) -> Iterator[_Block]:
-    """A part of one document, with what its edge tokens reach to."""
-    (document,) = piece.documents
-    start, stop = max(0, piece.start - kind.before), min(document.nbytes, piece.stop + kind.after)
-    data = scratch("text", stop - start, pinned=device == "cuda")
-    read_range(document, start, stop, data)
-    yield _Block(data, 0, None, piece.start - start, piece.stop - start)
-
-
-def _read_documents(piece: Piece, gap: int, device: str) -> Iterator[_Block]:
-    """Whole documents, all in one block.
-
-    Where they are counted as one text and tokens reach over edges, a separator follows each document: gap is 1.
-    """
-    lengths = np.fromiter((document.nbytes for document in piece.documents), np.int64, len(piece.documents))
-    edges = np.concatenate([[0], np.cumsum(lengths + gap)])
-    data = scratch("text", int(edges[-1]), pinned=device == "cuda")
-    with _small_files if piece.nbytes < SMALL_FILE_NBYTES * len(piece.documents) else nullcontext():
-        for document, begin in zip(piece.documents, edges.tolist(), strict=False):
-            read_range(document, 0, document.nbytes, data[begin : begin + document.nbytes])
+        return np.asarray(count(block.data, by=kind.name, offsets=block.edges, device="cpu"))
+    counts = np.asarray(count(block.data, by=kind.name, device="cpu"))
     if gap:
-        data[edges[1:] - 1] = SEPARATOR
-    yield _whole(data, 0, edges)
+        np.subtract.at(counts, _of_separators(block.data, block.edges, kind), 1)
+    return counts[None]
 
 
-def _decompress(piece: Piece, kind: Kind, gap: int, nbytes: int, device: str) -> Iterator[_Block]:
-    """Whole documents of any length, decompressed into one buffer that is handed out each time it is full.
+def _tally_on_gpu(piece: Piece, kind: Kind, gap: int, block_nbytes: int, tally: Tally) -> _Part:
+    """Add the counts of a share, all documents together, to the tally; returns when its last block is under way."""
+    from tilewright.pipeline.lanes import borrowed_lane
 
-    A block holds the documents that ended in it. The beginning of the next one moves to the front of the buffer;
-    when that one alone fills it, stretches of it are handed out, and the margins move to the front.
-    """
-    full = nbytes + kind.before + kind.after
-    data = scratch("text", full + gap * len(piece.documents), pinned=device == "cuda")
-    first, edges, filled = 0, [0], 0
-    for place, document in enumerate(piece.documents):
-        margin, stretched = 0, False
-        for block in read_blocks(document):
-            left = np.frombuffer(block, np.uint8)
-            while len(left):
-                if filled >= full:
-                    if len(edges) > 1:
-                        yield _whole(data, first, np.array(edges))
-                        keep = filled - edges[-1]
-                    else:
-                        yield _Block(data[:filled], place, None, margin, filled - kind.after)
-                        keep = min(filled, kind.before + kind.after)
-                        margin, stretched = keep - kind.after, True
-                    data[:keep] = data[filled - keep : filled]
-                    first, edges, filled = place, [0], keep
-                    continue
-                step = min(len(left), full - filled)
-                data[filled : filled + step] = left[:step]
-                filled, left = filled + step, left[step:]
-        if stretched:
-            yield _Block(data[:filled], place, None, margin, filled)
-            first, edges, filled = place + 1, [0], 0
-            continue
-        if gap:
-            data[filled] = SEPARATOR
-        filled += gap
-        edges.append(filled)
-    if len(edges) > 1:
-        yield _whole(data, first, np.array(edges))
+    separators = [np.empty(0, np.int64)]
+    nbytes, counting = 0, 0.0
+    start = time.perf_counter()
+    with borrowed_lane() as lane, turn_to_read(piece):
+        try:
+            for block in stream(piece, kind, gap, min(block_nbytes, LANE_NBYTES), lane.buffer):
+                clock = time.perf_counter()
+                lane.add(block, kind, tally)
+                if gap and block.edges is not None:
+                    separators.append(_of_separators(block.data, block.edges, kind))
+                nbytes += block.nbytes - gap * block.documents
+                counting += time.perf_counter() - clock
+        finally:
+            tally.follow(lane)
+        counting += lane.waited
+    stages = {"read": time.perf_counter() - start - counting, "count": counting}
+    return _Part(np.concatenate(separators), nbytes, stages)
 
 
-def _count_together(data: np.ndarray, edges: np.ndarray, gap: int, kind: Kind, device: str) -> np.ndarray:
-    """Counts of all documents in ``data`` together, without those that the separators took part in."""
-    counts = np.asarray(count(data, by=kind.name, device=device))
-    if not gap:
-        return counts
+def _rows_on_gpu(piece: Piece, kind: Kind, block_nbytes: int) -> _Part:
+    """Counts of a share with a row for each document."""
+    from tilewright.pipeline.lanes import borrowed_lane
+
+    counts = np.zeros((len(piece.documents), kind.bins), np.int64)
+    nbytes, counting = 0, 0.0
+    start = time.perf_counter()
+    with borrowed_lane() as lane, turn_to_read(piece):
+        for block in stream(piece, kind, 0, min(block_nbytes, LANE_NBYTES), lane.buffer):
+            clock = time.perf_counter()
+            found = lane.rows(block, kind)
+            counts[block.first : block.first + len(found)] += found
+            nbytes += block.nbytes
+            counting += time.perf_counter() - clock
+        counting += lane.waited
+    return _Part(counts, nbytes, {"read": time.perf_counter() - start - counting, "count": counting})
+
+
+def _of_separators(data: np.ndarray, edges: np.ndarray, kind: Kind) -> np.ndarray:
+    """The bins, int64, of all tokens in ``data`` that separators took part in, an entry for each token."""
     separators = edges[1:] - 1
     if kind.name == "codepoint":
-        counts[SEPARATOR] -= len(separators)
-        return counts
+        return np.full(len(separators), SEPARATOR, np.int64)
     begins = np.unique(np.concatenate([separators - 1, separators]))
     begins = begins[(begins >= 0) & (begins < len(data) - 1)]
-    pairs = data[begins].astype(np.int64) << 8 | data[begins + 1]
-    np.subtract.at(counts, pairs, 1)
-    return counts
+    pairs: np.ndarray = data[begins].astype(np.int64) << 8 | data[begins + 1]
+    return pairs

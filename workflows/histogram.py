@@ -40,7 +40,7 @@ def histogram(
     folder.
 
     Files whose names end in .gz, .bz2, .xz or .zst are decompressed while they are read, each by one thread and
-    ``tilewright.read-threads`` of them at once by each worker, in memory that does not depend on their length.
+    ``tilewright.decompress-threads`` of them at once by each worker, in memory that does not depend on their length.
     An archive (.tar.gz) is one document: its decompressed bytes.
 
     Parameters

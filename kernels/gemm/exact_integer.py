@@ -353,5 +353,5 @@ EXACT_INTEGER = GemmKernel(
 
 _ANY = Config("s8", "s8", types.int32)
 assert PLAN_LENGTH * 8 <= PLAN_NBYTES
-assert CLUSTER == _ANY.cluster
-assert CLUSTER_SIDE == _ANY.cluster * _ANY.tile_m == _ANY.tile_n
+assert _ANY.cluster == CLUSTER
+assert _ANY.cluster * _ANY.tile_m == _ANY.tile_n == CLUSTER_SIDE

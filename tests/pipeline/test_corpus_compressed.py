@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from tests.pipeline.test_reduce_histogram import count, dense, documents, naive_counts
 from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.pipeline import blocks as reading
 from tilewright.pipeline import corpus, decompress
 from tilewright.pipeline import histogram as counting
 from tilewright.pipeline.corpus import Document, Piece, cut_pieces, list_corpus, read_blocks
@@ -206,7 +207,7 @@ def test_a_task_decompresses_several_documents_at_once(
         together.wait()
         yield from read_blocks(document)
 
-    monkeypatch.setattr(counting, "read_blocks", met)
+    monkeypatch.setattr(reading, "read_blocks", met)
     monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
     monkeypatch.setattr(counting, "cpu_threads", lambda: 3)
     for i in range(3):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 from pathlib import Path
 
 import dask
 import numpy as np
 import pytest
 import zarr
+from backports import zstd
 from distributed import Client
 
 from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.dot import BLOCK
+from tilewright.pipeline.errors import CorpusError
+from tilewright.pipeline.histogram import Histogram, count_corpus
+from tilewright.pipeline.plan import LANE_NBYTES
 from tilewright.workflows.dot import dot
 from tilewright.workflows.histogram import histogram
 
@@ -45,6 +52,79 @@ def test_histograms(client: Client, corpus: Path, by: str, per_document: bool) -
     assert found.device != "CPU"
     np.testing.assert_array_equal(found.counts, expected.counts)
     assert found.skipped == expected.skipped
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files longer than a lane's block and than a task's share, some compressed, that begin and end anywhere."""
+    rng = np.random.default_rng(6)
+    folder = tmp_path_factory.mktemp("large")
+    text = "Übermäßig — 東京 💡 and plain words, ".encode() * 40_000
+    for i, nbytes in enumerate([3 * LANE_NBYTES + 1, LANE_NBYTES, 17, 0, LANE_NBYTES + 5, 300_000]):
+        data = (text * (nbytes // len(text) + 2))[i : i + nbytes]
+        (folder / f"{i}.txt").write_bytes(data)
+    noise = rng.integers(0, 256, 2 * LANE_NBYTES + 3, np.uint8).tobytes()
+    (folder / "noise").write_bytes(noise)
+    (folder / "text.zst").write_bytes(zstd.compress(text[1:] * 12))
+    (folder / "noise.gz").write_bytes(gzip.compress(noise[:5_000_001], 1))
+    return folder
+
+
+def on_both(client: Client, paths: list[Path], by: str, per_document: bool) -> None:
+    found, expected = (
+        histogram(paths, by=by, per_document=per_document, cluster=client, device=device)
+        for device in ("cuda", "cpu")
+    )
+    assert found.device != "CPU"
+    assert found.nbytes == expected.nbytes
+    assert found.skipped == expected.skipped
+    np.testing.assert_array_equal(found.counts, expected.counts)
+
+
+@pytest.mark.parametrize("by", list(KINDS))
+@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_files_larger_than_a_lane(
+    client: Client, large: Path, by: str, per_document: bool, compressed: bool
+) -> None:
+    paths = [path for path in sorted(large.iterdir()) if compressed or path.suffix not in (".gz", ".zst")]
+    on_both(client, paths, by, per_document)
+
+
+@pytest.mark.parametrize("by", list(KINDS))
+def test_blocks_cut_within_characters(client: Client, large: Path, by: str) -> None:
+    """Blocks of an odd length: thousands of cuts, hundreds of blocks of each lane, and many tasks at once."""
+    with dask.config.set({"tilewright.piece-nbytes": 99_991, "tilewright.read-threads": 5}):
+        on_both(client, sorted(large.iterdir()), by, False)
+
+
+def test_lanes_and_tallies_are_kept(client: Client, large: Path) -> None:
+    from tilewright.pipeline import lanes
+
+    on_both(client, [large], "bigram", False)
+    made = len(lanes._spare_lanes), len(lanes._spare_tallies[KINDS["bigram"].bins])
+    for _ in range(3):
+        on_both(client, [large], "bigram", False)
+    assert len(lanes._spare_lanes) <= max(made[0], 2 * 8 + (os.cpu_count() or 1))
+    assert len(lanes._spare_tallies[KINDS["bigram"].bins]) <= 2  # a worker of two threads has two tasks
+
+
+def test_a_file_that_shrinks_fails_and_the_next_run_counts(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"abc" * LANE_NBYTES)
+    corpus = list_corpus([path])
+    os.truncate(path, LANE_NBYTES + 1)
+
+    def count() -> Histogram:
+        return count_corpus(client, corpus, by="byte", device="cuda", device_name="GPU", per_document=False,
+                            listener=lambda _: None)  # fmt: skip
+
+    with pytest.raises(CorpusError, match=f"ended at byte {LANE_NBYTES + 1}"):
+        count()
+    path.write_bytes(b"abc" * LANE_NBYTES)
+    found = count()
+    assert found.counts[list(b"abc")].tolist() == [LANE_NBYTES] * 3
+    assert found.counts.sum() == found.nbytes == 3 * LANE_NBYTES
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint16", "float16", "float32", "float64", "complex64"])

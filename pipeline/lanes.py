@@ -1,0 +1,162 @@
+"""Text from files to counts on a GPU: lanes that each carry one block while the next is read.
+
+A lane is what one reading thread needs: two blocks of pinned memory, two on the device, a stream. A thread fills one
+block while the other is copied and counted, and waits for nothing but the block it is about to fill. All lanes of a
+task add to one tally, counts that stay on the device until the task has read everything. Both are made once and kept
+by the process: pinning takes 0.4 s a GiB, and allocating device memory makes the whole device wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from tilewright.kernels.histogram_select import add_counts, clear, count_on_device
+from tilewright.kernels.histogram_tokens import Kind
+from tilewright.kernels.launch import SIMULATOR
+from tilewright.kernels.transfer import pinned_bytes, upload_bytes
+from tilewright.pipeline.blocks import EXTRA_NBYTES, Block
+from tilewright.pipeline.plan import LANE_NBYTES
+
+
+def _event() -> Any:
+    """An event without a clock, which would make recording it slower; the simulator has one kind alone."""
+    return cuda.event() if SIMULATOR else cuda.event(timing=False)
+
+
+class Lane:
+    """Two pinned blocks, their places on the device, and a stream; used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self.stream = cuda.stream()
+        self._host = [pinned_bytes(LANE_NBYTES + EXTRA_NBYTES) for _ in range(2)]
+        self._device = [cuda.device_array(LANE_NBYTES + EXTRA_NBYTES, np.uint8) for _ in range(2)]
+        self._free = [_event() for _ in range(2)]
+        """Passed when the block of this number has been copied and counted; one never recorded counts as passed."""
+        self._turn = 0
+        self.waited = 0.0
+        """Seconds that `buffer` spent waiting for the device."""
+
+    def buffer(self) -> np.ndarray:
+        """The block that is to be filled next, uint8[LANE_NBYTES + EXTRA_NBYTES], once the device is done with it."""
+        self._turn ^= 1
+        start = time.perf_counter()
+        self._free[self._turn].synchronize()
+        self.waited += time.perf_counter() - start
+        return self._host[self._turn]
+
+    def add(self, block: Block, kind: Kind, tally: Tally) -> None:
+        """Copy a block of the last buffer and add its counts, as one text, to the tally; returns before it is done."""
+        device = self._upload(block)
+        add_counts(device, 0, len(block.data), block.start, block.stop, kind, tally.counts, self.stream)
+        self._free[self._turn].record(self.stream)
+
+    def rows(self, block: Block, kind: Kind) -> np.ndarray:
+        """Counts of a block of the last buffer, int64[(documents, bins)]; of a stretch, int64[(1, bins)]."""
+        device = self._upload(block)
+        edges = np.array([0, len(block.data)]) if block.edges is None else block.edges
+        counts = count_on_device(device, edges, block.start, block.stop, kind, self.stream)
+        found: np.ndarray = counts.copy_to_host(stream=self.stream)
+        self.stream.synchronize()
+        return found
+
+    def _upload(self, block: Block) -> Any:
+        device = self._device[self._turn]
+        upload_bytes(block.data, device, self.stream)
+        return device
+
+
+class Tally:
+    """Counts on the device that the lanes of one task add to, and pinned memory that they come back to."""
+
+    def __init__(self, bins: int) -> None:
+        self.counts = cuda.device_array(bins, np.int64)
+        self._stream = cuda.stream()
+        self._host: np.ndarray = pinned_bytes(8 * bins).view(np.int64)
+        self._lock = threading.Lock()
+
+    def clear(self) -> None:
+        """Begin at zero; lanes may add once it returns."""
+        clear(self.counts, self._stream)
+        self._stream.synchronize()
+
+    def follow(self, lane: Lane) -> None:
+        """Let what is read of the counts wait for all that the lane has been given until now."""
+        event = _event()
+        event.record(lane.stream)
+        with self._lock:
+            event.wait(self._stream)
+
+    def read(self) -> np.ndarray:
+        """The counts, int64[bins], once every lane that it follows has added its own; good until the next task."""
+        self.counts.copy_to_host(self._host, stream=self._stream)
+        self._stream.synchronize()
+        return self._host
+
+    def settle(self) -> None:
+        """Wait until no lane that it follows adds any more."""
+        self._stream.synchronize()
+
+
+_prepared: set[str] = set()
+_preparing = threading.Lock()
+
+
+def prepare(kind: Kind) -> None:
+    """Compile and load the kernels of a kind, once in a process, before many threads launch them at the same moment.
+
+    Each of those would compile them for itself, and one could launch a copy that has not yet been allowed the shared
+    memory that it needs.
+    """
+    with _preparing:
+        if kind.name in _prepared:
+            return
+        cuda.current_context()
+        stream = cuda.stream()
+        text = cuda.to_device(np.zeros(2, np.uint8), stream=stream)
+        for edges in ([0, 2], [0, 1, 2]):
+            count_on_device(text, np.array(edges), 0, 2, kind, stream)
+        stream.synchronize()
+        _prepared.add(kind.name)
+
+
+_spare_lanes: list[Lane] = []
+_spare_tallies: dict[int, list[Tally]] = {}
+
+
+@contextmanager
+def borrowed_lane() -> Iterator[Lane]:
+    """A lane of this process for one thread; blocks under way when it goes back delay the next borrower alone."""
+    cuda.current_context()  # attaches the thread to the GPU: pool threads come without
+    lane = None
+    with suppress(IndexError):
+        lane = _spare_lanes.pop()
+    lane = Lane() if lane is None else lane
+    lane.waited = 0.0
+    try:
+        yield lane
+    finally:
+        _spare_lanes.append(lane)
+
+
+@contextmanager
+def borrowed_tally(bins: int) -> Iterator[Tally]:
+    """A tally of this process for one task, all zero."""
+    cuda.current_context()
+    spare = _spare_tallies.setdefault(bins, [])
+    tally = None
+    with suppress(IndexError):
+        tally = spare.pop()
+    tally = Tally(bins) if tally is None else tally
+    tally.clear()
+    try:
+        yield tally
+    finally:
+        tally.settle()  # after a failure, blocks that came before it are still being counted
+        spare.append(tally)

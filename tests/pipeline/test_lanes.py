@@ -1,0 +1,144 @@
+"""What a GPU's worker counts through its lanes equals what Python counts: in the simulator, one thread at a time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from backports import zstd
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pipeline.test_reduce_histogram import dense, documents, naive_counts
+from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.pipeline.blocks import EXTRA_NBYTES, Block, stream
+from tilewright.pipeline.corpus import Piece, list_corpus, share_out
+from tilewright.pipeline.errors import CorpusError
+from tilewright.pipeline.histogram import _of_separators, count_piece
+
+
+def written(folder: Path, texts: list[tuple[bytes, bool]]) -> Piece:
+    """The texts as files, some of them compressed, in one piece."""
+    for i, (data, packed) in enumerate(texts):
+        path = folder / f"{i:03}{'.zst' if packed else ''}"
+        path.write_bytes(zstd.compress(data) if packed else data)
+    corpus = list_corpus([folder])
+    return Piece(0, corpus.documents, 0, corpus.nbytes)
+
+
+class Buffers:
+    """Two buffers in turns, each overwritten as soon as it is handed out: no block may need an older one's bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._both = [np.empty(nbytes + EXTRA_NBYTES, np.uint8) for _ in range(2)]
+        self._turn = 0
+
+    def __call__(self) -> np.ndarray:
+        self._turn ^= 1
+        self._both[self._turn][:] = 0xEE
+        return self._both[self._turn]
+
+
+def counted(block: Block, by: str, gap: int) -> np.ndarray:
+    """Counts of a block as one text, int64[bins]."""
+    data, kind = block.data.tobytes(), KINDS[by]
+    if block.edges is None:
+        found = dense(naive_counts(data[: block.stop + kind.after], by), kind.bins)
+        assert by != "codepoint", "a decoder cannot begin in the middle"
+        found -= dense(naive_counts(data[: block.start + kind.after], by), kind.bins)
+        return found
+    found = dense(naive_counts(data, by), kind.bins)
+    if gap:
+        np.subtract.at(found, _of_separators(block.data, block.edges, kind), 1)
+    return found
+
+
+@pytest.mark.parametrize("by", ["byte", "letter", "bigram"])
+@settings(max_examples=60)
+@given(
+    texts=st.lists(st.tuples(documents, st.booleans()), min_size=1, max_size=6),
+    nbytes=st.integers(1, 25),
+    share=st.integers(1, 40),
+)
+def test_two_buffers_in_turns_hold_every_token(
+    tmp_path_factory: pytest.TempPathFactory,
+    by: str,
+    texts: list[tuple[bytes, bool]],
+    nbytes: int,
+    share: int,
+) -> None:
+    piece = written(tmp_path_factory.mktemp("texts"), texts)
+    kind = KINDS[by]
+    gap = 1 if kind.after else 0
+    shares = list(share_out(piece, share)) if piece.is_plain else [piece]
+    if len(shares) == 1 and shares[0].is_part:
+        shares = list(share_out(shares[0], 3))  # parts of a part
+    total = np.zeros(kind.bins, np.int64)
+    for part in shares:
+        for block in stream(part, kind, gap, nbytes, Buffers(nbytes)):
+            assert len(block.data) <= nbytes + EXTRA_NBYTES
+            total += counted(block, by, gap)
+    expected = sum(dense(naive_counts(data, by), kind.bins) for data, _ in texts)
+    np.testing.assert_array_equal(total, expected)
+
+
+def test_shares_of_a_part_hold_its_bytes_once(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(1000))
+    (document,) = list_corpus([tmp_path]).documents
+    part = Piece(7, (document,), 301, 877)
+    shares = list(share_out(part, 100))
+    assert [share.first for share in shares] == [0] * 6
+    assert shares[0].start == 301
+    assert shares[-1].stop == 877
+    assert all(0 < share.nbytes <= 100 and share.is_part for share in shares)
+    assert all(a.stop == b.start for a, b in itertools.pairwise(shares))
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("by", list(KINDS))
+@pytest.mark.parametrize("per_document", [False, True])
+@settings(max_examples=6)
+@given(
+    texts=st.lists(st.tuples(documents, st.booleans()), min_size=1, max_size=4),
+    nbytes=st.integers(1, 25),
+)
+def test_lanes_count_in_the_simulator(
+    tmp_path_factory: pytest.TempPathFactory,
+    by: str,
+    per_document: bool,
+    texts: list[tuple[bytes, bool]],
+    nbytes: int,
+) -> None:
+    piece = written(tmp_path_factory.mktemp("texts"), texts)
+    part, stages = count_piece(piece, by, "cuda", per_document, nbytes, 1)
+    bins = KINDS[by].bins
+    counts = np.zeros((len(texts) if per_document else 1, bins), np.int64)
+    counts.reshape(-1)[part.cells] = part.values
+    expected = np.stack([dense(naive_counts(data, by), bins) for data, _ in texts])
+    np.testing.assert_array_equal(counts, expected if per_document else expected.sum(axis=0, keepdims=True))
+    assert part.nbytes == sum(len(data) for data, _ in texts)
+    assert set(stages) == {"read", "count"}
+
+
+@pytest.mark.simulator
+def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(tmp_path: Path) -> None:
+    from tilewright.pipeline import lanes
+
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"text" * 50)
+    corpus = list_corpus([tmp_path])
+    piece = Piece(0, corpus.documents, 0, corpus.nbytes)
+    os.truncate(tmp_path / "b", 30)
+    with pytest.raises(CorpusError, match="b ended at byte 30"):
+        count_piece(piece, "byte", "cuda", False, 64, 1)
+    made = list(lanes._spare_lanes), list(lanes._spare_tallies[256])
+    assert len(made[0]) == len(made[1]) == 1
+    (tmp_path / "b").write_bytes(b"TEXT" * 50)
+    part, _ = count_piece(piece, "byte", "cuda", False, 64, 1)
+    assert dict(zip(part.cells.tolist(), part.values.tolist(), strict=True)) == naive_counts(
+        b"textTEXT" * 50, "byte"
+    )
+    assert (lanes._spare_lanes, lanes._spare_tallies[256]) == made
