@@ -304,8 +304,8 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
         plan = digits.plan(*largest, k, bits)
         unit = host_integer.tiling(bits)
         words = host_integer.available() and unit.cost < plan.cost
-        products = 1 if words else len(plan.products)
-        halve = (words or products >= STRASSEN_PRODUCTS) and min(m, n, k) >= STRASSEN_SIDE
+        pays = unit.halve if words else len(plan.products) >= STRASSEN_PRODUCTS
+        halve = pays and min(m, n, k) >= STRASSEN_SIDE
         if halve and not words:
             # Sums of two blocks are one bit longer; in the full ring they are not.
             plan = digits.plan(2 * largest[0], 2 * largest[1], k, bits)

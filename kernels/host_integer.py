@@ -60,11 +60,13 @@ class Tiling:
     cost: float
     """Time of one multiply-add, relative to float64's in BLAS: measured where both start two vector
     instructions a cycle."""
+    halve: bool
+    """Whether seven products of halves in place of eight save more than they cost."""
 
 
-WIDE = Tiling(5, 16, True, 2.5)
+WIDE = Tiling(5, 16, pairs=True, cost=2.5, halve=True)
 """25 sums, 3 vectors of B and one of A. Results of 64 bits."""
-NARROW = Tiling(8, 24, False, 1.0)
+NARROW = Tiling(8, 24, pairs=False, cost=1.0, halve=False)
 """24 sums, 3 vectors of B and one of A. Results of up to `LIMB` bits."""
 
 
@@ -267,12 +269,15 @@ def _multiply(
             else:
                 _narrow_tile(a, b, steps, place)
             i0 = down * rows
-            for i in range(min(rows, first.shape[0] - i0)):
-                for j in range(min(columns, first.shape[1] - j0)):
-                    first[i0 + i, j0 + j] += first_sign * numba.int64(sums[i, j])
-            for i in range(min(rows, second.shape[0] - i0)):
-                for j in range(min(columns, second.shape[1] - j0)):
-                    second[i0 + i, j0 + j] += second_sign * numba.int64(sums[i, j])
+            # Slices, so that the compiler sees that no index is negative.
+            target = first[i0 : i0 + rows, j0 : j0 + columns]
+            for i in range(target.shape[0]):
+                for j in range(target.shape[1]):
+                    target[i, j] += first_sign * numba.int64(sums[i, j])
+            target = second[i0 : i0 + rows, j0 : j0 + columns]
+            for i in range(target.shape[0]):
+                for j in range(target.shape[1]):
+                    target[i, j] += second_sign * numba.int64(sums[i, j])
 
 
 def _panels(scratch: np.ndarray, count: int, k: int, words: int) -> np.ndarray:
