@@ -311,12 +311,12 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
             plan = digits.plan(2 * largest[0], 2 * largest[1], k, bits)
         depth = BLOCK if words else min(BLOCK, plan.depth)
         scale = 2 if halve else 1
-        sides = (min(length, BLOCK) for length in (m, n, k))
+        most_m, most_n, most_k = (min(length, BLOCK) for length in (m, n, k))
         work: _DigitProduct | host_integer.IfmaProduct
         if words:
-            work = host_integer.IfmaProduct(unit, *sides, pool)
+            work = host_integer.IfmaProduct(unit, most_m, most_n, most_k, pool)
         else:
-            work = _DigitProduct(plan, bits, *sides, pool)
+            work = _DigitProduct(plan, bits, most_m, most_n, most_k, pool)
         for steps in blocks(k, scale * depth):
             for columns in blocks(n, scale * BLOCK):
                 right = None if halve else _whole(work.right, b[steps, columns])
