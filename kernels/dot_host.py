@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tilewright.kernels.host import cpu_threads
+from tilewright.kernels.host_loops import cpu_threads
 from tilewright.kernels.launch import ceil_div
 
 PIECE = 8192

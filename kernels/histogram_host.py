@@ -17,7 +17,7 @@ from numba import njit, uint32, uint64
 
 from tilewright.kernels import histogram_tokens as tokens
 from tilewright.kernels.histogram_tokens import BIGRAM, CODEPOINT, Kind
-from tilewright.kernels.host import cpu_threads
+from tilewright.kernels.host_loops import cpu_threads
 from tilewright.kernels.launch import ceil_div
 
 TABLES = 8

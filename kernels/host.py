@@ -11,36 +11,37 @@ pool, which some of its layers forbid to share, and run on threads of their own.
 from __future__ import annotations
 
 import functools
-import itertools
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
 import numpy as np
 
+from tilewright.kernels import host_integer
 from tilewright.kernels.gemm import digits
 from tilewright.kernels.gemm.base import compute_dtype
+from tilewright.kernels.host_loops import (
+    blocks,
+    by_memory,
+    compiled,
+    cpu_threads,
+    on_threads,
+    source_type,
+    target_type,
+)
 from tilewright.kernels.launch import ceil_div
 
 BLOCK = 1280
 """Side of the blocks that integers are split in: enough for BLAS, and 15 of them in float64 are 200 MB."""
 FLOAT_BLOCK = 2048
 """Side of the blocks in which floating-point operands are converted and products are added up."""
-PIECES = 4
-"""Pieces of a loop for each thread: BLAS's threads spin on for a while, and who shares a core is late."""
 SCRATCH_NBYTES = 320 << 20
 """The most memory a product takes for itself, whatever its sides; what BLAS packs inside is not counted."""
 STRASSEN_PRODUCTS = 4
 """From this many digit products on, seven half-size products in place of eight save more than they cost."""
 STRASSEN_SIDE = 1024
 """The shortest side of a block that is halved for it."""
-
-
-def cpu_threads() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulate: bool = False) -> None:
@@ -61,25 +62,18 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulate: bool = 
             _floats(a, b, out, accumulate)
 
 
-def _blocks(length: int, longest: int) -> Iterator[slice]:
-    """Even pieces of a side, none longer than ``longest``."""
-    pieces = ceil_div(length, longest)
-    edges = [length * i // pieces for i in range(pieces + 1)]
-    return (slice(start, stop) for start, stop in itertools.pairwise(edges))
-
-
 def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
     compute = compute_dtype(out.dtype)
     if not accumulate and a.dtype == b.dtype == out.dtype == compute:
         np.matmul(a, b, out=out)
         return
     k = a.shape[1]
-    for columns in _blocks(out.shape[1], FLOAT_BLOCK):
-        for rows in _blocks(out.shape[0], FLOAT_BLOCK):
+    for columns in blocks(out.shape[1], FLOAT_BLOCK):
+        for rows in blocks(out.shape[0], FLOAT_BLOCK):
             target = out[rows, columns]
             total = np.zeros(target.shape, compute)
             product = np.empty_like(total)
-            for depth in _blocks(k, FLOAT_BLOCK):
+            for depth in blocks(k, FLOAT_BLOCK):
                 left = a[rows, depth].astype(compute, copy=False)
                 right = b[depth, columns].astype(compute, copy=False)
                 np.matmul(left, right, out=product)
@@ -96,35 +90,6 @@ def _ring(array: np.ndarray, result: np.dtype) -> np.ndarray:
     return array
 
 
-def _on_threads(pool: ThreadPoolExecutor, work: Callable[..., Any], rows: int, *arguments: Any) -> list[Any]:
-    """``work(*arguments, start, stop)`` over even ranges of rows, on threads; their results in order."""
-    jobs = [
-        pool.submit(work, *arguments, piece.start, piece.stop)
-        for piece in _blocks(rows, ceil_div(rows, PIECES * cpu_threads()))
-    ]
-    return [job.result() for job in jobs]
-
-
-def _by_memory(array: np.ndarray) -> np.ndarray:
-    """The array or its transpose, whichever has the neighbours in memory side by side in its rows."""
-    return array.T if abs(array.strides[0]) < abs(array.strides[1]) else array
-
-
-def _source(dtype: np.dtype) -> Any:
-    """The Numba type that every matrix of a dtype converts to: any strides, read-only, even unaligned."""
-    return numba.types.Array(numba.from_dtype(dtype), 2, "A", readonly=True, aligned=False)
-
-
-def _target(dtype: np.dtype) -> Any:
-    return numba.types.Array(numba.from_dtype(dtype), 2, "A", aligned=False)
-
-
-@functools.cache
-def _compiled(function: Callable[..., Any], *arguments: Any) -> Any:
-    """``function`` for these argument types only, so that it is compiled once a dtype, not once a layout."""
-    return numba.njit(arguments, nogil=True, cache=True)(function)
-
-
 def _extremes(array: Any, start: int, stop: int) -> Any:
     low = numba.int64(array[start, 0])
     high = low
@@ -138,9 +103,9 @@ def _extremes(array: Any, start: int, stop: int) -> Any:
 
 def _largest(pool: ThreadPoolExecutor, array: np.ndarray) -> int:
     """The largest absolute value of a non-empty integer matrix."""
-    array = _by_memory(array)
-    extremes = _compiled(_extremes, _source(array.dtype), numba.int64, numba.int64)
-    found = _on_threads(pool, extremes, array.shape[0], array)
+    array = by_memory(array)
+    extremes = compiled(_extremes, source_type(array.dtype), numba.int64, numba.int64)
+    found = on_threads(pool, extremes, array.shape[0], array)
     return max(max(-int(low), int(high)) for low, high in found)
 
 
@@ -265,18 +230,18 @@ class _DigitProduct:
         """The parts in scratch memory, each laid out in the order in which ``first`` lies in memory."""
         other, sign = second[0] if second else (first[:0, :0], 0)
         rows, columns = shape
-        flipped = _by_memory(first) is not first
+        flipped = by_memory(first) is not first
         if flipped:
             first, other, rows, columns = first.T, other.T, columns, rows
         widths = np.array(self._plan.widths)
         integer, integers = numba.int64, numba.int64[::1]
-        source, target = _source(first.dtype), numba.from_dtype(scratch.dtype)[:, :, ::1]
-        split = _compiled(
+        source, target = source_type(first.dtype), numba.from_dtype(scratch.dtype)[:, :, ::1]
+        split = compiled(
             _split, source, source, integer, integer, integers, integer, integers, target, integer, integer
         )
         masks = np.array([sum(1 << digit for digit in group) for group in groups])
         parts = scratch[: len(groups) * rows * columns].reshape(len(groups), rows, columns)
-        _on_threads(self._pool, split, rows, first, other, sign, self._bits, widths, count, masks, parts)
+        on_threads(self._pool, split, rows, first, other, sign, self._bits, widths, count, masks, parts)
         return parts.transpose(0, 2, 1) if flipped else parts
 
     def add(self, left: np.ndarray, right: np.ndarray, *targets: tuple[np.ndarray, int]) -> None:
@@ -289,19 +254,19 @@ class _DigitProduct:
                 left[plan.parts_a.index(product.a)], right[plan.parts_b.index(product.b)], out=products[index]
             )
         (first, first_sign), (second, second_sign) = (*targets, (targets[0][0][:0, :0], 0))[:2]
-        integer, target = numba.int64, _target(first.dtype)
+        integer, target = numba.int64, target_type(first.dtype)
         source = numba.from_dtype(products.dtype)[:, :, ::1]
-        collect = _compiled(
-            _collect, source, integer[::1], target, integer, target, integer, integer, integer
-        )
-        _on_threads(self._pool, collect, m, products, self._weights, first, first_sign, second, second_sign)
+        collect = compiled(_collect, source, integer[::1], target, integer, target, integer, integer, integer)
+        on_threads(self._pool, collect, m, products, self._weights, first, first_sign, second, second_sign)
 
 
 def _halves(side: int) -> tuple[slice, slice]:
     return slice(0, ceil_div(side, 2)), slice(ceil_div(side, 2), side)
 
 
-def _strassen(work: _DigitProduct, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+def _strassen(
+    work: _DigitProduct | host_integer.IfmaProduct, a: np.ndarray, b: np.ndarray, c: np.ndarray
+) -> None:
     """``c += a b`` by seven products of halves (Strassen 1969): sums of integers are exact in the ring.
 
     Halves of odd sides differ by one, and the shorter one counts as filled up with zeros.
@@ -337,18 +302,25 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
     with ThreadPoolExecutor(cpu_threads()) as pool:
         largest = _largest(pool, a), _largest(pool, b)
         plan = digits.plan(*largest, k, bits)
-        halve = len(plan.products) >= STRASSEN_PRODUCTS and min(m, n, k) >= STRASSEN_SIDE
-        if halve:
+        unit = host_integer.tiling(bits)
+        words = host_integer.available() and unit.cost < plan.cost
+        pays = unit.halve if words else len(plan.products) >= STRASSEN_PRODUCTS
+        halve = pays and min(m, n, k) >= STRASSEN_SIDE
+        if halve and not words:
             # Sums of two blocks are one bit longer; in the full ring they are not.
             plan = digits.plan(2 * largest[0], 2 * largest[1], k, bits)
-        side, depth = (2 * BLOCK, 2 * plan.depth) if halve else (BLOCK, plan.depth)
-        depth = min(depth, side)
+        depth = BLOCK if words else min(BLOCK, plan.depth)
+        scale = 2 if halve else 1
         most_m, most_n, most_k = (min(length, BLOCK) for length in (m, n, k))
-        work = _DigitProduct(plan, bits, most_m, most_n, most_k, pool)
-        for steps in _blocks(k, depth):
-            for columns in _blocks(n, side):
+        work: _DigitProduct | host_integer.IfmaProduct
+        if words:
+            work = host_integer.IfmaProduct(unit, most_m, most_n, most_k, pool)
+        else:
+            work = _DigitProduct(plan, bits, most_m, most_n, most_k, pool)
+        for steps in blocks(k, scale * depth):
+            for columns in blocks(n, scale * BLOCK):
                 right = None if halve else _whole(work.right, b[steps, columns])
-                for rows in _blocks(m, side):
+                for rows in blocks(m, scale * BLOCK):
                     if right is None:
                         _strassen(work, a[rows, steps], b[steps, columns], target[rows, columns])
                     else:

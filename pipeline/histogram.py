@@ -18,7 +18,7 @@ from distributed.system import MEMORY_LIMIT
 from tilewright.kernels import histogram as count
 from tilewright.kernels.histogram import kind_named, piece_counts, skipped_count
 from tilewright.kernels.histogram_tokens import Kind
-from tilewright.kernels.host import cpu_threads
+from tilewright.kernels.host_loops import cpu_threads
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import config
 from tilewright.pipeline.blocks import (

@@ -31,6 +31,8 @@ class Unit:
     """Time of one multiply-add, relative to float64's."""
 
 
+PASS_COST = 100
+"""Multiply-adds in the time that collecting one element of one product takes."""
 FLOAT64 = Unit("float64", 53, 1.0)
 FLOAT32 = Unit("float32", 24, 0.5)
 
@@ -57,6 +59,11 @@ class DigitPlan:
     products: tuple[Product, ...]
     depth: int
     """The largest k for which every sum of every product is exact."""
+
+    @property
+    def cost(self) -> float:
+        """Time of one multiply-add of integers, relative to one of float64, collecting the sums included."""
+        return len(self.products) * (self.unit.cost + PASS_COST / self.depth)
 
     @property
     def parts_a(self) -> tuple[tuple[int, ...], ...]:
@@ -144,11 +151,10 @@ def plan(
     k: int,
     bits: int,
     units: tuple[Unit, ...] = (FLOAT64, FLOAT32),
-    pass_cost: int = 100,
 ) -> DigitPlan:
     """The cheapest exact way to multiply matrices with |a| <= largest_a and |b| <= largest_b, modulo 2**bits.
 
-    The cost of a way is its products times k, plus ``pass_cost`` multiply-adds for each time that an element
+    The cost of a way is its products times k, plus `PASS_COST` multiply-adds for each time that an element
     of a product is collected: once for every product and every stretch of k that one exact sum can cover.
     """
     # Rounded up to powers of two, so that panels of much the same numbers share a plan; and never beyond half
@@ -159,14 +165,12 @@ def plan(
     largest_a, largest_b = (
         min(1 << max(value - 1, 0).bit_length(), half) for value in (largest_a, largest_b)
     )
-    found = _plan(largest_a, largest_b, steps, bits, units, pass_cost)
+    found = _plan(largest_a, largest_b, steps, bits, units)
     return dataclasses.replace(found, depth=min(found.depth, max(k, 1)))
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(
-    largest_a: int, largest_b: int, k: int, bits: int, units: tuple[Unit, ...], pass_cost: int
-) -> DigitPlan:
+def _plan(largest_a: int, largest_b: int, k: int, bits: int, units: tuple[Unit, ...]) -> DigitPlan:
     best: tuple[float, DigitPlan] | None = None
     for unit in units:
         for widths in _widths(unit):
@@ -185,7 +189,7 @@ def _plan(
                     depth = min(exact_depth(products, bounds_a, bounds_b, unit), max(k, 1))
                     if not depth:
                         continue
-                    cost = len(products) * (unit.cost * k + pass_cost * -(-k // depth))
+                    cost = len(products) * (unit.cost * k + PASS_COST * -(-k // depth))
                     if best is None or cost < best[0]:
                         used = widths[: max(digits_a, digits_b)]
                         best = cost, DigitPlan(unit, used, digits_a, digits_b, products, depth)

@@ -1,9 +1,13 @@
-"""The CPU twin against the naive product, in blocks so small that little data crosses many of them."""
+"""The CPU twin against the naive product, in blocks so small that little data crosses many of them.
+
+Integers go by digits here, as on any CPU; `test_host_integer` tries the instructions that some have for them.
+"""
 
 from __future__ import annotations
 
 import threading
 import tracemalloc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels import naive
-from tilewright.kernels import host, matmul
+from tilewright.kernels import host, host_integer, matmul
 from tilewright.kernels.gemm.base import ELEMENTS
 
 sides = st.integers(0, 23)
@@ -23,6 +27,14 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "BLOCK", 6)
     monkeypatch.setattr(host, "FLOAT_BLOCK", 5)
     monkeypatch.setattr(host, "STRASSEN_SIDE", 8)
+
+
+@pytest.fixture(autouse=True)
+def by_digits() -> Iterator[None]:
+    """With a patch of its own, which outlasts a test that takes the blocks' real sides back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_integer, "available", lambda: False)
+        yield
 
 
 def test_every_dtype_is_tried() -> None:

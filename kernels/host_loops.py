@@ -1,0 +1,59 @@
+"""What the CPU's compiled loops share: how they are compiled, cut into rows and run on threads."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+
+from tilewright.kernels.launch import ceil_div
+
+PIECES = 4
+"""Pieces of a loop for each thread: BLAS's threads spin on for a while, and who shares a core is late."""
+
+
+def cpu_threads() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def blocks(length: int, longest: int) -> Iterator[slice]:
+    """Even pieces of a side, none longer than ``longest``."""
+    pieces = ceil_div(length, longest)
+    edges = [length * i // pieces for i in range(pieces + 1)]
+    return (slice(start, stop) for start, stop in itertools.pairwise(edges))
+
+
+def on_threads(pool: ThreadPoolExecutor, work: Callable[..., Any], rows: int, *arguments: Any) -> list[Any]:
+    """``work(*arguments, start, stop)`` over even ranges of rows, on threads; their results in order."""
+    jobs = [
+        pool.submit(work, *arguments, piece.start, piece.stop)
+        for piece in blocks(rows, ceil_div(rows, PIECES * cpu_threads()))
+    ]
+    return [job.result() for job in jobs]
+
+
+def by_memory(array: np.ndarray) -> np.ndarray:
+    """The array or its transpose, whichever has the neighbours in memory side by side in its rows."""
+    return array.T if abs(array.strides[0]) < abs(array.strides[1]) else array
+
+
+def source_type(dtype: np.dtype) -> Any:
+    """The Numba type that every matrix of a dtype converts to: any strides, read-only, even unaligned."""
+    return numba.types.Array(numba.from_dtype(dtype), 2, "A", readonly=True, aligned=False)
+
+
+def target_type(dtype: np.dtype) -> Any:
+    return numba.types.Array(numba.from_dtype(dtype), 2, "A", aligned=False)
+
+
+@functools.cache
+def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``function`` for these argument types only, so that it is compiled once a dtype, not once a layout."""
+    return numba.njit(arguments, nogil=True, cache=True)(function)
