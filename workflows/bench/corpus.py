@@ -333,9 +333,12 @@ def counting_rate(document: Document, by: str, gpu: bool) -> float:
             break
     data, kind = np.frombuffer(b"".join(parts), np.uint8), kind_named(by)
     if not gpu:
-        return _best(
-            lambda _: count_host(data, kind, [0, len(data)], 0, len(data)) is not None and len(data), 1
-        )
+
+        def count(_: int) -> int:
+            count_host(data, kind, [0, len(data)], 0, len(data))
+            return len(data)
+
+        return _best(count, 1)
     from numba import cuda
 
     from tilewright.kernels.histogram_select import add_counts
