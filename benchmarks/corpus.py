@@ -1,8 +1,7 @@
 """The figures of counting a corpus in docs/performance.md: files to counts on a cluster, the peer, and the floors.
 
-    python benchmarks/corpus.py [FOLDER] [TEXT_FOLDER]
-
-Writes corpus.json, corpus-plain.png and corpus-zstd.png to FOLDER.
+    python benchmarks/corpus.py [FOLDER] [TEXT_FOLDER]      writes corpus.json and a plot of each storage to
+    FOLDER
 
 On the GPUs of this machine 16 GiB of plain text by every kind, and 4 GiB compressed by Zstandard by byte; on a CPU
 1 GiB and 512 MiB. The text stands in TEXT_FOLDER meanwhile, /dev/shm unless it is given: what is measured is the way

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_select import add_counts, clear, count_on_device
 from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.launch import SIMULATOR
@@ -61,7 +62,8 @@ class Lane:
         """Counts of a block of the last buffer, int64[(documents, bins)]; of a stretch, int64[(1, bins)]."""
         device = self._upload(block)
         edges = np.array([0, len(block.data)]) if block.edges is None else block.edges
-        counts = count_on_device(device, edges, block.start, block.stop, kind, self.stream)
+        offsets = DocumentOffsets.once(edges)
+        counts = count_on_device(device, offsets, block.start, block.stop, kind, self.stream)
         found: np.ndarray = counts.copy_to_host(stream=self.stream)
         self.stream.synchronize()
         return found
@@ -121,7 +123,7 @@ def prepare(kind: Kind) -> None:
         stream = cuda.stream()
         text = cuda.to_device(np.zeros(2, np.uint8), stream=stream)
         for edges in ([0, 2], [0, 1, 2]):
-            count_on_device(text, np.array(edges), 0, 2, kind, stream)
+            count_on_device(text, DocumentOffsets.once(np.array(edges)), 0, 2, kind, stream)
         stream.synchronize()
         _prepared.add(kind.name)
 

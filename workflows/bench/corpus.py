@@ -49,6 +49,8 @@ WORD_LENGTHS = (3.0, 1.6)
 """Shape and scale of a word's length, a gamma distribution: five letters on average."""
 FLOOR_NBYTES = 2 << 30
 """What a floor is measured on, at most."""
+KERNEL_NBYTES = 4 * LANE_NBYTES
+"""What the kernel's rate is measured on: more than one block of a lane, so that its launch hardly shows."""
 FLOOR_TURNS = 3
 BLOCK_TURNS = 20
 """Launches of the kernel that are timed together."""
@@ -125,7 +127,8 @@ def run_corpus(
         for storage in storages:
             place = folder / storage
             write_corpus(place, text, files, storage)
-            rates = floor_rates(client, place, storage, gpu=gpu)
+            documents = list_corpus([place]).documents
+            rates = floor_rates(client, documents, storage, gpu=gpu)
             for by in kinds:
                 kind = kind_named(by)
                 case = f"{by}, {storage}, {len(facts)} worker{'s' * (len(facts) != 1)}"
@@ -165,7 +168,7 @@ def run_corpus(
                 if peer:
                     name = "dask.delayed + " + ("CuPy" if gpu else "NumPy")
                     rows.append(_row(case, name, True, peer_files * len(text), theirs))
-                found = {"count": _rate(client, partial(counting_rate, text[: 4 * LANE_NBYTES], by, gpu))}
+                found = {"count": _rate(client, partial(counting_rate, documents[0], by, gpu))}
                 floors = {name: total / rate for name, rate in (rates | found).items()}
                 details.append(
                     {
@@ -245,10 +248,11 @@ def peer_counts(path: str, by: str, gpu: bool) -> np.ndarray:
     return folded
 
 
-def floor_rates(client: Client, place: Path, storage: str, *, gpu: bool) -> dict[str, float]:
+def floor_rates(
+    client: Client, documents: Sequence[Document], storage: str, *, gpu: bool
+) -> dict[str, float]:
     """Bytes of text a second that all workers together read and copy to their GPUs, or this host's cores
     decompress."""
-    documents = list_corpus([place]).documents
     if storage == "zstd":
         return {"decompress": decompressing_rate(documents, share_of_cores(1))}
     rates = {"read": _rate(client, partial(reading_rate, documents, config.get("read-threads"), gpu))}
@@ -320,13 +324,21 @@ def _best(work: Callable[[int], int], threads: int) -> float:
     return best
 
 
-def counting_rate(text: bytes, by: str, gpu: bool) -> float:
+def counting_rate(document: Document, by: str, gpu: bool) -> float:
     """Bytes a second that this process counts where they lie: on its GPU by the kernel, else on its cores."""
-    data, kind = np.frombuffer(text, np.uint8), kind_named(by)
+    parts: list[bytes] = []
+    for block in read_blocks(document):
+        parts.append(block)
+        if sum(map(len, parts)) >= KERNEL_NBYTES:
+            break
+    data, kind = np.frombuffer(b"".join(parts), np.uint8), kind_named(by)
     if not gpu:
-        return _best(
-            lambda _: count_host(data, kind, [0, len(data)], 0, len(data)) is not None and len(data), 1
-        )
+
+        def count(_: int) -> int:
+            count_host(data, kind, [0, len(data)], 0, len(data))
+            return len(data)
+
+        return _best(count, 1)
     from numba import cuda
 
     from tilewright.kernels.histogram_select import add_counts
