@@ -81,8 +81,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     c_type = config.c_type
     sum_type = types.int32 if config.integer else types.float32
     fill, multiply_plane, multiply_parts = filler(config), plane_multiplier(config), part_multiplier(config)
-    store = sum_store(config)
-    keep_residues, add_residues = residue_epilogue(consumers, tile_n, c_type)
+    store = sum_store(c_type, tile_n, integer=config.integer, flagged_only=config.flagged_only)
+    keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
     give_registers = ptx.register_budget(PRODUCER_REGISTERS, grow=False)
     take_registers = ptx.register_budget(CONSUMER_REGISTERS, grow=True)
     i32, i64, u32 = types.int32, types.int64, types.uint32
@@ -172,6 +172,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     in_pairs = paired != 0 and (tile_column + 1) * tile_n <= n
                     store(
                         sums if parts == 1 else totals,
+                        0,
                         out,
                         row,
                         column,

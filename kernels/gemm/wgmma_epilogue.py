@@ -1,4 +1,4 @@
-"""How the Hopper matrix kernel writes its sums to C."""
+"""How the matrix kernels write the sums of tensor cores to C."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels import ptx
-from tilewright.kernels.gemm.wgmma_config import Config
 
 
-def sum_store(config: Config) -> Callable[..., Any]:
-    """``store(sums, out, row, column, ...)``: a thread's sums to C, or added to it.
+def sum_store(
+    c_type: Any, columns: int, *, integer: bool = True, flagged_only: bool = False
+) -> Callable[..., Any]:
+    """``store(sums, base, out, row, column, ...)``: a thread's sums of ``columns`` columns to C, or added to
+    it.
 
-    A thread holds rows ``row`` and ``row`` + 8 and, of every eight columns, two neighbours (PTX ISA, the
-    accumulator layout of ``wgmma``). Whole tiles of a row-major C are written in pairs: four lanes then
-    fill a sector of 32 bytes, or two.
+    A thread holds rows ``row`` and ``row`` + 8 and, of every eight columns, two neighbours, from ``sums[base]``
+    on (PTX ISA, the accumulator layout of ``wgmma``, and of ``mma.m16n8`` side by side). Whole tiles of a
+    row-major C are written in pairs: four lanes then fill a sector of 32 bytes, or two.
     """
-    c_type, pairs, flagged_only = config.c_type, config.tile_n // 8, config.flagged_only
-    wide_type = c_type if config.integer else types.float32
+    pairs = columns // 8
+    wide_type = c_type if integer else types.float32
 
     @cuda.jit(device=True, inline="always")
     def store_pair(j, sums, first, out, start):  # type: ignore[no-untyped-def]
@@ -64,17 +66,17 @@ def sum_store(config: Config) -> Callable[..., Any]:
 
     @cuda.jit(device=True, inline="always")
     def store(  # type: ignore[no-untyped-def]
-        sums, out, row, column, row_stride, column_stride, m, n, paired, accumulate, workspace
+        sums, base, out, row, column, row_stride, column_stride, m, n, paired, accumulate, workspace
     ):
         start = row * row_stride + column * column_stride
         row_flags = ptx.global_array(workspace, types.uint8)
         flags = ptx.global_array(workspace + types.uint64(m + column), types.uint8)
         if row < m:
             row_flag = row_flags[row] if flagged_only else types.uint8(0)
-            store_row(sums, 0, out, start, column_stride, n - column, accumulate, paired, flags, row_flag)
+            store_row(sums, base, out, start, column_stride, n - column, accumulate, paired, flags, row_flag)
         if row + 8 < m:
             row_flag = row_flags[row + 8] if flagged_only else types.uint8(0)
             start += 8 * row_stride
-            store_row(sums, 2, out, start, column_stride, n - column, accumulate, paired, flags, row_flag)
+            store_row(sums, base + 2, out, start, column_stride, n - column, accumulate, paired, flags, row_flag)
 
     return store
