@@ -122,7 +122,9 @@ class Tile:
         assert self.depth in (64, 128), f"{self}: the swizzle knows lines of 64 and 128 bytes"
         assert self.m % self.lines_a_pass == self.n % self.lines_a_pass == 0, f"{self}: every pass is full"
         assert self.lines_a_pass % MATRIX_LINES == 0, f"{self}: the swizzle is the same in every pass"
-        assert self.warp_m % STRIP == self.warp_n % 32 == 0, f"{self}: warp tiles are whole strips and quarters"
+        assert self.warp_m % STRIP == self.warp_n % 32 == 0, (
+            f"{self}: warp tiles are whole strips and quarters"
+        )
 
 
 SMALL_SHARED = Tile(m=128, n=256, depth=64, warps=(2, 4), stages=4)
@@ -144,22 +146,33 @@ class Config:
     tile: Tile = SMALL_SHARED
 
 
-def _copier(tile: Tile, extent: int) -> Any:
-    """A device function that starts copying a tile of ``extent`` lines into a stage.
+def _copier(tile: Tile) -> Any:
+    """A device function that starts copying a stage.
 
-    ``copy(target, source, line_step, lines, nbytes)``: the thread's first chunk goes to the shared address
-    ``target``, its next ones ``lines_a_pass`` lines on, where they lie ``line_step`` bytes on in memory. From
-    its first line on the operand has ``lines`` more, of each of which ``nbytes`` bytes (0 to 16) are wanted;
-    what lies outside becomes zero, which adds nothing to any sum.
+    ``copy(target, a_from, a_step, a_left, b_from, b_step, b_left, k_left)``: the thread's first chunk of A goes to
+    the shared address ``target``, its next ones ``lines_a_pass`` lines on, where they lie ``a_step`` bytes on in
+    memory; likewise B's behind A's tile. From the thread's first line on the operands have ``a_left`` and
+    ``b_left`` lines, from its chunk on ``k_left`` bytes of each; what lies outside becomes zero, which adds nothing
+    to any sum. Of B only whole chunks are cut off, since the bytes behind A's end are zeros already.
     """
-    passes, lines_a_pass, pitch = extent // tile.lines_a_pass, tile.lines_a_pass, tile.depth
+    passes_a, passes_b = tile.m // tile.lines_a_pass, tile.n // tile.lines_a_pass
+    lines_a_pass, pass_nbytes = tile.lines_a_pass, tile.lines_a_pass * tile.depth
+    a_nbytes = tile.m * tile.depth
     i32, u32, u64 = types.int32, types.uint32, types.uint64
 
     @inlined
-    def copy(target, source, line_step, lines, nbytes):  # type: ignore[no-untyped-def]
-        for i in range(passes):
-            wanted = nbytes if i * lines_a_pass < lines else i32(0)
-            ptx.copy_async_part(u32(target + u32(i * lines_a_pass * pitch)), u64(source + i * line_step), wanted)
+    def copy(target, a_from, a_step, a_left, b_from, b_step, b_left, k_left):  # type: ignore[no-untyped-def]
+        part = k_left if k_left < i32(CHUNK) else i32(CHUNK)
+        part = part if part > i32(0) else i32(0)
+        lines = b_left if k_left > i32(0) else i32(0)
+        for i in range(passes_a):
+            nbytes = part if i32(i * lines_a_pass) < a_left else i32(0)
+            ptx.copy_async_part(u32(target + u32(i * pass_nbytes)), u64(a_from + i * a_step), nbytes)
+        for i in range(passes_b):
+            nbytes = i32(CHUNK) if i32(i * lines_a_pass) < lines else i32(0)
+            ptx.copy_async_part(
+                u32(target + u32(a_nbytes + i * pass_nbytes)), u64(b_from + i * b_step), nbytes
+            )
 
     return copy
 
@@ -220,7 +233,11 @@ def _strips(store: Any, tiles_m: int, strip_sums: int) -> Any:
             pass
 
         return nothing
-    earlier, base, down = _strips(store, tiles_m - 1, strip_sums), (tiles_m - 1) * strip_sums, (tiles_m - 1) * STRIP
+    earlier, base, down = (
+        _strips(store, tiles_m - 1, strip_sums),
+        (tiles_m - 1) * strip_sums,
+        (tiles_m - 1) * STRIP,
+    )
 
     @inlined
     def store_strips(  # type: ignore[no-untyped-def]
@@ -344,7 +361,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     kept_words = len(MODULI) * tile_m * tile_n // 4
     c_type = config.c_type
 
-    copy_a, copy_b = _copier(tile, tile_m), _copier(tile, tile_n)
+    copy = _copier(tile)
     corner, advance = _walk(tile)
     multiply = ptx.mma_bytes(config.kind_a, config.kind_b, tiles_m, tiles_n)
     loaders = [_loader(tile, tiles_m, tiles_n, s) for s in range(steps)]
@@ -420,10 +437,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         # All stages but one. Behind the last tile stages are filled with zeros, so that the count of groups under
         # way never depends on the sides.
         for stage in range(stages - 1):
-            nbytes = i32(min(max(k_left, 0), CHUNK))
             target = u32(put + u32(stage * stage_nbytes))
-            copy_a(target, a_from, a_step, a_left, nbytes)
-            copy_b(u32(target + u32(a_nbytes)), b_from, b_step, b_left, nbytes)
+            copy(target, a_from, a_step, a_left, b_from, b_step, b_left, k_left)
             ptx.commit_copies()
             a_from, b_from, a_left, b_left, k_left, stage_filled, plane_filled, index = advance(
                 a_from,
@@ -464,10 +479,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     at_a, at_b = u32(get_a + reading), u32(get_b + reading)
                     load_second(a_regs, b_regs, at_a, at_b)
                     # Into the stage that was multiplied last: everyone has read it, says the last barrier.
-                    nbytes = i32(min(max(k_left, 0), CHUNK))
                     target = u32(put + writing)
-                    copy_a(target, a_from, a_step, a_left, nbytes)
-                    copy_b(u32(target + u32(a_nbytes)), b_from, b_step, b_left, nbytes)
+                    copy(target, a_from, a_step, a_left, b_from, b_step, b_left, k_left)
                     ptx.commit_copies()
                     multiply(sums, a_regs, 0, b_regs, 0)
                     a_from, b_from, a_left, b_left, k_left, stage_filled, plane_filled, index = advance(
@@ -528,7 +541,9 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 )
             else:
                 in_pairs = paired != 0 and (tile_column + 1) * tile_n <= n
-                store(sums, out, row, column, row_stride, column_stride, m, n, in_pairs, accumulate, workspace)
+                store(
+                    sums, out, row, column, row_stride, column_stride, m, n, in_pairs, accumulate, workspace
+                )
         ptx.wait_copies(0)  # no block ends with copies under way
 
     return kernel

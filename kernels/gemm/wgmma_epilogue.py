@@ -77,6 +77,8 @@ def sum_store(
         if row + 8 < m:
             row_flag = row_flags[row + 8] if flagged_only else types.uint8(0)
             start += 8 * row_stride
-            store_row(sums, base + 2, out, start, column_stride, n - column, accumulate, paired, flags, row_flag)
+            store_row(
+                sums, base + 2, out, start, column_stride, n - column, accumulate, paired, flags, row_flag
+            )
 
     return store
