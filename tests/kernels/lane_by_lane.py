@@ -54,6 +54,7 @@ class Block:
         self.groups: list[list[list[Callable[[], None]]]] = [[[]] for _ in range(threads)]
         self.operands: list[Any] = [None] * threads
         self.products: dict[int, np.ndarray] = {}
+        self.readable: list[tuple[int, int]] = []
         self._turn = [threading.Semaphore(0) for _ in range(threads)]
         self._waiting: dict[int, str] = {}
         self._alive = list(range(threads))
@@ -253,6 +254,8 @@ def _copy_part(shared: int, address: int, nbytes: int) -> None:
     assert shared % 16 == address % 16 == 0, "a copy between addresses that are not aligned to its size"
     assert 0 <= shared <= block.shared.size - 16, "a copy to outside shared memory"
     assert 0 <= nbytes <= 16, nbytes
+    inside = any(start <= address and address + nbytes <= end for start, end in block.readable)
+    assert inside or nbytes == 0, "a copy from outside the operands"
 
     def arrive() -> None:
         data = ctypes.string_at(address, nbytes) + bytes(16 - nbytes)
@@ -383,13 +386,19 @@ def run(
     dtype: Any,
     arguments: tuple[Any, ...],
     late: bool,
+    readable: tuple[np.ndarray, ...] = (),
 ) -> None:
-    """Run every block of a grid, one after another, over host memory whose addresses are in ``arguments``."""
+    """Run every block of a grid, one after another, over host memory whose addresses are in ``arguments``.
+
+    ``readable``: the arrays that ``copy_async_part`` may read.
+    """
+    spans = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in readable]
     for y in range(grid[1]):
         for x in range(grid[0]):
             poison = POISON if np.dtype(dtype).kind in "iu" else np.nan
             shared = np.full(shared_nbytes // np.dtype(dtype).itemsize, poison, dtype)
             block = Block(threads, shared, late)
+            block.readable = spans
 
             def body(thread: int, block: Block = block, place: tuple[int, int] = (x, y)) -> None:
                 _current.block, _current.thread, _current.place = block, thread, place

@@ -60,7 +60,7 @@ def planes_of(values: np.ndarray) -> np.ndarray:
     planes, lines, depth = values.shape
     held = aligned((planes, lines, (depth + 31) // 16 * 16), np.uint8, 0xA7)
     held[:, :, :depth] = values.view(np.uint8)
-    return held[:, :, :depth]
+    return held
 
 
 def run(
@@ -98,7 +98,9 @@ def run(
         workspace.ctypes.data,
     )
     kernel = byte_mma.kernel_function(config)
-    lane_by_lane.run(kernel, (blocks, 1), tile.threads, tile.shared_nbytes, np.uint8, arguments, late)
+    lane_by_lane.run(
+        kernel, (blocks, 1), tile.threads, tile.shared_nbytes, np.uint8, arguments, late, (left, right)
+    )
 
 
 @pytest.mark.usefixtures("stand_ins")
