@@ -117,7 +117,10 @@ def residue_epilogue(
                     totals[e] += u64(residue) * factor
                     parts[e] += u32(residue * fraction)
         product = products[planes]
-        top, left = quarter // strip_quarters * 16, quarter % strip_quarters * 32
+        if strips == 1:
+            top, left = 0, 32 * quarter
+        else:
+            top, left = quarter // strip_quarters * 16, quarter % strip_quarters * 32
         for e in range(16):
             value = totals[e] - u64(parts[e] >> u32(FRACTION_BITS)) * product
             row, column = top + 8 * ((e % 4) // 2), left + 8 * (e // 4) + e % 2
