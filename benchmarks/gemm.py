@@ -1,6 +1,8 @@
 """The figures of the matrix product in docs/performance.md: every kernel beside the vendor's library.
 
-    python benchmarks/gemm.py [FOLDER]      writes gemm-*.json and gemm-*.png there (by default here)
+    python benchmarks/gemm.py [FOLDER [RUN ...]]      writes gemm-*.json and gemm-*.png there (by default here)
+
+All runs, or those named: several GPUs can share them out, a process on each.
 
 Squares as large as the peers are usually quoted at, sides that no tile divides, and skinny products. On a
 machine without a GPU the sides are smaller, and the peer is NumPy.
@@ -36,9 +38,14 @@ CPU_RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
+    runs = RUNS if cuda_available() else CPU_RUNS
+    unknown = set(names) - set(runs)
+    if unknown:
+        sys.exit(f"there is no run {', '.join(sorted(unknown))}; the runs are {', '.join(runs)}")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, options in (RUNS if cuda_available() else CPU_RUNS).items():
+    for name in names or runs:
+        options = runs[name]
         report = run_gemm(**options, seconds=SECONDS, progress=lambda case: print(case, file=sys.stderr))
         (folder / f"gemm-{name}.json").write_text(json.dumps(report.to_json(), indent=1) + "\n")
         report.plot(folder / f"gemm-{name}.png")
@@ -46,4 +53,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."), sys.argv[2:])

@@ -471,6 +471,70 @@ tensor_load_multicast = _instruction(
     description="The same into every block of the cluster whose bit in the last argument is set, at the same place.",
 )
 
+tensor_store = _instruction(
+    "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [$0, {$2, $3, $4}], [$1];",
+    "l,r,r,r,r",
+    (_U64, _U32, _I32, _I32, _I32),
+    description="``tensor_store(map, shared, x, y, z)``: a box in shared memory to the tensor at (x, y, z); what lies "
+    "outside the tensor is not written. It belongs to the calling thread's open group of bulk stores.",
+)
+bulk_commit = _instruction(
+    "cp.async.bulk.commit_group;", "", (), description="The bulk stores issued so far become one group."
+)
+copy_engine_fence = _instruction(
+    "fence.proxy.async.shared::cta;",
+    "",
+    (),
+    description="Lets the copy engine see what this thread wrote to shared memory.",
+)
+
+
+def bulk_wait(pending: int, *, read: bool) -> Callable[..., Any]:
+    """Wait until at most ``pending`` of the thread's groups of bulk stores are under way, or still read shared
+    memory."""
+    return _instruction(f"cp.async.bulk.wait_group{'.read' if read else ''} {pending};", "", ())
+
+
+def named_barrier(number: int, threads: int, *, wait: bool) -> Callable[..., Any]:
+    """Barrier ``number`` of the block, of so many threads: arrive at it and go on, or wait for the others too."""
+    return _instruction(f"barrier.cta.{'sync' if wait else 'arrive'} {number}, {threads};", "", ())
+
+
+store_matrices = _instruction(
+    "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
+    "r,r,r,r,r",
+    (_U32, _U32, _U32, _U32, _U32),
+    description="``store_matrices(address, w0, w1, w2, w3)``: a warp's four 8 × 8 matrices of 16 bits to shared "
+    "memory. Lane l holds two neighbours of row l / 4 of each, and the address of row l % 8 of matrix l / 8.",
+)
+store_shared_pair = _instruction(
+    "st.shared.v2.f32 [$0], {$1, $2};",
+    "r,f,f",
+    (_U32, types.float32, types.float32),
+    description="``store_shared_pair(address, first, second)``: 8 bytes at a shared address that is a multiple of 8.",
+)
+half_pair = _instruction(
+    "cvt.rn.f16x2.f32 $0, $2, $1;",
+    "=r,f,f",
+    (types.float32, types.float32),
+    _U32,
+    description="``half_pair(low, high)``: the nearest float16 of both in one word.",
+)
+bfloat_pair = _instruction(
+    "cvt.rn.bf16x2.f32 $0, $2, $1;",
+    "=r,f,f",
+    (types.float32, types.float32),
+    _U32,
+    description="``bfloat_pair(low, high)``: the nearest bfloat16 of both in one word.",
+)
+bfloat_bits = _instruction(
+    "cvt.rn.bf16.f32 $0, $1;",
+    "=h,f",
+    (types.float32,),
+    types.uint16,
+    description="The 16 bits of the nearest bfloat16, ties to even.",
+)
+
 
 dot_bytes = _instruction(
     "dp4a.u32.s32 $0, $1, $2, $3;",

@@ -89,9 +89,12 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -
     ------
     CorpusError
         A path that is not there, a folder that cannot be listed, something that is neither file nor folder,
-        or no files at all.
+        no files at all, or something that is no path.
     """
-    given = [os.fspath(path) for path in paths]
+    try:
+        given = [os.fspath(path) for path in paths]
+    except TypeError as error:
+        raise CorpusError(f"a corpus is named by one path or several: {error}") from error
     if not given:
         raise CorpusError("no corpus was given; name files, or folders to be searched for files")
     documents: dict[str, Document] = {}

@@ -31,6 +31,8 @@ class MatmulRun:
     """From the first tile handed out to the last one stored."""
     stages: dict[str, float]
     """Busy seconds by stage, summed over workers; stages overlap, so they can add up to more than the time."""
+    read_nbytes: int
+    """Bytes of A and B that were read, as they are once decoded: no more than the plan says."""
     resumed: int
     """Tiles that an earlier run had finished."""
     verification: Verification | None
@@ -55,7 +57,7 @@ class MatmulRun:
                 f" ({rate / 1e9:.4g} Gop/s, kernel {self.kernel})"
             ),
             f"busy: {stages or 'nothing'}; the busiest stage is {busiest}",
-            f"read {format_nbytes(plan.read_nbytes)}, wrote {format_nbytes(plan.write_nbytes)},"
+            f"read {format_nbytes(self.read_nbytes)}, wrote {format_nbytes(plan.write_nbytes)},"
             f" {plan.tile_count} tiles"
             + (f", {self.resumed} of them from an earlier run" if self.resumed else ""),
         ]
@@ -86,6 +88,8 @@ class TilesDone:
     """Busy seconds by stage, summed over workers."""
     kernel: str
     """The kernel, or kernels, that multiplied; ``none`` where nothing was left to do."""
+    read_nbytes: int
+    """Bytes of A and B that were read."""
 
 
 def run_tiles(
@@ -107,6 +111,7 @@ def run_tiles(
     listener(WorkPlanned("matmul", plan.tile_count, len(finished), "tiles", read, operations))
     stages: dict[str, float] = {}
     kernels: set[str] = set()
+    read_nbytes = 0
     start = time.perf_counter()
     ended = False
     try:
@@ -115,6 +120,7 @@ def run_tiles(
             for place, report in results:
                 record(report.index)
                 kernels.add(report.kernel)
+                read_nbytes += report.read_nbytes
                 for stage, seconds in report.stages.items():
                     stages[stage] = stages.get(stage, 0.0) + seconds
                 tile = todo[place]
@@ -135,4 +141,4 @@ def run_tiles(
             client.run(tasks.end_run, product.run, not ended)
     seconds = time.perf_counter() - start
     listener(WorkDone("matmul", seconds))
-    return TilesDone(seconds, stages, " and ".join(sorted(kernels)) or "none")
+    return TilesDone(seconds, stages, " and ".join(sorted(kernels)) or "none", read_nbytes)

@@ -21,7 +21,7 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.errors import PlanError, ShapeError
 
 PANEL_BUFFERS = 2
-"""Panels of A and of B that a worker holds: one being multiplied while the next is filled."""
+"""Panels of A and of B that a worker holds at least: one being multiplied while the next is filled."""
 
 TILE_OPERATIONS = 2**34
 """Less work than this is not cut from a small product for a tile of its own: a tenth of a second on a few cores."""
@@ -30,7 +30,7 @@ SPLIT_NBYTES = 32 * 2**20
 """k is cut for several tasks only if each of them still reads this much: less is done before it is shared out."""
 
 LANE_NBYTES = 8 * 2**20
-"""Pinned memory through which one thread of a GPU worker moves its part of a panel or of a finished tile."""
+"""Pinned memory through which one thread of a GPU worker moves its parts of panels or of a finished tile."""
 
 PROCESS_NBYTES = 448 * 2**20
 """Host memory that a worker's process holds besides buffers: the interpreter, its libraries, a CUDA context."""
@@ -143,13 +143,18 @@ class MatmulPlan:
     c_buffers: int
     """Tiles of C that a worker holds: two where memory allows, so that one is written meanwhile."""
     c_unit: tuple[int, int]
+    a_buffers: int
+    """Panels of A that a GPU holds: all of a row of tiles where memory is left over, so that they are read once."""
+    b_buffers: int
+    """Panels of B that a GPU holds: those of whole columns of tiles, after A's."""
     device_limit_nbytes: int
     device_peak_nbytes: int
     """Projected peak of tiles, panels and the kernel's workspace of one worker, in the memory that multiplies."""
     host_peak_nbytes: int
     """Projected peak of one worker's process: staging, decoding, and the process itself."""
     read_nbytes: int
-    """Bytes of A and B that all tiles together take in, once decoded."""
+    """The most bytes of A and B that are read, as they are once decoded: what tiles take in, less what a GPU still
+    holds of the tiles before, however the tiles fall to the workers."""
     decoded_nbytes: int
     """The same counted in whole chunks: more than ``read_nbytes`` where chunks do not line up with tiles."""
     write_nbytes: int
@@ -182,7 +187,7 @@ class MatmulPlan:
         return self.read_nbytes / self.bound_nbytes if self.bound_nbytes else 1.0
 
     def tile_read_nbytes(self, tile: Tile) -> int:
-        """Bytes of A and B that one tile takes in."""
+        """Bytes of A and B that one tile takes in, read for it or held already."""
         a, b = np.dtype(self.a_dtype).itemsize, np.dtype(self.b_dtype).itemsize
         return self.k * (tile.rows * a + tile.columns * b)
 
@@ -246,7 +251,12 @@ class MatmulPlan:
             ),
             (
                 f"{memory} memory",
-                f"{format_nbytes(self.device_peak_nbytes)} of {format_nbytes(self.device_limit_nbytes)} a worker",
+                f"{format_nbytes(self.device_peak_nbytes)} of {format_nbytes(self.device_limit_nbytes)} a worker"
+                + (
+                    f", with {self.a_buffers} panels of A and {self.b_buffers} of B"
+                    if max(self.a_buffers, self.b_buffers) > PANEL_BUFFERS
+                    else ""
+                ),
             ),
             ("process memory", f"{format_nbytes(self.host_peak_nbytes)} a worker"),
             (
@@ -329,12 +339,27 @@ def plan_matmul(
     c_buffers = 2 if memory.nbytes(tile_rows, tile_columns, 2) <= limits.device_nbytes else 1
     grid_rows, grid_columns = ceil_div(m, tile_rows), ceil_div(n, tile_columns)
     item_a, item_b, item_c = a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize
-    read = m * k * item_a * grid_columns + k * n * item_b * grid_rows
+    panel_a, panel_b = (
+        side * min(depth, k) * item for side, item in ((tile_rows, item_a), (tile_columns, item_b))
+    )
+    left = limits.device_nbytes - memory.nbytes(tile_rows, tile_columns, c_buffers)
+    if limits.on_host or k_parts > 1:
+        left = 0  # the page cache holds what the host read; parts of k have no panel in common
+    held = _hold((grid_rows, grid_columns), panel_count, k_parts, limits.workers, left, (panel_a, panel_b))
+    # B's columns are wide or narrow, and are read more often or less: counted one by one.
+    edges = [(start, min(start + tile_columns, n)) for start in range(0, n, tile_columns)]
+    columns = sum(reads * (stop - start) for (start, stop), reads in zip(edges, held.b_reads, strict=True))
+    touched = sum(
+        reads * _touched(start, stop, n, b.step(1))
+        for (start, stop), reads in zip(edges, held.b_reads, strict=True)
+    )
+    read = m * k * item_a * held.a_reads + k * columns * item_b
     decoded = (
-        _span_touched(m, tile_rows, a.step(0)) * _span_touched(k, depth, a.step(1)) * item_a * grid_columns
-        + _span_touched(k, depth, b.step(0)) * _span_touched(n, tile_columns, b.step(1)) * item_b * grid_rows
+        _span_touched(m, tile_rows, a.step(0)) * _span_touched(k, depth, a.step(1)) * item_a * held.a_reads
+        + _span_touched(k, depth, b.step(0)) * touched * item_b
     )
     device_peak = memory.nbytes(tile_rows, tile_columns, c_buffers) if m and n else 0
+    device_peak += (held.a_buffers - PANEL_BUFFERS) * panel_a + (held.b_buffers - PANEL_BUFFERS) * panel_b
     # Through a codec, each thread holds one stored piece as it came and as it was decoded or gathered.
     coding = limits.read_threads * 2 * max(a.unit_nbytes, b.unit_nbytes)
     coding += limits.write_threads * 2 * min(c_unit[0], m) * min(c_unit[1], n) * item_c
@@ -365,6 +390,8 @@ def plan_matmul(
         k_parts=k_parts,
         c_buffers=c_buffers,
         c_unit=c_unit,
+        a_buffers=held.a_buffers,
+        b_buffers=held.b_buffers,
         device_limit_nbytes=limits.device_nbytes,
         device_peak_nbytes=device_peak,
         host_peak_nbytes=host_peak,
@@ -504,6 +531,62 @@ def _search_grid(
     return found
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Panels that a GPU keeps while it can use them again, and what is read all the same."""
+
+    a_buffers: int
+    b_buffers: int
+    a_reads: int
+    """How often all of A is read at most."""
+    b_reads: tuple[int, ...]
+    """The same for each column of tiles of B."""
+
+
+def _hold(
+    grid: tuple[int, int],
+    panel_count: int,
+    k_parts: int,
+    workers: int,
+    left: int,
+    panel_nbytes: tuple[int, int],
+) -> _Held:
+    """What ``left`` bytes of memory hold beyond two panels of each operand, of so many bytes each.
+
+    Tiles are walked row by row and every second row backwards, and what was used longest ago gives way. So the
+    panels of a row of A are read once for the row if all of them fit; they come first, since each byte of them
+    saves most. The columns of B that fit are those at which the walk turns round. A worker among several meets
+    rows and columns in the same order with gaps: what it holds whole it reads at most once, of the rest nothing is
+    promised.
+    """
+    rows, columns = grid
+    if 0 in grid or panel_count == 0:
+        return _Held(PANEL_BUFFERS, PANEL_BUFFERS, columns, (rows,) * columns)
+    panel_a, panel_b = panel_nbytes
+    a_buffers = b_buffers = PANEL_BUFFERS
+    if columns > 1 and panel_count * panel_a <= left:
+        a_buffers += panel_count
+        left -= panel_count * panel_a
+    if rows > 1:
+        b_buffers += min(columns, left // (panel_count * panel_b)) * panel_count
+        if (columns * panel_count - PANEL_BUFFERS) * panel_b <= left:  # then no panel needs another's place
+            b_buffers = max(PANEL_BUFFERS, columns * panel_count)
+    if k_parts > 1:
+        return _Held(a_buffers, b_buffers, columns, (rows,) * columns)
+    a_reads = min(columns, workers) if a_buffers >= panel_count else columns
+    kept = min(columns, b_buffers // panel_count)
+    if kept == columns:
+        b_reads = (min(rows, workers),) * columns
+    elif workers > 1:
+        b_reads = (rows,) * columns
+    else:
+        last, first = rows // 2, (rows - 1) // 2  # turns at the end of the columns, and at their beginning
+        b_reads = tuple(
+            rows - last * (column >= columns - kept) - first * (column < kept) for column in range(columns)
+        )
+    return _Held(a_buffers, b_buffers, a_reads, b_reads)
+
+
 def _lower_bound(m: int, n: int, k: int, nbytes: int, a: StoredMatrix, b: StoredMatrix) -> int:
     """Bytes that any schedule must read with this memory: 2mnk/sqrt(M) less what C needs, and A and B once."""
     itemsize = max(a.dtype.itemsize, b.dtype.itemsize)
@@ -511,9 +594,11 @@ def _lower_bound(m: int, n: int, k: int, nbytes: int, a: StoredMatrix, b: Stored
     return max(int(2 * m * n * k / math.sqrt(elements)) * itemsize, a.nbytes + b.nbytes)
 
 
+def _touched(start: int, stop: int, side: int, unit: int) -> int:
+    """Elements of the whole stored units that a stretch of a side meets."""
+    return min(ceil_div(stop, unit) * unit, side) - start // unit * unit
+
+
 def _span_touched(side: int, step: int, unit: int) -> int:
-    """Elements of whole stored units met by cutting ``side`` into steps: a unit across a cut is met twice."""
-    return sum(
-        min(ceil_div(min(start + step, side), unit) * unit, side) - start // unit * unit
-        for start in range(0, side, step)
-    )
+    """The same for all of a side that is cut into steps: a unit across a cut is met twice."""
+    return sum(_touched(start, min(start + step, side), side, unit) for start in range(0, side, step))

@@ -42,8 +42,9 @@ LEAST_CHUNK_NBYTES = 2**20
 MOST_CHUNK_NBYTES = 2**26
 """The stored pieces of an output that we create are kept between these, whatever the inputs' chunks are."""
 
-READ_NBYTES = 8 * 2**20
-"""The size that plain chunks are split into for reading: the system call is lost in it, and threads stay balanced."""
+READ_NBYTES = 4 * 2**20
+"""The size that plain chunks are split into for reading: the system call is lost in it, threads stay balanced, and
+one half of a GPU worker's lane holds it."""
 
 
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
@@ -66,16 +67,26 @@ def name_of(source: Source) -> str:
     return os.fspath(source)
 
 
+def check_source(source: Any, role: str) -> None:
+    """Raise StoreError for what names no stored array."""
+    if not isinstance(source, (str, os.PathLike, zarr.Array)):
+        raise StoreError(
+            f"{role}: found {type(source).__module__}.{type(source).__qualname__}; it must be a path, a URL or a"
+            " zarr.Array (tilewright.kernels.matmul multiplies arrays in memory)"
+        )
+
+
 def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
     """Open an array for reading and check that it holds numbers in ``ndim`` dimensions.
 
     Raises
     ------
     StoreError
-        Nothing is there, it cannot be read, or it is a group and no array.
+        Nothing is there, it cannot be read, it is a group and no array, or ``source`` is no path at all.
     ShapeError, DTypeError
         The array has another number of dimensions, or holds no numbers.
     """
+    check_source(source, role)
     name = name_of(source)
     if isinstance(source, zarr.Array):
         array = source
@@ -626,6 +637,7 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
         Something stands at the target and ``overwrite`` is false; or it is true and what stands there is not ours
         to remove: anything but a Zarr array, which a slip of the pen must not delete.
     """
+    check_source(target, "output")
     if isinstance(target, zarr.Array):
         return
     path = local_path(target)

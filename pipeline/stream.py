@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,10 +27,12 @@ from tilewright.kernels import matmul
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
-from tilewright.pipeline.plan import LANE_NBYTES, PANEL_BUFFERS, MatmulPlan, Tile
+from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, Tile
 from tilewright.pipeline.store import RegionRead, RegionWrite, gather, region_reads, region_writes, run_all
 
 STAGES = ("read", "upload", "compute", "download", "write")
+BLOCK_NBYTES = LANE_NBYTES // 2
+"""What a thread moves at once, while the other half of its lane is on its way to the GPU."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class TileReport:
     stages: dict[str, float]
     """Busy seconds of each stage for this tile."""
     kernel: str
+    read_nbytes: int
+    """Bytes of A and B that were read for it; what the worker held already is not read again."""
     partial: np.ndarray | None = None
     """The tile's sum over one part of k, rows × columns, when the plan cuts k into parts; else it is stored."""
 
@@ -79,6 +83,7 @@ class _Job:
     kernel: str = "none"
     """What multiplied them; ``none`` where there was nothing to add up."""
     partial: np.ndarray | None = None
+    read_nbytes: int = 0
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[_Move]]:
@@ -97,11 +102,12 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Panel:
-    """A panel of A and one of B under way; ``slot`` holds their bytes."""
+    """A panel of A and one of B under way."""
 
     job: _Job
     depth: int
-    slot: Any
+    a: Buffer
+    b: Buffer
 
 
 @dataclass(frozen=True)
@@ -127,17 +133,23 @@ class _Move:
 class Unit(Protocol):
     """What multiplies: the buffers it works in, and the moves between them and the store."""
 
-    def panel_slots(self) -> list[Any]:
-        """Places for one panel of A and one of B each."""
+    def allocate(self, size: int, dtype: np.dtype) -> Any:
+        """A flat buffer of ``size`` elements."""
 
     def tile_slots(self) -> list[Any]:
         """Places for one tile of C each."""
 
     def load(self, part: RegionRead, panel: Any, shape: tuple[int, int]) -> _Move:
-        """Bring one part of a panel of this shape into its place. Called by many threads at once."""
+        """Bring one part of a panel of this shape on its way to its place. Called by many threads at once."""
 
-    def multiply(self, slot: Any, rows: int, columns: int, depth: int, target: Any, accumulate: bool) -> str:
-        """Put, or add, the product of a slot's panels into a tile; returns the name of the kernel that did."""
+    def settle(self) -> None:
+        """Wait until everything loaded so far is in its place."""
+
+    def multiply(self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool) -> str:
+        """Put, or add, the product of two panels into a tile; returns the name of the kernel that did.
+
+        sides: rows and columns of the tile, depth of the panels.
+        """
 
     def clear(self, target: Any, rows: int, columns: int) -> None: ...
 
@@ -147,12 +159,59 @@ class Unit(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass
-class PanelSlot:
-    """One panel of A and one of B, flat, as large as the plan's largest."""
+@dataclass(eq=False)
+class Buffer:
+    """A panel's place, as large as the plan's largest, and how many that were taken wait to be multiplied."""
 
-    a: Any
-    b: Any
+    flat: Any
+    users: int = 0
+
+
+class PanelCache:
+    """Panels of one operand, at most ``count`` of them; the one that was taken longest ago gives way to a new one.
+
+    One thread takes them, in the order of the work, and another lets them go in the same order: so a panel gives
+    way only when it is not the next to be wanted again.
+    """
+
+    def __init__(self, count: int, allocate: Callable[[], Any]) -> None:
+        self._spare = count
+        self._allocate = allocate
+        self._held: OrderedDict[Any, Buffer] = OrderedDict()
+        self._let_go = threading.Condition()
+
+    def take(self, key: Any) -> tuple[Buffer, bool]:
+        """The place of panel ``key``, and whether its bytes are there; if not, they are to be loaded. Waits for a
+        place while all are in use.
+        """
+        with self._let_go:
+            buffer = self._held.get(key)
+            there = buffer is not None
+            if buffer is None:
+                if self._spare:
+                    buffer = Buffer(self._allocate())
+                    self._spare -= 1
+                else:
+                    oldest = next(iter(self._held))
+                    self._let_go.wait_for(lambda: self._held[oldest].users == 0)
+                    buffer = self._held.pop(oldest)
+                self._held[key] = buffer
+            self._held.move_to_end(key)
+            buffer.users += 1
+            return buffer, there
+
+    def let_go(self, buffer: Buffer) -> None:
+        """One who took it has multiplied it."""
+        with self._let_go:
+            buffer.users -= 1
+            self._let_go.notify()
+
+    def discard(self, key: Any) -> None:
+        """Panel ``key`` could not be loaded: its place holds nothing, and goes first."""
+        with self._let_go:
+            nothing = object()
+            self._held[nothing] = self._held.pop(key)
+            self._held.move_to_end(nothing, last=False)
 
 
 def _shapes(plan: MatmulPlan, rows: int, columns: int, depth: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -166,29 +225,24 @@ def _shaped(flat: Any, shape: tuple[int, int]) -> Any:
     return flat[: shape[0] * shape[1]].reshape(shape)
 
 
-def _panel_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> list[PanelSlot]:
-    depth = min(plan.panel_depth, plan.k)
-    return [
-        PanelSlot(
-            allocate(plan.tile_rows * depth, np.dtype(plan.a_dtype)),
-            allocate(depth * plan.tile_columns, np.dtype(plan.b_dtype)),
-        )
-        for _ in range(PANEL_BUFFERS)
-    ]
-
-
 def _tile_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> list[Any]:
     dtype = accumulator_dtype(np.dtype(plan.c_dtype))
     return [allocate(plan.tile_rows * plan.tile_columns, dtype) for _ in range(plan.c_buffers)]
 
 
 def _multiply(
-    product: Product, slot: PanelSlot, sides: tuple[int, int, int], target: Any, accumulate: bool, stream: Any
+    product: Product,
+    panel_a: Any,
+    panel_b: Any,
+    sides: tuple[int, int, int],
+    target: Any,
+    accumulate: bool,
+    stream: Any,
 ) -> str:
-    """``target`` (rows × columns) takes, or adds, the product of a slot's panels. Returns the kernel's name."""
-    plan, (rows, columns, depth) = product.plan, sides
-    a_shape, b_shape = _shapes(plan, rows, columns, depth)
-    a, b, out = _shaped(slot.a, a_shape), _shaped(slot.b, b_shape), _shaped(target, (rows, columns))
+    """``target`` (rows × columns) takes, or adds, the product of two panels. Returns the kernel's name."""
+    plan = product.plan
+    a_shape, b_shape = _shapes(plan, *sides)
+    a, b, out = _shaped(panel_a, a_shape), _shaped(panel_b, b_shape), _shaped(target, sides[:2])
     options: dict[str, Any] = {
         "accumulate": accumulate,
         "transpose_a": plan.transpose_a,
@@ -207,21 +261,24 @@ class HostUnit:
     def __init__(self, product: Product) -> None:
         self._product = product
 
-    def panel_slots(self) -> list[PanelSlot]:
-        return _panel_slots(self._product.plan, np.empty)
+    def allocate(self, size: int, dtype: np.dtype) -> np.ndarray:
+        return np.empty(size, dtype)
 
     def tile_slots(self) -> list[np.ndarray]:
-        return _tile_slots(self._product.plan, np.empty)
+        return _tile_slots(self._product.plan, self.allocate)
 
     def load(self, part: RegionRead, panel: np.ndarray, shape: tuple[int, int]) -> _Move:
         start = time.perf_counter()
         part.read(_shaped(panel, shape)[part.target])
         return _Move(time.perf_counter() - start, 0.0)
 
+    def settle(self) -> None:
+        pass
+
     def multiply(
-        self, slot: PanelSlot, rows: int, columns: int, depth: int, target: np.ndarray, accumulate: bool
+        self, a: np.ndarray, b: np.ndarray, sides: tuple[int, int, int], target: np.ndarray, accumulate: bool
     ) -> str:
-        _multiply(self._product, slot, (rows, columns, depth), target, accumulate, None)
+        _multiply(self._product, a, b, sides, target, accumulate, None)
         return "BLAS on exact digits" if target.dtype.kind in "iu" else "BLAS"
 
     def clear(self, target: np.ndarray, rows: int, columns: int) -> None:
@@ -239,8 +296,8 @@ class HostUnit:
 
 
 def _band_rows(columns: int, itemsize: int) -> int:
-    """Rows of a matrix that fit into one lane."""
-    return max(1, LANE_NBYTES // max(1, columns * itemsize))
+    """Rows of a matrix that fit into one block."""
+    return max(1, BLOCK_NBYTES // max(1, columns * itemsize))
 
 
 def _rounded(band: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -250,16 +307,28 @@ def _rounded(band: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 class _Lane:
-    """A block of pinned memory and a stream: what one thread needs to move bytes to or from the GPU."""
+    """Two blocks of pinned memory and a stream: what one thread needs to move bytes to or from the GPU."""
 
     def __init__(self) -> None:
         from numba import cuda
 
-        self.block = pinned_bytes(LANE_NBYTES)
+        memory = pinned_bytes(LANE_NBYTES)
+        self._blocks = memory[:BLOCK_NBYTES], memory[BLOCK_NBYTES : 2 * BLOCK_NBYTES]
+        self._passed = cuda.event(timing=False), cuda.event(timing=False)
+        self._turn = 0
         self.stream = cuda.stream()
+        self.loading = False
+        """Whether something is on its way through it that nobody has waited for."""
 
-    def view(self, shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
-        return self.block[: shape[0] * shape[1] * dtype.itemsize].view(dtype).reshape(shape)
+    def block(self) -> np.ndarray:
+        """The block used longest ago, once its bytes have gone where they were sent."""
+        self._turn = 1 - self._turn
+        self._passed[self._turn].synchronize()
+        return self._blocks[self._turn]
+
+    def sent(self) -> None:
+        """The block given last is in use until the stream has passed this point."""
+        self._passed[self._turn].record(self.stream)
 
 
 _spare_lanes: list[_Lane] = []
@@ -279,16 +348,14 @@ class CudaUnit:
         count = product.read_threads + product.write_threads  # so that no thread ever waits for a lane
         with _spare_lanes_lock:
             lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(count)]
+        self._all_lanes = lanes
         self._lanes = _pool(lanes)
 
-    def _allocate(self, size: int, dtype: np.dtype) -> Any:
+    def allocate(self, size: int, dtype: np.dtype) -> Any:
         return self._cuda.device_array(max(size, 1), dtype)
 
-    def panel_slots(self) -> list[PanelSlot]:
-        return _panel_slots(self._product.plan, self._allocate)
-
     def tile_slots(self) -> list[Any]:
-        return _tile_slots(self._product.plan, self._allocate)
+        return _tile_slots(self._product.plan, self.allocate)
 
     @contextmanager
     def _lane(self) -> Iterator[_Lane]:
@@ -303,36 +370,39 @@ class CudaUnit:
         rows, columns = part.shape
         pitch, item = shape[1] * panel.dtype.itemsize, panel.dtype.itemsize
         start = address(panel) + part.target[0].start * pitch + part.target[1].start * item
-        reading = moving = 0.0
+        reading = 0.0
+        begun = time.perf_counter()
         with self._lane() as lane:
-            clock = time.perf_counter()
-            if rows * columns * item <= LANE_NBYTES:
-                bands = [(0, lane.view((rows, columns), panel.dtype))]
-                part.read(bands[0][1])
-                whole = None
-            else:  # a chunk that had to be decoded whole goes over in bands
+            lane.loading = True
+            whole = None
+            if rows * columns * item > BLOCK_NBYTES:  # a chunk that is decoded whole goes over in bands
                 whole = np.empty((rows, columns), panel.dtype)
+                clock = time.perf_counter()
                 part.read(whole)
-            reading = time.perf_counter() - clock
-            clock = time.perf_counter()
-            if whole is None:
-                upload_rectangle(bands[0][1], start, pitch, lane.stream)
-                lane.stream.synchronize()
-            else:
-                for row, column, band in _bands(whole):
-                    staged = lane.view(band.shape, band.dtype)
-                    staged[...] = band
-                    upload_rectangle(staged, start + row * pitch + column * item, pitch, lane.stream)
-                    lane.stream.synchronize()  # before the lane is filled again
-            moving = time.perf_counter() - clock
-        return _Move(reading, moving)
+                reading += time.perf_counter() - clock
+            bands = ((0, 0, (rows, columns)),) if whole is None else _bands((rows, columns), item)
+            for row, column, extent in bands:
+                staged = _shaped(lane.block().view(panel.dtype), extent)
+                clock = time.perf_counter()
+                if whole is None:
+                    part.read(staged)
+                else:
+                    staged[...] = whole[row : row + extent[0], column : column + extent[1]]
+                reading += time.perf_counter() - clock
+                upload_rectangle(staged, start + row * pitch + column * item, pitch, lane.stream)
+                lane.sent()
+        return _Move(reading, time.perf_counter() - begun - reading)
 
-    def multiply(
-        self, slot: PanelSlot, rows: int, columns: int, depth: int, target: Any, accumulate: bool
-    ) -> str:
-        sides = rows, columns, depth
-        kernel = _multiply(self._product, slot, sides, target, accumulate, self._compute_stream)
-        self._compute_stream.synchronize()  # the panel's place may be filled again
+    def settle(self) -> None:
+        self._cuda.current_context()
+        for lane in self._all_lanes:
+            if lane.loading:
+                lane.stream.synchronize()
+                lane.loading = False
+
+    def multiply(self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool) -> str:
+        kernel = _multiply(self._product, a, b, sides, target, accumulate, self._compute_stream)
+        self._compute_stream.synchronize()  # the panels' places may be filled again
         return kernel
 
     def clear(self, target: Any, rows: int, columns: int) -> None:
@@ -365,17 +435,17 @@ class CudaUnit:
         self, lane: _Lane, source: int, pitch: int, shape: tuple[int, int], dtype: np.dtype
     ) -> np.ndarray:
         """A rectangle of a tile in host memory: in the lane, or beside it when one row alone is longer."""
-        if shape[0] * shape[1] * dtype.itemsize <= LANE_NBYTES:
-            staged = lane.view(shape, dtype)
-            download_rectangle(source, pitch, staged, lane.stream)
-            lane.stream.synchronize()  # the bytes are about to be written
-            return staged
-        whole = np.empty(shape, dtype)
-        for row, column, band in _bands(whole):
-            staged = lane.view(band.shape, dtype)
+        whole = None
+        if shape[0] * shape[1] * dtype.itemsize > BLOCK_NBYTES:
+            whole = np.empty(shape, dtype)
+        for row, column, extent in _bands(shape, dtype.itemsize):
+            staged = _shaped(lane.block().view(dtype), extent)
             download_rectangle(source + row * pitch + column * dtype.itemsize, pitch, staged, lane.stream)
-            lane.stream.synchronize()
-            band[...] = staged
+            lane.stream.synchronize()  # the bytes are about to be written
+            if whole is None:
+                return staged
+            whole[row : row + extent[0], column : column + extent[1]] = staged
+        assert whole is not None  # no piece of a tile is empty
         return whole
 
     def close(self) -> None:
@@ -384,13 +454,13 @@ class CudaUnit:
                 _spare_lanes.append(self._lanes.get())
 
 
-def _bands(matrix: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Rectangles of a matrix that fit into a lane, with the row and the column where each begins."""
-    wide = max(1, min(matrix.shape[1], LANE_NBYTES // matrix.itemsize))
-    tall = _band_rows(wide, matrix.itemsize)
-    for row in range(0, matrix.shape[0], tall):
-        for column in range(0, matrix.shape[1], wide):
-            yield row, column, matrix[row : row + tall, column : column + wide]
+def _bands(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """Rectangles of a matrix that fit into a block: the row and the column where each begins, and its shape."""
+    wide = max(1, min(shape[1], BLOCK_NBYTES // itemsize))
+    tall = _band_rows(wide, itemsize)
+    for row in range(0, shape[0], tall):
+        for column in range(0, shape[1], wide):
+            yield row, column, (min(tall, shape[0] - row), min(wide, shape[1] - column))
 
 
 class Engine:
@@ -411,8 +481,15 @@ class Engine:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[_Panel | _End | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        plan, depth = product.plan, min(product.plan.panel_depth, product.plan.k)
+        allocate = self._unit.allocate
+        self._a_panels = PanelCache(
+            plan.a_buffers, partial(allocate, plan.tile_rows * depth, np.dtype(plan.a_dtype))
+        )
+        self._b_panels = PanelCache(
+            plan.b_buffers, partial(allocate, depth * plan.tile_columns, np.dtype(plan.b_dtype))
+        )
         try:
-            self._panel_slots = _pool(self._unit.panel_slots())
             self._tile_slots = _pool(self._unit.tile_slots())
         except BaseException:
             self._unit.close()  # its pinned lanes serve the next attempt
@@ -467,33 +544,50 @@ class Engine:
                     job.error = CancelledError()
                 if job.error is not None:
                     break
-                slot = self._panel_slots.get()
                 try:
-                    self._load(job, slot, slice(start, stop))
+                    self._loaded.put(self._load(job, start, stop))
                 except BaseException as error:
                     job.error = error
-                    self._panel_slots.put(slot)
                     break
-                self._loaded.put(_Panel(job, stop - start, slot))
             self._loaded.put(_End(job))
         self._loaded.put(None)
 
-    def _load(self, job: _Job, slot: PanelSlot, inner: slice) -> None:
+    def _load(self, job: _Job, start: int, stop: int) -> _Panel:
+        """The panels of A and B over a stretch of k, read unless they are held already."""
         product, plan, tile = self._product, self._plan, job.tile
         rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
-        a_shape, b_shape = _shapes(plan, tile.rows, tile.columns, inner.stop - inner.start)
+        inner = slice(start, stop)
+        a_shape, b_shape = _shapes(plan, tile.rows, tile.columns, stop - start)
         a_region = (inner, rows) if plan.transpose_a else (rows, inner)
         b_region = (columns, inner) if plan.transpose_b else (inner, columns)
-        with job.clock("read", "upload") as moves:
-            calls = [
-                partial(self._unit.load, part, panel, shape)
-                for array, region, panel, shape in (
-                    (product.a, a_region, slot.a, a_shape),
-                    (product.b, b_region, slot.b, b_shape),
-                )
-                for part in region_reads(array, region)
-            ]
-            moves += run_all(self._readers, calls)
+        calls: list[Callable[[], _Move]] = []
+        taken: list[Buffer] = []
+        missing: list[tuple[PanelCache, Any]] = []
+        try:
+            for cache, key, array, region, shape in (
+                (self._a_panels, (tile.i, start), product.a, a_region, a_shape),
+                (self._b_panels, (tile.j, start), product.b, b_region, b_shape),
+            ):
+                buffer, there = cache.take(key)
+                taken.append(buffer)
+                if not there:
+                    missing.append((cache, key))
+                    job.read_nbytes += shape[0] * shape[1] * array.dtype.itemsize
+                    calls += [
+                        partial(self._unit.load, part, buffer.flat, shape)
+                        for part in region_reads(array, region)
+                    ]
+            if calls:
+                with job.clock("read", "upload") as moves:
+                    moves += run_all(self._readers, calls)
+                    self._unit.settle()
+        except BaseException:
+            for cache, key in missing:
+                cache.discard(key)
+            for cache, buffer in zip((self._a_panels, self._b_panels), taken, strict=False):
+                cache.let_go(buffer)
+            raise
+        return _Panel(job, stop - start, *taken)
 
     def _compute_stage(self) -> None:
         while (item := self._loaded.get()) is not None:
@@ -507,10 +601,9 @@ class Engine:
                 elif job.error is None:
                     with job.clock("compute", "compute"):
                         job.kernel = self._unit.multiply(
-                            item.slot,
-                            tile.rows,
-                            tile.columns,
-                            item.depth,
+                            item.a.flat,
+                            item.b.flat,
+                            (tile.rows, tile.columns, item.depth),
                             job.target,
                             accumulate=job.panels > 0,
                         )
@@ -518,7 +611,8 @@ class Engine:
             except BaseException as error:
                 job.error = error
             if isinstance(item, _Panel):
-                self._panel_slots.put(item.slot)
+                self._a_panels.let_go(item.a)
+                self._b_panels.let_go(item.b)
             else:
                 self._finished.put(job)
         self._finished.put(None)
@@ -537,7 +631,13 @@ class Engine:
             else:
                 seconds = time.perf_counter() - job.started
                 report = TileReport(
-                    job.tile.index, self._worker, seconds, dict(job.busy), job.kernel, job.partial
+                    job.tile.index,
+                    self._worker,
+                    seconds,
+                    dict(job.busy),
+                    job.kernel,
+                    job.read_nbytes,
+                    job.partial,
                 )
                 job.done.set_result(report)
 

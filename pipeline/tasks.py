@@ -90,7 +90,8 @@ def add_parts(product: Product, tile: Tile, *parts: TileReport) -> TileReport:
     stages = {stage: sum(part.stages[stage] for part in parts) for stage in parts[0].stages}
     stages["write"] += seconds
     seconds += max(part.seconds for part in parts)
-    return TileReport(tile.index, get_worker().address, seconds, stages, parts[0].kernel)
+    read = sum(part.read_nbytes for part in parts)
+    return TileReport(tile.index, get_worker().address, seconds, stages, parts[0].kernel, read)
 
 
 def end_run(run: str, abandon: bool) -> None:

@@ -13,7 +13,7 @@ from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.workspace import workspace_nbytes
 from tilewright.pipeline import config, store
 from tilewright.pipeline.cluster import Cluster, open_cluster
-from tilewright.pipeline.errors import OutputError, ShapeError, StoreError, VerificationError
+from tilewright.pipeline.errors import OptionError, OutputError, ShapeError, StoreError, VerificationError
 from tilewright.pipeline.events import Listener, Notice, ignore
 from tilewright.pipeline.execute import MatmulRun, run_tiles
 from tilewright.pipeline.ledger import Ledger, Past, fingerprint, read_past
@@ -158,6 +158,7 @@ def matmul(
         kernel=done.kernel,
         seconds=done.seconds,
         stages=done.stages,
+        read_nbytes=done.read_nbytes,
         resumed=len(finished),
         verification=verification,
     )
@@ -183,11 +184,14 @@ def plan_matmul(
     It is for ``workers`` workers like this machine, whose processes may hold ``host_memory`` each; or, where a
     ``cluster`` is named, for the workers that are found there (a profile's own cluster is started for that).
 
-    Raises as ``matmul`` does for factors that cannot be multiplied, and PlanError where no tile fits.
+    Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError
+    for fewer workers than one.
     """
+    if workers < 1:
+        raise OptionError(f"workers={workers}: a product needs one worker or more")
     left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
     if cluster is None:
-        facts = [_facts_here(device, host_memory)] * max(1, workers)
+        facts = [_facts_here(device, host_memory)] * workers
     else:
         with open_cluster(cluster, cluster_file) as client:
             facts = survey(client, device)

@@ -367,7 +367,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     loaders = [_loader(tile, tiles_m, tiles_n, s) for s in range(steps)]
     load_first, load_second = loaders[0], loaders[1]
     middle_steps = _steps(loaders[2:], multiply, tiles_m, tiles_n)
-    store = _strips(sum_store(c_type, warp_n), tiles_m, strip_sums)
+    store = _strips(sum_store(warp_n, (c_type, c_type, c_type)), tiles_m, strip_sums)
     keep_residues, add_residues = residue_epilogue(tile.threads, warp_n, tiles_m, c_type)
     i32, i64, u32 = types.int32, types.int64, types.uint32
 

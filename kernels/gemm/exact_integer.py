@@ -55,6 +55,9 @@ LEAST_SIDE = 64
 BLOCKS_PER_MULTIPROCESSOR = 8
 MOST_MULTIPROCESSORS = 192
 """No GPU so far has more; each keeps residues of its own."""
+CLUSTER = 2
+CLUSTER_SIDE = 256
+"""Rows, and columns, of C that the blocks of a cluster work on together: asserted below."""
 PLAN_NBYTES = 256
 _C_TYPES = {1: types.int8, 2: types.int16, 4: types.int32, 8: types.int64}
 """How C's elements are written, by their size: modulo 2**bits a signed number is an unsigned one."""
@@ -130,9 +133,11 @@ class Layout:
     nbytes: int
 
 
-def layout(m: int, n: int, k: int, blocks: int, *, residues: bool) -> Layout:
-    """How the scratch memory of a product is used; at most SCRATCH_NBYTES for planes where that is
-    possible."""
+def layout(m: int, n: int, k: int, processors: int, *, residues: bool) -> Layout:
+    """How the scratch memory of a product is used on a GPU of so many multiprocessors; at most SCRATCH_NBYTES
+    for planes where that is possible. Which of A and B lies along C's rows makes no difference: the tiles of a
+    cluster are square together.
+    """
     longest = ceil_div(k, LINE_UNIT) * LINE_UNIT
     affordable = SCRATCH_NBYTES // (m + n) // LINE_UNIT * LINE_UNIT
     single = max(LINE_UNIT, min(longest, SINGLE_DEPTH_LIMIT, affordable))
@@ -140,13 +145,19 @@ def layout(m: int, n: int, k: int, blocks: int, *, residues: bool) -> Layout:
     affordable = SCRATCH_NBYTES // (count * (m + n)) // LINE_UNIT * LINE_UNIT
     residue = max(LINE_UNIT, min(single, DEPTH_LIMIT, affordable))
     line_nbytes = max(single, count * residue) if residues else single
+    clusters = ceil_div(m, CLUSTER_SIDE) * ceil_div(n, CLUSTER_SIDE)
+    blocks = min(processors, CLUSTER * clusters)
     planes_a = PLAN_NBYTES + (blocks * WORKSPACE_NBYTES if residues else 0)
     planes_b = planes_a + m * line_nbytes
     return Layout(single, residue, planes_a, planes_b, planes_b + n * line_nbytes)
 
 
 def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
-    """An upper bound for the device memory that a product of integers of ``itemsize`` bytes borrows."""
+    """An upper bound for the device memory that a product of integers of ``itemsize`` bytes borrows; nothing where
+    it is too small for the tensor cores.
+    """
+    if min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK:
+        return 0
     return layout(m, n, k, MOST_MULTIPROCESSORS, residues=itemsize > 1).nbytes
 
 
@@ -406,4 +417,7 @@ EXACT_INTEGER_MMA = GemmKernel(
     variants=variants_mma,
 )
 
+_ANY = Config("s8", "s8", types.int32)
 assert PLAN_LENGTH * 8 <= PLAN_NBYTES
+assert _ANY.cluster == CLUSTER
+assert CLUSTER_SIDE == _ANY.cluster * _ANY.tile_m == _ANY.tile_n

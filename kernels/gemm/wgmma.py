@@ -22,9 +22,15 @@ from numba.cuda import types
 from tilewright.kernels import ptx
 from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES, residue_epilogue
 from tilewright.kernels.gemm.residues import PLAN_KIND, PLAN_PLANES, RESIDUES
-from tilewright.kernels.gemm.wgmma_config import ROWS_PER_WARPGROUP, WARPGROUP, Config
-from tilewright.kernels.gemm.wgmma_epilogue import sum_store
-from tilewright.kernels.gemm.wgmma_mainloop import filler, part_multiplier, plane_multiplier
+from tilewright.kernels.gemm.wgmma_config import (
+    C_BOX_LINES,
+    C_BOX_NBYTES,
+    ROWS_PER_WARPGROUP,
+    WARPGROUP,
+    Config,
+)
+from tilewright.kernels.gemm.wgmma_epilogue import box_store, conversions, sum_store
+from tilewright.kernels.gemm.wgmma_mainloop import filler, part_multiplier, peer, plane_multiplier
 
 PRODUCER_REGISTERS = 56
 CONSUMER_REGISTERS = 224
@@ -42,6 +48,7 @@ ARGUMENTS = (
     types.int32,  # accumulate
     types.uint64,  # plan
     types.uint64,  # workspace
+    types.uint64,  # map_c
 )
 """What every variant takes: scalars only, so that one compilation serves all layouts."""
 
@@ -66,13 +73,15 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     or several. C is m × n with the given strides; every element is written (added to when ``accumulate``),
     unless the plan says that the work is another kernel's. What lies outside A and B counts as zero, so
     ragged sides need no care. ``paired``: C is row-major and two neighbouring elements can be written at
-    once. ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines
-    are written.
+    once. ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
+    ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are
+    written.
 
-    Grid: a multiple of ``config.cluster`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
+    Grid: a multiple of ``config.blocks`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
     ``config.shared_nbytes``. Registers: 168 at entry, then 224 a consumer and 56 a producer, no spills.
     """
-    consumers, stages, cluster, group = config.consumers, config.stages, config.cluster, config.group
+    consumers, stages, group = config.consumers, config.stages, config.group
+    cluster, cluster_n, blocks, peers = config.cluster, config.cluster_n, config.blocks, config.peers
     tile_m, tile_n, stage_nbytes, parts = config.tile_m, config.tile_n, config.stage_nbytes, config.parts
     registers = tile_n // 2
     config_kind = config.plan_kind
@@ -81,14 +90,21 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     c_type = config.c_type
     sum_type = types.int32 if config.integer else types.float32
     fill, multiply_plane, multiply_parts = filler(config), plane_multiplier(config), part_multiplier(config)
-    store = sum_store(c_type, tile_n, integer=config.integer, flagged_only=config.flagged_only)
+    peer_of_lane = peer(config)
+    boxed, boxes_offset = config.boxes > 0, config.boxes_offset
+    warp_nbytes = config.boxes * C_BOX_NBYTES
+    store, store_boxes = (
+        sum_store(tile_n, conversions(config), flagged_only=config.flagged_only),
+        box_store(config),
+    )
+    wait_stores = ptx.bulk_wait(0, read=False)
     keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
     give_registers = ptx.register_budget(PRODUCER_REGISTERS, grow=False)
     take_registers = ptx.register_budget(CONSUMER_REGISTERS, grow=True)
     i32, i64, u32 = types.int32, types.int64, types.uint32
 
     def kernel(  # type: ignore[no-untyped-def]
-        map_a, map_b, c, row_stride, column_stride, m, n, k_steps, paired, accumulate, plan, workspace
+        map_a, map_b, c, row_stride, column_stride, m, n, k_steps, paired, accumulate, plan, workspace, map_c
     ):
         planes = i64(1)
         if guarded:
@@ -99,20 +115,22 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         ring = u32((ptx.shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
         thread = cuda.threadIdx.x
         rank = ptx.cluster_rank()
+        rank_m = rank if cluster_n == 1 else u32(rank % u32(cluster))
+        rank_n = u32(0) if cluster_n == 1 else u32(rank // u32(cluster))
         if thread == 0:
             full = ring + u32(stages * stage_nbytes)
             for stage in range(stages):
                 ptx.barrier_init(full + u32(8 * stage), 1)
                 # One arrival a consumer warp of every block that writes here: all have read before it is
                 # refilled.
-                ptx.barrier_init(full + u32(8 * stages + 8 * stage), 4 * consumers * cluster)
+                ptx.barrier_init(full + u32(8 * stages + 8 * stage), 4 * consumers * peers)
             ptx.barrier_init_fence()
         # No block may signal another's barriers before they are initialised.
         ptx.cluster_barrier()
 
         tiles_m = i32((m + cluster * tile_m - 1) // (cluster * tile_m))
-        tiles_n = i32((n + tile_n - 1) // tile_n)
-        first_tile, tile_stride = i32(cuda.blockIdx.x // cluster), i32(cuda.gridDim.x // cluster)
+        tiles_n = i32((n + cluster_n * tile_n - 1) // (cluster_n * tile_n))
+        first_tile, tile_stride = i32(cuda.blockIdx.x // blocks), i32(cuda.gridDim.x // blocks)
         place, parity = u32(0), u32(0)
         if thread < WARPGROUP:
             give_registers()
@@ -125,36 +143,43 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         map_a,
                         map_b,
                         ring,
-                        i32((tile_row * cluster + rank) * tile_m),
-                        i32(tile_column * tile_n),
+                        i32((tile_row * cluster + rank_m) * tile_m),
+                        i32((tile_column * cluster_n + rank_n) * tile_n),
                         planes,
                         k_steps,
-                        rank,
+                        rank_m,
+                        rank_n,
                         place,
                         parity,
                     )
         else:
             take_registers()
             warpgroup, lane = thread // WARPGROUP - 1, thread % 32
+            peer_block = peer_of_lane(u32(lane), rank)
             sums = cuda.local.array(registers, sum_type)
             totals = cuda.local.array(registers, sum_type)
+            if boxed and map_c != 0:
+                ptx.tensor_map_acquire(map_c)
             out = ptx.global_array(c, c_type)
             kept = ptx.global_array(workspace, u32)
             kept_first = cuda.blockIdx.x * kept_words + 4 * (thread - WARPGROUP)
             for tile in range(first_tile, tiles_m * tiles_n, tile_stride):
                 if parts == 1:
                     for plane in range(planes):
-                        place, parity = multiply_plane(sums, ring, k_steps, warpgroup, lane, place, parity)
+                        place, parity = multiply_plane(
+                            sums, ring, k_steps, warpgroup, lane, peer_block, place, parity
+                        )
                         if residues:
                             keep_residues(sums, plane, planes, kept, kept_first)
                 else:
                     place, parity = multiply_parts(
-                        totals, sums, ring, k_steps, warpgroup, lane, place, parity
+                        totals, sums, ring, k_steps, warpgroup, lane, peer_block, place, parity
                     )
                 tile_row, tile_column = cluster_tile(tile, tiles_m, tiles_n, group)
-                row = (tile_row * cluster + rank) * tile_m + warpgroup * ROWS_PER_WARPGROUP
-                row = i64(row + thread % WARPGROUP // 32 * 16 + lane // 4)
-                column = i64(tile_column * tile_n + 2 * (lane % 4))
+                warp_row = (tile_row * cluster + rank_m) * tile_m + warpgroup * ROWS_PER_WARPGROUP
+                warp_row = warp_row + thread % WARPGROUP // 32 * C_BOX_LINES
+                tile_first = (tile_column * cluster_n + rank_n) * tile_n
+                row, column = i64(warp_row + lane // 4), i64(tile_first + 2 * (lane % 4))
                 if residues:
                     add_residues(
                         planes,
@@ -168,8 +193,12 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         n - column,
                         accumulate,
                     )
+                elif boxed and map_c != 0:
+                    warp = u32((thread - WARPGROUP) // 32)
+                    staging = ring + u32(boxes_offset) + warp * u32(warp_nbytes)
+                    store_boxes(sums, staging, map_c, i32(warp_row), i32(tile_first), lane)
                 else:
-                    in_pairs = paired != 0 and (tile_column + 1) * tile_n <= n
+                    in_pairs = paired != 0 and tile_first + tile_n <= n
                     store(
                         sums if parts == 1 else totals,
                         0,
@@ -184,6 +213,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         accumulate,
                         workspace,
                     )
+            if boxed and map_c != 0 and lane == 0:
+                wait_stores()
         # A block must not end while another may still signal its barriers or write its ring.
         ptx.cluster_barrier()
 

@@ -15,6 +15,10 @@ STEP_NBYTES = 32
 """Bytes of k that one ``wgmma`` takes."""
 STEPS = STAGE_DEPTH_NBYTES // STEP_NBYTES
 BARRIER_NBYTES = 8
+C_LINE_NBYTES = 128
+C_BOX_LINES = 16
+"""Rows of C that a warp holds."""
+C_BOX_NBYTES = C_LINE_NBYTES * C_BOX_LINES
 OPERAND_NBYTES = {"s8": 1, "u8": 1, "bf16": 2, "f16": 2, "tf32": 4}
 
 
@@ -36,12 +40,23 @@ class Config:
     """3: the operands are float32 numbers split into three bfloat16 planes each."""
     flagged_only: bool = False
     """Write only the rows and columns of C that the flags behind ``workspace`` name."""
+    bfloat16_c: bool = False
+    """C holds bfloat16, and ``c_type`` is uint16."""
     tile_n: int = 256
     consumers: int = 2
     stages: int = 4
     cluster: int = 2
+    """Blocks of a cluster below each other: they share B."""
+    cluster_n: int = 1
+    """Blocks of a cluster side by side: they share A."""
     group: int = 8
     """Cluster tiles below each other before the walk moves on in n."""
+    boxes: int = 0
+    """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, through which C leaves by the copy
+    engine while the next tile begins; 0: C is written from registers."""
+    lead: int = 0
+    """Stages by which the first consumer is ahead of the others at the start of a tile, so that one multiplies while
+    another writes."""
 
     @property
     def tile_m(self) -> int:
@@ -50,6 +65,16 @@ class Config:
     @property
     def threads(self) -> int:
         return (self.consumers + 1) * WARPGROUP
+
+    @property
+    def blocks(self) -> int:
+        """Of a cluster."""
+        return self.cluster * self.cluster_n
+
+    @property
+    def peers(self) -> int:
+        """Blocks that fill a block's stages, itself among them."""
+        return self.cluster + self.cluster_n - 1
 
     @property
     def depth(self) -> int:
@@ -67,17 +92,29 @@ class Config:
 
     @property
     def shared_nbytes(self) -> int:
-        """Dynamic shared memory: the ring, its barriers, and room to begin at a multiple of the swizzle."""
+        """Dynamic shared memory: the ring, its barriers, boxes of C, and room to begin at a multiple of the
+        swizzle."""
+        if self.boxes:
+            return self.boxes_offset + 4 * self.consumers * self.boxes * C_BOX_NBYTES + SWIZZLE_NBYTES
         return self.stages * (self.stage_nbytes + 2 * BARRIER_NBYTES) + SWIZZLE_NBYTES
+
+    @property
+    def boxes_offset(self) -> int:
+        """From the ring to the boxes of C: behind the barriers, at a multiple of the swizzle."""
+        return self.stages * self.stage_nbytes + SWIZZLE_NBYTES
 
     @property
     def box_a(self) -> tuple[int, int]:
         """(elements side by side, lines) of one bulk copy of A."""
-        return (self.depth, self.depth) if self.m_major_a else (self.depth, self.tile_m)
+        return (self.depth, self.depth) if self.m_major_a else (self.depth, self.tile_m // self.cluster_n)
 
     @property
     def box_b(self) -> tuple[int, int]:
         return (self.depth, self.depth) if self.n_major_b else (self.depth, self.tile_n // self.cluster)
+
+    @property
+    def box_c(self) -> tuple[int, int]:
+        return (C_LINE_NBYTES * 8 // self.c_type.bitwidth, C_BOX_LINES)
 
     @property
     def integer(self) -> bool:

@@ -9,11 +9,30 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels import ptx
+from tilewright.kernels.gemm.wgmma_config import C_BOX_NBYTES, C_LINE_NBYTES, Config
+
+Conversions = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+"""What makes an element of C of a sum, a term of a sum, and a term of an element of C."""
 
 
-def sum_store(
-    c_type: Any, columns: int, *, integer: bool = True, flagged_only: bool = False
-) -> Callable[..., Any]:
+def conversions(config: Config) -> Conversions:
+    """Those of the Hopper kernel."""
+    if not config.bfloat16_c:
+        wide_type = config.c_type if config.integer else types.float32
+        return config.c_type, wide_type, wide_type
+
+    @cuda.jit(device=True, inline="always")
+    def narrow(value):  # type: ignore[no-untyped-def]
+        return ptx.bfloat_bits(value)
+
+    @cuda.jit(device=True, inline="always")
+    def widened(element):  # type: ignore[no-untyped-def]
+        return ptx.bits_float(types.uint32(element) << types.uint32(16))
+
+    return narrow, types.float32, widened
+
+
+def sum_store(columns: int, conversions: Conversions, *, flagged_only: bool = False) -> Callable[..., Any]:
     """``store(sums, base, out, row, column, ...)``: a thread's sums of ``columns`` columns to C, or added to
     it.
 
@@ -22,7 +41,7 @@ def sum_store(
     row-major C are written in pairs: four lanes then fill a sector of 32 bytes, or two.
     """
     pairs = columns // 8
-    wide_type = c_type if integer else types.float32
+    c_type, wide_type, widened = conversions
 
     @cuda.jit(device=True, inline="always")
     def store_pair(j, sums, first, out, start):  # type: ignore[no-untyped-def]
@@ -32,8 +51,8 @@ def sum_store(
     def add_pair(j, sums, first, out, start):  # type: ignore[no-untyped-def]
         left, right = ptx.load_pair(out, start + 8 * j)
         left, right = (
-            wide_type(left) + wide_type(sums[4 * j + first]),
-            wide_type(right) + wide_type(sums[4 * j + first + 1]),
+            widened(left) + wide_type(sums[4 * j + first]),
+            widened(right) + wide_type(sums[4 * j + first + 1]),
         )
         ptx.store_pair(out, start + 8 * j, c_type(left), c_type(right))
 
@@ -46,7 +65,7 @@ def sum_store(
                 place = start + (8 * j + side) * stride
                 value = wide_type(sums[4 * j + first + side])
                 if accumulate != 0:
-                    value += wide_type(out[place])
+                    value += widened(out[place])
                 out[place] = c_type(value)
 
     @cuda.jit(device=True, inline="always")
@@ -82,3 +101,67 @@ def sum_store(
             )
 
     return store
+
+
+def box_store(config: Config) -> Callable[..., Any]:
+    """``store_boxes(sums, staging, map_c, row, column, lane)``: a warp's 16 rows of a tile through shared memory.
+
+    The warp writes box after box (16 rows × 128 bytes, swizzled as the tensor map says) into its own
+    ``config.boxes`` places at ``staging``; the copy engine carries them to C while the warp goes on, so a place is
+    waited for only when it comes round again. ``row``, ``column``: of the warp's first element. What lies outside
+    C is not written. C's elements have 16 or 32 bits.
+    """
+    boxes = config.boxes
+    pack = ptx.bfloat_pair if config.bfloat16_c else ptx.half_pair
+    narrow = config.c_type.bitwidth == 16
+    columns = C_LINE_NBYTES * 8 // config.c_type.bitwidth
+    count, steps = config.tile_n // columns, columns // (16 if narrow else 8)
+    free_place = ptx.bulk_wait(max(boxes - 1, 0), read=True)
+    i32, u32 = types.int32, types.uint32
+
+    @cuda.jit(device=True, inline="always")
+    def write_16_columns(i, box, sums, line, lane):  # type: ignore[no-untyped-def]
+        # Four 8 × 8 matrices: rows 0 to 7 and 8 to 15 of eight columns, then of the next eight. A line's 16-byte
+        # chunks stand at their number XOR the line's: the addresses of a matrix lie in different banks.
+        first = 32 * box + 8 * i
+        chunk = u32(2 * i) + (lane >> u32(4))
+        ptx.store_matrices(
+            line + ((chunk ^ (lane & u32(7))) << u32(4)),
+            pack(sums[first], sums[first + 1]),
+            pack(sums[first + 2], sums[first + 3]),
+            pack(sums[first + 4], sums[first + 5]),
+            pack(sums[first + 6], sums[first + 7]),
+        )
+
+    @cuda.jit(device=True, inline="always")
+    def write_8_columns(i, box, sums, line, lane):  # type: ignore[no-untyped-def]
+        first = 16 * box + 4 * i
+        chunk = u32(2 * i) + ((lane >> u32(1)) & u32(1))
+        place = line + ((chunk ^ (lane >> u32(2))) << u32(4)) + ((lane & u32(1)) << u32(3))
+        ptx.store_shared_pair(place, sums[first], sums[first + 1])
+        ptx.store_shared_pair(place + u32(8 * C_LINE_NBYTES), sums[first + 2], sums[first + 3])
+
+    @cuda.jit(device=True, inline="always")
+    def write_box(box, sums, staging, line, map_c, row, column, lane):  # type: ignore[no-untyped-def]
+        offset = u32(box % boxes * C_BOX_NBYTES)
+        if lane == 0:
+            free_place()
+        cuda.syncwarp()  # the copy engine has read what was here before
+        if narrow:
+            ptx.unroll(write_16_columns, steps, (box, sums, line + offset, lane))
+        else:
+            ptx.unroll(write_8_columns, steps, (box, sums, line + offset, lane))
+        ptx.copy_engine_fence()
+        cuda.syncwarp()  # the box is complete
+        if lane == 0:
+            ptx.tensor_store(map_c, staging + offset, i32(column + box * columns), row, i32(0))
+            ptx.bulk_commit()
+
+    @cuda.jit(device=True, inline="always")
+    def store_boxes(sums, staging, map_c, row, column, lane):  # type: ignore[no-untyped-def]
+        lane = u32(lane)
+        # The line whose address this lane gives (16 bits), or into which it writes (32 bits).
+        line = staging + (lane & u32(15) if narrow else lane >> u32(2)) * u32(C_LINE_NBYTES)
+        ptx.unroll(write_box, count, (sums, staging, line, map_c, row, column, lane))
+
+    return store_boxes

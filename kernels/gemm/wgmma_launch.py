@@ -20,7 +20,14 @@ from numba.cuda import types
 from tilewright.kernels.gemm.base import Capability, Variant
 from tilewright.kernels.gemm.wgmma import ARGUMENTS, kernel_function
 from tilewright.kernels.gemm.wgmma_config import Config
-from tilewright.kernels.launch import address, allow_dynamic_shared, ceil_div, current_device, enqueue
+from tilewright.kernels.launch import (
+    address,
+    allow_dynamic_shared,
+    ceil_div,
+    current_device,
+    enqueue,
+    resident_clusters,
+)
 
 HOPPER = (9, 0)
 TENSOR_MAP_NBYTES = 128
@@ -176,10 +183,23 @@ def multiprocessors(device: int) -> int:
     return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
 
 
-def persistent_grid(tiles: int, cluster: int) -> int:
-    """Blocks for ``tiles`` cluster tiles: one a multiprocessor, whole clusters, none without work."""
-    clusters = multiprocessors(current_device()) // cluster
+def persistent_grid(tiles: int, cluster: int, resident: int = 0) -> int:
+    """Blocks for ``tiles`` cluster tiles: one a multiprocessor, whole clusters, none without work.
+
+    resident: clusters that the device holds at a time, where they are more than two blocks; 0: as many as fill it.
+    """
+    clusters = resident or multiprocessors(current_device()) // cluster
     return cluster * max(1, min(tiles, clusters))
+
+
+@functools.cache
+def _resident_clusters(config: Config, device: int) -> int:
+    """Clusters that run at a time. Pairs fill a device; larger ones leave what does not fit a group of
+    multiprocessors."""
+    if config.blocks <= 2:
+        return multiprocessors(device) // config.blocks
+    launchable = _compiled(config, device)
+    return resident_clusters(launchable.kernel, launchable.threads, launchable.shared_nbytes, config.blocks)
 
 
 def variant(name: str, config: Config) -> Variant:
@@ -213,7 +233,7 @@ def _compiled(config: Config, device: int) -> Launchable:
         ARGUMENTS,
         threads=config.threads,
         shared_nbytes=config.shared_nbytes,
-        cluster=config.cluster,
+        cluster=config.blocks,
     )
 
 
@@ -236,6 +256,21 @@ class Output:
         """Whether two neighbours of a row can be written at once."""
         pair_nbytes = 2 * self.c_type.bitwidth // 8
         return self.column_stride == 1 and self.row_stride % 2 == 0 and self.address % pair_nbytes == 0
+
+    @property
+    def planes(self) -> Planes | None:
+        """C for the copy engine, if it takes it."""
+        nbytes = self.c_type.bitwidth // 8
+        line = self.row_stride * nbytes
+        planes = Planes(
+            self.address, self.columns, self.rows, 1, line, line * self.rows, STORED_KINDS[nbytes]
+        )
+        aligned = self.column_stride == 1 and self.row_stride >= self.columns
+        return planes if aligned and planes.loadable else None
+
+
+STORED_KINDS = {2: "bf16", 4: "tf32"}
+"""A tensor map's element type for elements of so many bytes, which are stored as they are."""
 
 
 def output_of(c: Any, c_type: Any) -> Output:
@@ -266,15 +301,22 @@ def launch_product(
     a: m lines of k, or k lines of m when ``config.m_major_a``; b: n lines of k, or k lines of n when
     ``config.n_major_b``; depth: k. plan, workspace: device addresses, for the variants that use them.
     """
-    tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(output.columns, config.tile_n)
+    tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(
+        output.columns, config.tile_n * config.cluster_n
+    )
     device = current_device()
     kernel = _compiled(config, device)
+    wanted = [(a, config.box_a), (b, config.box_b)]
+    planes_c = output.planes if config.boxes and not accumulate else None
+    if planes_c is not None:
+        wanted.append((planes_c, config.box_c))
     with _maps_lock:
-        maps = _map_store(device).addresses(((a, config.box_a), (b, config.box_b)))
+        map_a, map_b, *map_c = _map_store(device).addresses(tuple(wanted))
         kernel.launch(
-            persistent_grid(tiles, config.cluster),
+            persistent_grid(tiles, config.blocks, _resident_clusters(config, device)),
             stream,
-            *maps,
+            map_a,
+            map_b,
             output.address,
             output.row_stride,
             output.column_stride,
@@ -285,4 +327,5 @@ def launch_product(
             int(accumulate),
             plan,
             workspace,
+            *(map_c or (0,)),
         )

@@ -163,6 +163,15 @@ def test_scratch_memory_is_bounded(m: int, n: int, k: int, wide: bool) -> None:
     assert where.planes_b - where.planes_a >= m * where.single_depth
 
 
+def test_what_a_small_product_borrows_follows_its_tiles() -> None:
+    one, four = (exact_integer.scratch_nbytes(side, side, 4096, 8) for side in (256, 512))
+    kept = exact_integer.CLUSTER * residue_epilogue.WORKSPACE_NBYTES
+    assert one - kept == exact_integer.PLAN_NBYTES + 2 * 256 * len(residues.MODULI) * 4096
+    assert four - 4 * kept == exact_integer.PLAN_NBYTES + 2 * 512 * len(residues.MODULI) * 4096
+    assert exact_integer.scratch_nbytes(63, 1 << 20, 1 << 20, 8) == 0
+    assert exact_integer.scratch_nbytes(128, 100, 700, 8) == 0
+
+
 def problem(dtypes: tuple[str, ...], m: int, n: int, k: int, capability: Any = (9, 0)) -> Problem:
     a, b, c = (np.dtype(name) for name in dtypes)
     return Problem(

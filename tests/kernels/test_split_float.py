@@ -86,8 +86,11 @@ def test_no_larger_error_than_float32(
     error."""
     from tilewright.kernels import matmul
     from tilewright.kernels.gemm.warp_tiled_cut import cut
+    from tilewright.kernels.gemm.warp_tiling import ALONG_K, VECTOR
 
-    parts = cut(n, n, k, np.dtype(np.float32), cuda.get_current_device().MULTIPROCESSOR_COUNT)
+    by_rows = ALONG_K, VECTOR
+    processors = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    parts = cut(n, n, k, np.dtype(np.float32), by_rows, processors)
     assert all(part.splits == 1 for part in parts), "sums of pieces would be compared with sums of all of k"
     a, b = (x.astype(np.float32) for x in matrices(rng, n, k))
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)

@@ -15,10 +15,12 @@ from tilewright.pipeline.plan import (
     PANEL_BUFFERS,
     PROCESS_NBYTES,
     Limits,
+    MatmulPlan,
     StoredMatrix,
     format_nbytes,
     plan_matmul,
 )
+from tilewright.pipeline.stream import PanelCache
 
 F4, F8, I2 = np.dtype("f4"), np.dtype("f8"), np.dtype("i2")
 
@@ -65,9 +67,49 @@ def test_every_plan_covers_everything_once_and_fits(
     stretches = list(plan.panels())
     assert [start for start, _ in stretches] == [0, *(stop for _, stop in stretches)][: len(stretches)]
     assert sum(stop - start for start, stop in stretches) == k
-    assert plan.read_nbytes == sum(plan.tile_read_nbytes(tile) for tile in plan.tiles())
+    for planned in (plan, plan_matmul(a, b, F8, c_unit, replace(limits, on_host=True))):
+        found = read_by_workers(planned, workers)
+        exact = workers == 1 and planned.k_parts == 1
+        assert found == planned.read_nbytes if exact else found <= planned.read_nbytes
+        assert planned.read_nbytes <= sum(planned.tile_read_nbytes(tile) for tile in planned.tiles())
     assert plan.decoded_nbytes >= plan.read_nbytes
     assert plan.bound_nbytes <= max(plan.read_nbytes, 1)
+
+
+def read_by_workers(plan: MatmulPlan, workers: int) -> int:
+    """Bytes that workers read who take the tiles in turns, each with the panels that the plan lets it hold."""
+    read = 0
+    for worker in range(workers):
+        held = PanelCache(plan.a_buffers, object), PanelCache(plan.b_buffers, object)
+        for tile in list(plan.tiles())[worker::workers]:
+            for part in range(plan.k_parts):
+                for start, stop in plan.panels(part):
+                    sides = (tile.i, tile.rows, plan.a_dtype), (tile.j, tile.columns, plan.b_dtype)
+                    for cache, (place, side, dtype) in zip(held, sides, strict=True):
+                        buffer, there = cache.take((place, start))
+                        cache.let_go(buffer)
+                        read += 0 if there else side * (stop - start) * np.dtype(dtype).itemsize
+    return read
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("spare", [0, 10, 40, 70, 90, 130, 300])
+def test_memory_that_is_left_over_holds_panels(spare: int, workers: int) -> None:
+    """With so many units of 16 × 16 floats beside what tiles of 64 × 64 and panels of 16 need."""
+    a = matrix(320, 64, (16, 16))
+    unit = 16 * 16 * 4
+    limits = Limits(workers, (2 * 16 + 2 * 8 + spare) * unit)
+    plan = plan_matmul(a, a.transposed, F4, (64, 64), limits, keep=(64, 64, 16, 1))
+    assert plan.grid == (5, 5)
+    assert plan.device_peak_nbytes <= limits.device_nbytes
+    assert plan.device_peak_nbytes == (2 * 16 + 4 * (plan.a_buffers + plan.b_buffers)) * unit
+    assert plan.a_buffers == (2 if spare < 16 else 2 + 4)
+    found = read_by_workers(plan, workers)
+    assert found == plan.read_nbytes if workers == 1 else found <= plan.read_nbytes
+    if spare == 300:
+        assert plan.b_buffers == 5 * 4
+        assert read_by_workers(plan, 1) == 2 * a.nbytes
+        assert plan.read_nbytes == 2 * a.nbytes * min(workers, 5)
 
 
 def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:

@@ -20,6 +20,8 @@ from zarr.storage import MemoryStore
 import tilewright as tw
 from tilewright.pipeline import execute, ledger, plan, store, stream
 from tilewright.pipeline.errors import (
+    CorpusError,
+    OptionError,
     OutputError,
     OutputExistsError,
     PlanError,
@@ -612,3 +614,21 @@ def test_a_run_is_json_and_says_where_time_went(
     assert "busiest stage" in str(run)
     assert any(isinstance(event, Notice) and "CPU" in event.message for event in events)
     assert isinstance(run, execute.MatmulRun)
+
+
+@pytest.mark.parametrize("wrong", [5, None, np.ones((3, 3)), b"path"])
+def test_what_is_no_path_is_named(wrong: Any, tmp_path: Path) -> None:
+    path = put(tmp_path / "a", np.ones((3, 3)))
+    kind = type(wrong).__name__
+    with pytest.raises(StoreError, match=rf"A: found .*{kind}; it must be a path"):
+        tw.matmul(wrong, path, tmp_path / "c")
+    with pytest.raises(StoreError, match=rf"output: found .*{kind}; it must be a path"):
+        tw.matmul(path, path, wrong)
+    with pytest.raises(CorpusError, match=r"named by one path or several"):
+        tw.histogram([5])  # type: ignore[list-item]
+
+
+def test_a_plan_is_for_one_worker_at_least(tmp_path: Path) -> None:
+    path = put(tmp_path / "a", np.ones((3, 3)))
+    with pytest.raises(OptionError, match="workers=0"):
+        tw.plan_matmul(path, path, workers=0, device="cpu")

@@ -244,12 +244,12 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
     storage = _storage_rate(inputs)
     floors = {
         # Workers on one host sweep k together and share the page cache, but each reads its own panels.
-        "storage": (plan.read_nbytes + plan.write_nbytes) / storage,
+        "storage": (run.read_nbytes + plan.write_nbytes) / storage,
         "arithmetic": run.stages["compute"] / plan.workers,
     }
     if gpu:
         bus = client.submit(bus_rate, pure=False).result()
-        floors["bus"] = (plan.read_nbytes + plan.write_nbytes) / bus / plan.workers
+        floors["bus"] = (run.read_nbytes + plan.write_nbytes) / bus / plan.workers
     median = statistics.median(timing.seconds)
     return {
         "case": case.name,

@@ -1,0 +1,125 @@
+"""One worker's engine without a cluster: panels that it holds are not read again, and are never wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tilewright.pipeline import stream
+from tilewright.pipeline.plan import Limits, MatmulPlan, plan_matmul
+from tilewright.pipeline.store import as_stored_matrix
+from tilewright.pipeline.stream import Engine, PanelCache, Product
+
+M, K, N = 150, 100, 90
+
+
+@pytest.fixture
+def factors(tmp_path: Path, rng: np.random.Generator) -> tuple[zarr.Array[Any], zarr.Array[Any]]:
+    stored = []
+    for name, shape in (("a", (M, K)), ("b", (K, N))):
+        array = zarr.create_array(tmp_path / name, shape=shape, chunks=(20, 20), dtype="f8")
+        array[...] = rng.standard_normal(shape)
+        stored.append(array)
+    return stored[0], stored[1]
+
+
+@pytest.fixture
+def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> Iterator[Any]:
+    """Makes engines that multiply on the CPU under a plan made for a GPU with so much memory."""
+    made = []
+
+    def make(nbytes: int) -> tuple[Engine, MatmulPlan, zarr.Array[Any]]:
+        a, b = factors
+        c = zarr.create_array(
+            tmp_path / f"c{len(made)}", shape=(M, N), chunks=(20, 20), dtype="f8", fill_value=7
+        )
+        stored = as_stored_matrix(a), as_stored_matrix(b)
+        plan = plan_matmul(*stored, np.dtype("f8"), (20, 20), Limits(1, nbytes), keep=(40, 40, 20, 1))
+        product = Product(a, b, c, plan, "cpu", "full", 2, 1, f"run-{len(made)}")
+        made.append(Engine(product, "here"))
+        return made[-1], plan, c
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("nbytes", [40_000, 75_000, 110_000, 1_000_000])
+def test_what_is_read_is_what_the_plan_says(nbytes: int, engine: Any, factors: Any) -> None:
+    worker, plan, c = engine(nbytes)
+    reports = [worker.multiply(tile) for tile in plan.tiles()]
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+    assert sum(report.read_nbytes for report in reports) == plan.read_nbytes
+    if nbytes == 1_000_000:
+        assert plan.read_nbytes == 8 * (M * K + K * N)
+
+
+@pytest.mark.parametrize("nbytes", [75_000, 1_000_000])
+@pytest.mark.parametrize("failing", range(0, 40, 7))
+def test_a_panel_that_could_not_be_read_is_read_again(
+    failing: int, nbytes: int, engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, plan, c = engine(nbytes)
+    original, calls = stream.HostUnit.load, iter(range(10**6))
+
+    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+        if next(calls) == failing:
+            panel[: shape[0] * shape[1]] = np.nan
+            raise OSError("injected: the disk had a moment")
+        return original(unit, part, panel, shape)
+
+    monkeypatch.setattr(stream.HostUnit, "load", load)
+    failed = []
+    for tile in plan.tiles():
+        try:
+            worker.multiply(tile)
+        except OSError:
+            failed.append(tile)
+    assert len(failed) == 1
+    worker.multiply(failed[0])
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+
+
+def test_the_panel_taken_longest_ago_gives_way() -> None:
+    cache = PanelCache(2, list)
+    for key, expected in (("x", False), ("y", False), ("x", True), ("z", False), ("x", True), ("y", False)):
+        buffer, there = cache.take(key)
+        assert there == expected
+        cache.let_go(buffer)
+
+
+def test_a_panel_in_use_stays() -> None:
+    import threading
+
+    cache = PanelCache(1, list)
+    first, _ = cache.take("x")
+    taken = threading.Event()
+
+    def take() -> None:
+        cache.take("y")
+        taken.set()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert not taken.wait(0.1)
+    cache.let_go(first)
+    assert taken.wait(10)
+    thread.join()
+
+
+def test_more_buffers_than_a_plan_needs_change_nothing(engine: Any, factors: Any) -> None:
+    worker, plan, c = engine(75_000)
+    more = replace(plan, a_buffers=100, b_buffers=100)
+    other = Engine(replace(worker._product, plan=more, run="more"), "here")
+    try:
+        read = sum(other.multiply(tile).read_nbytes for tile in more.tiles())
+    finally:
+        other.close()
+    assert read == 8 * (M * K + K * N)
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
