@@ -10,7 +10,8 @@ zero-extended, so 32-bit offsets reach 2^32 elements. "Registers" means a ``cuda
 index is a compile-time constant: LLVM then keeps it in registers.
 
 Sections: unrolling; vector loads and stores; asynchronous copies (``cp.async``); double-precision tensor
-cores; Hopper's barriers, clusters and bulk copies; Hopper's warpgroup tensor cores.
+cores; Hopper's barriers, clusters and bulk copies; int8 tensor cores of a warp; Hopper's warpgroup tensor
+cores; counters in shared memory.
 """
 
 from __future__ import annotations
@@ -619,6 +620,95 @@ def store_pair(typingctx, array, index, first, second):  # type: ignore[no-untyp
         return context.get_dummy_value()
 
     return types.void(array, index, element_type, element_type), generate
+
+
+# --- int8 tensor cores of a warp --------------------------------------------------------------------------
+
+copy_async_part = _instruction(
+    "cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;",
+    "r,l,r",
+    (_U32, _U64, _I32),
+    description="``copy_async_part(shared, address, nbytes)``: start copying the first ``nbytes`` (0 to 16) of the 16 "
+    "at a global address to a shared address, both multiples of 16, zeros behind them; see ``commit_copies``.",
+)
+
+
+@intrinsic
+def load_matrices(typingctx, registers, first, shared):  # type: ignore[no-untyped-def]
+    """``ldmatrix.x4``: four matrices of 8 lines × 16 bytes from shared memory to ``registers[first...]``.
+
+    ``shared`` is a shared address (uint32), a multiple of 16: lane 8 i + j gives that of line j of matrix i.
+    ``registers`` are uint32; ``registers[first + i]`` becomes bytes 4 (lane mod 4) to + 3 of line lane / 4
+    of matrix i.
+    """
+    if not _require_array(registers) or registers.dtype != types.uint32:
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(32)
+        address = context.cast(builder, arguments[2], signature.args[2], types.uint32)
+        function = ir.FunctionType(ir.LiteralStructType([word] * 4), [word])
+        text = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];"
+        assembly = ir.InlineAsm(function, text, "=r,=r,=r,=r,r,~{memory}", side_effect=True)
+        loaded = builder.call(assembly, [address])
+        target = _element_pointer(
+            context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1]
+        )
+        for i in range(4):
+            builder.store(builder.extract_value(loaded, i), builder.gep(target, [ir.Constant(word, i)]))
+        return context.get_dummy_value()
+
+    return types.void(registers, first, shared), generate
+
+
+def mma_bytes(kind_a: str, kind_b: str, tiles_m: int, tiles_n: int) -> Callable[..., Any]:
+    """``multiply(sums, a, a0, b, b0)``: a warp adds a product of bytes, 32 deep, to its int32 ``sums``.
+
+    ``tiles_m`` × ``tiles_n`` times ``mma.sync.m16n8k32``, whose operands are ``s8`` or ``u8``. With g = lane
+    / 4 and t = lane % 4 (PTX ISA, the fragments of m16n8k32 for 8-bit integers), four bytes in a uint32:
+
+    - ``a[a0 + 4 i + 2 s + h]`` is A at row 16 i + g + 8 h, columns 4 t + 16 s to + 3, for h, s < 2;
+    - ``b[b0 + 2 j + s]`` is B at rows 4 t + 16 s to + 3, column 8 j + g;
+    - ``sums[4 (tiles_n i + j) + 2 h + r]`` is C at row 16 i + g + 8 h, column 8 j + 2 t + r, for r < 2.
+
+    Sums wrap modulo 2**32.
+    """
+    word = ir.IntType(32)
+    text = (
+        f"mma.sync.aligned.m16n8k32.row.col.s32.{kind_a}.{kind_b}.s32 "
+        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$0, $1, $2, $3};"
+    )
+    function = ir.FunctionType(ir.LiteralStructType([word] * 4), [word] * 10)
+    instruction = ir.InlineAsm(function, text, "=r,=r,=r,=r,r,r,r,r,r,r,0,1,2,3")
+
+    @intrinsic
+    def multiply(typingctx, sums, a, a0, b, b0):  # type: ignore[no-untyped-def]
+        """Issue the products; see ``mma_bytes``."""
+        if not _require_array(sums, a, b):
+            return None
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            def registers(position: int, count: int) -> list[Any]:
+                array, kind = arguments[position], signature.args[position]
+                index, index_kind = arguments[position + 1], signature.args[position + 1]
+                first = _element_pointer(context, builder, kind, array, index_kind, index)
+                return [builder.gep(first, [ir.Constant(ir.IntType(64), i)]) for i in range(count)]
+
+            left = [builder.load(place) for place in registers(1, 4 * tiles_m)]
+            right = [builder.load(place) for place in registers(3, 2 * tiles_n)]
+            data = context.make_array(signature.args[0])(context, builder, value=arguments[0]).data
+            for tile in range(tiles_m * tiles_n):
+                i, j = divmod(tile, tiles_n)
+                places = [builder.gep(data, [ir.Constant(word, 4 * tile + x)]) for x in range(4)]
+                operands = [*left[4 * i : 4 * i + 4], *right[2 * j : 2 * j + 2]]
+                result = builder.call(instruction, [*operands, *(builder.load(place) for place in places)])
+                for x, place in enumerate(places):
+                    builder.store(builder.extract_value(result, x), place)
+            return context.get_dummy_value()
+
+        return types.void(sums, a, a0, b, b0), generate
+
+    return multiply
 
 
 # --- Hopper: warpgroup tensor cores -----------------------------------------------------------------------

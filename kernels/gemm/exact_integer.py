@@ -1,4 +1,4 @@
-"""Exact products of integers of any width on Hopper's int8 tensor cores.
+"""Exact products of integers of any width on int8 tensor cores: Hopper's ``wgmma``, or ``mma.sync``.
 
 8-bit operands are multiplied as they are. Wider ones go through a pass that keeps their lowest bytes and
 finds their range, on the device; a plan made there says whether one byte of each was enough, or how many
@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numba.cuda import types
 
-from tilewright.kernels.gemm import byte_planes
-from tilewright.kernels.gemm.base import INTEGERS, GemmKernel, Problem, Variant
+from tilewright.kernels.gemm import byte_mma, byte_mma_launch, byte_planes
+from tilewright.kernels.gemm.base import INTEGERS, Capability, GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES
 from tilewright.kernels.gemm.residues import (
     DEPTH_LIMIT,
@@ -53,12 +53,33 @@ LEAST_WORK = 1 << 28
 """m n k below which the passes and launches cost more than the simple kernels."""
 LEAST_SIDE = 64
 BLOCKS_PER_MULTIPROCESSOR = 8
+MOST_MULTIPROCESSORS = 192
+"""No GPU so far has more; each keeps residues of its own."""
 CLUSTER = 2
 CLUSTER_SIDE = 256
 """Rows, and columns, of C that the blocks of a cluster work on together: asserted below."""
 PLAN_NBYTES = 256
 _C_TYPES = {1: types.int8, 2: types.int16, 4: types.int32, 8: types.int64}
 """How C's elements are written, by their size: modulo 2**bits a signed number is an unsigned one."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A main loop on some tensor cores; the planes, the plan and what is done with the sums are shared.
+
+    Its blocks, one a multiprocessor, work on tiles of ``residue_epilogue.TILE_ELEMENTS``.
+    """
+
+    config: Callable[..., Any]
+    """``config(kind_a, kind_b, c_type, plan_kind=-1)``: what `launch_product` takes first."""
+    launch_product: Callable[..., None]
+    """As `wgmma_launch.launch_product`."""
+
+
+WGMMA = Engine(Config, launch_product)
+"""Hopper's, compute capability 9.0 alone."""
+MMA = Engine(byte_mma_launch.config_here, byte_mma_launch.launch_product)
+"""``mma.sync``, which every GPU since 8.0 has."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +153,12 @@ def layout(m: int, n: int, k: int, processors: int, *, residues: bool) -> Layout
 
 
 def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
-    """Device memory that a product of integers of ``itemsize`` bytes borrows on an H100 or H200; nothing where it
-    is too small for the tensor cores.
+    """An upper bound for the device memory that a product of integers of ``itemsize`` bytes borrows; nothing where
+    it is too small for the tensor cores.
     """
     if min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK:
         return 0
-    return layout(m, n, k, 132, residues=itemsize > 1).nbytes
+    return layout(m, n, k, MOST_MULTIPROCESSORS, residues=itemsize > 1).nbytes
 
 
 def _resident_blocks(turned: bool, residues: bool) -> int:
@@ -198,7 +219,7 @@ def _planes(target: int, matrix: Lines, line_nbytes: int, count: int, kind: str)
     return Planes(target, matrix.depth, matrix.lines, count, line_nbytes, matrix.lines * line_nbytes, kind)
 
 
-def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, engine: Engine = WGMMA) -> None:
     """See ``GemmKernel.launch``. Integers of any width and layout; C wraps modulo 2**bits."""
     itemsize = c.dtype.itemsize
     output = output_of(c, _C_TYPES[itemsize])
@@ -206,7 +227,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     if output.transposed:  # column-major C: its transpose is B's transpose times A's
         left, right = right, left
     multiply = _bytes if left.dtype.itemsize == right.dtype.itemsize == 1 else _wide
-    multiply(left, right, output, accumulate, stream)
+    multiply(left, right, output, accumulate, stream, engine)
 
 
 def _lines(matrix: Any, k_axis_is_first: int, result_itemsize: int) -> Lines:
@@ -228,10 +249,10 @@ def _lines(matrix: Any, k_axis_is_first: int, result_itemsize: int) -> Lines:
     )
 
 
-def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any) -> None:
+def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, engine: Engine) -> None:
     """8-bit operands: no range to find, and no pass where the copy engine can load them as they lie."""
     kinds = tuple("s8" if matrix.dtype.kind == "i" else "u8" for matrix in (a, b))
-    config = Config(kinds[0], kinds[1], output.c_type)
+    config = engine.config(kinds[0], kinds[1], output.c_type)
     where = layout(a.lines, b.lines, a.depth, 0, residues=False)
     in_place = all(matrix.bytes_in_place("s8") is not None for matrix in (a, b))
     # A result of at most 32 bits may wrap inside the tensor cores; a wider one is added up panel by panel.
@@ -252,10 +273,11 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any) ->
                     )
                     planes = _planes(targets[side], panel, where.single_depth, 1, kinds[side])
                 loaded.append(planes)
-            launch_product(config, loaded[0], loaded[1], output, length, accumulate or first > 0, stream)
+            add = accumulate or first > 0
+            engine.launch_product(config, loaded[0], loaded[1], output, length, add, stream)
 
 
-def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any) -> None:
+def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, engine: Engine) -> None:
     """Wider operands: find the range, then one product of bytes or one for each modulus, as the plan says."""
     device = current_device()
     where = layout(a.lines, b.lines, a.depth, multiprocessors(device), residues=True)
@@ -275,12 +297,12 @@ def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any) -> 
                     _planes(targets[side], panels[side], where.single_depth, 1, names[side])
                     for side in range(2)
                 ]
-                config = Config(names[0], names[1], output.c_type, plan_kind=kind)
-                launch_product(config, single[0], single[1], output, length, add, stream, plan=scratch)
+                config = engine.config(names[0], names[1], output.c_type, plan_kind=kind)
+                engine.launch_product(config, single[0], single[1], output, length, add, stream, plan=scratch)
             for start in range(0, length, residue_depth):
                 depth = min(residue_depth, length - start)
                 parts = a.panel(first + start, depth), b.panel(first + start, depth)
-                _residues(parts, targets, output, where, scratch, add or start > 0, stream)
+                _residues(parts, targets, output, where, scratch, add or start > 0, stream, engine)
 
 
 def _residues(
@@ -291,14 +313,15 @@ def _residues(
     scratch: int,
     accumulate: bool,
     stream: Any,
+    engine: Engine,
 ) -> None:
     """One panel of a product by residues; all of it returns at once where the plan says otherwise."""
     planes = []
     for side, panel in enumerate(panels):
         _make_planes(panel, targets[side], where.residue_depth, scratch, side, stream, residues=True)
         planes.append(_planes(targets[side], panel, where.residue_depth, len(MODULI), "s8"))
-    launch_product(
-        Config("s8", "s8", output.c_type, plan_kind=RESIDUES),
+    engine.launch_product(
+        engine.config("s8", "s8", output.c_type, plan_kind=RESIDUES),
         planes[0],
         planes[1],
         output,
@@ -310,25 +333,31 @@ def _residues(
     )
 
 
-def supports(problem: Problem) -> bool:
-    """Integers on Hopper, large enough that the passes over the operands are small against the product."""
+def _worthwhile(problem: Problem) -> bool:
+    """Integers, large enough that the passes over the operands are small against the product."""
     operands = (problem.a, problem.b, problem.c)
     return (
-        problem.capability == HOPPER
-        and all(operand.dtype in INTEGERS for operand in operands)
+        all(operand.dtype in INTEGERS for operand in operands)
         and min(problem.m, problem.n) >= LEAST_SIDE
         and problem.m * problem.n * problem.k >= LEAST_WORK
         and max(problem.m, problem.n, problem.k) < 1 << 31
     )
 
 
-def variants() -> Iterable[Variant]:
-    """The products for every width of C, and the passes for the narrowest and widest elements."""
-    for nbytes, c_type in _C_TYPES.items():
-        bits = 8 * nbytes
-        yield variant(f"bytes to int{bits}", Config("s8", "u8", c_type))
-        yield variant(f"residues to int{bits}", Config("s8", "s8", c_type, plan_kind=RESIDUES))
-    yield variant("planned bytes to int64", Config("u8", "u8", types.int64, plan_kind=3))
+def supports(problem: Problem) -> bool:
+    """What is worthwhile, on Hopper."""
+    return problem.capability == HOPPER and _worthwhile(problem)
+
+
+def supports_mma(problem: Problem) -> bool:
+    """What is worthwhile, on any GPU with these tensor cores (on Hopper too, where the ladder prefers the
+    other)."""
+    capable = problem.capability is not None and problem.capability >= byte_mma_launch.AMPERE
+    return capable and _worthwhile(problem)
+
+
+def _passes(minimum: Capability) -> Iterable[Variant]:
+    """The passes for the narrowest and widest elements."""
     for dtype, turned, residues in itertools.product(
         (np.int8, np.uint32, np.int64), (False, True), (False, True)
     ):
@@ -338,9 +367,39 @@ def variants() -> Iterable[Variant]:
             byte_planes.ARGUMENTS,
             byte_planes.THREADS,
             _resident_blocks(turned, residues),
+            minimum,
         )
-    yield pass_variant("plan", byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, 1, 1)
-    yield pass_variant("reset", byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, 1, 1)
+    yield pass_variant("plan", byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, 1, 1, minimum)
+    yield pass_variant("reset", byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, 1, 1, minimum)
+
+
+def variants() -> Iterable[Variant]:
+    """The products for every width of C, and the passes."""
+    for nbytes, c_type in _C_TYPES.items():
+        bits = 8 * nbytes
+        yield variant(f"bytes to int{bits}", Config("s8", "u8", c_type))
+        yield variant(f"residues to int{bits}", Config("s8", "s8", c_type, plan_kind=RESIDUES))
+    yield variant("planned bytes to int64", Config("u8", "u8", types.int64, plan_kind=3))
+    yield from _passes(HOPPER)
+
+
+def variants_mma() -> Iterable[Variant]:
+    """The same with both tiles; the passes in between, for those who take the first and last."""
+    large, small = byte_mma_launch.TILES
+
+    def products(tile: byte_mma.Tile) -> Iterable[Variant]:
+        for nbytes, c_type in _C_TYPES.items():
+            for name, kinds, plan_kind in (
+                ("bytes", ("s8", "u8"), -1),
+                ("planned bytes", ("u8", "s8"), 1),
+                ("residues", ("s8", "s8"), RESIDUES),
+            ):
+                config = byte_mma.Config(*kinds, c_type, plan_kind, tile)
+                yield byte_mma_launch.variant(f"{name} to int{8 * nbytes}, {tile.depth} bytes deep", config)
+
+    yield from products(small)
+    yield from _passes(byte_mma_launch.AMPERE)
+    yield from products(large)
 
 
 EXACT_INTEGER = GemmKernel(
@@ -349,6 +408,13 @@ EXACT_INTEGER = GemmKernel(
     supports=supports,
     launch=launch,
     variants=variants,
+)
+EXACT_INTEGER_MMA = GemmKernel(
+    name="exact-integer-mma",
+    summary="the same by mma.sync, for the GPUs that have int8 tensor cores but not Hopper's",
+    supports=supports_mma,
+    launch=functools.partial(launch, engine=MMA),
+    variants=variants_mma,
 )
 
 _ANY = Config("s8", "s8", types.int32)

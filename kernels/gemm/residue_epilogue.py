@@ -1,4 +1,4 @@
-"""What the Hopper kernel does with its sums in a product by residues: reduce them, keep them, put C together.
+"""What a matrix kernel does with its sums in a product by residues: reduce them, keep them, put C together.
 
 Each thread keeps the residues of its own elements of C, a byte for each modulus, in a workspace that
 belongs to its block and is used again for every tile; so the workspace does not grow with C, and no barrier
@@ -54,17 +54,20 @@ def combination_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def residue_epilogue(
-    consumers: int, tile_n: int, c_type: Any
+    threads: int, columns: int, strips: int, c_type: Any
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The device functions ``keep_residues`` and ``add_residues`` for tiles of 64 ``consumers`` × ``tile_n``.
+    """The device functions ``keep_residues`` and ``add_residues`` for ``threads`` threads.
 
-    In the workspace, the residues of four of a thread's elements are one word (byte e for element e), four
-    such words lie side by side for one 16-byte access, and the threads follow each other.
+    Each holds ``strips`` strips of sums, 16 rows below each other, of two rows and ``columns`` columns as
+    ``wgmma_epilogue.sum_store`` describes them; a multiple of 32 columns. In the workspace, the residues of
+    four of a thread's elements are one word (byte e for element e), four such words lie side by side for one
+    16-byte access, and the threads follow each other.
     """
     reduction = reduction_table()
     factors, fractions, products = combination_tables()
-    quarters = tile_n // 32
-    quarter_words = 4 * 128 * consumers
+    strip_quarters = columns // 32
+    quarters = strips * strip_quarters
+    quarter_words = 4 * threads
     plane_words = quarters * quarter_words
     batch_words = 4 * BATCH
     half = 1 << (FRACTION_BITS - 1)
@@ -114,9 +117,13 @@ def residue_epilogue(
                     totals[e] += u64(residue) * factor
                     parts[e] += u32(residue * fraction)
         product = products[planes]
+        if strips == 1:
+            top, left = 0, 32 * quarter
+        else:
+            top, left = quarter // strip_quarters * 16, quarter % strip_quarters * 32
         for e in range(16):
             value = totals[e] - u64(parts[e] >> u32(FRACTION_BITS)) * product
-            row, column = 8 * ((e % 4) // 2), 8 * (4 * quarter + e // 4) + e % 2
+            row, column = top + 8 * ((e % 4) // 2), left + 8 * (e // 4) + e % 2
             if row < rows and column < columns:
                 target = start + row * row_stride + column * column_stride
                 if accumulate != 0:

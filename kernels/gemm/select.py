@@ -22,7 +22,7 @@ def _portable() -> tuple[GemmKernel, ...]:
 
 def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.double_tensor_core import DOUBLE_TENSOR_CORE
-    from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER
+    from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER, EXACT_INTEGER_MMA
     from tilewright.kernels.gemm.half_tensor_core import ASKED, HALF
     from tilewright.kernels.gemm.register_blocked import REGISTER_BLOCKED
     from tilewright.kernels.gemm.skinny import SKINNY
@@ -31,6 +31,7 @@ def _specialised() -> tuple[GemmKernel, ...]:
 
     return (
         EXACT_INTEGER,
+        EXACT_INTEGER_MMA,
         SKINNY,
         SPLIT,
         *ASKED,

@@ -29,7 +29,7 @@ from tilewright.kernels.gemm.wgmma_config import (
     WARPGROUP,
     Config,
 )
-from tilewright.kernels.gemm.wgmma_epilogue import box_store, sum_store
+from tilewright.kernels.gemm.wgmma_epilogue import box_store, conversions, sum_store
 from tilewright.kernels.gemm.wgmma_mainloop import filler, part_multiplier, peer, plane_multiplier
 
 PRODUCER_REGISTERS = 56
@@ -93,9 +93,12 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     peer_of_lane = peer(config)
     boxed, boxes_offset = config.boxes > 0, config.boxes_offset
     warp_nbytes = config.boxes * C_BOX_NBYTES
-    store, store_boxes = sum_store(config), box_store(config)
+    store, store_boxes = (
+        sum_store(tile_n, conversions(config), flagged_only=config.flagged_only),
+        box_store(config),
+    )
     wait_stores = ptx.bulk_wait(0, read=False)
-    keep_residues, add_residues = residue_epilogue(consumers, tile_n, c_type)
+    keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
     give_registers = ptx.register_budget(PRODUCER_REGISTERS, grow=False)
     take_registers = ptx.register_budget(CONSUMER_REGISTERS, grow=True)
     i32, i64, u32 = types.int32, types.int64, types.uint32
@@ -198,6 +201,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     in_pairs = paired != 0 and tile_first + tile_n <= n
                     store(
                         sums if parts == 1 else totals,
+                        0,
                         out,
                         row,
                         column,

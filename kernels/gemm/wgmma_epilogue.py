@@ -1,4 +1,4 @@
-"""How the Hopper matrix kernel writes its sums to C."""
+"""How the matrix kernels write the sums of tensor cores to C."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from numba.cuda import types
 from tilewright.kernels import ptx
 from tilewright.kernels.gemm.wgmma_config import C_BOX_NBYTES, C_LINE_NBYTES, Config
 
+Conversions = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+"""What makes an element of C of a sum, a term of a sum, and a term of an element of C."""
 
-def _conversions(config: Config) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """What makes an element of C of a sum, a term of a sum, and a term of an element of C."""
+
+def conversions(config: Config) -> Conversions:
+    """Those of the Hopper kernel."""
     if not config.bfloat16_c:
         wide_type = config.c_type if config.integer else types.float32
         return config.c_type, wide_type, wide_type
@@ -29,15 +32,16 @@ def _conversions(config: Config) -> tuple[Callable[..., Any], Callable[..., Any]
     return narrow, types.float32, widened
 
 
-def sum_store(config: Config) -> Callable[..., Any]:
-    """``store(sums, out, row, column, ...)``: a thread's sums to C, or added to it.
+def sum_store(columns: int, conversions: Conversions, *, flagged_only: bool = False) -> Callable[..., Any]:
+    """``store(sums, base, out, row, column, ...)``: a thread's sums of ``columns`` columns to C, or added to
+    it.
 
-    A thread holds rows ``row`` and ``row`` + 8 and, of every eight columns, two neighbours (PTX ISA, the
-    accumulator layout of ``wgmma``). Whole tiles of a row-major C are written in pairs: four lanes then
-    fill a sector of 32 bytes, or two.
+    A thread holds rows ``row`` and ``row`` + 8 and, of every eight columns, two neighbours, from ``sums[base]``
+    on (PTX ISA, the accumulator layout of ``wgmma``, and of ``mma.m16n8`` side by side). Whole tiles of a
+    row-major C are written in pairs: four lanes then fill a sector of 32 bytes, or two.
     """
-    pairs, flagged_only = config.tile_n // 8, config.flagged_only
-    c_type, wide_type, widened = _conversions(config)
+    pairs = columns // 8
+    c_type, wide_type, widened = conversions
 
     @cuda.jit(device=True, inline="always")
     def store_pair(j, sums, first, out, start):  # type: ignore[no-untyped-def]
@@ -81,18 +85,20 @@ def sum_store(config: Config) -> Callable[..., Any]:
 
     @cuda.jit(device=True, inline="always")
     def store(  # type: ignore[no-untyped-def]
-        sums, out, row, column, row_stride, column_stride, m, n, paired, accumulate, workspace
+        sums, base, out, row, column, row_stride, column_stride, m, n, paired, accumulate, workspace
     ):
         start = row * row_stride + column * column_stride
         row_flags = ptx.global_array(workspace, types.uint8)
         flags = ptx.global_array(workspace + types.uint64(m + column), types.uint8)
         if row < m:
             row_flag = row_flags[row] if flagged_only else types.uint8(0)
-            store_row(sums, 0, out, start, column_stride, n - column, accumulate, paired, flags, row_flag)
+            store_row(sums, base, out, start, column_stride, n - column, accumulate, paired, flags, row_flag)
         if row + 8 < m:
             row_flag = row_flags[row + 8] if flagged_only else types.uint8(0)
             start += 8 * row_stride
-            store_row(sums, 2, out, start, column_stride, n - column, accumulate, paired, flags, row_flag)
+            store_row(
+                sums, base + 2, out, start, column_stride, n - column, accumulate, paired, flags, row_flag
+            )
 
     return store
 

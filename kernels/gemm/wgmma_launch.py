@@ -17,7 +17,7 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels.gemm.base import Variant
+from tilewright.kernels.gemm.base import Capability, Variant
 from tilewright.kernels.gemm.wgmma import ARGUMENTS, kernel_function
 from tilewright.kernels.gemm.wgmma_config import Config
 from tilewright.kernels.launch import (
@@ -213,10 +213,17 @@ def variant(name: str, config: Config) -> Variant:
     )
 
 
-def pass_variant(name: str, function: Any, arguments: tuple[Any, ...], threads: int, blocks: int) -> Variant:
+def pass_variant(
+    name: str,
+    function: Any,
+    arguments: tuple[Any, ...],
+    threads: int,
+    blocks: int,
+    minimum: Capability = HOPPER,
+) -> Variant:
     """The same for a pass over an operand."""
     signature = types.void(*arguments)
-    return Variant(name, function, signature, minimum=HOPPER, options={"launch_bounds": (threads, blocks)})
+    return Variant(name, function, signature, minimum=minimum, options={"launch_bounds": (threads, blocks)})
 
 
 @functools.cache
@@ -243,6 +250,12 @@ class Output:
     c_type: Any
     """Numba scalar type of the elements."""
     transposed: bool
+
+    @property
+    def paired(self) -> bool:
+        """Whether two neighbours of a row can be written at once."""
+        pair_nbytes = 2 * self.c_type.bitwidth // 8
+        return self.column_stride == 1 and self.row_stride % 2 == 0 and self.address % pair_nbytes == 0
 
     @property
     def planes(self) -> Planes | None:
@@ -288,8 +301,6 @@ def launch_product(
     a: m lines of k, or k lines of m when ``config.m_major_a``; b: n lines of k, or k lines of n when
     ``config.n_major_b``; depth: k. plan, workspace: device addresses, for the variants that use them.
     """
-    pair_nbytes = 2 * output.c_type.bitwidth // 8
-    paired = output.column_stride == 1 and output.row_stride % 2 == 0 and output.address % pair_nbytes == 0
     tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(
         output.columns, config.tile_n * config.cluster_n
     )
@@ -312,7 +323,7 @@ def launch_product(
             output.rows,
             output.columns,
             ceil_div(depth, config.depth),
-            int(paired),
+            int(output.paired),
             int(accumulate),
             plan,
             workspace,

@@ -5,9 +5,11 @@ of pipelines, and that barriers and waits stand where they must:
 
 - an asynchronous copy arrives either at once or as late as the kernel's waits allow (``late``), so that reading
   too early finds NaN, and overwriting too early destroys what a slower thread has yet to read;
-- between two barriers threads run one after another, first to last, so the first is a whole phase ahead.
+- between two barriers threads run one after another, first to last, so the first is a whole phase ahead;
+- lines that ``ldmatrix`` reads at once must lie in different banks.
 
-Registers are NumPy arrays, so it is slow: for tiles of a few warps and a few stages of k.
+Registers are NumPy arrays, so it is slow: for tiles of a few warps and a few stages of k. Integer kernels have
+stand-ins of their own: their types wrap as the device's do, and their registers hold None until they are written.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Any
 import numpy as np
 
 WARP = 32
+POISON = 0x5B
+"""What shared memory of integers holds before anything is written to it."""
 
 
 class _Flat:
@@ -49,6 +53,8 @@ class Block:
         self.threads, self.shared, self.late = threads, shared, late
         self.groups: list[list[list[Callable[[], None]]]] = [[[]] for _ in range(threads)]
         self.operands: list[Any] = [None] * threads
+        self.products: dict[int, np.ndarray] = {}
+        self.readable: list[tuple[int, int]] = []
         self._turn = [threading.Semaphore(0) for _ in range(threads)]
         self._waiting: dict[int, str] = {}
         self._alive = list(range(threads))
@@ -126,6 +132,7 @@ class _Cuda:
 
     threadIdx = property(lambda self: SimpleNamespace(x=_current.thread))
     blockIdx = property(lambda self: SimpleNamespace(x=_current.place[0], y=_current.place[1]))
+    gridDim = property(lambda self: SimpleNamespace(x=_current.grid[0], y=_current.grid[1]))
 
     def syncthreads(self) -> None:
         _current.block.pause(_current.thread, "block")
@@ -199,6 +206,158 @@ def _mma_f64(k: int, *, native: bool) -> Callable[..., None]:
     return mma
 
 
+class Integer:
+    """An integer type: called, it wraps a number; NumPy takes it for a dtype."""
+
+    def __init__(self, name: str) -> None:
+        self.dtype = np.dtype(name)
+        self._modulus = 1 << (8 * self.dtype.itemsize)
+        self._limit = self._modulus >> (self.dtype.kind == "i")
+
+    def __call__(self, value: Any) -> int:
+        rest = int(value) % self._modulus
+        return rest - self._modulus if rest >= self._limit else rest
+
+
+class _FlatIntegers(_Flat):
+    """The same of integers, which wrap when they are stored."""
+
+    def __init__(self, address: int, kind: Integer) -> None:
+        super().__init__(address, kind.dtype)
+        self._kind = kind
+
+    def __getitem__(self, index: Any) -> int:
+        return int(super().__getitem__(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(index, self._kind(value))
+
+
+class _IntegerCuda(_Cuda):
+    """Registers of integers hold None until they are written, so that using them too early fails."""
+
+    def __init__(self) -> None:
+        super().__init__(np.uint8)
+        self.local = SimpleNamespace(array=lambda count, dtype: np.full(count, None, object))
+
+    def jit(self, **options: Any) -> Callable[..., Any]:
+        return lambda function: function
+
+
+def _unroll(function: Callable[..., None], count: int, arguments: tuple[Any, ...]) -> None:
+    for i in range(count):
+        function(i, *arguments)
+
+
+def _copy_part(shared: int, address: int, nbytes: int) -> None:
+    block = _current.block
+    assert shared % 16 == address % 16 == 0, "a copy between addresses that are not aligned to its size"
+    assert 0 <= shared <= block.shared.size - 16, "a copy to outside shared memory"
+    assert 0 <= nbytes <= 16, nbytes
+    inside = any(start <= address and address + nbytes <= end for start, end in block.readable)
+    assert inside or nbytes == 0, "a copy from outside the operands"
+
+    def arrive() -> None:
+        data = ctypes.string_at(address, nbytes) + bytes(16 - nbytes)
+        block.shared[shared : shared + 16] = np.frombuffer(data, np.uint8)
+
+    if block.late:
+        block.groups[_current.thread][-1].append(arrive)
+    else:
+        arrive()
+
+
+def _load_matrices(registers: np.ndarray, first: int, shared: int) -> None:
+    """``ldmatrix.x4``: lanes meet, and each takes its words of the lines whose addresses they gave."""
+    block, thread = _current.block, _current.thread
+    assert shared % 16 == 0, "a line that is not aligned to its size"
+    block.operands[thread] = shared
+    block.pause(thread, "warp")
+    lanes, lane = thread // WARP * WARP, thread % WARP
+    for i in range(4):
+        lines = block.operands[lanes + 8 * i : lanes + 8 * i + 8]
+        assert len({line // 16 % 8 for line in lines}) == 8, f"a bank conflict: {lines}"
+        place = lines[lane // 4] + 4 * (lane % 4)
+        registers[first + i] = int(block.shared[place : place + 4].view(np.uint32)[0])
+    block.pause(thread, "warp")
+
+
+def _mma_bytes(kind_a: str, kind_b: str, tiles_m: int, tiles_n: int) -> Callable[..., None]:
+    """The instructions as `ptx.mma_bytes` describes them."""
+    type_a, type_b = (np.dtype({"s8": np.int8, "u8": np.uint8}[kind]) for kind in (kind_a, kind_b))
+
+    def rows(words: list[list[int]], halves: int, dtype: np.dtype) -> np.ndarray:
+        """Rows of A, or columns of B, of 32 bytes, from a fragment's registers of all lanes."""
+        found = np.empty((8 * halves, 32), np.int64)
+        for lane, mine in enumerate(words):
+            g, t = divmod(lane, 4)
+            for register, word in enumerate(mine):
+                s, h = divmod(register, halves)
+                values = np.array([word], np.uint32).view(dtype)
+                found[g + 8 * h, 16 * s + 4 * t : 16 * s + 4 * t + 4] = values
+        return found
+
+    def multiply(sums: np.ndarray, a: np.ndarray, a0: int, b: np.ndarray, b0: int) -> None:
+        block, thread = _current.block, _current.thread
+        block.operands[thread] = (list(a[a0 : a0 + 4 * tiles_m]), list(b[b0 : b0 + 2 * tiles_n]))
+        block.pause(thread, "warp")
+        first = thread // WARP * WARP
+        if thread == first:  # the whole product once, for all lanes
+            given = block.operands[first : first + WARP]
+            left = [rows([x[4 * i : 4 * i + 4] for x, _ in given], 2, type_a) for i in range(tiles_m)]
+            right = [rows([y[2 * j : 2 * j + 2] for _, y in given], 1, type_b) for j in range(tiles_n)]
+            block.products[first] = np.concatenate(left) @ np.concatenate(right).T
+        block.pause(thread, "warp")
+        g, t = divmod(thread % WARP, 4)
+        wrap = INTEGER_TYPES.int32
+        for register in range(4 * tiles_m * tiles_n):
+            tile, h, r = register // 4, register // 2 % 2, register % 2
+            i, j = divmod(tile, tiles_n)
+            product = block.products[first][16 * i + g + 8 * h, 8 * j + 2 * t + r]
+            sums[register] = wrap(sums[register] + int(product))
+
+    return multiply
+
+
+def _load_words(registers: np.ndarray, first: int, array: Any, index: int) -> None:
+    for lane in range(4):
+        registers[first + lane] = array[index + lane]
+
+
+def _store_words(array: Any, index: int, registers: np.ndarray, first: int) -> None:
+    for lane in range(4):
+        array[index + lane] = registers[first + lane]
+
+
+def _load_pair(array: Any, index: int) -> tuple[int, int]:
+    assert index % 2 == 0, "a pair that is not aligned to its size"
+    return array[index], array[index + 1]
+
+
+def _store_pair(array: Any, index: int, left: int, right: int) -> None:
+    assert index % 2 == 0, "a pair that is not aligned to its size"
+    array[index], array[index + 1] = left, right
+
+
+INTEGER_TYPES = SimpleNamespace(
+    **{name: Integer(name) for name in (f"{sign}int{8 << i}" for sign in ("", "u") for i in range(4))}
+)
+
+INTEGER_PTX = SimpleNamespace(
+    unroll=_unroll,
+    shared_address=lambda array: 0,
+    copy_async_part=_copy_part,
+    commit_copies=_commit,
+    wait_copies=_wait,
+    load_matrices=_load_matrices,
+    mma_bytes=_mma_bytes,
+    load_vector=_load_words,
+    store_vector=_store_words,
+    load_pair=_load_pair,
+    store_pair=_store_pair,
+    global_array=_FlatIntegers,
+)
+
 PTX = SimpleNamespace(
     copy_async_4_or_zero=_copy(4),
     copy_async_8_or_zero=_copy(8),
@@ -227,15 +386,23 @@ def run(
     dtype: Any,
     arguments: tuple[Any, ...],
     late: bool,
+    readable: tuple[np.ndarray, ...] = (),
 ) -> None:
-    """Run every block of a grid, one after another, over host memory whose addresses are in ``arguments``."""
+    """Run every block of a grid, one after another, over host memory whose addresses are in ``arguments``.
+
+    ``readable``: the arrays that ``copy_async_part`` may read.
+    """
+    spans = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in readable]
     for y in range(grid[1]):
         for x in range(grid[0]):
-            shared = np.full(shared_nbytes // np.dtype(dtype).itemsize, np.nan, dtype)
+            poison = POISON if np.dtype(dtype).kind in "iu" else np.nan
+            shared = np.full(shared_nbytes // np.dtype(dtype).itemsize, poison, dtype)
             block = Block(threads, shared, late)
+            block.readable = spans
 
             def body(thread: int, block: Block = block, place: tuple[int, int] = (x, y)) -> None:
                 _current.block, _current.thread, _current.place = block, thread, place
+                _current.grid = grid
                 kernel(*arguments)
 
             block.run(body)
@@ -251,3 +418,13 @@ def stand_ins(monkeypatch: Any, module: Any, dtype: Any) -> None:
         monkeypatch.setattr(module, "libdevice", LIBDEVICE)
     if hasattr(module, "numba"):
         monkeypatch.setattr(module, "numba", SimpleNamespace(from_dtype=lambda dtype: np.dtype(dtype).type))
+
+
+def integer_stand_ins(monkeypatch: Any, *modules: Any) -> None:
+    """The same for modules of kernels that work on integers alone."""
+    for module in modules:
+        monkeypatch.setattr(module, "cuda", _IntegerCuda())
+        monkeypatch.setattr(module, "ptx", INTEGER_PTX)
+        monkeypatch.setattr(module, "types", INTEGER_TYPES)
+        if hasattr(module, "inlined"):
+            monkeypatch.setattr(module, "inlined", lambda function: function)

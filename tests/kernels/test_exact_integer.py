@@ -3,6 +3,7 @@ one."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -20,9 +21,17 @@ if SIMULATOR:
 
 from numba import cuda
 
-from tilewright.kernels.gemm import exact_integer, residue_epilogue, scratch
+from tilewright.kernels.gemm import (
+    byte_mma,
+    byte_mma_launch,
+    exact_integer,
+    residue_epilogue,
+    scratch,
+    select,
+    tuning,
+)
 from tilewright.kernels.gemm.base import Operand, Problem
-from tilewright.kernels.launch import transposed
+from tilewright.kernels.launch import capability, current_device, transposed
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 COUNTS = range(1, len(residues.MODULI) + 1)
@@ -177,6 +186,13 @@ def problem(dtypes: tuple[str, ...], m: int, n: int, k: int, capability: Any = (
 
 def test_supports() -> None:
     large = 2048, 2048, 2048
+    wide = ("int64", "int64", "int64")
+    for able in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)):
+        assert exact_integer.supports_mma(problem(wide, *large, capability=able))
+    for unable in ((7, 5), None):
+        assert not exact_integer.supports_mma(problem(wide, *large, capability=unable))
+    assert not exact_integer.supports_mma(problem(wide, 64, 64, 64, capability=(8, 0)))
+    assert not exact_integer.supports_mma(problem(("int8", "int8", "float32"), *large, capability=(8, 0)))
     for a, b in itertools.product(DTYPES, repeat=2):
         assert exact_integer.supports(problem((a, b, "int64"), *large))
     assert not exact_integer.supports(problem(("int64", "int64", "int64"), *large, capability=(8, 0)))
@@ -187,7 +203,28 @@ def test_supports() -> None:
     assert not exact_integer.supports(problem(("int64", "int64", "int64"), 1, 1 << 15, 1 << 15))
 
 
+@pytest.mark.parametrize("has", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+@pytest.mark.parametrize("dtypes", [("int8", "int8", "int32"), ("int64", "int64", "int64")])
+def test_the_engine_that_the_device_has_is_chosen(
+    dtypes: tuple[str, ...], has: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "preferred", lambda asked: None)
+    name = select.select(problem(dtypes, 1024, 1024, 1024, has)).name
+    assert name == ("exact-integer-wgmma" if has == (9, 0) else "exact-integer-mma")
+
+
 # --- On a GPU --------------------------------------------------------------------------------------------
+
+
+ENGINES = {"wgmma": exact_integer.WGMMA, "mma": exact_integer.MMA}
+Engine = exact_integer.Engine
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    if request.param == "wgmma" and capability(current_device()) != (9, 0):
+        pytest.skip("wgmma exists on compute capability 9.0 alone")
+    return ENGINES[request.param]
 
 
 def reference(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
@@ -196,9 +233,9 @@ def reference(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
         return (a.astype(np.int64) @ b.astype(np.int64)).astype(dtype)
 
 
-def product(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
+def product(engine: Engine, a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
     c = cuda.to_device(np.full((a.shape[0], b.shape[1]), 77, dtype))
-    exact_integer.launch(cuda.to_device(a), cuda.to_device(b), c, False, 0)
+    exact_integer.launch(cuda.to_device(a), cuda.to_device(b), c, False, 0, engine)
     return c.copy_to_host()
 
 
@@ -213,18 +250,20 @@ SHAPES = [(128, 256, 128), (300, 261, 333), (65, 1000, 129), (1, 257, 40), (513,
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-def test_full_range(dtype: str, m: int, n: int, k: int, rng: np.random.Generator) -> None:
+def test_full_range(engine: Engine, dtype: str, m: int, n: int, k: int, rng: np.random.Generator) -> None:
     a, b = full_range(rng, dtype, (m, k)), full_range(rng, dtype, (k, n))
-    np.testing.assert_array_equal(product(a, b, dtype), reference(a, b, dtype))
+    np.testing.assert_array_equal(product(engine, a, b, dtype), reference(a, b, dtype))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("a_dtype", DTYPES)
 @pytest.mark.parametrize("b_dtype", ["int8", "uint16", "int64"])
 @pytest.mark.parametrize("c_dtype", ["int16", "int32", "uint64"])
-def test_mixed_and_widened(a_dtype: str, b_dtype: str, c_dtype: str, rng: np.random.Generator) -> None:
+def test_mixed_and_widened(
+    engine: Engine, a_dtype: str, b_dtype: str, c_dtype: str, rng: np.random.Generator
+) -> None:
     a, b = full_range(rng, a_dtype, (130, 300)), full_range(rng, b_dtype, (300, 270))
-    np.testing.assert_array_equal(product(a, b, c_dtype), reference(a, b, c_dtype))
+    np.testing.assert_array_equal(product(engine, a, b, c_dtype), reference(a, b, c_dtype))
 
 
 POWERS = [sign * (1 << bits) for bits in (7, 8, 15, 16, 23, 31, 32, 47, 62) for sign in (1, -1)]
@@ -233,59 +272,65 @@ EDGES = sorted({power + step for power in POWERS for step in (-1, 0, 1)} | {0, -
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("low", EDGES)
-def test_range_edges(low: int, rng: np.random.Generator) -> None:
+def test_range_edges(engine: Engine, low: int, rng: np.random.Generator) -> None:
     """Ranges that begin at a boundary of digits or of a kind of product, small and equally large partners."""
     high = low + 127
     a = rng.integers(low, high, (130, 140), endpoint=True)
     for low_b, high_b in ((-128, 127), (0, 255), (low, high)):
         b = rng.integers(low_b, high_b, (140, 260), endpoint=True)
-        np.testing.assert_array_equal(product(a, b, np.int64), reference(a, b, np.int64))
+        np.testing.assert_array_equal(product(engine, a, b, np.int64), reference(a, b, np.int64))
         np.testing.assert_array_equal(
-            product(b.T.copy(), a.T.copy(), np.int64), reference(b.T, a.T, np.int64)
+            product(engine, b.T.copy(), a.T.copy(), np.int64), reference(b.T, a.T, np.int64)
         )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("a_value", [-(1 << 63), (1 << 63) - 1, -128, 127, 128, 255, 256, -129, 0])
 @pytest.mark.parametrize("b_value", [-(1 << 63), (1 << 63) - 1, -128, 255, 0])
-def test_constant_matrices(a_value: int, b_value: int) -> None:
+def test_constant_matrices(engine: Engine, a_value: int, b_value: int) -> None:
     a, b = np.full((129, 257), a_value), np.full((257, 131), b_value)
-    np.testing.assert_array_equal(product(a, b, np.int64), reference(a, b, np.int64))
+    np.testing.assert_array_equal(product(engine, a, b, np.int64), reference(a, b, np.int64))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("place", [(0, 0), (64, 100), (128, 299)])
-def test_one_outlier_among_small_values(place: tuple[int, int], rng: np.random.Generator) -> None:
+def test_one_outlier_among_small_values(
+    engine: Engine, place: tuple[int, int], rng: np.random.Generator
+) -> None:
     a, b = rng.integers(-3, 3, (129, 300)), rng.integers(-3, 3, (300, 260))
     a[place] = (1 << 62) + 12345
-    np.testing.assert_array_equal(product(a, b, np.int64), reference(a, b, np.int64))
+    np.testing.assert_array_equal(product(engine, a, b, np.int64), reference(a, b, np.int64))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("limit", [residues.DEPTH_LIMIT, residues.SINGLE_DEPTH_LIMIT])
 @pytest.mark.parametrize("step", [-1, 0, 1, 129])
-def test_depths_around_a_panel(limit: int, step: int, rng: np.random.Generator) -> None:
+def test_depths_around_a_panel(engine: Engine, limit: int, step: int, rng: np.random.Generator) -> None:
     """The largest sums there are, at every k around the one where a sum of bytes is put away."""
     k = limit + step
     for value in (-128, 255):
         a, b = np.full((64, k), value), np.full((k, 70), value)
-        np.testing.assert_array_equal(product(a, b, np.int64), reference(a, b, np.int64))
+        np.testing.assert_array_equal(product(engine, a, b, np.int64), reference(a, b, np.int64))
     a, b = np.full((64, k), -(1 << 63)), full_range(rng, np.int64, (k, 70))
-    np.testing.assert_array_equal(product(a, b, np.int64), reference(a, b, np.int64))
+    np.testing.assert_array_equal(product(engine, a, b, np.int64), reference(a, b, np.int64))
     narrow = np.full((64, k), 255, np.uint8)
     other = np.full((k, 70), 255, np.uint8)
-    np.testing.assert_array_equal(product(narrow, other, np.int64), reference(narrow, other, np.int64))
+    np.testing.assert_array_equal(
+        product(engine, narrow, other, np.int64), reference(narrow, other, np.int64)
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scratch_nbytes", [1 << 20, 1 << 24])
-def test_many_panels(scratch_nbytes: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_many_panels(
+    engine: Engine, scratch_nbytes: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     """Little scratch memory: several panels of k, each added to what the others left."""
     monkeypatch.setattr(exact_integer, "SCRATCH_NBYTES", scratch_nbytes)
     a, b = full_range(rng, np.int64, (200, 3000)), full_range(rng, np.int64, (3000, 300))
     a[:, :1500] %= 100  # panels of one byte, then panels of residues
     b[:1500] %= 100
-    np.testing.assert_array_equal(product(a, b, np.int64), reference(a, b, np.int64))
+    np.testing.assert_array_equal(product(engine, a, b, np.int64), reference(a, b, np.int64))
 
 
 @pytest.mark.gpu
@@ -294,7 +339,12 @@ def test_many_panels(scratch_nbytes: int, monkeypatch: pytest.MonkeyPatch, rng: 
 @pytest.mark.parametrize("b_transposed", [False, True])
 @pytest.mark.parametrize("c_column_major", [False, True])
 def test_layouts(
-    dtype: str, a_transposed: bool, b_transposed: bool, c_column_major: bool, rng: np.random.Generator
+    engine: Engine,
+    dtype: str,
+    a_transposed: bool,
+    b_transposed: bool,
+    c_column_major: bool,
+    rng: np.random.Generator,
 ) -> None:
     a, b = full_range(rng, dtype, (200, 144)), full_range(rng, dtype, (144, 272))
     device_a = transposed(cuda.to_device(a.T.copy())) if a_transposed else cuda.to_device(a)
@@ -302,13 +352,33 @@ def test_layouts(
     before = full_range(rng, dtype, (200, 272))
     for accumulate in (False, True):
         c = cuda.to_device(np.asarray(before, order="F" if c_column_major else "C"))
-        exact_integer.launch(device_a, device_b, c, accumulate, 0)
+        exact_integer.launch(device_a, device_b, c, accumulate, 0, engine)
         expected = reference(a, b, dtype) + (before if accumulate else np.zeros_like(before))
         np.testing.assert_array_equal(c.copy_to_host(), expected)
 
 
 @pytest.mark.gpu
-def test_products_on_two_streams_do_not_share_scratch(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("tile", byte_mma_launch.TILES)
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1500, 5001, 333), (2049, 4096, 70), (129, 257, 65), (128, 256, 16)]
+)
+def test_every_tile_of_mma(tile: byte_mma.Tile, m: int, n: int, k: int, rng: np.random.Generator) -> None:
+    """Several tiles a block, those of smaller devices too; bytes, then a few residues, then all of them."""
+    config = functools.partial(byte_mma.Config, tile=tile)
+    engine = Engine(config, byte_mma_launch.launch_product)
+    a, b = rng.integers(-128, 127, (m, k)), rng.integers(0, 255, (k, n))
+    exact = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int64)
+    np.testing.assert_array_equal(product(engine, a, b, np.int64), exact)
+    narrow_a, narrow_b = a.astype(np.int8), b.astype(np.uint8)
+    np.testing.assert_array_equal(product(engine, narrow_a, narrow_b, np.int32), exact)
+    for factor in (1 << 10, (1 << 50) + 1):
+        with np.errstate(over="ignore"):
+            expected = exact * np.int64(factor) * np.int64(factor)
+        np.testing.assert_array_equal(product(engine, a * factor, b * factor, np.int64), expected)
+
+
+@pytest.mark.gpu
+def test_products_on_two_streams_do_not_share_scratch(engine: Engine, rng: np.random.Generator) -> None:
     pairs = [(rng.integers(-100, 100, (512, 512)), full_range(rng, np.int64, (512, 512))) for _ in range(2)]
     streams = [cuda.stream(), cuda.stream()]
     arrays = [tuple(cuda.to_device(x) for x in pair) for pair in pairs]
@@ -316,7 +386,7 @@ def test_products_on_two_streams_do_not_share_scratch(rng: np.random.Generator) 
     cuda.synchronize()
     for _ in range(10):
         for (a, b), c, stream in zip(arrays, outputs, streams, strict=True):
-            exact_integer.launch(a, b, c, False, stream)
+            exact_integer.launch(a, b, c, False, stream, engine)
     cuda.synchronize()
     for (a, b), c in zip(pairs, outputs, strict=True):
         np.testing.assert_array_equal(c.copy_to_host(), reference(a, b, np.int64))
@@ -325,12 +395,9 @@ def test_products_on_two_streams_do_not_share_scratch(rng: np.random.Generator) 
 @pytest.mark.gpu
 def test_public_product_takes_the_tensor_cores(rng: np.random.Generator) -> None:
     from tilewright.kernels import matmul
-    from tilewright.kernels.gemm.select import select
 
-    assert (
-        select(problem(("int64", "int64", "int64"), 1024, 1024, 1024)).name
-        == exact_integer.EXACT_INTEGER.name
-    )
+    here = problem(("int64", "int64", "int64"), 1024, 900, 700, capability(current_device()))
+    assert select.select(here).name in ("exact-integer-wgmma", "exact-integer-mma")
     a, b = rng.integers(-128, 127, (1024, 700)), full_range(rng, np.int64, (700, 900))
     np.testing.assert_array_equal(matmul(a, b, device="cuda"), reference(a, b, np.int64))
     scratch.release()
