@@ -2,6 +2,7 @@
 # make test    the tests that need no GPU, the simulator's in a run of its own
 # make test-slow   those left out of it for their length: every variant of every kernel compiled
 # make gpu-test  the tests that need a GPU; fails where none ran
+# make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
 # make lint    ruff, mypy, import direction
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test test-slow gpu-test lint clean
+.PHONY: help demo test test-slow gpu-test sanitize lint clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -32,6 +33,9 @@ test-slow: $(INSTALLED)
 
 gpu-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'gpu or multigpu'
+
+sanitize: $(INSTALLED)
+	$(BIN)/python -m tests.kernels.sanitized
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
