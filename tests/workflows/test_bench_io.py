@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tilewright.kernels.errors import DTypeError, OptionError
+from tilewright.kernels.errors import DeviceUnavailableError, DTypeError, OptionError
+from tilewright.kernels.launch import cuda_available
 from tilewright.pipeline.store import RegionRead, RegionWrite, region_reads, region_writes
+from tilewright.pipeline.stream import HostUnit
 from tilewright.workflows.bench import common, io
 from tilewright.workflows.bench.common import Contestant, WrongAnswer, measure
 from tilewright.workflows.bench.io import run_io
@@ -27,11 +30,11 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_case_has_ours_and_zarr_python(tmp_path: Path, dtype: str) -> None:
     # 90 is neither a multiple of the chunk nor of the shard: edges are moved too.
     nbytes = 90 * 90 * np.dtype(dtype).itemsize
-    report = run_io(nbytes, tmp_path, chunk=20, dtype=dtype, threads=(1, 3), seconds=0.01)
+    report = run_io(nbytes, tmp_path, chunk=20, dtype=dtype, threads=(1, 3), device="cpu", seconds=0.01)
     assert "90×90" in report.title
     cases = {row.case for row in report.rows}
-    assert len(cases) == 3 * (2 * 2 + 2)
-    assert {"read plain, cold, 3 threads", "write shards, 1 thread"} <= cases
+    assert len(cases) == 3 * (2 * 2 + 2) + 2
+    assert {"read plain, cold, 3 threads", "write shards, 1 thread", "decode zstd, 3 threads"} <= cases
     for case in cases:
         rows = {row.contestant: row for row in report.rows if row.case == case}
         assert rows["zarr-python"].peer
@@ -87,13 +90,153 @@ def test_forgetting_pages_leaves_files_as_they_are(tmp_path: Path) -> None:
 
 def test_the_command_prints_json_and_plots(tmp_path: Path) -> None:
     plot = tmp_path / "io.png"
-    words = "bench io --nbytes 16KiB --chunk 16 --layout plain --cache warm --threads 2 --seconds 0.01 --json"
+    words = "bench io --device cpu --nbytes 16KiB --chunk 16 --layout plain --cache warm --threads 2 --json"
+    words += " --seconds 0.01"
     result = CliRunner().invoke(cli, [*words.split(), "--folder", str(tmp_path), "--plot", str(plot)])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert {row["case"] for row in found["rows"]} == {"read plain, warm, 2 threads", "write plain, 2 threads"}
+    assert {row["contestant"] for row in found["rows"]} >= {"zarr-python", "tilewright"}
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["io.png"]
+
+
+def test_decoding_is_measured_without_files(tmp_path: Path) -> None:
+    report = run_io(
+        90 * 90 * 4, tmp_path, chunk=20, threads=(2,), layouts=("zstd",), directions=("decode",), seconds=0.01
+    )
+    found = [row.contestant for row in report.rows]
+    assert [name for name in found if not name.startswith("zarrs")] == [
+        "zarr-python",
+        "numcodecs, into given buffers",
+        "tilewright",
+    ]
+    assert [row.peer for row in report.rows] == [True] * (len(found) - 1) + [False]
+
+
+def test_chunks_one_after_another_make_up_the_matrix() -> None:
+    matrix = np.arange(5 * 7, dtype=np.int16).reshape(5, 7)
+    grid = io._Grid((5, 7), (2, 3), matrix.dtype)
+    padded = np.full((6, 9), -1, np.int16)
+    padded[:5, :7] = matrix
+    chunks = [padded[i : i + 2, j : j + 3].tobytes() for i in (0, 2, 4) for j in (0, 3, 6)]
+    assert len(grid) == len(chunks) == 9
+    assert grid.buffer(np.empty).shape == (9, grid.chunk_nbytes)
+    np.testing.assert_array_equal(grid.matrix(np.frombuffer(b"".join(chunks), np.uint8)), matrix)
+
+
+class PretendedArray(np.ndarray):
+    """Host memory with the methods that a device array is asked for."""
+
+    def copy_to_device(self, source: np.ndarray) -> None:
+        self[...] = source
+
+    def copy_to_host(self) -> np.ndarray:
+        return np.array(self)
+
+
+class PretendedKvikIO:
+    """KvikIO as it is called: its defaults set up a pool of threads, and files are read when they are asked for."""
+
+    class CompatMode:
+        ON = "on"
+
+    def __init__(self, *, spoil: bool = False) -> None:
+        self.spoil = spoil
+        self.settings: list[dict[str, Any]] = []
+        self.opened = self.closed = 0
+        self.defaults = self
+
+    def set(self, settings: dict[str, Any]) -> Any:
+        self.settings.append(settings)
+        return contextlib.nullcontext()
+
+    def CuFile(self, path: Path, flags: str) -> Any:
+        kvikio = self
+
+        class File:
+            def __enter__(self) -> Any:
+                kvikio.opened += 1
+                return self
+
+            def __exit__(self, *error: object) -> None:
+                kvikio.closed += 1
+
+            def pread(self, place: np.ndarray) -> Any:
+                class Pending:
+                    def get(self) -> int:
+                        assert kvikio.closed < kvikio.opened, "the file was closed before it was read"
+                        place[...] = np.frombuffer(path.read_bytes(), np.uint8)
+                        place[-1] += kvikio.spoil
+                        return int(place.size)
+
+                return Pending()
+
+        assert flags == "r"
+        return File()
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> PretendedKvikIO:
+    """A GPU's part played by the host: what is left is who is asked, with what, and what is compared."""
+    kvikio = PretendedKvikIO()
+    monkeypatch.setattr(io, "resolve_device", lambda device: "cpu" if device == "cpu" else "cuda")
+    monkeypatch.setattr(io, "machine", lambda on_gpu: {"gpu": str(on_gpu)})
+    monkeypatch.setattr(io, "CudaUnit", HostUnit)
+    monkeypatch.setattr(io, "_on_gpu", lambda size, dtype: np.empty(size, dtype).view(PretendedArray))
+    monkeypatch.setattr(io, "_synchronize", lambda: None)
+    real = io._library
+    monkeypatch.setattr(io, "_library", lambda name: kvikio if name == "kvikio" else real(name))
+    return kvikio
+
+
+def test_reads_to_a_gpu_stand_beside_kvikio(pretended_gpu: PretendedKvikIO, tmp_path: Path) -> None:
+    report = run_io(90 * 90 * 4, tmp_path, chunk=20, directions=("device",), seconds=0.001)
+    cases = {row.case: [] for row in report.rows}
+    for row in report.rows:
+        cases[row.case].append((row.contestant, row.peer))
+    assert set(cases) == {
+        f"device {layout}, {cache}, {threads} threads"
+        for layout in ("plain", "zstd")
+        for cache in ("warm", "cold")
+        for threads in (8, 16)
+    }, "shards are decoded as chunks are"
+    for case, found in cases.items():
+        assert found[-1] == ("tilewright", False)
+        assert ("zarr-python, then copied", True) in found
+        first = "kvikio (compatibility mode)" if "plain" in case else "zarr-python, then copied"
+        assert found[0] == (first, True)
+    assert [found["num_threads"] for found in pretended_gpu.settings] == [8, 16, 8, 16]
+    assert {found["compat_mode"] for found in pretended_gpu.settings} == {"on"}
+    assert pretended_gpu.opened == pretended_gpu.closed > 0
+    assert report.machine == {"gpu": "True"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_is_measured_where_there_is_one(pretended_gpu: PretendedKvikIO, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"chunk": 20, "layouts": ("plain",), "threads": (2,), "seconds": 0.001}
+    for device, expected in (("auto", True), ("cpu", False)):
+        report = run_io(60 * 60 * 4, tmp_path, device=device, caches=("warm",), **options)
+        assert any(row.case.startswith("device") for row in report.rows) == expected
+
+
+def test_one_wrong_byte_on_a_gpu_is_noticed(pretended_gpu: PretendedKvikIO, tmp_path: Path) -> None:
+    pretended_gpu.spoil = True
+    with pytest.raises(WrongAnswer, match=r"device plain, warm, 2 threads: kvikio .*element \(19, 19\)"):
+        run_io(60 * 60 * 4, tmp_path, chunk=20, directions=("device",), threads=(2,))
+
+
+@pytest.mark.skipif(cuda_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DeviceUnavailableError):
+        run_io(1000, tmp_path, directions=("device",))
+
+
+def test_cases_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="nothing is left to measure: decode of plain"):
+        run_io(1000, tmp_path, directions=("decode",), layouts=("plain",), device="cpu")
+    with pytest.raises(OptionError, match="leave one of them away"):
+        run_io(1000, tmp_path, directions=("device",), device="cpu")
 
 
 @pytest.mark.parametrize("dtype", ["bool", "S3", "float33"])

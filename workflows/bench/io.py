@@ -1,6 +1,7 @@
-"""A Zarr matrix between files and a buffer in memory: ours beside zarr-python, zarrs and TensorStore, in turns.
+"""A Zarr matrix between files and a buffer in memory, or on a GPU: ours beside what could replace it, in turns.
 
 The same stored matrix, the same number of threads, uncompressed chunks, chunks compressed by Zstandard, and shards.
+Beside ours stand zarr-python, and zarrs, TensorStore and KvikIO where they are installed.
 A warm case finds the files in the page cache; before each run of a cold one the system is asked to drop them. What
 each contestant has read, or written, is compared with the matrix before it is timed. Rates are of the matrix's
 bytes, compressed or not; written bytes go to the page cache, as they would for a user.
@@ -24,16 +25,24 @@ import numpy as np
 import zarr
 from zarr.codecs import ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import MemoryStore
 
-from tilewright.kernels.errors import DTypeError
+from tilewright.kernels.errors import DTypeError, OptionError
+from tilewright.kernels.launch import ceil_div, resolve_device
 from tilewright.pipeline import config
-from tilewright.pipeline.store import region_reads, region_writes, run_all
+from tilewright.pipeline.plan import Limits, plan_matmul
+from tilewright.pipeline.store import as_stored_matrix, region_reads, region_writes, run_all
+from tilewright.pipeline.stream import CudaUnit, Product, Unit
 from tilewright.workflows.bench.common import BenchReport, Contestant, Row, forget_pages, machine, measure
 
 LAYOUTS = ("plain", "zstd", "shards")
 """Uncompressed chunks; chunks compressed by Zstandard; uncompressed inner chunks, SHARD × SHARD to a file."""
 SHARD = 4
-DIRECTIONS = ("read", "write")
+DIRECTIONS = ("read", "write", "decode", "device")
+"""Files to memory; memory to files; compressed chunks in memory to memory (Zstandard only); files to a GPU."""
+DEVICE_LAYOUTS = ("plain", "zstd")
+DEVICE_THREADS = (8, 16)
+"""What reads towards a GPU use where nothing else is asked for: a worker's threads, and twice as many."""
 CACHES = ("warm", "cold")
 VALUES = 4096
 """Elements are random integers below this: Zstandard makes about half of them as float32."""
@@ -49,7 +58,7 @@ class Case:
     threads: int
 
     def __str__(self) -> str:
-        cache = f", {self.cache}" if self.direction == "read" else ""
+        cache = f", {self.cache}" if self.direction in ("read", "device") else ""
         return f"{self.direction} {self.layout}{cache}, {self.threads} thread{'s' * (self.threads != 1)}"
 
 
@@ -65,32 +74,46 @@ def run_io(
     chunk: int = 1024,
     dtype: str = "float32",
     layouts: Sequence[str] = LAYOUTS,
-    directions: Sequence[str] = DIRECTIONS,
+    directions: Sequence[str] = (),
     caches: Sequence[str] = CACHES,
     threads: Sequence[int] | None = None,
+    device: str = "auto",
     seconds: float = 0.5,
     progress: Callable[[str], None] = lambda text: None,
 ) -> BenchReport:
     """Time every layout in every direction; ``folder`` takes some copies of the matrix and is left empty.
 
-    nbytes: of a square matrix, about. chunk: side of a stored chunk. caches: only tell reads apart. threads: how
-    many each contestant may use, by default one and all cores. seconds: for each contestant of a case, about.
-    Raises DTypeError for a dtype without numbers, and WrongAnswer where a contestant moved something else.
+    nbytes: of a square matrix, about. chunk: side of a stored chunk. directions: by default all, ``device`` only
+    where a GPU can be used and ``device`` is not ``cpu``. caches: only tell reads apart. threads: how many each
+    contestant may use, by default one and all cores, and DEVICE_THREADS towards a GPU. seconds: for each contestant
+    of a case, about.
+    Raises DTypeError for a dtype without numbers, DeviceUnavailableError for a GPU that was asked for and is not
+    there, OptionError where no case is left, and WrongAnswer where a contestant moved something else.
     """
     kind = _number(dtype)
+    if "device" in directions and device == "cpu":
+        raise OptionError(
+            "--direction device reads to a GPU, and --device cpu leaves it out; leave one of them away"
+        )
+    on_gpu = resolve_device("cuda" if "device" in directions else device) == "cuda"
+    wanted = directions or [name for name in DIRECTIONS if on_gpu or name != "device"]
+    cases = [case for layout in layouts for case in _cases(layout, wanted, caches, threads)]
+    if not cases:
+        raise OptionError(
+            f"nothing is left to measure: {', '.join(wanted)} of {', '.join(layouts)}; decoding takes the layout zstd,"
+            f" and reading towards a GPU {' or '.join(DEVICE_LAYOUTS)}"
+        )
     side = max(1, int((nbytes / kind.itemsize) ** 0.5))
     matrix = np.random.default_rng(side).integers(0, VALUES, (side, side)).astype(kind)
     title = f"Zarr, files to memory and back: {kind} {side}×{side}, chunks of {chunk}×{chunk}"
     rows: list[Row] = []
-    for layout in layouts:
-        for case in _cases(layout, directions, caches, threads or default_threads()):
-            progress(str(case))
-            with tempfile.TemporaryDirectory(dir=folder) as place, ExitStack() as stack:
-                make = partial(_create, Path(place), matrix, chunk, layout)
-                find = _readers if case.direction == "read" else _writers
-                contestants = list(find(matrix, make, case, stack))
-                rows += measure(str(case), matrix.nbytes, contestants, on_gpu=False, seconds=seconds)
-    return BenchReport(title, "GB/s", 1e9, machine(False), tuple(rows))
+    for case in cases:
+        progress(str(case))
+        with tempfile.TemporaryDirectory(dir=folder) as place, ExitStack() as stack:
+            make = partial(_create, Path(place), matrix, chunk, case.layout)
+            contestants = list(CONTESTANTS[case.direction](matrix, make, case, stack))
+            rows += measure(str(case), matrix.nbytes, contestants, on_gpu=False, seconds=seconds)
+    return BenchReport(title, "GB/s", 1e9, machine("device" in wanted), tuple(rows))
 
 
 def _number(dtype: str) -> np.dtype:
@@ -106,11 +129,16 @@ def _number(dtype: str) -> np.dtype:
 
 
 def _cases(
-    layout: str, directions: Sequence[str], caches: Sequence[str], threads: Sequence[int]
+    layout: str, directions: Sequence[str], caches: Sequence[str], threads: Sequence[int] | None
 ) -> Iterator[Case]:
     for direction in directions:
-        for cache in caches if direction == "read" else ("warm",):
-            for count in threads:
+        if direction == "decode" and layout != "zstd":
+            continue
+        if direction == "device" and layout not in DEVICE_LAYOUTS:
+            continue
+        counts = threads or (DEVICE_THREADS if direction == "device" else default_threads())
+        for cache in caches if direction in ("read", "device") else ("warm",):
+            for count in counts:
                 yield Case(direction, layout, cache, count)
 
 
@@ -130,9 +158,15 @@ def _create(folder: Path, matrix: np.ndarray, chunk: int, layout: str, name: str
     return folder / name
 
 
-def _readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> Iterator[Contestant]:
+def _stored(matrix: np.ndarray, make: Make) -> Path:
     path = make("matrix.zarr")
-    zarr.open_array(path)[...] = matrix
+    with zarr.config.set({"array.write_empty_chunks": True}):  # every chunk has a file, whatever it holds
+        zarr.open_array(path)[...] = matrix
+    return path
+
+
+def _readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> Iterator[Contestant]:
+    path = _stored(matrix, make)
     out = np.empty_like(matrix)
 
     def contestant(name: str, read: Callable[[], Any], peer: bool = True) -> Contestant:
@@ -175,6 +209,195 @@ def _writers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> It
     yield contestant("tilewright", path, partial(_write_by_ours, path, matrix, pool), peer=False)
 
 
+def _decoders(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> Iterator[Contestant]:
+    """What takes compressed chunks apart, without files as far as it can: zarrs reads its own, from the page cache."""
+    path = _stored(matrix, make)
+    array = zarr.open_array(path, mode="r")
+    out = np.empty_like(matrix)
+    store = MemoryStore()
+    inner = zarr.create_array(
+        store, shape=matrix.shape, dtype=matrix.dtype, chunks=array.chunks, compressors=ZstdCodec()
+    )
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        inner[...] = matrix
+
+    def contestant(name: str, decode: Callable[[], None], found: Callable[[], np.ndarray]) -> Contestant:
+        def check() -> str | None:
+            np.invert(matrix.view(np.uint8), out=out.view(np.uint8))
+            decode()
+            return _difference(matrix, found())
+
+        return Contestant(name, decode, check, peer=name != "tilewright")
+
+    for name, settings in _zarr_pipelines(case.threads):
+        # zarrs knows local files and no store in memory.
+        source, note = (path, ", from files") if name == "zarrs" else (inner, "")
+        yield contestant(name + note, partial(_read_by_zarr, source, out, settings), lambda: out)
+    pool = stack.enter_context(ThreadPoolExecutor(case.threads))
+    numcodecs = _library("numcodecs.zstd")
+    if numcodecs is not None:
+        grid = _Grid(matrix.shape, array.chunks, matrix.dtype)
+        codec = numcodecs.Zstd()
+        places = grid.buffer(np.empty)
+        frames = [file.read_bytes() for file in grid.files(path, array)]
+        calls = [partial(codec.decode, frame, places[i]) for i, frame in enumerate(frames)]
+        yield contestant(
+            "numcodecs, into given buffers",
+            lambda: _run(pool, calls),
+            lambda: grid.matrix(places.view(np.uint8)),
+        )
+    parts = region_reads(inner, _everything(matrix))
+    reads = [partial(part.read, out[part.target]) for part in parts]
+    yield contestant("tilewright", lambda: _run(pool, reads), lambda: out)
+
+
+def _device_readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> Iterator[Contestant]:
+    """What brings chunks from files to a GPU: ours through pinned lanes to their place in the matrix, KvikIO file by
+    file to one place after another (which is less: chunks are not put side by side), and the rest by way of a matrix
+    on the host that is then copied."""
+    path = _stored(matrix, make)
+    array = zarr.open_array(path, mode="r")
+    prepare = partial(forget_pages, path) if case.cache == "cold" else None
+
+    def contestant(
+        name: str,
+        read: Callable[[], Any],
+        there: Any,
+        arrange: Callable[[np.ndarray], np.ndarray],
+        peer: bool = True,
+    ) -> Contestant:
+        def check() -> str | None:
+            _fill_on_gpu(there, 0xA5)
+            read()
+            return _difference(matrix, arrange(_from_gpu(there)))
+
+        return Contestant(name, read, check, peer, prepare=prepare)
+
+    def whole(found: np.ndarray) -> np.ndarray:
+        return found.view(matrix.dtype).reshape(matrix.shape)
+
+    kvikio = _library("kvikio") if case.layout == "plain" else None
+    if kvikio is not None:
+        settings = {"num_threads": case.threads, "compat_mode": kvikio.CompatMode.ON}
+        stack.enter_context(kvikio.defaults.set(settings))
+        grid = _Grid(matrix.shape, array.chunks, matrix.dtype)
+        places = grid.buffer(lambda shape, dtype: _on_gpu(shape[0] * shape[1], dtype))
+        views = [places[i * grid.chunk_nbytes : (i + 1) * grid.chunk_nbytes] for i in range(len(grid))]
+        read = partial(_read_by_kvikio, kvikio, list(grid.files(path, array)), views)
+        yield contestant("kvikio (compatibility mode)", read, places, grid.matrix)
+    there = _on_gpu(matrix.nbytes, np.dtype(np.uint8))
+    out = np.empty_like(matrix)
+    for name, options in _zarr_pipelines(case.threads):
+
+        def read_and_copy(options: dict[str, Any] = options) -> None:
+            _read_by_zarr(path, out, options)
+            _to_gpu(out, there)
+
+        yield contestant(f"{name}, then copied", read_and_copy, there, whole)
+    unit = _device_unit(path, case.threads)
+    stack.callback(unit.close)
+    pool = stack.enter_context(ThreadPoolExecutor(case.threads))
+    panel = _on_gpu(matrix.size, matrix.dtype)
+    read = partial(_load_by_ours, unit, path, panel, matrix.shape, pool)
+    yield contestant("tilewright", read, panel, lambda found: whole(found.view(np.uint8)), peer=False)
+
+
+CONTESTANTS: dict[str, Callable[[np.ndarray, Make, Case, ExitStack], Iterator[Contestant]]] = {
+    "read": _readers,
+    "write": _writers,
+    "decode": _decoders,
+    "device": _device_readers,
+}
+
+
+class _Grid:
+    """The chunks of a matrix one after another, each whole, as they lie in files: those at the edge are padded."""
+
+    def __init__(self, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: np.dtype) -> None:
+        self._shape, self._chunks, self._dtype = shape, chunks, dtype
+        self._counts = ceil_div(shape[0], chunks[0]), ceil_div(shape[1], chunks[1])
+        self.chunk_nbytes = chunks[0] * chunks[1] * dtype.itemsize
+
+    def __len__(self) -> int:
+        return self._counts[0] * self._counts[1]
+
+    def buffer(self, allocate: Callable[[tuple[int, int], np.dtype], Any]) -> Any:
+        """Room for all chunks, from what allocates arrays of a shape and a dtype: uint8, a row a chunk."""
+        return allocate((len(self), self.chunk_nbytes), np.dtype(np.uint8))
+
+    def files(self, path: Path, array: zarr.Array[Any]) -> Iterator[Path]:
+        """The chunks' files, in order."""
+        for i in range(self._counts[0]):
+            for j in range(self._counts[1]):
+                yield path / array.metadata.encode_chunk_key((i, j))
+
+    def matrix(self, data: np.ndarray) -> np.ndarray:
+        """The matrix that the chunks' bytes make up: a copy."""
+        tall, wide = self._chunks
+        tiles = data.reshape(-1).view(self._dtype).reshape(*self._counts, tall, wide)
+        joined = tiles.swapaxes(1, 2).reshape(self._counts[0] * tall, self._counts[1] * wide)
+        return joined[: self._shape[0], : self._shape[1]]
+
+
+def _run(pool: Executor, calls: Sequence[Callable[[], Any]]) -> None:
+    run_all(pool, calls)
+
+
+def _device_unit(path: Path, threads: int) -> Unit:
+    """What a worker of ours loads panels with, as for a product of the matrix with itself."""
+    array = zarr.open_array(path, mode="r")
+    stored = as_stored_matrix(array)
+    unit = (min(stored.unit[0], stored.rows), min(stored.unit[1], stored.columns))
+    plan = plan_matmul(
+        stored, stored, stored.dtype, unit, Limits(workers=1, device_nbytes=64 * stored.nbytes + 2**30)
+    )
+    return CudaUnit(Product(array, array, array, plan, "cuda", "full", threads, 1, "bench io"))
+
+
+def _load_by_ours(unit: Unit, path: Path, panel: Any, shape: tuple[int, int], pool: Executor) -> None:
+    parts = region_reads(zarr.open_array(path, mode="r"), [slice(0, side) for side in shape])
+    run_all(pool, [partial(unit.load, part, panel, shape) for part in parts])
+    _synchronize()
+
+
+def _read_by_kvikio(kvikio: Any, files: Sequence[Path], places: Sequence[Any]) -> None:
+    with ExitStack() as stack:
+        reads = [
+            stack.enter_context(kvikio.CuFile(file, "r")).pread(place)
+            for file, place in zip(files, places, strict=True)
+        ]
+        for read in reads:
+            read.get()
+    _synchronize()
+
+
+def _on_gpu(size: int, dtype: np.dtype) -> Any:
+    from numba import cuda
+
+    return cuda.device_array(size, dtype)
+
+
+def _to_gpu(source: np.ndarray, there: Any) -> None:
+    there.copy_to_device(source.reshape(-1).view(np.uint8))
+    _synchronize()
+
+
+def _from_gpu(there: Any) -> np.ndarray:
+    found: np.ndarray = there.copy_to_host()
+    return found
+
+
+def _fill_on_gpu(there: Any, byte: int) -> None:
+    """What is not read shows."""
+    there.copy_to_device(np.full(there.size * there.dtype.itemsize, byte, np.uint8).view(there.dtype))
+
+
+def _synchronize() -> None:
+    from numba import cuda
+
+    cuda.synchronize()
+
+
 def _zarr_pipelines(threads: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """What zarr-python can be told to decode with, as settings of its own; as many chunks at once as threads."""
     settings = {"async.concurrency": threads, "threading.max_workers": threads}
@@ -183,11 +406,12 @@ def _zarr_pipelines(threads: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "zarrs", settings | {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
 
 
-def _read_by_zarr(path: Path, out: np.ndarray, settings: dict[str, Any]) -> None:
+def _read_by_zarr(source: Path | zarr.Array[Any], out: np.ndarray, settings: dict[str, Any]) -> None:
     with zarr.config.set(settings):
         wrapped: Any = out
         target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
-        zarr.open_array(path, mode="r").get_basic_selection(..., out=target)
+        array = source if isinstance(source, zarr.Array) else zarr.open_array(source, mode="r")
+        array.get_basic_selection(..., out=target)
 
 
 def _write_by_zarr(path: Path, matrix: np.ndarray, settings: dict[str, Any]) -> None:
@@ -263,8 +487,7 @@ def _library(name: str) -> Any:
     "directions",
     multiple=True,
     type=click.Choice(DIRECTIONS),
-    default=DIRECTIONS,
-    show_default=True,
+    help="May be given more than once; default: all, device where there is a GPU.",
 )
 @click.option(
     "--cache",
@@ -279,7 +502,14 @@ def _library(name: str) -> Any:
     "--threads",
     multiple=True,
     type=click.IntRange(min=1),
-    help="May be given more than once; default: one, and all cores.",
+    help="May be given more than once; default: one, and all cores; towards a GPU 8 and 16.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="Whether files are also read to a GPU.",
 )
 @click.option(
     "--folder",
