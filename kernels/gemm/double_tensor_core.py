@@ -38,6 +38,7 @@ from numba.cuda import libdevice, types
 
 from tilewright.kernels import ptx
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem, Variant
+from tilewright.kernels.gemm.warp_tiled_launch import matrix
 from tilewright.kernels.launch import (
     address,
     allow_dynamic_shared,
@@ -45,7 +46,6 @@ from tilewright.kernels.launch import (
     ceil_div,
     current_device,
     enqueue,
-    transposed,
 )
 
 FLOAT64 = np.dtype(np.float64)
@@ -671,13 +671,49 @@ def multiprocessors(device: int) -> int:
     return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
 
 
+THIN_STRIPS = 0
+"""Ragged rows or columns, up to so many, are left to the kernel of thin products where that saves a wave."""
+
+
+def whole_part(m: int, n: int, tile: Tile, processors: int) -> tuple[int, int]:
+    """The rows and columns of C that the tiles compute; what is left are strips of up to `THIN_STRIPS`.
+
+    Tiles at the edges take as long as whole ones: n = 4097 in tiles of 128 are 1089 tiles, nine waves on 132
+    multiprocessors, where 4096 take eight.
+    """
+
+    def waves(rows: int, columns: int) -> int:
+        return ceil_div(ceil_div(rows, tile.m) * ceil_div(columns, tile.n), processors * tile.blocks)
+
+    best = (m, n)
+    for rows, columns in ((m, n - n % tile.n), (m - m % tile.m, n), (m - m % tile.m, n - n % tile.n)):
+        thin = max(m - rows, n - columns) <= THIN_STRIPS
+        if thin and rows and columns and waves(rows, columns) < waves(*best):
+            best = rows, columns
+    return best
+
+
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     """Enqueue ``c (+)= a b``."""
-    if c.strides[1] != c.dtype.itemsize and c.shape[1] > 1:
-        a, b, c = transposed(b), transposed(a), transposed(c)
-    m, n = c.shape
-    tile = choose_tile(c.dtype.itemsize // ITEM, m, n, multiprocessors(current_device()))
-    enqueue_tile(a, b, c, accumulate, stream, tile)
+    left, right, target = matrix(a), matrix(b), matrix(c)
+    if target.strides[1] != target.dtype.itemsize and target.shape[1] > 1:
+        left, right, target = right.transposed(), left.transposed(), target.transposed()
+    (m, k), n, processors = left.shape, target.shape[1], multiprocessors(current_device())
+    tile = choose_tile(target.dtype.itemsize // ITEM, m, n, processors)
+    rows, columns = whole_part(m, n, tile, processors)
+    if (rows, columns) == (m, n):
+        enqueue_tile(left, right, target, accumulate, stream, tile)
+        return
+    from tilewright.kernels.gemm import skinny  # which imports this module
+
+    above, before = left.slice(0, rows, 0, k), right.slice(0, k, 0, columns)
+    enqueue_tile(above, before, target.slice(0, rows, 0, columns), accumulate, stream, tile)
+    if columns < n:
+        strip = right.slice(0, k, columns, n - columns)
+        skinny.launch(above, strip, target.slice(0, rows, columns, n - columns), accumulate, stream)
+    if rows < m:
+        strip = left.slice(rows, m - rows, 0, k)
+        skinny.launch(strip, right, target.slice(rows, m - rows, 0, n), accumulate, stream)
 
 
 def _fits(operand: Operand) -> bool:

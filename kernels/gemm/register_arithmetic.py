@@ -28,20 +28,27 @@ class Element:
     register: Any
     parts: int
     """Registers an element: two for a complex number."""
+    separate_high: bool = False
+    """Whether a 64-bit integer's products of low by high halves are added up apart, in 32 bits."""
 
     @property
     def number(self) -> Any:
         return numba.from_dtype(self.dtype)
 
 
+SEPARATE_HIGH = False
+"""Whether 64-bit integers have their middle products added up apart: two shorter chains of dependent
+multiplications for one longer, and half as many registers again for the sums."""
+
+
 def element_of(dtype: np.dtype) -> Element:
     if dtype == np.complex64:
         return Element(dtype, numba.float32, 2)
-    return Element(dtype, numba.from_dtype(dtype), 1)
+    return Element(dtype, numba.from_dtype(dtype), 1, SEPARATE_HIGH and dtype.itemsize == 8)
 
 
 def multiply_line(element: Element, tiling: Tiling) -> Any:
-    """``multiply(line, total, left, right, half)``: the products of a row of a thread's tile, or of a column.
+    """``multiply(line, total, high, left, right, half)``: the products of a row of a thread's tile, or of a column.
 
     ``total[i, j] += left[i] * right[j]`` with i (or j) fixed. ``half`` says which half of the fragment arrays
     holds this step of k. Lines are walked to and fro: where the walk turns, an operand is read again at once,
@@ -52,7 +59,7 @@ def multiply_line(element: Element, tiling: Tiling) -> Any:
     length = thread_m if by_columns else thread_n
 
     @cuda.jit(device=True, inline="always")
-    def multiply(line: Any, total: Any, left: Any, right: Any, half: Any) -> None:
+    def multiply(line: Any, total: Any, high: Any, left: Any, right: Any, half: Any) -> None:
         for step in range(length):
             along = step if line % 2 == 0 else length - 1 - step
             i, j = (along, line) if by_columns else (line, along)
@@ -61,7 +68,7 @@ def multiply_line(element: Element, tiling: Tiling) -> Any:
             total[t] = register(total[t] + left[x] * right[y])
 
     @cuda.jit(device=True, inline="always")
-    def multiply_complex(line: Any, total: Any, left: Any, right: Any, half: Any) -> None:
+    def multiply_complex(line: Any, total: Any, high: Any, left: Any, right: Any, half: Any) -> None:
         # Four fused operations an element; Numba's complex product would round in between and take six. The
         # fixed operand's one part meets the whole line first, then its other part on the way back.
         for step in range(length):
@@ -82,6 +89,20 @@ def multiply_line(element: Element, tiling: Tiling) -> Any:
             else:
                 total[t + 1] += left[x + 1] * right[y]
 
+    u32, u64 = numba.uint32, numba.uint64
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_wide(line: Any, total: Any, high: Any, left: Any, right: Any, half: Any) -> None:
+        for step in range(length):
+            along = step if line % 2 == 0 else length - 1 - step
+            i, j = (along, line) if by_columns else (line, along)
+            t, x, y = i * thread_n + j, left[half * thread_m + i], right[half * thread_n + j]
+            total[t] += u64(u32(x)) * u64(u32(y))
+            high[t] = u32(high[t] + u32(x) * u32(y >> u64(32)))
+            high[t] = u32(high[t] + u32(x >> u64(32)) * u32(y))
+
+    if element.separate_high:
+        return multiply_wide
     return multiply_complex if element.parts == 2 else multiply
 
 

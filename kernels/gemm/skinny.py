@@ -32,15 +32,10 @@ from numba.cuda import types
 
 from tilewright.kernels import ptx
 from tilewright.kernels.gemm import double_tensor_core as tensor
+from tilewright.kernels.gemm import matvec
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.scratch import borrowed
-from tilewright.kernels.gemm.warp_tiled_launch import (
-    REDUCING_THREADS,
-    Matrix,
-    matrix,
-    sum_function,
-    sum_signature,
-)
+from tilewright.kernels.gemm.warp_tiled_launch import Matrix, enqueue_sum, matrix
 from tilewright.kernels.launch import allow_dynamic_shared, capability, ceil_div, current_device, enqueue
 
 WIDEST = 64
@@ -430,6 +425,8 @@ MAX_PARTIAL_NBYTES = 64 * 2**20
 SHORT_ROWS = 64
 """Rows of a block where m is no larger."""
 LONG_ROWS = 256
+FIT_HEIGHT = False
+"""Whether blocks of fewer than `SHORT_ROWS` rows are made for as few."""
 MAX_THREADS = 256
 WARP = 32
 
@@ -446,6 +443,12 @@ def choose_tile(dtype: np.dtype, m: int, n: int, a_along_k: bool) -> Tile:
     if a_along_k and padded <= 2:
         rows = 2  # little arithmetic: more threads, to issue the copies
     height = SHORT_ROWS if m <= SHORT_ROWS else LONG_ROWS
+    if FIT_HEIGHT and m <= SHORT_ROWS // 2:
+        # Rows beyond m would be multiplied for nothing. Threads down share a swizzle by eights.
+        height = max(LINE_CHUNKS * least_rows, 1 << (m - 1).bit_length())
+        rows = min(rows, height // LINE_CHUNKS)
+        while columns > 1 and height // rows * (padded // columns) < WARP:
+            columns //= 2
     while height // rows * (padded // columns) < WARP:
         if columns > 1:
             columns //= 2
@@ -496,11 +499,6 @@ SHARED_NBYTES = 227 * 1024
 """What the blocks of a multiprocessor share, on Hopper."""
 RESERVED_NBYTES = 1024
 """What the system takes of it for each block."""
-
-
-@functools.cache
-def _sum_kernel(dtype: np.dtype) -> Any:
-    return cuda.jit(sum_signature(dtype))(sum_function(dtype))
 
 
 @functools.cache
@@ -583,6 +581,36 @@ def _cut(
     return tile, ceil_div(k, split_k), split_k
 
 
+MATVEC = False
+"""Whether a single column goes to the kernel that streams A into registers."""
+
+
+def _multiply_vector(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any) -> None:
+    """Enqueue ``c (+)= a b`` for a single column."""
+    (m, k), dtype, itemsize = a.shape, a.dtype, a.dtype.itemsize
+    along_k = _lies_along_k(a)
+    pitch, contiguous, lines = (a.strides[0], k, m) if along_k else (a.strides[1], m, k)
+    aligned = a.pointer % CHUNK_NBYTES == 0 and (pitch % CHUNK_NBYTES == 0 or lines == 1)
+    layout = matvec.Layout(dtype.name, along_k, aligned and contiguous * itemsize % CHUNK_NBYTES == 0)
+    kernel = matvec.compiled(layout)
+    splits, split_k = matvec.split(
+        layout, m, k, tensor.multiprocessors(current_device()), MAX_PARTIAL_NBYTES // (m * itemsize)
+    )
+    grid = (ceil_div(m, layout.block_rows), splits)
+
+    def multiply(out: int, step: int, add: bool) -> None:
+        places = (a.pointer, pitch, b.pointer, b.strides[0], out, step, m * step)
+        enqueue(kernel, grid, matvec.WARPS * WARP, stream, 0, *places, m, k, split_k, add)
+
+    if splits == 1:
+        multiply(c.pointer, c.strides[0], accumulate)
+        return
+    with borrowed(splits * m * itemsize, stream, int(stream) if stream else 0) as scratch:
+        multiply(scratch, itemsize, False)
+        partial = Matrix(scratch, (splits * m, 1), (itemsize, itemsize), dtype)
+        enqueue_sum(partial, c, splits, accumulate, stream)
+
+
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     """Enqueue ``c (+)= a b`` for m or n up to `WIDEST`."""
     left, right, target = matrix(a), matrix(b), matrix(c)
@@ -590,6 +618,9 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         left, right, target = right.transposed(), left.transposed(), target.transposed()
     (m, n), k, dtype = target.shape, left.shape[1], target.dtype
     itemsize = dtype.itemsize
+    if n == 1 and MATVEC:
+        _multiply_vector(left, right, target, accumulate, stream)
+        return
     on_tensor_cores = n > TENSOR_COLUMNS.get(dtype, WIDEST) and _tensor_accepts(left, right)
     tile, splits, split_k = _cut(
         dtype,
@@ -614,8 +645,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     with borrowed(splits * m * n * itemsize, stream, int(stream) if stream else 0) as scratch:
         multiply(Matrix(scratch, (m, n), (n * itemsize, itemsize), dtype), False)
         partial = Matrix(scratch, (splits * m, n), (n * itemsize, itemsize), dtype)
-        grid = ceil_div(m * n, REDUCING_THREADS)
-        enqueue(_sum_kernel(dtype), grid, REDUCING_THREADS, stream, 0, partial, target, splits, accumulate)
+        enqueue_sum(partial, target, splits, accumulate, stream)
 
 
 def _tensor_accepts(a: Matrix, b: Matrix) -> bool:

@@ -70,8 +70,12 @@ def _slab_functions(copy: SlabCopy, leading: int, itemsize: int) -> tuple[Any, A
         addresses: Any, base: Any, thread: Any, origin: Any, extent: Any, outer_stride: Any, k_stride: Any
     ) -> None:
         # What lies beyond the edge is read from the last line instead: it only reaches elements of C beyond.
+        # Where vectors are copied, lines are whole vectors, or padded to be.
+        last = u64(extent) - u64(1)
+        if width > 1:
+            last = last // u64(width) * u64(width)
         for p in range(passes):
-            outer = min(u64(origin) + outer_of(thread) + u64(p * outer_step), u64(extent) - u64(width))
+            outer = min(u64(origin) + outer_of(thread) + u64(p * outer_step), last)
             if layout == ALONG_K:
                 addresses[p] = base + outer * u64(outer_stride) + k_of(thread) * u64(itemsize)
             else:
@@ -144,6 +148,8 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
     vector_parts = vector * parts
     i32, u32, u64 = numba.int32, numba.uint32, numba.uint64
 
+    separate_high = element.separate_high
+    highs = totals if separate_high else 1
     loads = vectors_m + vectors_n
 
     @cuda.jit(device=True, inline="always")
@@ -162,7 +168,7 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
 
     @cuda.jit(device=True, inline="always")
     def step_of_k(
-        step: Any, total: Any, left: Any, right: Any, shared: Any, a_place: Any, b_place: Any,
+        step: Any, total: Any, high: Any, left: Any, right: Any, shared: Any, a_place: Any, b_place: Any,
         filling: Any, thread: Any, a_addresses: Any, a_stride: Any, b_addresses: Any, b_stride: Any,
     ) -> None:  # fmt: skip
         for g in range(loads):
@@ -170,7 +176,7 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
         if step == copy_step:
             copy_a(shared, filling, a_addresses, a_stride, thread)
             copy_b(shared, filling + u64(b_part), b_addresses, b_stride, thread)
-        ptx.unroll(multiply, lines, (total, left, right, step % 2))
+        ptx.unroll(multiply, lines, (total, high, left, right, step % 2))
 
     @cuda.jit(device=True, inline="always")
     def store_row(
@@ -199,6 +205,7 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
     def warp_tiled_kernel(a: Any, b: Any, c: Any, depth: int, accumulate: bool, c_vectors: bool) -> None:
         shared = cuda.shared.array(0, number, alignment=16)
         total = cuda.local.array(totals, register)
+        high = cuda.local.array(highs, u32)
         old = cuda.local.array(vector_parts, register)
         left = cuda.local.array(two_lefts, register)
         right = cuda.local.array(two_rights, register)
@@ -272,6 +279,8 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
 
         for t in range(totals):
             total[t] = register(0)
+        for t in range(highs):
+            high[t] = u32(0)
         ptx.wait_copies(in_flight)
         cuda.syncthreads()  # the first slab has arrived for every thread
         reading, filling = u64(0), u64((stages - 1) * stage)
@@ -291,7 +300,7 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
                 step_of_k,
                 last_step,
                 (
-                    total, left, right, shared, reading + a_place, reading + b_place,
+                    total, high, left, right, shared, reading + a_place, reading + b_place,
                     filling, thread, a_addresses, a_stride, b_addresses, b_stride,
                 ),
             )  # fmt: skip
@@ -307,8 +316,11 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
             cuda.syncthreads()
             for g in range(loads):
                 load_fragment(g, left, right, shared, reading + a_place, reading + b_place, 0)
-            ptx.unroll(multiply, lines, (total, left, right, last_step % 2))
+            ptx.unroll(multiply, lines, (total, high, left, right, last_step % 2))
         ptx.wait_copies(0)
+        if separate_high:
+            for t in range(totals):
+                total[t] = register(total[t] + register(u64(high[t]) << u64(32)))
 
         ptx.unroll(
             store_row,

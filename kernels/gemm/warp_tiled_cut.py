@@ -32,7 +32,10 @@ SCHEDULERS = 4
 """Of a multiprocessor."""
 STRIP = 32
 """Ragged rows or columns, up to so many, may be computed apart, by thin tiles."""
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+TAIL_BANDS = 0
+"""Up to so many rows of tiles may be computed apart, by smaller tiles or with k split, where the last wave of large
+tiles would leave most multiprocessors idle."""
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 LEAST_DEPTH = 256
 """k is not split more finely."""
 MAX_PARTIAL_NBYTES = 64 * 2**20
@@ -65,10 +68,23 @@ _SMALL_PAIRS = (
     Candidate(Tiling(128, 32, 8, 32, 32, 8, 4, 3, by_columns=True), 0.9),
     Candidate(Tiling(32, 128, 8, 32, 32, 8, 4, 3, by_columns=True), 0.9),
 )
+TINY = False
+"""Whether tiles of 32 columns with four warps are considered: more blocks, and a warp for every scheduler, where C is
+small, but fewer multiply-adds for each load from shared memory."""
+_TINY = (
+    Candidate(Tiling(64, 32, 16, 32, 16, 8, 3, 4, by_columns=True), 0.6),
+    Candidate(Tiling(32, 32, 16, 32, 16, 8, 3, 4, by_columns=True), 0.6),
+)
+_TINY_PAIRS = (Candidate(Tiling(32, 32, 8, 16, 16, 8, 4, 4, by_columns=True), 0.75),)
 
 
 def candidates(dtype: np.dtype, a_layout: str, b_layout: str) -> tuple[Candidate, ...]:
     """The tilings worth considering, the one for large products first."""
+    tiny = _TINY if dtype.itemsize == 4 else _TINY_PAIRS
+    return (*_candidates(dtype, a_layout, b_layout), *(tiny if TINY else ()))
+
+
+def _candidates(dtype: np.dtype, a_layout: str, b_layout: str) -> tuple[Candidate, ...]:
     if dtype == np.float32:
         return (Candidate(LARGE_FLOAT.get((a_layout, b_layout), _WIDE), 1.0), *_SMALL)
     if dtype == np.uint32:
@@ -148,8 +164,10 @@ def cut(
     spent, whole = _fastest(m, n, k, dtype, layouts, processors)
     rows, columns = m % whole.tiling.block_m, n % whole.tiling.block_n
     best: tuple[Part, ...] = (whole,)
-    for strip_m, strip_n in ((rows, columns), (rows, 0), (0, columns)):
-        if max(strip_m, strip_n) > STRIP or strip_m + strip_n == 0 or strip_m == m or strip_n == n:
+    strips = [(x, y) for x, y in ((rows, columns), (rows, 0), (0, columns)) if max(x, y) <= STRIP]
+    strips += [(rows + band * whole.tiling.block_m, 0) for band in range(1, TAIL_BANDS + 1)]
+    for strip_m, strip_n in strips:
+        if strip_m + strip_n == 0 or strip_m >= m or strip_n >= n:
             continue
         parts = []
         total = 0.0

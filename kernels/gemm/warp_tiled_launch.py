@@ -128,6 +128,46 @@ def sum_function(dtype: np.dtype) -> Any:
     return sum_kernel
 
 
+SUM_WAYS = 16
+"""Threads that share the partial sums of an element where there are many."""
+MANY_SPLITS = 16
+"""From so many partial sums on, one thread that adds them one after another waits longer for memory than the
+product took."""
+
+
+def shared_sum_function(dtype: np.dtype) -> Any:
+    """The same for many partial sums: `SUM_WAYS` threads an element, each adding every `SUM_WAYS`-th of them.
+
+    ``c (+)= partial[0] + partial[1] + ...`` as `sum_function`; thread w adds partials w, w + SUM_WAYS, ..., and the
+    threads' sums are added in the order of w: the order of all is fixed by ``splits``. Grid:
+    ceil(m n SUM_WAYS / REDUCING_THREADS). Block: REDUCING_THREADS. Shared memory: an element a thread.
+    """
+    number = numba.from_dtype(dtype)
+    columns = REDUCING_THREADS // SUM_WAYS
+
+    def shared_sum_kernel(partial: Any, c: Any, splits: int, accumulate: bool) -> None:
+        sums = cuda.shared.array(REDUCING_THREADS, number)
+        m, n = numba.uint64(c.shape[0]), numba.uint64(c.shape[1])
+        thread = numba.uint64(cuda.threadIdx.x)
+        way = thread // numba.uint64(columns)
+        i = numba.uint64(cuda.blockIdx.x) * numba.uint64(columns) + thread % numba.uint64(columns)
+        row, column = i // n, i % n
+        total = number(0)
+        if i < m * n:
+            for s in range(way, numba.uint64(splits), numba.uint64(SUM_WAYS)):
+                total = number(total + partial[s * m + row, column])
+        sums[thread] = total
+        cuda.syncthreads()  # every thread's sum is there
+        if way == 0 and i < m * n:
+            for w in range(1, SUM_WAYS):
+                total = number(total + sums[thread + numba.uint64(w * columns)])
+            if accumulate:
+                total = number(c[row, column] + total)
+            c[row, column] = total
+
+    return shared_sum_kernel
+
+
 @functools.cache
 def sum_signature(dtype: np.dtype) -> Any:
     strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
@@ -140,19 +180,43 @@ def _sum_kernel(dtype: np.dtype) -> Any:
 
 
 @functools.cache
+def _shared_sum_kernel(dtype: np.dtype) -> Any:
+    return cuda.jit(sum_signature(dtype))(shared_sum_function(dtype))
+
+
+def enqueue_sum(partial: Matrix, c: Matrix, splits: int, accumulate: bool, stream: Any) -> None:
+    """Enqueue ``c (+)=`` the sum of ``splits`` partial products, which lie one behind the other."""
+    many = splits >= MANY_SPLITS
+    kernel = (_shared_sum_kernel if many else _sum_kernel)(c.dtype)
+    grid = ceil_div(c.size * (SUM_WAYS if many else 1), REDUCING_THREADS)
+    enqueue(kernel, grid, REDUCING_THREADS, stream, 0, partial, c, splits, accumulate)
+
+
+@functools.cache
 def _multiprocessors(device: int) -> int:
     return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
 
 
-def _multiply(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
-    """Enqueue one part, ``c`` being where its (or its splits') products go."""
+def _multiply(
+    a: Matrix,
+    b: Matrix,
+    c: Matrix,
+    part: Part,
+    accumulate: bool,
+    stream: Any,
+    ways: tuple[str, str] | None = None,
+) -> None:
+    """Enqueue one part, ``c`` being where its (or its splits') products go.
+
+    ``ways`` are the layouts of A and B, where they are not what their sides and strides say: of padded copies.
+    """
     m, n, itemsize, tiling = a.shape[0], b.shape[1], a.dtype.itemsize, part.tiling
     c_vectors = (
         c.pointer % VECTOR_NBYTES == 0
         and c.strides[0] % VECTOR_NBYTES == 0
         and n % vector_elements(itemsize) == 0
     )
-    kernel, nbytes = _kernel(a.dtype, tiling, *layouts(a, b), current_device())
+    kernel, nbytes = _kernel(a.dtype, tiling, *(ways or layouts(a, b)), current_device())
     grid = (ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n), 1, part.splits)
     enqueue(kernel, grid, tiling.threads, stream, nbytes, a, b, c, part.depth, accumulate, c_vectors)
 
@@ -172,9 +236,128 @@ def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, s
     with borrowed(lines * part.n * itemsize, stream, handle) as scratch:
         partial = Matrix(scratch, (lines, part.n), (part.n * itemsize, itemsize), c.dtype)
         _multiply(rows, columns, partial, part, False, stream)
-        grid = ceil_div(part.m * part.n, REDUCING_THREADS)
-        kernel = _sum_kernel(c.dtype)
-        enqueue(kernel, grid, REDUCING_THREADS, stream, 0, partial, target, part.splits, accumulate)
+        enqueue_sum(partial, target, part.splits, accumulate, stream)
+
+
+THIN_STRIPS = 0
+"""Strips of C up to so many rows or columns go to the kernel of thin products, where it takes the dtype."""
+REPITCH_NBYTES = 0
+"""Operands whose lines are not aligned are copied to scratch memory of up to so many bytes, where they are, if the
+product is large enough to pay for it."""
+REPITCH_LEAST_SIDE = 2048
+"""The copy moves each element twice, the product uses it once for each line of the other operand."""
+
+
+def _thin(part: Part, c: Matrix) -> bool:
+    return (
+        min(part.m, part.n) <= THIN_STRIPS < max(part.m, part.n)
+        and c.dtype.kind in "fc"
+        and (part.m, part.n) != c.shape
+    )
+
+
+def _launch_thin(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
+    from tilewright.kernels.gemm import skinny  # which imports this module
+
+    k = a.shape[1]
+    skinny.launch(
+        a.slice(part.row, part.m, 0, k),
+        b.slice(0, k, part.column, part.n),
+        c.slice(part.row, part.m, part.column, part.n),
+        accumulate,
+        stream,
+    )
+
+
+def aligned_nbytes(operand: Matrix) -> tuple[int, int]:
+    """``(pitch, bytes)`` of a copy of an operand with lines along its second side, padded to vectors."""
+    lines, length = operand.shape
+    pitch = ceil_div(length * operand.dtype.itemsize, VECTOR_NBYTES) * VECTOR_NBYTES
+    return pitch, lines * pitch
+
+
+def _repitched(operand: Matrix, used: int) -> bool:
+    """Whether an operand (k × outer, outer contiguous), each element used that often, is copied first."""
+    outer = operand.shape[1]
+    found = layout(outer, operand.strides[1], operand.strides[0], operand.pointer, operand.dtype.itemsize)
+    return (
+        found == ALONG_OUTER and used >= REPITCH_LEAST_SIDE and aligned_nbytes(operand)[1] <= REPITCH_NBYTES
+    )
+
+
+COPY_THREADS = 256
+COPY_EACH = 8
+"""Elements of a thread, all of them read before the first is written."""
+
+
+def repitch_function(dtype: np.dtype) -> Any:
+    """The plain function of the kernel that copies a matrix to lines of another pitch.
+
+    ``target[...] = source[...]``, both with contiguous lines. Grid: (ceil(columns / (COPY_THREADS COPY_EACH)) times
+    rows). Block: COPY_THREADS. Neighbouring threads copy neighbours: whole sectors, whatever the alignment.
+    """
+
+    number = numba.from_dtype(dtype)
+    u32, u64 = numba.uint32, numba.uint64
+
+    def repitch_kernel(source: Any, target: Any) -> None:
+        held = cuda.local.array(COPY_EACH, number)
+        rows, columns = u32(source.shape[0]), u32(source.shape[1])
+        across = u32((columns + u32(COPY_THREADS * COPY_EACH - 1)) // u32(COPY_THREADS * COPY_EACH))
+        block = u32(cuda.blockIdx.x)
+        row, first = u32(block // across), u32(block % across * u32(COPY_THREADS * COPY_EACH))
+        if row < rows:
+            for i in range(COPY_EACH):
+                column = u32(first + u32(i * COPY_THREADS) + u32(cuda.threadIdx.x))
+                if column < columns:
+                    held[i] = source[u64(row), u64(column)]
+            for i in range(COPY_EACH):
+                column = u32(first + u32(i * COPY_THREADS) + u32(cuda.threadIdx.x))
+                if column < columns:
+                    target[u64(row), u64(column)] = held[i]
+
+    return repitch_kernel
+
+
+@functools.cache
+def repitch_signature(dtype: np.dtype) -> Any:
+    strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
+    return numba.void(strided, strided)
+
+
+@functools.cache
+def _repitch_kernel(dtype: np.dtype) -> Any:
+    return cuda.jit(repitch_signature(dtype))(repitch_function(dtype))
+
+
+def _repitch(operand: Matrix, scratch: int, stream: Any) -> Matrix:
+    """Enqueue the copy of an operand into scratch memory; the copy as a matrix."""
+    lines, length = operand.shape
+    copy = Matrix(scratch, operand.shape, (aligned_nbytes(operand)[0], operand.dtype.itemsize), operand.dtype)
+    grid = lines * ceil_div(length, COPY_THREADS * COPY_EACH)
+    enqueue(_repitch_kernel(operand.dtype), grid, COPY_THREADS, stream, 0, operand, copy)
+    return copy
+
+
+def _launch_repitched(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
+    """Enqueue one part with whichever of its operands are to be copied first; `launch_part` otherwise."""
+    k = a.shape[1]
+    rows, columns = a.slice(part.row, part.m, 0, k), b.slice(0, k, part.column, part.n)
+    copy_a, copy_b = _repitched(rows.transposed(), part.n), _repitched(columns, part.m)
+    if part.splits > 1 or not (copy_a or copy_b):
+        launch_part(a, b, c, part, accumulate, stream)
+        return
+    nbytes_a = aligned_nbytes(rows.transposed())[1] if copy_a else 0
+    nbytes_b = aligned_nbytes(columns)[1] if copy_b else 0
+    with borrowed(nbytes_a + nbytes_b, stream, int(stream) if stream else 0) as scratch:
+        if copy_a:
+            rows = _repitch(rows.transposed(), scratch, stream).transposed()
+        if copy_b:
+            columns = _repitch(columns, scratch + nbytes_a, stream)
+        target = c.slice(part.row, part.m, part.column, part.n)
+        found_a, found_b = layouts(rows, columns)
+        ways = VECTOR if copy_a else found_a, VECTOR if copy_b else found_b
+        _multiply(rows, columns, target, part, accumulate, stream, ways)
 
 
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
@@ -185,7 +368,10 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         left, right, target = right.transposed(), left.transposed(), target.transposed()
     (m, k), n = left.shape, right.shape[1]
     for part in cut(m, n, k, target.dtype, layouts(left, right), _multiprocessors(current_device())):
-        launch_part(left, right, target, part, accumulate, stream)
+        if _thin(part, target):
+            _launch_thin(left, right, target, part, accumulate, stream)
+        else:
+            _launch_repitched(left, right, target, part, accumulate, stream)
 
 
 def _readable(outer: int, outer_stride: int, k: int, k_stride: int) -> bool:
@@ -212,6 +398,7 @@ def supports(problem: Problem) -> bool:
 def variants() -> Iterable[Variant]:
     for dtype in DTYPES:
         yield Variant(f"warp-tiled {dtype} sum of splits", sum_function(dtype), sum_signature(dtype))
+        yield Variant(f"warp-tiled {dtype} shared sum", shared_sum_function(dtype), sum_signature(dtype))
         for a_layout in LAYOUTS:
             for b_layout in LAYOUTS:
                 for candidate in candidates(dtype, a_layout, b_layout):

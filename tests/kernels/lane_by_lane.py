@@ -137,6 +137,16 @@ class _Cuda:
     def syncthreads(self) -> None:
         _current.block.pause(_current.thread, "block")
 
+    def shfl_xor_sync(self, mask: int, value: Any, distance: int) -> Any:
+        """The value of the lane whose number differs by the bits of ``distance``; all lanes of a warp meet."""
+        assert mask == 0xFFFFFFFF, "only whole warps meet here"
+        block, thread = _current.block, _current.thread
+        block.operands[thread] = value
+        block.pause(thread, "warp")
+        found = block.operands[thread ^ distance]
+        block.pause(thread, "warp")  # everyone has read the values before the next ones replace them
+        return found
+
 
 def _copy(nbytes: int) -> Callable[..., None]:
     def copy_or_zero(shared: np.ndarray, index: int, address: Any, wanted: bool) -> None:

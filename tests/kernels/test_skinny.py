@@ -15,6 +15,7 @@ from numba import cuda
 from tests.kernels import lane_by_lane, naive
 from tests.kernels.machine_code import assemble, assert_no_spills, sampled
 from tilewright.kernels.gemm import skinny as module
+from tilewright.kernels.gemm import warp_tiled_launch as launching
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
 from tilewright.kernels.gemm.warp_tiled_launch import Matrix
 from tilewright.kernels.launch import SIMULATOR, transposed
@@ -73,9 +74,17 @@ def host_view(matrix: Matrix) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
     ("m", "n", "k", "layout"),
-    [(68, 1, 100, "rows"), (3, 70, 41, "columns"), (16, 16, 300, "columns"), (65, 5, 64, "offset")],
+    [
+        (68, 1, 100, "rows"),
+        (3, 70, 41, "columns"),
+        (16, 16, 300, "columns"),
+        (65, 5, 64, "offset"),
+        (1, 37, 1029, "offset"),
+        (35, 1, 2077, "columns"),
+    ],
 )
 def test_lane_by_lane(
     rng: np.random.Generator,
@@ -85,6 +94,7 @@ def test_lane_by_lane(
     n: int,
     k: int,
     layout: str,
+    streamed: bool,
 ) -> None:
     """The whole launch with the kernels in Python, on a device of three multiprocessors: ranges of k, their sum,
     ragged edges, both thin sides, ordinary and tensor cores."""
@@ -102,15 +112,21 @@ def test_lane_by_lane(
             lane_by_lane.run(kernel, grid, threads, nbytes, real, arguments, late=True)
 
     scratch = np.full(2**20, np.nan)
-    for target in (module, module.tensor):
+    for target in (module, module.tensor, module.matvec):
         lane_by_lane.stand_ins(monkeypatch, target, real)
+        monkeypatch.setattr(target, "compiled", target.kernel_function)
+    for target in (module, module.tensor, launching):
         monkeypatch.setattr(target, "enqueue", enqueue)
+        monkeypatch.setattr(target, "current_device", lambda: 0)
+    for target in (module, module.tensor):
         monkeypatch.setattr(target, "allow_dynamic_shared", lambda *_: None)
         monkeypatch.setattr(target, "capability", lambda _: (9, 0))
-        monkeypatch.setattr(target, "current_device", lambda: 0)
-        monkeypatch.setattr(target, "compiled", target.kernel_function)
     monkeypatch.setattr(module.tensor, "multiprocessors", lambda _: 3)
-    monkeypatch.setattr(module, "_sum_kernel", lambda _: added)
+    monkeypatch.setattr(launching, "_sum_kernel", lambda _: added)
+    monkeypatch.setattr(launching, "_shared_sum_kernel", lambda _: added)
+    monkeypatch.setattr(module, "MATVEC", streamed)
+    monkeypatch.setattr(module, "FIT_HEIGHT", streamed)
+    module._cut.cache_clear()
     monkeypatch.setattr(module, "borrowed", lambda *_: contextlib.nullcontext(scratch.ctypes.data))
     a = naive.LAYOUTS[layout](naive.numbers(rng, (m, k), dtype))
     b = naive.LAYOUTS["rows"](naive.numbers(rng, (k, n), dtype))
