@@ -23,6 +23,8 @@ VECTOR = 16
 """Bytes of one load."""
 UNROLL = 4
 """Loads of each vector that a thread has under way at once."""
+BLOCKS_PER_MULTIPROCESSOR = 8
+"""Of `dot.MAX_BLOCKS`, on the GPU with the most multiprocessors."""
 
 
 def _reader(dtype: np.dtype, factor: Any) -> Callable[..., Any]:
@@ -79,7 +81,6 @@ def source(dtype: np.dtype, conjugate: bool) -> Callable[..., None]:
     lanes = VECTOR // real_dtype.itemsize
     slots = VECTOR // max(4, real_dtype.itemsize)
     registers = slots * UNROLL
-    sign = 1.0 if conjugate else -1.0  # of the product of imaginary parts
 
     @cuda.jit(device=True, inline="always")
     def add(real, imaginary, left, right, count):  # type: ignore[no-untyped-def]
@@ -88,8 +89,14 @@ def source(dtype: np.dtype, conjugate: bool) -> Callable[..., None]:
             if is_complex:
                 a, b = read(left, i), read(left, i + 1)
                 c, d = read(right, i), read(right, i + 1)
-                real += a * c + sign * (b * d)
-                imaginary += a * d - sign * (b * c)
+                real += a * c
+                imaginary += a * d
+                if conjugate:
+                    real += b * d
+                    imaginary -= b * c
+                else:
+                    real -= b * d
+                    imaginary += b * c
             else:
                 real = wide(real + wide(read(left, i) * read(right, i)))
         return real, imaginary
@@ -125,8 +132,14 @@ def source(dtype: np.dtype, conjugate: bool) -> Callable[..., None]:
             if is_complex:
                 a, b = factor(single_x[place]), factor(single_x[place + uint64(1)])
                 c, d = factor(single_y[place]), factor(single_y[place + uint64(1)])
-                real += a * c + sign * (b * d)
-                imaginary += a * d - sign * (b * c)
+                real += a * c
+                imaginary += a * d
+                if conjugate:
+                    real += b * d
+                    imaginary -= b * c
+                else:
+                    real -= b * d
+                    imaginary += b * c
             else:
                 real = wide(real + wide(factor(single_x[place]) * factor(single_y[place])))
         if is_complex:
@@ -144,9 +157,17 @@ def signature(dtype: np.dtype) -> Any:
     return types.void(types.uint64, types.uint64, types.uint64, partials)
 
 
+def launch_bounds(dtype: np.dtype) -> tuple[int, int]:
+    """Threads of a block, and how many blocks must fit a multiprocessor: all that `dot.MAX_BLOCKS` gives it, or
+    half of them, so that none is left over to run almost alone. Narrow integers need the registers of half.
+    """
+    narrow = dtype.kind in "iu" and dtype.itemsize < 4
+    return THREADS, BLOCKS_PER_MULTIPROCESSOR // 2 if narrow else BLOCKS_PER_MULTIPROCESSOR
+
+
 @functools.cache
 def _kernel(dtype: np.dtype, conjugate: bool) -> Any:
-    return cuda.jit(signature(dtype))(source(dtype, conjugate))
+    return cuda.jit(signature(dtype), launch_bounds=launch_bounds(dtype))(source(dtype, conjugate))
 
 
 def suits(x: Any, y: Any) -> bool:

@@ -17,7 +17,7 @@ if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
 from tilewright.kernels.dot import MAX_BLOCKS, THREADS
-from tilewright.kernels.dot_vectors import UNROLL, signature, source, suits
+from tilewright.kernels.dot_vectors import UNROLL, launch_bounds, signature, source, suits
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DTYPES = [*INTEGERS, "float16", "float32", "float64", "complex64", "complex128"]
@@ -27,7 +27,9 @@ DTYPES = [*INTEGERS, "float16", "float32", "float64", "complex64", "complex128"]
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_compiles_without_spilling(dtype: str, conjugate: bool, tmp_path: Path) -> None:
     kind = np.dtype(dtype)
-    text, _ = cuda.compile_ptx(source(kind, conjugate), signature(kind).args, cc=(9, 0))
+    bounds = launch_bounds(kind)
+    assert MAX_BLOCKS % bounds[1] == 0
+    text, _ = cuda.compile_ptx(source(kind, conjugate), signature(kind).args, cc=(9, 0), launch_bounds=bounds)
     assert re.search(r"ld\.global\.v[24]\.", text)
     assert_no_spills(assemble(text, "sm_90", tmp_path))
 
