@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
-from tilewright.kernels import matmul
+from tilewright.kernels import host, matmul
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
@@ -222,7 +222,7 @@ class HostUnit:
         self, slot: PanelSlot, rows: int, columns: int, depth: int, target: np.ndarray, accumulate: bool
     ) -> str:
         _multiply(self._product, slot, (rows, columns, depth), target, accumulate, None)
-        return "BLAS on exact digits" if target.dtype.kind in "iu" else "BLAS"
+        return host.kernel_name(target.dtype)
 
     def clear(self, target: np.ndarray, rows: int, columns: int) -> None:
         target[: rows * columns] = 0
