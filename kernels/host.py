@@ -2,7 +2,9 @@
 
 Floating point goes to BLAS, written into ``out`` without another copy where it can be. Integers are split
 into digits whose products are exact in floating point (`tilewright.kernels.gemm.digits`) and go to BLAS too,
-which is two orders of magnitude faster than NumPy's own integer product.
+which is two orders of magnitude faster than NumPy's own integer product. Where the CPU has AVX-512's 52-bit
+multiply-adds, wide integers go to those instead (`tilewright.kernels.host_integer`) as soon as they are less
+work than the digits that the values need; on any other CPU digits do all of it.
 
 Everything here may be called from several threads at once: the loops are compiled without Numba's thread
 pool, which some of its layers forbid to share, and run on threads of their own.
@@ -60,6 +62,13 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulate: bool = 
         # Overflow to infinity and NaN are answers here, as on a GPU, not reasons to warn.
         with np.errstate(all="ignore"):
             _floats(a, b, out, accumulate)
+
+
+def kernel_name(dtype: np.dtype) -> str:
+    """What multiplies matrices of this result; for integers, what their values may choose from."""
+    if dtype.kind not in "iu":
+        return "BLAS"
+    return "52-bit multiply-adds or exact digits" if host_integer.available() else "BLAS on exact digits"
 
 
 def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:

@@ -58,15 +58,15 @@ class Tiling:
     pairs: bool
     """Whether the panels hold the pairs of 16-bit numbers too, behind the words."""
     cost: float
-    """Time of one multiply-add, relative to float64's in BLAS: measured where both start two vector
-    instructions a cycle."""
+    """Time of one multiply-add, relative to float64's in BLAS, packing included: measured where a core starts
+    two vector instructions of either kind a cycle."""
     halve: bool
     """Whether seven products of halves in place of eight save more than they cost."""
 
 
-WIDE = Tiling(5, 16, pairs=True, cost=2.5, halve=True)
+WIDE = Tiling(5, 16, pairs=True, cost=2.7, halve=True)
 """25 sums, 3 vectors of B and one of A. Results of 64 bits."""
-NARROW = Tiling(8, 24, pairs=False, cost=1.0, halve=False)
+NARROW = Tiling(8, 24, pairs=False, cost=1.2, halve=False)
 """24 sums, 3 vectors of B and one of A. Results of up to `LIMB` bits."""
 
 

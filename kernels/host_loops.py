@@ -19,8 +19,13 @@ PIECES = 4
 
 
 def cpu_threads() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Processors this process may use: fewer than there are where OMP_NUM_THREADS says so, as for BLAS.
+
+    Dask sets it for the worker processes that share a host.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return min(count, int(wanted)) if wanted.isdigit() and int(wanted) > 0 else count
 
 
 def blocks(length: int, longest: int) -> Iterator[slice]:

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
-from tilewright.kernels import matmul
+from tilewright.kernels import host, matmul
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
 from tilewright.kernels.memory import allocating
@@ -290,7 +290,7 @@ class HostUnit:
         self, a: np.ndarray, b: np.ndarray, sides: tuple[int, int, int], target: np.ndarray, accumulate: bool
     ) -> str:
         _multiply(self._product, a, b, sides, target, accumulate, None)
-        return "BLAS on exact digits" if target.dtype.kind in "iu" else "BLAS"
+        return host.kernel_name(target.dtype)
 
     def clear(self, target: np.ndarray, rows: int, columns: int) -> None:
         target[: rows * columns] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import threading
 import tracemalloc
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from tests.kernels import naive
 from tilewright.kernels import host, host_integer, matmul
 from tilewright.kernels.host_integer import LIMB, NARROW, WIDE, WORDS_A, WORDS_B, IfmaProduct, Tiling
-from tilewright.kernels.host_loops import target_type
+from tilewright.kernels.host_loops import cpu_threads, target_type
 
 needs_ifma = pytest.mark.skipif(
     not host_integer.available(),
@@ -259,6 +260,26 @@ def test_products_from_many_threads_at_once(rng: np.random.Generator) -> None:
         thread.join()
     for index, (a, b) in enumerate(cases):
         np.testing.assert_array_equal(found[index], a @ b)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [("1", 1), ("2", 2), ("9", 4), ("0", 4), ("", 4), ("many", 4)]
+)
+def test_openmp_setting_bounds_the_threads(
+    wanted: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BLAS heeds it, and so must loops that do BLAS's work in a worker process of many."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    assert cpu_threads() == expected
+
+
+def test_a_run_names_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_integer, "available", lambda: True)
+    assert host.kernel_name(np.dtype("i8")) == "52-bit multiply-adds or exact digits"
+    monkeypatch.setattr(host_integer, "available", lambda: False)
+    assert host.kernel_name(np.dtype("i8")) == "BLAS on exact digits"
+    assert host.kernel_name(np.dtype("f8")) == "BLAS"
 
 
 def test_without_the_instructions_the_answer_is_the_same(
