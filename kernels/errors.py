@@ -31,5 +31,9 @@ class DeviceUnavailableError(TilewrightError, RuntimeError):
     """The device that was asked for is not there, or cannot be used."""
 
 
-class DeviceMemoryError(TilewrightError, MemoryError):
-    """The device, or the host that computes in its place, has less memory than was asked for."""
+class DeviceMemoryError(MemoryError, TilewrightError):
+    """The device, or the host that computes in its place, has less memory than was asked for.
+
+    ``MemoryError`` comes first: it makes its instances itself, and what unpickles an error sent between
+    processes (tblib, which Dask uses) calls the first ``__new__`` that it finds.
+    """

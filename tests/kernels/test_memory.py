@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tblib.pickling_support
 from numba.cuda.cudadrv.driver import CudaAPIError
 
 from tilewright.kernels import memory
@@ -76,6 +77,8 @@ def test_the_first_to_say_it_is_kept() -> None:
 
 
 def test_it_travels() -> None:
+    # As Dask sends it: with its traceback.
+    tblib.pickling_support.install(DeviceMemoryError)
     sent = DeviceMemoryError("a tile needs more")
     got = pickle.loads(pickle.dumps(sent))
     assert type(got) is DeviceMemoryError
