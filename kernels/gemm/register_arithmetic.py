@@ -17,6 +17,7 @@ import numba
 import numpy as np
 from numba import cuda
 
+from tilewright.kernels import ptx
 from tilewright.kernels.gemm.warp_tiling import Tiling
 
 
@@ -97,9 +98,9 @@ def multiply_line(element: Element, tiling: Tiling) -> Any:
             along = step if line % 2 == 0 else length - 1 - step
             i, j = (along, line) if by_columns else (line, along)
             t, x, y = i * thread_n + j, left[half * thread_m + i], right[half * thread_n + j]
-            total[t] += u64(u32(x)) * u64(u32(y))
-            high[t] = u32(high[t] + u32(x) * u32(y >> u64(32)))
-            high[t] = u32(high[t] + u32(x >> u64(32)) * u32(y))
+            total[t] = ptx.multiply_add_wide(u32(x), u32(y), total[t])
+            high[t] = ptx.multiply_add_low(u32(x), u32(y >> u64(32)), high[t])
+            high[t] = ptx.multiply_add_low(u32(x >> u64(32)), u32(y), high[t])
 
     if element.separate_high:
         return multiply_wide

@@ -677,6 +677,7 @@ def supports(problem: Problem) -> bool:
 
 def variants() -> Iterable[Variant]:
     """Every dtype at a few widths, both layouts of A and B, with and without whole chunks."""
+    yield from matvec.variants()
     for dtype in DTYPES:
         parts = 2 if dtype.kind == "c" else 1
         for n, m in ((1, 10**6), (3, WIDEST), (8, 10**6), (16, WIDEST), (64, 10**6)):

@@ -138,6 +138,11 @@ def host_enqueue(
         total = sum(on_host(partial)[s * m : (s + 1) * m] for s in range(splits))
         out[...] = total + out if accumulate else total
         return
+    if kernel == "repitch":
+        source, target = arguments
+        assert target.pointer % 16 == target.strides[0] % 16 == 0
+        on_host(target)[...] = on_host(source)
+        return
     a, b, c, depth, accumulate, c_vectors = arguments
     assert not c_vectors or (c.pointer % 16 == c.strides[0] % 16 == c.shape[1] * c.dtype.itemsize % 16 == 0)
     m, out = a.shape[0], on_host(c)
@@ -156,10 +161,20 @@ def host_enqueue(
     order=st.tuples(*[st.sampled_from("CF")] * 3),
     accumulate=st.booleans(),
     processors=st.sampled_from((1, 4, 132)),
+    repitched=st.booleans(),
+    bands=st.sampled_from((0, 3)),
 )
 def test_launches_add_up_to_the_product(
-    m: int, n: int, k: int, order: tuple[str, str, str], accumulate: bool, processors: int
+    m: int,
+    n: int,
+    k: int,
+    order: tuple[str, str, str],
+    accumulate: bool,
+    processors: int,
+    repitched: bool,
+    bands: int,
 ) -> None:
+    from tilewright.kernels.gemm import warp_tiled_cut as cutting
     from tilewright.kernels.gemm import warp_tiled_launch as launching
 
     rng = np.random.default_rng(m * n * k)
@@ -182,9 +197,76 @@ def test_launches_add_up_to_the_product(
         patch.setattr(launching, "_multiprocessors", lambda device: processors)
         patch.setattr(launching, "_kernel", lambda *specialisation: ("multiply", 0))
         patch.setattr(launching, "_sum_kernel", lambda dtype: "sum")
+        patch.setattr(launching, "_shared_sum_kernel", lambda dtype: "sum")
+        patch.setattr(launching, "_repitch_kernel", lambda dtype: "repitch")
+        if repitched:
+            patch.setattr(launching, "REPITCH_NBYTES", partial.nbytes // 2)
+            patch.setattr(launching, "REPITCH_LEAST_SIDE", 16)
+        patch.setattr(cutting, "TAIL_BANDS", bands)
+        patch.setattr(launching, "cut", cutting.cut.__wrapped__)
         launching.launch(
             *(launching.Matrix(x.ctypes.data, x.shape, x.strides, x.dtype) for x in (a, b, c)), accumulate, 0
         )
+    np.testing.assert_array_equal(c, expected)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator does not load the kernel")
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize(
+    ("m", "n", "count"),
+    [(513, 513, 2), (512, 513, 1), (513, 512, 1), (512, 520, 1), (512, 512, 0)],
+)
+def test_thin_strips_take_what_would_begin_another_wave(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, dtype: str, m: int, n: int, count: int
+) -> None:
+    """A double of the device, 16 multiprocessors: the large kernel gets whole tiles, strips go to the thin one."""
+    from tilewright.kernels.gemm import double_tensor_core as double
+    from tilewright.kernels.gemm import skinny
+    from tilewright.kernels.gemm.warp_tiled_launch import Matrix
+
+    whole, strips = [], []
+
+    def compute(a: Any, b: Any, c: Any, accumulate: bool) -> None:
+        on_host(c)[...] = on_host(a) @ on_host(b) + (on_host(c) if accumulate else 0)
+
+    def large(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, tile: Any) -> None:
+        whole.append(c.shape)
+        compute(a, b, c, accumulate)
+
+    def thin(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+        strips.append(min(c.shape))
+        compute(a, b, c, accumulate)
+
+    monkeypatch.setattr(double, "THIN_STRIPS", 32)
+    monkeypatch.setattr(double, "current_device", lambda: 0)
+    monkeypatch.setattr(double, "multiprocessors", lambda device: 16)
+    monkeypatch.setattr(double, "enqueue_tile", large)
+    monkeypatch.setattr(skinny, "launch", thin)
+    a, b, c = (naive.numbers(rng, shape, dtype) for shape in ((m, 40), (40, n), (m, n)))
+    expected = a @ b + c
+    double.launch(*(Matrix(x.ctypes.data, x.shape, x.strides, x.dtype) for x in (a, b, c)), True, 0)
+    np.testing.assert_allclose(c, expected, rtol=1e-12, atol=1e-10)
+    assert len(whole) == 1
+    assert len(strips) == count
+    assert all(width <= 8 for width in strips)
+
+
+@pytest.mark.parametrize("splits", [16, 17, 40, 300])
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.skipif(not SIMULATOR, reason="run by the simulator")
+def test_many_partial_sums_are_shared_by_threads(
+    rng: np.random.Generator, splits: int, accumulate: bool
+) -> None:
+    from numba import cuda
+
+    from tilewright.kernels.gemm import warp_tiled_launch as launching
+
+    partial = rng.integers(0, 1000, (splits * 5, 7)).astype("f4")
+    old = rng.integers(0, 1000, (5, 7)).astype("f4")
+    c = old.copy()
+    kernel = cuda.jit(launching.shared_sum_function(np.dtype("f4")))
+    kernel[-(-35 * launching.SUM_WAYS // 256), 256](partial, c, splits, accumulate)
+    expected = partial.reshape(splits, 5, 7).sum(axis=0) + (old if accumulate else 0)
     np.testing.assert_array_equal(c, expected)
 
 
