@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.kernels.tolerance import tolerance
 
 INTEGERS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
-FLOATS = ("f2", "f4", "f8")
+FLOATS = ("bfloat16", "f2", "f4", "f8")
 COMPLEX = ("c8", "c16")
 DTYPES = INTEGERS + FLOATS + COMPLEX
 FILLER = 77
