@@ -50,26 +50,29 @@ def device_functions() -> tuple[Any, Any]:
     bits_float: Any
     if config.ENABLE_CUDASIM:
 
-        def float_bits(value: np.float32) -> np.uint32:
-            return value.view(np.uint32)
+        def float_bits(value: np.float32) -> np.int32:
+            return value.view(np.int32)
 
-        def bits_float(bits: np.uint32) -> np.float32:
+        def bits_float(bits: np.int32) -> np.float32:
             return bits.view(np.float32)
 
     else:
-        from tilewright.kernels.ptx import bits_float, float_bits
+        from numba.cuda import libdevice
 
-    u16, u32 = np.uint16, np.uint32
+        # Not the intrinsics of ptx.py, which look different in every process to the cache of compiled kernels.
+        float_bits, bits_float = libdevice.float_as_int, libdevice.int_as_float
+
+    u16, u32, i32 = np.uint16, np.uint32, np.int32
 
     @cuda.jit(device=True, inline="always")
     def widened(bits: Any) -> Any:
-        return bits_float(u32(u32(bits) << u32(16)))
+        return bits_float(i32(u32(u32(bits) << u32(16))))
 
     @cuda.jit(device=True, inline="always")
     def rounded(value: Any) -> Any:
         if value != value:
             return u16(0x7FC0)
-        bits = float_bits(value)
+        bits = u32(float_bits(value))
         # Half of what is cut, or one less where the last bit kept is even, carries into that bit; into infinity too.
         carried = u32(bits + u32(0x7FFF) + ((bits >> u32(16)) & u32(1)))
         return u16(carried >> u32(16))

@@ -21,6 +21,7 @@ if SIMULATOR:
 
 from numba import cuda
 
+from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_core, split_float
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.wgmma import CONSUMER_REGISTERS, PRODUCER_REGISTERS, cluster_tile
@@ -30,6 +31,7 @@ from tilewright.kernels.gemm.wgmma_launch import Planes
 KERNELS = (
     exact_integer.EXACT_INTEGER,
     half_tensor_core.HALF,
+    half_tensor_core.BFLOAT,
     *half_tensor_core.ASKED,
     split_float.SPLIT,
 )
@@ -62,6 +64,7 @@ SAMPLES = {
     "residues to int64",
     "int64 to bytes, turned",
     "float16, m-major by n-major",
+    "bfloat16, m-major by n-major",
     "tf32, k-major",
     "split, m-major by n-major",
     "repair",
@@ -109,6 +112,10 @@ def test_supports() -> None:
     assert chosen(single, "split") == ["split-float32-wgmma"]
     assert chosen(half, "full") == ["float16-wgmma"]
     assert chosen(("float16", "float16", "float32"), "full") == []
+    assert chosen(("bfloat16",) * 3, "full") == ["bfloat16-wgmma"]
+    assert chosen(("bfloat16", "bfloat16", "float32"), "full") == ["bfloat16-wgmma"]
+    assert chosen(("bfloat16", "float32", "float32"), "full") == []
+    assert chosen(("bfloat16",) * 3, "full", side=32) == []
     assert chosen(("float64",) * 3, "tf32") == []
     assert chosen(single, "tf32", side=32) == []
 
@@ -177,6 +184,7 @@ def test_panels_fit_the_scratch_memory(m: int, n: int, k: int, by_rows: bool, tu
 
 FLOAT_KERNELS = [
     pytest.param(half_tensor_core.HALF, np.float16, "full", id="float16"),
+    pytest.param(half_tensor_core.BFLOAT, BFLOAT16, "full", id="bfloat16"),
     pytest.param(half_tensor_core.ASKED[0], np.float32, "bf16", id="bf16"),
     pytest.param(half_tensor_core.ASKED[1], np.float32, "fp16", id="fp16"),
     pytest.param(half_tensor_core.ASKED[2], np.float32, "tf32", id="tf32"),
