@@ -192,6 +192,22 @@ def _exported_array() -> Any:
     return ExportedArray
 
 
+def to_device(array: np.ndarray, stream: Any = DEFAULT_STREAM) -> Any:
+    """`numba.cuda.to_device` of an array whose elements fill one region of memory. Numba copies through Python's
+    buffers, which know no bfloat16: its bits travel as uint16."""
+    if array.dtype != BFLOAT16:
+        return cuda.to_device(array, stream=stream)
+    bits = cuda.to_device(array.view(np.uint16), stream=stream)
+    return strided_view(bits, bits.shape, bits.strides, BFLOAT16)
+
+
+def to_host(array: Any, target: np.ndarray, stream: Any = DEFAULT_STREAM) -> None:
+    """``copy_to_host`` of a Numba device array into a host array of the same shape, strides and dtype."""
+    if target.dtype == BFLOAT16:
+        array, target = _as_signed(array), target.view(np.uint16)
+    array.copy_to_host(target, stream=stream)
+
+
 def strided_view(array: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = None) -> Any:
     """A Numba device array over the same memory with another shape, strides (bytes) and, if given, dtype."""
     dtype = array.dtype if dtype is None else dtype

@@ -289,15 +289,15 @@ def _through_device(
     from numba import cuda
 
     queue = launch.as_stream(stream)
-    device_a, device_b = (cuda.to_device(_one_piece(array), stream=queue) for array in (a, b))
+    device_a, device_b = (launch.to_device(_one_piece(array), queue) for array in (a, b))
     direct = out.flags.c_contiguous
     if accumulate:
-        device_out = cuda.to_device(np.ascontiguousarray(out), stream=queue)
+        device_out = launch.to_device(np.ascontiguousarray(out), queue)
     else:
         device_out = cuda.device_array(out.shape, out.dtype, stream=queue)
     _on_device(device_a, device_b, device_out, accumulate, False, False, out.dtype, precision, queue)
     if direct and out.size:
-        device_out.copy_to_host(out, stream=queue)
+        launch.to_host(device_out, out, queue)
     elif out.size:
         out[...] = device_out.copy_to_host(stream=queue)
     if queue:

@@ -245,6 +245,7 @@ def test_the_simulator_multiplies_bits(rng: np.random.Generator) -> None:
     found = matmul(*on_device).copy_to_host()
     assert found.dtype == BFLOAT16
     naive.assert_product(found, a, b)
+    np.testing.assert_array_equal(matmul(a, b, device="cuda").view("u2"), found.view("u2"))
     wide = matmul(*on_device, dtype="float32").copy_to_host()
     assert wide.dtype == np.float32
     naive.assert_product(wide, a, b)
@@ -288,12 +289,14 @@ def test_pytorch_tensors(side: int, least: str, transpose: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(SIMULATOR, reason="needs a GPU")
 def test_numpy_arrays_go_to_the_gpu_and_back(rng: np.random.Generator) -> None:
     for side in (50, 700):
         a, b = naive.numbers(rng, (side, side), BFLOAT16), naive.numbers(rng, (side, side), BFLOAT16)
         found = matmul(a, b, device="cuda")
         assert found.dtype == BFLOAT16
+        again = np.full((side, side), 0, BFLOAT16)
+        matmul(a, b, again, accumulate=True, device="cuda")
+        np.testing.assert_array_equal(again, found)
         wide_a, wide_b = a.astype("f8"), b.astype("f8")
         allowed = naive.tolerance(side, BFLOAT16, np.abs(wide_a) @ np.abs(wide_b))
         assert (np.abs(found.astype("f8") - wide_a @ wide_b) <= allowed).all()

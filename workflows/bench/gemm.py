@@ -260,7 +260,7 @@ def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> list[Co
     from numba import cuda
 
     host_a, host_b = case.operands()
-    a, b = cuda.to_device(host_a), cuda.to_device(host_b)
+    a, b = launch.to_device(host_a), launch.to_device(host_b)
     out = cuda.device_array((case.m, case.n), case.result)
     bands, expected = _bands(case.m), []
     wide = _widest(case.result)
