@@ -20,7 +20,7 @@ from tilewright.workflows.bench.gemm import DTYPES, run_gemm
 
 SKINNY = ((64, 16384, 16384), (16384, 64, 16384), (64, 64, 1 << 20), (16384, 16384, 64))
 REDUCED = ("split", "tf32", "bf16", "fp16")
-NARROW = ("float16", "int8->int32", "int8")
+NARROW = ("float16", "bfloat16", "int8->int32", "int8")
 SECONDS = 0.5
 """Time for each contestant, about: the whole script then takes some minutes on a large GPU."""
 

@@ -21,6 +21,7 @@ import numpy as np
 from numba import cuda
 from numba.core import config
 
+from tilewright.kernels.bfloat16 import BFLOAT16, device_functions, is_bfloat16
 from tilewright.kernels.errors import DeviceUnavailableError, OptionError
 
 SIMULATOR = bool(config.ENABLE_CUDASIM)
@@ -40,14 +41,36 @@ def ceil_div(a: int, b: int) -> int:
 
 @functools.cache
 def conversion(dtype: np.dtype) -> Any:
-    """What converts a number to ``dtype`` inside a kernel; integers wrap, as the hardware does.
+    """What makes an element of ``dtype`` of a number inside a kernel; integers wrap, as the hardware does.
 
     On a GPU that is the Numba type itself. The simulator runs kernels as Python, where NumPy would refuse a
-    number that is out of range.
+    number that is out of range. bfloat16 takes a float32 and gives its bits, as `numba_type` has them.
     """
+    if dtype == BFLOAT16:
+        return device_functions()[1]
     if SIMULATOR:
         return lambda value: np.asarray(value).astype(dtype)[()]
     return numba.from_dtype(dtype)
+
+
+@functools.cache
+def reading(stored: np.dtype, number: np.dtype) -> Any:
+    """What makes a number of one dtype of an element of another inside a kernel: `conversion`, but for bfloat16."""
+    convert = conversion(number)
+    if stored != BFLOAT16:
+        return convert
+    widened, _ = device_functions()
+
+    @cuda.jit(device=True, inline="always")
+    def widen_and_convert(bits: Any) -> Any:
+        return convert(widened(bits))
+
+    return widen_and_convert
+
+
+def numba_type(dtype: np.dtype) -> Any:
+    """What a kernel takes elements of a dtype for: the Numba type of the same name; bfloat16 as its bits, uint16."""
+    return numba.uint16 if dtype == BFLOAT16 else numba.from_dtype(dtype)
 
 
 @functools.cache
@@ -111,6 +134,14 @@ def _external_stream(handle: int, device: int) -> Any:
     return cuda.external_stream(handle)
 
 
+def _exported_dtype(owner: Any, typestr: str) -> np.dtype:
+    """The dtype of an exported array. The interface has no word for bfloat16: CuPy and PyTorch say ``<V2``, two bytes
+    of anything, and PyTorch 2.5 said ``<f2``; so the array itself is asked."""
+    if typestr[1:] in ("V2", "f2") and is_bfloat16(getattr(owner, "dtype", None)):
+        return BFLOAT16
+    return np.dtype(typestr)
+
+
 @functools.cache
 def _exported_array() -> Any:
     """The class of `as_device_array`'s results for other libraries' arrays.
@@ -129,7 +160,7 @@ def _exported_array() -> Any:
                 raise OptionError("masked device arrays are not supported; pass the data without its mask")
             self._owner = owner
             self.pointer, self.read_only = interface["data"]
-            self.dtype = np.dtype(interface["typestr"])
+            self.dtype = _exported_dtype(owner, interface["typestr"])
             self.shape = tuple(interface["shape"])
             self.ndim = len(self.shape)
             self.size = math.prod(self.shape)
@@ -159,6 +190,22 @@ def _exported_array() -> Any:
             return self._whole._dummy
 
     return ExportedArray
+
+
+def to_device(array: np.ndarray, stream: Any = DEFAULT_STREAM) -> Any:
+    """`numba.cuda.to_device` of an array whose elements fill one region of memory. Numba copies through Python's
+    buffers, which know no bfloat16: its bits travel as uint16."""
+    if array.dtype != BFLOAT16:
+        return cuda.to_device(array, stream=stream)
+    bits = cuda.to_device(array.view(np.uint16), stream=stream)
+    return strided_view(bits, bits.shape, bits.strides, BFLOAT16)
+
+
+def to_host(array: Any, target: np.ndarray, stream: Any = DEFAULT_STREAM) -> None:
+    """``copy_to_host`` of a Numba device array into a host array of the same shape, strides and dtype."""
+    if target.dtype == BFLOAT16:
+        array, target = _as_signed(array), target.view(np.uint16)
+    array.copy_to_host(target, stream=stream)
 
 
 def strided_view(array: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = None) -> Any:
@@ -375,7 +422,7 @@ def enqueue(
     arrays, Python integers, booleans, floats), and are packed without being looked at.
     """
     if SIMULATOR:
-        kernel[grid, block, stream, shared_nbytes](*arguments)
+        kernel[grid, block, stream, shared_nbytes](*map(_as_signed, arguments))
         return
     from cuda.bindings import driver
 
@@ -411,6 +458,13 @@ def enqueue(
             f"launching {kernel.py_func.__name__}: {status.name} (grid {shape[:3]}, block {shape[3:]}, "
             f"{shared_nbytes} bytes of dynamic shared memory)"
         )
+
+
+def _as_signed(argument: Any) -> Any:
+    """An argument as a signature made with `numba_type` has it: bfloat16 arrays as their bits."""
+    if getattr(argument, "dtype", None) == BFLOAT16:
+        return strided_view(argument, argument.shape, argument.strides, np.dtype(np.uint16))
+    return argument
 
 
 def resident_clusters(kernel: Any, threads: int, shared_nbytes: int, cluster: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.bfloat16 import BFLOAT16, EPSILON, SMALLEST_SUBNORMAL
 from tilewright.kernels.gemm.base import compute_dtype
 
 _OPERAND_ROUNDOFF = {
@@ -29,7 +30,11 @@ _COMPLEX_STEPS = 4
 
 def unit_roundoff(dtype: Any) -> float:
     """Half the distance from 1 to the next number: 2**-24 for float32. Complex types have their parts'."""
-    return float(np.finfo(dtype).eps) / 2
+    return (EPSILON if np.dtype(dtype) == BFLOAT16 else float(np.finfo(dtype).eps)) / 2
+
+
+def _smallest(dtype: np.dtype) -> float:
+    return SMALLEST_SUBNORMAL if dtype == BFLOAT16 else float(np.finfo(dtype).smallest_subnormal)
 
 
 def accumulated(k: int, dtype: Any) -> float:
@@ -57,7 +62,5 @@ def tolerance(k: int, dtype: Any, scale: Any, precision: str = "full") -> Any:
         sums = accumulated(k, compute)
     operands = 2 * _OPERAND_ROUNDOFF[precision]
     rounding = unit_roundoff(result) if result != compute else 0.0
-    underflow = (k + 1) * float(np.finfo(compute).smallest_subnormal) + float(
-        np.finfo(result).smallest_subnormal
-    )
+    underflow = (k + 1) * _smallest(compute) + _smallest(result)
     return (sums + operands + rounding) * (1 + operands + rounding) * scale + underflow

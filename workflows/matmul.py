@@ -11,12 +11,14 @@ import numpy as np
 import zarr
 from distributed import Client
 
+from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.workspace import workspace_nbytes
 from tilewright.pipeline import config, store, tasks
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import (
     DeviceMemoryError,
+    DTypeError,
     OptionError,
     OutputError,
     PlanError,
@@ -66,7 +68,8 @@ def matmul(
     transpose_a, transpose_b
         Take the transpose of A or B; nothing is stored transposed.
     dtype
-        C's dtype where it shall be wider than ``numpy.matmul`` would make it (int64 for int32 factors, say).
+        C's dtype where it shall be wider than ``numpy.matmul`` would make it (int64 for int32 factors, say). Not
+        bfloat16, which zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
     precision
         ``full`` multiplies every dtype as itself; ``split``, ``tf32``, ``bf16`` and ``fp16`` use tensor cores.
     cluster
@@ -344,6 +347,8 @@ def _open_factors(
             f" {store.name_of(right)} has {inner_right} rows; they must be equal{hint}"
         )
     c_dtype = check.result_dtype(_native(left), _native(right), dtype)
+    if c_dtype == BFLOAT16:
+        raise DTypeError("dtype=bfloat16 cannot be stored: zarr-python has no such type; use dtype='float32'")
     check.precision(precision, c_dtype)
     return left, right, c_dtype
 

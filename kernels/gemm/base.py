@@ -15,10 +15,13 @@ from typing import Any
 import numba
 import numpy as np
 
+from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.launch import numba_type
+
 Capability = tuple[int, int]
 
 INTEGERS = tuple(np.dtype(code) for code in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
-FLOATS = tuple(np.dtype(code) for code in ("f2", "f4", "f8"))
+FLOATS = (BFLOAT16, *(np.dtype(code) for code in ("f2", "f4", "f8")))
 COMPLEX = tuple(np.dtype(code) for code in ("c8", "c16"))
 ELEMENTS = INTEGERS + FLOATS + COMPLEX
 """Every element type that can be multiplied."""
@@ -28,14 +31,14 @@ PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
 _COMPUTE = {
     np.dtype(narrow): np.dtype(wide)
     for narrow, wide in {"i1": "i4", "i2": "i4", "u1": "u4", "u2": "u4", "f2": "f4"}.items()
-}
+} | {BFLOAT16: np.dtype(np.float32)}
 
 
 def compute_dtype(result: np.dtype) -> np.dtype:
     """The type in which products are formed and added up.
 
     The result's own, except where a wider one costs nothing: 8- and 16-bit integers in 32 bits, which wraps
-    to the same answer in the end, and float16 in float32, rounded once, which is more accurate.
+    to the same answer in the end, and float16 and bfloat16 in float32, rounded once, which is more accurate.
     """
     return _COMPUTE.get(result, result)
 
@@ -107,7 +110,7 @@ class Variant:
 @functools.cache
 def strided_signature(a: np.dtype, b: np.dtype, c: np.dtype) -> Any:
     """``kernel(a, b, c, accumulate)`` over matrices of any strides: one compilation serves every layout."""
-    arrays = [numba.types.Array(numba.from_dtype(dtype), 2, "A") for dtype in (a, b, c)]
+    arrays = [numba.types.Array(numba_type(dtype), 2, "A") for dtype in (a, b, c)]
     return numba.void(*arrays, numba.boolean)
 
 

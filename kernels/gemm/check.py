@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name, is_bfloat16
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
 
-_ELEMENT_NAMES = ", ".join(str(dtype) for dtype in ELEMENTS)
+_ELEMENT_NAMES = ", ".join(dtype_name(dtype) for dtype in ELEMENTS)
 
 
 def product_shape(
@@ -33,8 +34,10 @@ def product_shape(
 
 
 def result_dtype(a: np.dtype, b: np.dtype, dtype: Any = None) -> np.dtype:
-    """The product's element type: numpy.matmul's, or ``dtype`` where both inputs cast to it ``same_kind``.
+    """The product's element type: numpy.result_type's, or ``dtype`` where both inputs cast to it ``same_kind``.
 
+    bfloat16 with itself and with 8-bit integers is bfloat16, with wider floats and complex numbers is theirs, and with
+    anything else has no type that is named for the caller (nor has it in ml_dtypes).
     Booleans are refused: numpy.matmul makes of them a logical product, of which there is no accumulate.
     """
     for name, found in (("a", a), ("b", b)):
@@ -43,22 +46,42 @@ def result_dtype(a: np.dtype, b: np.dtype, dtype: Any = None) -> np.dtype:
             raise DTypeError(
                 f"{name} holds {found}, which cannot be multiplied here; allowed are {_ELEMENT_NAMES}{hint}"
             )
-    result = np.result_type(a, b)
     if dtype is None:
-        return result
+        return _common(a, b)
     try:
-        wanted = np.dtype(dtype)
+        wanted = BFLOAT16 if is_bfloat16(dtype) else np.dtype(dtype)
     except TypeError:
         raise DTypeError(f"dtype={dtype!r} is not an element type; allowed are {_ELEMENT_NAMES}") from None
     if wanted not in ELEMENTS:
-        raise DTypeError(f"dtype={wanted} cannot be a product's type; allowed are {_ELEMENT_NAMES}")
+        raise DTypeError(
+            f"dtype={dtype_name(wanted)} cannot be a product's type; allowed are {_ELEMENT_NAMES}"
+        )
     for name, found in (("a", a), ("b", b)):
-        if not np.can_cast(found, wanted, "same_kind"):
+        if not np.can_cast(_as_numpy_knows(found), _as_numpy_knows(wanted), "same_kind"):
             raise DTypeError(
-                f"{name} holds {found}, which does not cast to dtype={wanted} within its kind; "
-                f"leave dtype out for {result}, or convert {name} first"
+                f"{name} holds {dtype_name(found)}, which does not cast to dtype={dtype_name(wanted)} within its "
+                f"kind; leave dtype out for {dtype_name(_common(a, b))}, or convert {name} first"
             )
     return wanted
+
+
+def _as_numpy_knows(dtype: np.dtype) -> np.dtype:
+    """A dtype of the same kind that NumPy itself has."""
+    return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
+
+
+def _common(a: np.dtype, b: np.dtype) -> np.dtype:
+    """The type that both promote to, or DTypeError."""
+    if BFLOAT16 not in (a, b):
+        return np.result_type(a, b)
+    other = b if a == BFLOAT16 else a
+    if other == BFLOAT16 or other.itemsize == 1:
+        return BFLOAT16
+    if other.kind in "fc" and other.itemsize > BFLOAT16.itemsize:
+        return other.newbyteorder("=")
+    raise DTypeError(
+        f"a holds {dtype_name(a)} and b {dtype_name(b)}, which have no common type; pass dtype='float32' or another"
+    )
 
 
 def precision(name: str, result: np.dtype) -> None:
@@ -66,7 +89,8 @@ def precision(name: str, result: np.dtype) -> None:
         raise OptionError(f"precision={name!r} is unknown; it may be {', '.join(map(repr, PRECISIONS))}")
     if name != "full" and result != np.float32:
         raise OptionError(
-            f"precision={name!r} is a choice for float32 products; this one is {result}: use precision='full'"
+            f"precision={name!r} is a choice for float32 products; this one is {dtype_name(result)}: "
+            "use precision='full'"
         )
 
 
@@ -87,7 +111,8 @@ def output(
         raise OutputError(f"out has shape {tuple(shape)}, but the product has {(m, n)}")
     if dtype != result:
         raise OutputError(
-            f"out holds {dtype}, the product is {result}; pass an out of {result}, or dtype={dtype.name!r}"
+            f"out holds {dtype_name(dtype)}, the product is {dtype_name(result)}; pass an out of {dtype_name(result)}, "
+            f"or dtype={dtype_name(dtype)!r}"
         )
     down, across = abs(strides[0]), abs(strides[1])
     if m > 1 and n > 1:

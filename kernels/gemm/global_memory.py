@@ -22,20 +22,22 @@ from tilewright.kernels.gemm.base import (
     compute_dtype,
     strided_signature,
 )
-from tilewright.kernels.launch import ceil_div, conversion, enqueue
+from tilewright.kernels.launch import ceil_div, conversion, enqueue, reading
 
 BLOCK = (32, 8)
 """Threads along a row of C and along a column: a warp writes 32 neighbours of a row-major C."""
 
 
 @functools.cache
-def element_function(result: np.dtype) -> Any:
-    """The kernel's plain function for one dtype of c.
+def element_function(a_dtype: np.dtype, b_dtype: np.dtype, result: np.dtype) -> Any:
+    """The kernel's plain function for the dtypes of a, b and c.
 
     ``c[i, j] (+)= sum over p of a[i, p] * b[p, j]`` for a (m × k), b (k × n), c (m × n, written) of any
     strides. Grid: one-dimensional, blocks along a row of C first. No shared memory.
     """
-    number, element = conversion(compute_dtype(result)), conversion(result)
+    compute = compute_dtype(result)
+    number, element = conversion(compute), conversion(result)
+    from_a, from_b, from_c = (reading(dtype, compute) for dtype in (a_dtype, b_dtype, result))
     index = numba.uint64  # unsigned: Numba would test a signed index for wrap-around at every access
 
     def global_memory_kernel(a: Any, b: Any, c: Any, accumulate: bool) -> None:
@@ -48,9 +50,9 @@ def element_function(result: np.dtype) -> Any:
             total = number(0)
             for p in range(k):
                 # Narrowed at once: Numba would widen 32-bit integers to 64 and carry the sum there.
-                total = number(total + number(a[index(i), index(p)]) * number(b[index(p), index(j)]))
+                total = number(total + from_a(a[index(i), index(p)]) * from_b(b[index(p), index(j)]))
             if accumulate:
-                total = number(total + number(c[index(i), index(j)]))
+                total = number(total + from_c(c[index(i), index(j)]))
             c[index(i), index(j)] = element(total)
 
     return global_memory_kernel
@@ -58,7 +60,7 @@ def element_function(result: np.dtype) -> Any:
 
 @functools.cache
 def _kernel(a: np.dtype, b: np.dtype, c: np.dtype) -> Any:
-    return cuda.jit(strided_signature(a, b, c), cache=True)(element_function(c))
+    return cuda.jit(strided_signature(a, b, c), cache=True)(element_function(a, b, c))
 
 
 def supports(problem: Problem) -> bool:
@@ -75,7 +77,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
 def variants() -> Iterable[Variant]:
     for dtype in ELEMENTS:
         signature = strided_signature(dtype, dtype, dtype)
-        yield Variant(f"global-memory {dtype}", element_function(dtype), signature)
+        yield Variant(f"global-memory {dtype}", element_function(dtype, dtype, dtype), signature)
 
 
 GLOBAL_MEMORY = GemmKernel(

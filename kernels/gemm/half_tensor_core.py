@@ -1,6 +1,6 @@
-"""float16 matrices, and float32 ones whose caller allows less than float32, on Hopper's tensor cores.
+"""float16 and bfloat16 matrices, and float32 ones whose caller allows less than float32, on Hopper's tensor cores.
 
-float16 operands are multiplied as they lie, either way round. float32 operands are rounded to bfloat16 or
+16-bit operands are multiplied as they lie, either way round. float32 operands are rounded to bfloat16 or
 float16 in a pass; as TF32 they are read as they lie where k is side by side (the tensor cores ignore the
 low bits), and rounded and turned in a pass where it is not. Sums are float32; the tensor cores cut off, and
 do not round, what a sum cannot hold.
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
+from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
 from tilewright.kernels.gemm import float_planes
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.float_operand import (
@@ -45,6 +46,8 @@ LEAST_SIDE = 64
 KINDS = {"bf16": "bf16", "fp16": "f16", "tf32": "tf32"}
 """PTX operand type of each precision that a caller may allow."""
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
+C_TYPES = {FLOAT16: types.float16, BFLOAT16: types.uint16, FLOAT32: types.float32}
+"""What the kernel takes elements of C for."""
 
 
 def large_enough(problem: Problem) -> bool:
@@ -61,8 +64,9 @@ def _multiply(
     kind: str, a: FloatOperand, b: FloatOperand, output: Output, accumulate: bool, stream: Any
 ) -> None:
     """Enqueue the product of operands of type ``kind``, each as it lies or through the pass it needs."""
-    loadable = a.dtype == FLOAT16 or kind == "tf32"
-    form = "copy" if a.dtype == FLOAT16 else kind
+    stored = a.dtype in (FLOAT16, BFLOAT16)
+    loadable = stored or kind == "tf32"
+    form = "copy" if stored else kind
     config = _config(kind, output.c_type, a.k_major or turned(a, form), b.k_major or turned(b, form))
     whole = [operand.in_place(kind) if loadable and not turned(operand, form) else None for operand in (a, b)]
     if whole[0] is not None and whole[1] is not None:
@@ -87,14 +91,21 @@ def _multiply(
 
 @functools.cache
 def _config(kind: str, c_type: Any, k_major_a: bool, k_major_b: bool) -> Config:
-    return Config(kind, kind, c_type, m_major_a=not k_major_a, n_major_b=not k_major_b)
+    return Config(
+        kind,
+        kind,
+        c_type,
+        m_major_a=not k_major_a,
+        n_major_b=not k_major_b,
+        bfloat16_c=c_type == C_TYPES[BFLOAT16],
+    )
 
 
 def _launcher(kind: str) -> Callable[[Any, Any, Any, bool, Any], None]:
     def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         """See ``GemmKernel.launch``."""
         left, right = operands(a, b)
-        output = output_of(c, types.float16 if c.dtype == FLOAT16 else types.float32)
+        output = output_of(c, C_TYPES[c.dtype])
         if output.transposed:  # column-major C: its transpose is B's transpose times A's
             left, right = right, left
         _multiply(kind, left, right, output, accumulate, stream)
@@ -105,6 +116,15 @@ def _launcher(kind: str) -> Callable[[Any, Any, Any, bool, Any], None]:
 def _supports_half(problem: Problem) -> bool:
     every = (problem.a, problem.b, problem.c)
     return large_enough(problem) and all(operand.dtype == FLOAT16 for operand in every)
+
+
+def _supports_bfloat(problem: Problem) -> bool:
+    operands = (problem.a, problem.b)
+    return (
+        large_enough(problem)
+        and all(operand.dtype == BFLOAT16 for operand in operands)
+        and problem.c.dtype in (BFLOAT16, FLOAT32)
+    )
 
 
 def _supports_asked(precision: str) -> Callable[[Problem], bool]:
@@ -125,12 +145,20 @@ def _pass_variant(form: str, *, turn: bool = False) -> Variant:
     return pass_variant(name, function, float_planes.ARGUMENTS, float_planes.THREADS, RESIDENT_BLOCKS)
 
 
+def _stored_variants(kind: str, dtype: np.dtype) -> Iterable[Variant]:
+    for k_major_a, k_major_b in itertools.product((True, False), repeat=2):
+        layout = f"{'k' if k_major_a else 'm'}-major by {'k' if k_major_b else 'n'}-major"
+        yield variant(f"{dtype_name(dtype)}, {layout}", _config(kind, C_TYPES[dtype], k_major_a, k_major_b))
+
+
 def _half_variants() -> Iterable[Variant]:
-    for m_major, n_major in itertools.product((False, True), repeat=2):
-        layout = f"{'m' if m_major else 'k'}-major by {'n' if n_major else 'k'}-major"
-        config = Config("f16", "f16", types.float16, m_major_a=m_major, n_major_b=n_major)
-        yield variant(f"float16, {layout}", config)
+    yield from _stored_variants("f16", FLOAT16)
     yield _pass_variant("copy")
+
+
+def _bfloat_variants() -> Iterable[Variant]:
+    # With C in float32 it is what precision="bf16" uses.
+    return _stored_variants("bf16", BFLOAT16)
 
 
 def _asked_variants(kind: str) -> Callable[[], Iterable[Variant]]:
@@ -149,6 +177,13 @@ HALF = GemmKernel(
     supports=_supports_half,
     launch=_launcher("f16"),
     variants=_half_variants,
+)
+BFLOAT = GemmKernel(
+    name="bfloat16-wgmma",
+    summary="bfloat16 on the tensor cores, sums in float32",
+    supports=_supports_bfloat,
+    launch=_launcher("bf16"),
+    variants=_bfloat_variants,
 )
 ASKED = tuple(
     GemmKernel(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels import launch
+from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem
@@ -53,7 +54,7 @@ def matmul(
         ``__cuda_array_interface__``: Numba, CuPy, PyTorch). Neither op(A) nor op(B) is ever stored.
     out: an m × n array of the result's dtype, of the same kind and on the same device, sharing no memory with
         a or b; every element is written. Without it a new one is made (for device arrays a Numba device
-        array, or a CuPy array where ``a`` is one).
+        array, a CuPy array where ``a`` is one, and of bfloat16 a PyTorch tensor where ``a`` is one).
     accumulate: add the product to ``out``, in its own dtype, instead of overwriting it. With exact integers
         this wraps; with floating point the sum is rounded once more.
     dtype: compute and store in this type, to which both inputs must cast ``same_kind``: int32 matrices with
@@ -65,7 +66,8 @@ def matmul(
     stream: the stream to launch on. The default is the one that the arrays were exported with, else the
         default stream. For device arrays the function returns before the product is finished.
 
-    Integers of every width wrap modulo 2**bits. float16 products are added up in float32 and rounded once.
+    Integers of every width wrap modulo 2**bits. float16 and bfloat16 products (of ml_dtypes' arrays, or
+    PyTorch's tensors) are added up in float32 and rounded once; bfloat16 with ``dtype="float32"`` is not rounded.
     NaN and infinity propagate as IEEE 754 says. k = 0 gives zeros, and an empty m or n an empty array.
 
     Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError or
@@ -200,11 +202,16 @@ def describe(a: Any, b: Any, c: Any, *, accumulate: bool = False, precision: str
 
 
 def _new_output(like: Any, shape: tuple[int, int], dtype: np.dtype, stream: Any) -> Any:
-    """An uninitialised device array of the library that ``like`` comes from, or of Numba."""
-    if type(like).__module__.partition(".")[0] == "cupy":
+    """An uninitialised device array: CuPy's where ``like`` is, PyTorch's of bfloat16 where ``like`` is, or Numba's."""
+    library = type(like).__module__.partition(".")[0]
+    if library == "cupy":
         import cupy
 
         return cupy.empty(shape, dtype)
+    if library == "torch" and dtype == BFLOAT16:  # which no other library's array would carry into PyTorch
+        import torch
+
+        return torch.empty(shape, dtype=torch.bfloat16, device=like.device)
     from numba import cuda
 
     return cuda.device_array(shape, dtype, stream=stream)
@@ -282,15 +289,15 @@ def _through_device(
     from numba import cuda
 
     queue = launch.as_stream(stream)
-    device_a, device_b = (cuda.to_device(_one_piece(array), stream=queue) for array in (a, b))
+    device_a, device_b = (launch.to_device(_one_piece(array), queue) for array in (a, b))
     direct = out.flags.c_contiguous
     if accumulate:
-        device_out = cuda.to_device(np.ascontiguousarray(out), stream=queue)
+        device_out = launch.to_device(np.ascontiguousarray(out), queue)
     else:
         device_out = cuda.device_array(out.shape, out.dtype, stream=queue)
     _on_device(device_a, device_b, device_out, accumulate, False, False, out.dtype, precision, queue)
     if direct and out.size:
-        device_out.copy_to_host(out, stream=queue)
+        launch.to_host(device_out, out, queue)
     elif out.size:
         out[...] = device_out.copy_to_host(stream=queue)
     if queue:

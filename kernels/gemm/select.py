@@ -23,7 +23,7 @@ def _portable() -> tuple[GemmKernel, ...]:
 def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.double_tensor_core import DOUBLE_TENSOR_CORE
     from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER, EXACT_INTEGER_MMA
-    from tilewright.kernels.gemm.half_tensor_core import ASKED, HALF
+    from tilewright.kernels.gemm.half_tensor_core import ASKED, BFLOAT, HALF
     from tilewright.kernels.gemm.register_blocked import REGISTER_BLOCKED
     from tilewright.kernels.gemm.skinny import SKINNY
     from tilewright.kernels.gemm.split_float import SPLIT
@@ -36,6 +36,7 @@ def _specialised() -> tuple[GemmKernel, ...]:
         SPLIT,
         *ASKED,
         HALF,
+        BFLOAT,
         DOUBLE_TENSOR_CORE,
         WARP_TILED,
         REGISTER_BLOCKED,

@@ -24,7 +24,7 @@ from tilewright.kernels.gemm.base import (
     compute_dtype,
     strided_signature,
 )
-from tilewright.kernels.launch import ceil_div, conversion, enqueue, transposed
+from tilewright.kernels.launch import ceil_div, conversion, enqueue, numba_type, reading, transposed
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ TILE = Tile()
 
 
 @functools.cache
-def tile_function(result: np.dtype, tile: Tile, a_by_rows: bool, b_by_rows: bool) -> Any:
+def tile_function(
+    a_dtype: np.dtype, b_dtype: np.dtype, result: np.dtype, tile: Tile, a_by_rows: bool, b_by_rows: bool
+) -> Any:
     """The kernel's plain function, specialised at compile time.
 
     ``c (+)= a b`` for a (m × k), b (k × n), c (m × n, written), of any strides and dtypes that cast to
@@ -66,8 +68,9 @@ def tile_function(result: np.dtype, tile: Tile, a_by_rows: bool, b_by_rows: bool
     # One column more than used: a tile filled by columns then steps side + 1 elements, through all banks.
     padded = side + 1
     compute = compute_dtype(result)
-    kind = numba.from_dtype(compute)
+    kind = numba_type(compute)
     number, element = conversion(compute), conversion(result)
+    from_a, from_b, from_c = (reading(dtype, compute) for dtype in (a_dtype, b_dtype, result))
     index = numba.uint64  # unsigned: Numba would test a signed index for wrap-around at every access
 
     def tiled_kernel(a: Any, b: Any, c: Any, accumulate: bool) -> None:
@@ -91,22 +94,22 @@ def tile_function(result: np.dtype, tile: Tile, a_by_rows: bool, b_by_rows: bool
                 line = y + r * lines
                 if a_by_rows:
                     if row0 + line < m and k0 + x < k:
-                        tile_a[line, x] = number(a[index(row0 + line), index(k0 + x)])
+                        tile_a[line, x] = from_a(a[index(row0 + line), index(k0 + x)])
                     else:
                         tile_a[line, x] = number(0)
                 else:
                     if row0 + x < m and k0 + line < k:
-                        tile_a[x, line] = number(a[index(row0 + x), index(k0 + line)])
+                        tile_a[x, line] = from_a(a[index(row0 + x), index(k0 + line)])
                     else:
                         tile_a[x, line] = number(0)
                 if b_by_rows:
                     if k0 + line < k and column0 + x < n:
-                        tile_b[line, x] = number(b[index(k0 + line), index(column0 + x)])
+                        tile_b[line, x] = from_b(b[index(k0 + line), index(column0 + x)])
                     else:
                         tile_b[line, x] = number(0)
                 else:
                     if k0 + x < k and column0 + line < n:
-                        tile_b[x, line] = number(b[index(k0 + x), index(column0 + line)])
+                        tile_b[x, line] = from_b(b[index(k0 + x), index(column0 + line)])
                     else:
                         tile_b[x, line] = number(0)
             cuda.syncthreads()  # both tiles are complete before anyone reads them
@@ -124,7 +127,7 @@ def tile_function(result: np.dtype, tile: Tile, a_by_rows: bool, b_by_rows: bool
                 row = row0 + y + r * lines
                 if row < m:
                     if accumulate:
-                        total[r] = number(total[r] + number(c[index(row), index(column0 + x)]))
+                        total[r] = number(total[r] + from_c(c[index(row), index(column0 + x)]))
                     c[index(row), index(column0 + x)] = element(total[r])
 
     return tiled_kernel
@@ -132,7 +135,7 @@ def tile_function(result: np.dtype, tile: Tile, a_by_rows: bool, b_by_rows: bool
 
 @functools.cache
 def _kernel(a: np.dtype, b: np.dtype, c: np.dtype, tile: Tile, a_by_rows: bool, b_by_rows: bool) -> Any:
-    function = tile_function(c, tile, a_by_rows, b_by_rows)
+    function = tile_function(a, b, c, tile, a_by_rows, b_by_rows)
     return cuda.jit(strided_signature(a, b, c), cache=True)(function)
 
 
@@ -165,7 +168,7 @@ def variants() -> Iterable[Variant]:
         for a_by_rows, b_by_rows in ((True, True), (False, False))[: 2 if dtype == np.float32 else 1]:
             yield Variant(
                 f"tiled {dtype} a_by_rows={a_by_rows} b_by_rows={b_by_rows}",
-                tile_function(dtype, TILE, a_by_rows, b_by_rows),
+                tile_function(dtype, dtype, dtype, TILE, a_by_rows, b_by_rows),
                 strided_signature(dtype, dtype, dtype),
             )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewright.kernels.bfloat16 import dtype_name
 from tilewright.kernels.gemm.base import Problem
 from tilewright.kernels.launch import SIMULATOR
 
@@ -35,7 +36,7 @@ def bucket(
     m: int, n: int, k: int, dtypes: tuple[np.dtype, np.dtype, np.dtype], precision: str, accumulate: bool
 ) -> str:
     """The name of all problems that one measurement speaks for."""
-    kinds = "-".join(str(dtype) for dtype in dtypes)
+    kinds = "-".join(dtype_name(dtype) for dtype in dtypes)
     sides = "-".join(str(_side(length)) for length in (m, n, k))
     return f"{kinds} {precision}{' accumulate' if accumulate else ''} {sides}"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.launch import ceil_div
 
 LINE_NBYTES = 128
@@ -16,9 +17,9 @@ LINE_NBYTES = 128
 def workspace_nbytes(m: int, n: int, k: int, dtype: np.dtype, precision: str) -> int:
     """An upper bound, in bytes, for C (m × n) += A (m × k) B (k × n) with results of ``dtype``.
 
-    Integers are borrowed digit planes or residues, float16 and the reduced precisions converted operands; both work
-    through k in stretches that keep to a bound of their own. Everything else multiplies from the operands: the
-    partial sums of a small C with a long k take at most a few MiB, which are not counted.
+    Integers are borrowed digit planes or residues, 16-bit floats and the reduced precisions copied or converted
+    operands; both work through k in stretches that keep to a bound of their own. Everything else multiplies from the
+    operands: the partial sums of a small C with a long k take at most a few MiB, which are not counted.
     """
     from tilewright.kernels.gemm import exact_integer, float_operand
 
@@ -26,9 +27,10 @@ def workspace_nbytes(m: int, n: int, k: int, dtype: np.dtype, precision: str) ->
         return 0
     if dtype.kind in "iu":
         return exact_integer.scratch_nbytes(m, n, k, dtype.itemsize)
-    if dtype != np.float16 and not (dtype == np.float32 and precision != "full"):
+    half = dtype in (np.float16, BFLOAT16)
+    if not half and not (dtype == np.float32 and precision != "full"):
         return 0
     parts = 3 if precision == "split" else 1
-    itemsize = 2 if dtype == np.float16 or precision in ("bf16", "fp16") else 4
+    itemsize = 2 if half or precision in ("bf16", "fp16") else 4
     whole = parts * itemsize * (m + n) * ceil_div(k, LINE_NBYTES) * LINE_NBYTES
     return min(whole, float_operand.SCRATCH_NBYTES)

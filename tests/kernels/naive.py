@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.kernels.tolerance import tolerance
 
 INTEGERS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
-FLOATS = ("f2", "f4", "f8")
+FLOATS = ("bfloat16", "f2", "f4", "f8")
 COMPLEX = ("c8", "c16")
 DTYPES = INTEGERS + FLOATS + COMPLEX
 FILLER = 77
@@ -132,7 +132,7 @@ def device_twin(view: np.ndarray) -> tuple[Any, Callable[[], np.ndarray]]:
     """
     from numba import cuda
 
-    from tilewright.kernels.launch import SIMULATOR
+    from tilewright.kernels.launch import SIMULATOR, to_device
 
     whole = base_of(view)
     flat = np.array(whole.ravel(order="K"))
@@ -144,7 +144,7 @@ def device_twin(view: np.ndarray) -> tuple[Any, Callable[[], np.ndarray]]:
     if SIMULATOR or not view.size:
         device = cuda.to_device(placed(flat)) if not view.size else type(cuda.to_device(flat))(placed(flat))
         return device, lambda: device._ary if SIMULATOR else placed(flat)
-    memory = cuda.to_device(flat)
+    memory = to_device(flat)
     device = type(memory)(
         shape=view.shape, strides=view.strides, dtype=view.dtype, gpu_data=memory.gpu_data.view(offset)
     )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.machine_code import assemble, assert_no_spills
-from tilewright.kernels.launch import SIMULATOR
+from tilewright.kernels.launch import SIMULATOR, to_device
 from tilewright.kernels.tolerance import tolerance
 
 if SIMULATOR:
@@ -21,6 +21,7 @@ if SIMULATOR:
 
 from numba import cuda
 
+from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_core, split_float
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.wgmma import CONSUMER_REGISTERS, PRODUCER_REGISTERS, cluster_tile
@@ -30,6 +31,7 @@ from tilewright.kernels.gemm.wgmma_launch import Planes
 KERNELS = (
     exact_integer.EXACT_INTEGER,
     half_tensor_core.HALF,
+    half_tensor_core.BFLOAT,
     *half_tensor_core.ASKED,
     split_float.SPLIT,
 )
@@ -62,6 +64,7 @@ SAMPLES = {
     "residues to int64",
     "int64 to bytes, turned",
     "float16, m-major by n-major",
+    "bfloat16, m-major by n-major",
     "tf32, k-major",
     "split, m-major by n-major",
     "repair",
@@ -109,6 +112,10 @@ def test_supports() -> None:
     assert chosen(single, "split") == ["split-float32-wgmma"]
     assert chosen(half, "full") == ["float16-wgmma"]
     assert chosen(("float16", "float16", "float32"), "full") == []
+    assert chosen(("bfloat16",) * 3, "full") == ["bfloat16-wgmma"]
+    assert chosen(("bfloat16", "bfloat16", "float32"), "full") == ["bfloat16-wgmma"]
+    assert chosen(("bfloat16", "float32", "float32"), "full") == []
+    assert chosen(("bfloat16",) * 3, "full", side=32) == []
     assert chosen(("float64",) * 3, "tf32") == []
     assert chosen(single, "tf32", side=32) == []
 
@@ -177,6 +184,7 @@ def test_panels_fit_the_scratch_memory(m: int, n: int, k: int, by_rows: bool, tu
 
 FLOAT_KERNELS = [
     pytest.param(half_tensor_core.HALF, np.float16, "full", id="float16"),
+    pytest.param(half_tensor_core.BFLOAT, BFLOAT16, "full", id="bfloat16"),
     pytest.param(half_tensor_core.ASKED[0], np.float32, "bf16", id="bf16"),
     pytest.param(half_tensor_core.ASKED[1], np.float32, "fp16", id="fp16"),
     pytest.param(half_tensor_core.ASKED[2], np.float32, "tf32", id="tf32"),
@@ -187,12 +195,12 @@ FLOAT_KERNELS = [
 def device_matrix(values: np.ndarray, layout: str) -> Any:
     """A device array that holds ``values`` by rows, by columns, or by rows that no vector access can use."""
     if layout == "columns":
-        return cuda.to_device(np.asfortranarray(values))
+        return to_device(np.asfortranarray(values))
     if layout == "odd rows":
         whole = np.zeros((values.shape[0], values.shape[1] + 3), values.dtype)
         whole[:, : values.shape[1]] = values
-        return cuda.to_device(whole)[:, : values.shape[1]]
-    return cuda.to_device(np.ascontiguousarray(values))
+        return to_device(whole)[:, : values.shape[1]]
+    return to_device(np.ascontiguousarray(values))
 
 
 @pytest.mark.gpu
@@ -216,7 +224,7 @@ def test_float_products(
     before = rng.standard_normal((m, n)).astype(dtype)
     device_a, device_b = device_matrix(a, a_layout), device_matrix(b, b_layout)
     for accumulate, order in ((False, "C"), (True, "C"), (False, "F"), (True, "F")):
-        c = cuda.to_device(np.asarray(before, order=order))  # type: ignore[call-overload]
+        c = to_device(np.asarray(before, order=order))  # type: ignore[call-overload]
         kernel.launch(device_a, device_b, c, accumulate, 0)
         added = before.astype(np.float64) * accumulate
         scale = np.abs(wide_a) @ np.abs(wide_b) + np.abs(added)
@@ -232,8 +240,8 @@ def test_small_integers_are_exact(
 ) -> None:
     """No rounding anywhere: a wrong element, a lost step of k or a stale stage cannot hide in a tolerance."""
     a, b = (rng.integers(-1, 2, shape).astype(dtype) for shape in ((700, 1999), (1999, 800)))
-    c = cuda.to_device(np.full((700, 800), np.nan, dtype))
-    kernel.launch(cuda.to_device(a), cuda.to_device(b), c, False, 0)
+    c = to_device(np.full((700, 800), np.nan, dtype))
+    kernel.launch(to_device(a), to_device(b), c, False, 0)
     np.testing.assert_array_equal(c.copy_to_host(), (a.astype(np.int64) @ b.astype(np.int64)).astype(dtype))
 
 
@@ -248,8 +256,8 @@ def test_panels_of_k_add_up(
 ) -> None:
     monkeypatch.setattr(float_operand, "SCRATCH_NBYTES", 1 << 19)
     a, b = (rng.integers(-1, 2, shape).astype(dtype) for shape in ((200, 1500), (1500, 301)))
-    c = cuda.to_device(np.full((200, 301), 5, dtype))
-    kernel.launch(cuda.to_device(a), cuda.to_device(b), c, True, 0)
+    c = to_device(np.full((200, 301), 5, dtype))
+    kernel.launch(to_device(a), to_device(b), c, True, 0)
     np.testing.assert_array_equal(
         c.copy_to_host(), (a.astype(np.int64) @ b.astype(np.int64) + 5).astype(dtype)
     )

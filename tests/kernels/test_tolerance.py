@@ -21,7 +21,7 @@ def test_sums_in_any_order_are_within_it(dtype: str, k: int, rng: np.random.Gene
         naive.assert_product(found, a, b)
 
 
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "f2", "f4", "f8", "c8", "c16"])
 def test_a_lost_product_is_outside_it(dtype: str) -> None:
     a = np.ones((1, 50), dtype)
     with pytest.raises(AssertionError, match="allowed"):

@@ -74,10 +74,13 @@ def test_significant(value: float, text: str) -> None:
 def test_gemm_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "LEAST_SAMPLE_SECONDS", 1e-4)
     report = gemm.run_gemm(
-        [(70, 90, 80), 100], ["float32", "int64", "int8->int32", "complex64"], device="cpu", seconds=0.02
+        [(70, 90, 80), 100],
+        ["float32", "bfloat16", "int64", "int8->int32", "complex64"],
+        device="cpu",
+        seconds=0.02,
     )
-    assert len(report.rows) == 2 * 2 * 4
-    assert {row.case for row in report.rows} >= {"float32 70×90×80", "int8->int32 100"}
+    assert len(report.rows) == 2 * 2 * 5
+    assert {row.case for row in report.rows} >= {"float32 70×90×80", "bfloat16 100", "int8->int32 100"}
     assert all(row.seconds > 0 for row in report.rows)
 
 

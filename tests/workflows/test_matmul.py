@@ -23,6 +23,7 @@ import tilewright as tw
 from tilewright.pipeline import execute, ledger, plan, store, stream
 from tilewright.pipeline.errors import (
     CorpusError,
+    DTypeError,
     OptionError,
     OutputError,
     OutputExistsError,
@@ -578,6 +579,12 @@ class TestBadInput:
         (tmp_path / "d.partial").mkdir()
         (tmp_path / "d.partial" / "thesis.txt").write_text("ten years of work")
         self.check(tmp_path, OutputExistsError, "holds something else", a, a, tmp_path / "d", cluster=client)
+
+    def test_a_result_that_zarr_cannot_store(self, client: Client, tmp_path: Path) -> None:
+        a = put(tmp_path / "a", np.ones((2, 2), "f4"))
+        self.check(
+            tmp_path, DTypeError, "zarr-python has no such type", a, a, tmp_path / "c", cluster=client, dtype="bfloat16"
+        )  # fmt: skip
 
     def test_memory_too_small(self, client: Client, tmp_path: Path) -> None:
         a = put(tmp_path / "a", np.ones((20, 20)))

@@ -18,6 +18,7 @@ import click
 import numpy as np
 
 from tilewright.kernels import launch, matmul
+from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gemm import tuning
 from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
@@ -63,7 +64,9 @@ class Case:
 
     def __str__(self) -> str:
         sides = f"{self.m}" if self.m == self.n == self.k else f"{self.m}×{self.n}×{self.k}"
-        kind = str(self.dtype) if self.dtype == self.result else f"{self.dtype}->{self.result}"
+        kind = dtype_name(self.dtype)
+        if self.dtype != self.result:
+            kind += f"->{dtype_name(self.result)}"
         extras = [self.precision] * (self.precision != "full") + ["small"] * self.small
         return " ".join([kind, *extras, sides])
 
@@ -98,13 +101,17 @@ def cases(
         try:
             dtype = np.dtype(stored)
         except TypeError:
+            if stored == "bfloat16":
+                raise OptionError(
+                    "dtype 'bfloat16' is NumPy's only with the package ml_dtypes; install it"
+                ) from None
             raise OptionError(
-                f"dtype {text!r} is unknown; it may be {', '.join(map(str, ELEMENTS))}, or like int8->int32"
+                f"dtype {text!r} is unknown; it may be {', '.join(map(dtype_name, ELEMENTS))}, or like int8->int32"
             ) from None
         result = result_dtype(dtype, dtype, wanted or None)
         for size in sizes:
             m, n, k = (size,) * 3 if isinstance(size, int) else size
-            for precision in precisions if result == np.float32 else ("full",):
+            for precision in precisions if dtype == result == np.float32 else ("full",):
                 for tiny in (False, True) if small and dtype.kind in "iu" else (False,):
                     yield Case(m, n, k, dtype, result, precision, tiny)
 
@@ -144,6 +151,8 @@ def run_gemm(
     best: dict[str, str] = {}
     for case in cases(sizes, dtypes, precisions, small):
         progress(str(case))
+        if on_gpu and case.dtype == BFLOAT16 and _library("torch") is None:
+            progress("  without its peer, which is called through PyTorch: that is not installed")
         with contextlib.ExitStack() as stack:
             contestants = _gpu(case, whole_ladder or tune, stack) if on_gpu else _cpu(case)
             found = measure(
@@ -201,6 +210,11 @@ def _judge(
     return judge
 
 
+def _widest(dtype: np.dtype) -> np.dtype:
+    """The type that references are computed in: integers are exact in their own."""
+    return dtype if dtype.kind in "iu" else np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
+
+
 def _norms(matrix: np.ndarray, axis: int) -> np.ndarray:
     """Euclidean lengths of rows or columns, in float64 a block of rows at a time."""
     blocks = np.array_split(matrix, max(1, matrix.size >> 22))
@@ -216,7 +230,7 @@ def _cpu(case: Case) -> list[Contestant]:
     bands = [slice(band.start, band.start + 1) if integer else band for band in _bands(case.m)]
     part = slice(0, NUMPY_INTEGER_ROWS if integer else case.m)
     share = min(part.stop, case.m) / case.m
-    wide = {"f": np.float64, "c": np.complex128}.get(case.result.kind, case.result)
+    wide = _widest(case.result)
     right = b.astype(wide)
     judge = _judge(case, a, b, bands, [a[band].astype(wide) @ right for band in bands])
 
@@ -224,7 +238,7 @@ def _cpu(case: Case) -> list[Contestant]:
         matmul(a, b, out, dtype=case.result, precision=case.precision, device="cpu")
 
     def numpy_product() -> None:
-        np.matmul(a[part], b, out=theirs[part], dtype=case.result)
+        np.matmul(a[part], b, out=theirs[part], dtype=None if case.result == BFLOAT16 else case.result)
 
     def check(run: Callable[[], None], product: np.ndarray, seen: list[slice]) -> str | None:
         run()
@@ -246,10 +260,10 @@ def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> list[Co
     from numba import cuda
 
     host_a, host_b = case.operands()
-    a, b = cuda.to_device(host_a), cuda.to_device(host_b)
+    a, b = launch.to_device(host_a), launch.to_device(host_b)
     out = cuda.device_array((case.m, case.n), case.result)
     bands, expected = _bands(case.m), []
-    wide = {"f": np.float64, "c": np.complex128}.get(case.result.kind, case.result)
+    wide = _widest(case.result)
     for band in bands:
         exact = cuda.device_array((band.stop - band.start, case.n), wide)
         TILED.launch(a[band], b, exact, False, launch.DEFAULT_STREAM)
@@ -289,7 +303,7 @@ def _peers(
     found: list[tuple[str, Callable[[], Any]]] = []
     same = case.dtype == case.result
     cupy, torch = _library("cupy"), _library("torch")
-    if cupy is not None and same and case.precision in ("full", "split", "tf32"):
+    if cupy is not None and same and case.result != BFLOAT16 and case.precision in ("full", "split", "tf32"):
         left, right, product = (cupy.asarray(array) for array in (a, b, out))
         name = "cupy.matmul" if case.result.kind in "iu" else "cuBLAS (CuPy)"
 
@@ -315,6 +329,17 @@ def _peers(
         with contextlib.suppress(TypeError, RuntimeError):
             narrow_product()
             found.append((f"cuBLAS {narrow} operands (PyTorch)", narrow_product))
+    if torch is not None and case.dtype == BFLOAT16 and case.result in (BFLOAT16, np.float32):
+        left16, right16 = (_bfloat16_tensor(torch, array) for array in (a, b))
+        product = _bfloat16_tensor(torch, out) if same else torch.as_tensor(out, device="cuda")
+        options = {} if same else {"out_dtype": torch.float32}
+
+        def stored_product() -> None:
+            torch.mm(left16, right16, out=product, **options)
+
+        with contextlib.suppress(TypeError, RuntimeError):  # releases that write no float32 of bfloat16
+            stored_product()
+            found.append(("cuBLAS bfloat16 (PyTorch)", stored_product))
     if torch is not None and (case.dtype, case.result) == (np.int8, np.int32):
         left8 = torch.as_tensor(a, device="cuda")
         # By columns, the layout in which cuBLAS multiplies bytes fastest: the peer is given it for free.
@@ -326,6 +351,12 @@ def _peers(
                 ("cuBLAS int8 (PyTorch)", functools.partial(torch._int_mm, left8, right8, out=result32))
             )
     return found
+
+
+def _bfloat16_tensor(torch: Any, array: Any) -> Any:
+    """The same memory for PyTorch, which does not take bfloat16 by the array interface but as integers."""
+    bits = launch.strided_view(array, array.shape, array.strides, np.dtype(np.int16))
+    return torch.as_tensor(bits, device="cuda").view(torch.bfloat16)
 
 
 def _library(name: str) -> Any:
