@@ -513,6 +513,25 @@ store_shared_pair = _instruction(
     (_U32, types.float32, types.float32),
     description="``store_shared_pair(address, first, second)``: 8 bytes at a shared address that is a multiple of 8.",
 )
+
+
+@intrinsic
+def load_shared_pair(typingctx, shared):  # type: ignore[no-untyped-def]
+    """The two uint32 at a shared address (uint32) that is a multiple of 8, in one access."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(32)
+        function = ir.FunctionType(ir.LiteralStructType([word] * 2), [word])
+        text = "ld.shared.v2.u32 {$0, $1}, [$2];"
+        assembly = ir.InlineAsm(function, text, "=r,=r,r,~{memory}", side_effect=True)
+        address = context.cast(builder, arguments[0], signature.args[0], types.uint32)
+        loaded = builder.call(assembly, [address])
+        words = [builder.extract_value(loaded, i) for i in range(2)]
+        return context.make_tuple(builder, signature.return_type, words)
+
+    return types.UniTuple(types.uint32, 2)(types.uint32), generate
+
+
 half_pair = _instruction(
     "cvt.rn.f16x2.f32 $0, $2, $1;",
     "=r,f,f",
@@ -570,6 +589,15 @@ tf32_bits = _instruction(
     (types.float32,),
     _U32,
     description="The 32 bits of the nearest TF32 number, ties away from zero.",
+)
+tf32_operand = _instruction(
+    "{ .reg .pred finite; .reg .f32 size; mov.b32 size, $1; abs.f32 size, size;"
+    " setp.lt.f32 finite, size, 0f7F800000; mov.b32 $0, $1; @finite add.u32 $0, $0, 0x1000; }",
+    "=r,r",
+    (_U32,),
+    _U32,
+    description="A float32's bits so that the tensor cores, which ignore the low 13, take the number that "
+    "``tf32_bits`` gives: two instructions in its place of three.",
 )
 
 
@@ -798,6 +826,62 @@ def wgmma(
             return context.get_dummy_value()
 
         return types.void(sums, types.uint64, types.uint64, types.int32), generate
+
+    return multiply
+
+
+def wgmma_registers(n: int, kind: str, steps: int, *, advance_b: int = 32) -> Callable[..., Any]:
+    """``multiply(sums, fragments, b, keep)``: as ``wgmma``, but A's 64 rows come from registers.
+
+    ``fragments`` are 4 ``steps`` uint32. With g = lane / 4, t = lane % 4 and w the warp of the warpgroup,
+    ``fragments[4 s + 2 x + h]`` is A at row 16 w + g + 8 h and, in step s, columns t + 4 x of 32 bits (PTX ISA, the
+    register fragments of ``wgmma``). The products read them until they are waited for; nothing may be written to
+    them before that.
+    """
+    registers, words = n // 2, 4 * steps
+    itemsizes = {"bf16": 2, "f16": 2, "tf32": 4}
+    k = _WGMMA_STEP_NBYTES // itemsizes[kind.split(".")[1]]
+    modes = ", 1, 1" if itemsizes[kind.split(".")[2]] == 4 else ", 1, 1, 0"
+    outputs = "{" + ", ".join(f"${i}" for i in range(registers)) + "}"
+    b, keep = f"${registers + words}", f"${registers + words + 1}"
+    lines = ["{ .reg .pred p, always; .reg .b64 db;"]
+    lines.append(f"setp.ne.b32 p, {keep}, 0; setp.eq.b32 always, 0, 0;")
+    for step in range(steps):
+        a = "{" + ", ".join(f"${registers + 4 * step + i}" for i in range(4)) + "}"
+        scale = "p" if step == 0 else "always"
+        lines.append(f"add.s64 db, {b}, {step * advance_b >> 4};")
+        lines.append(f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{kind} {outputs}, {a}, db, {scale}{modes};")
+    text = "\n".join([*lines, "}"])
+    constraints = ",".join(
+        ["=f"] * registers + ["r"] * words + ["l", "r"] + [str(i) for i in range(registers)] + ["~{memory}"]
+    )
+    word, machine = ir.IntType(32), ir.FloatType()
+
+    @intrinsic
+    def multiply(typingctx, sums, fragments, b, keep):  # type: ignore[no-untyped-def]
+        """Issue the products; see ``wgmma_registers``."""
+        if not _require_array(sums, fragments) or fragments.dtype != types.uint32:
+            return None
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            def places(position: int, count: int) -> list[Any]:
+                array = context.make_array(signature.args[position])
+                data = array(context, builder, value=arguments[position]).data
+                return [builder.gep(data, [ir.Constant(word, i)]) for i in range(count)]
+
+            totals = places(0, registers)
+            values = [builder.load(place) for place in (*places(1, words), *totals)]
+            function = ir.FunctionType(
+                ir.LiteralStructType([machine] * registers),
+                [word] * words + [ir.IntType(64), word] + [machine] * registers,
+            )
+            assembly = ir.InlineAsm(function, text, constraints, side_effect=True)
+            results = builder.call(assembly, [*values[:words], *arguments[2:], *values[words:]])
+            for i, place in enumerate(totals):
+                builder.store(builder.extract_value(results, i), place)
+            return context.get_dummy_value()
+
+        return types.void(sums, fragments, types.uint64, types.int32), generate
 
     return multiply
 

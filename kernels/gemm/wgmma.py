@@ -29,8 +29,9 @@ from tilewright.kernels.gemm.wgmma_config import (
     WARPGROUP,
     Config,
 )
-from tilewright.kernels.gemm.wgmma_epilogue import box_store, conversions, sum_store
+from tilewright.kernels.gemm.wgmma_epilogue import box_store, column_store, conversions, sum_store
 from tilewright.kernels.gemm.wgmma_mainloop import filler, part_multiplier, peer, plane_multiplier
+from tilewright.kernels.gemm.wgmma_registers import register_multiplier
 
 PRODUCER_REGISTERS = 56
 CONSUMER_REGISTERS = 224
@@ -72,8 +73,9 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     A is m × k and B is k × n behind tensor maps with boxes ``config.box_a`` and ``config.box_b``, one plane
     or several. C is m × n with the given strides; every element is written (added to when ``accumulate``),
     unless the plan says that the work is another kernel's. What lies outside A and B counts as zero, so
-    ragged sides need no care. ``paired``: C is row-major and two neighbouring elements can be written at
-    once. ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
+    ragged sides need no care. ``paired``: two neighbours in a row of C (in a column, where
+    ``config.c_by_columns``) can be written at once. ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C
+    is written from registers.
     ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are
     written.
 
@@ -89,12 +91,17 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     kept_words = WORKSPACE_NBYTES // 4
     c_type = config.c_type
     sum_type = types.int32 if config.integer else types.float32
-    fill, multiply_plane, multiply_parts = filler(config), plane_multiplier(config), part_multiplier(config)
+    fill, multiply_parts = filler(config), part_multiplier(config)
+    in_registers, by_columns = config.a_in_registers, config.c_by_columns
+    multiply_plane = register_multiplier(config) if in_registers else plane_multiplier(config)
+    row_step, second_row = (2, 1) if in_registers else (1, 8)
     peer_of_lane = peer(config)
     boxed, boxes_offset = config.boxes > 0, config.boxes_offset
     warp_nbytes = config.boxes * C_BOX_NBYTES
     store, store_boxes = (
-        sum_store(tile_n, conversions(config), flagged_only=config.flagged_only),
+        column_store(tile_n, conversions(config))
+        if by_columns
+        else sum_store(tile_n, conversions(config), flagged_only=config.flagged_only, second_row=second_row),
         box_store(config),
     )
     wait_stores = ptx.bulk_wait(0, read=False)
@@ -179,7 +186,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 warp_row = (tile_row * cluster + rank_m) * tile_m + warpgroup * ROWS_PER_WARPGROUP
                 warp_row = warp_row + thread % WARPGROUP // 32 * C_BOX_LINES
                 tile_first = (tile_column * cluster_n + rank_n) * tile_n
-                row, column = i64(warp_row + lane // 4), i64(tile_first + 2 * (lane % 4))
+                row, column = i64(warp_row + row_step * (lane // 4)), i64(tile_first + 2 * (lane % 4))
                 if residues:
                     add_residues(
                         planes,
@@ -198,7 +205,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     staging = ring + u32(boxes_offset) + warp * u32(warp_nbytes)
                     store_boxes(sums, staging, map_c, i32(warp_row), i32(tile_first), lane)
                 else:
-                    in_pairs = paired != 0 and tile_first + tile_n <= n
+                    whole = warp_row + C_BOX_LINES <= m if by_columns else tile_first + tile_n <= n
+                    in_pairs = paired != 0 and whole
                     store(
                         sums if parts == 1 else totals,
                         0,

@@ -31,7 +31,7 @@ class Config:
     c_type: Any
     """Numba scalar type of C's elements."""
     m_major_a: bool = False
-    """A lies in memory with m, not k, side by side (16-bit operands only)."""
+    """A lies in memory with m, not k, side by side. The tensor cores then take 32-bit elements from registers."""
     n_major_b: bool = False
     """B lies in memory with n, not k, side by side (16-bit operands only)."""
     plan_kind: int = -1
@@ -42,6 +42,8 @@ class Config:
     """Write only the rows and columns of C that the flags behind ``workspace`` name."""
     bfloat16_c: bool = False
     """C holds bfloat16, and ``c_type`` is uint16."""
+    c_by_columns: bool = False
+    """C lies in memory with m side by side (32-bit elements, A from registers)."""
     tile_n: int = 256
     consumers: int = 2
     stages: int = 4
@@ -57,6 +59,19 @@ class Config:
     lead: int = 0
     """Stages by which the first consumer is ahead of the others at the start of a tile, so that one multiplies while
     another writes."""
+
+    def __post_init__(self) -> None:
+        if self.n_major_b and OPERAND_NBYTES[self.kind_b] == 4:
+            raise ValueError("the tensor cores take 32-bit elements of B with k side by side only")
+        if self.c_by_columns and not self.a_in_registers:
+            raise ValueError("C is written by columns only where A's rows come from registers")
+        if self.a_in_registers and (self.boxes or self.parts != 1 or self.plan_kind >= 0):
+            raise ValueError("with A in registers: one plane, no plan, and C is written from registers")
+
+    @property
+    def a_in_registers(self) -> bool:
+        """Whether the tensor cores take A from registers: 32-bit elements with m side by side."""
+        return self.m_major_a and OPERAND_NBYTES[self.kind_a] == 4
 
     @property
     def tile_m(self) -> int:

@@ -32,13 +32,15 @@ def conversions(config: Config) -> Conversions:
     return narrow, types.float32, widened
 
 
-def sum_store(columns: int, conversions: Conversions, *, flagged_only: bool = False) -> Callable[..., Any]:
+def sum_store(
+    columns: int, conversions: Conversions, *, flagged_only: bool = False, second_row: int = 8
+) -> Callable[..., Any]:
     """``store(sums, base, out, row, column, ...)``: a thread's sums of ``columns`` columns to C, or added to
     it.
 
-    A thread holds rows ``row`` and ``row`` + 8 and, of every eight columns, two neighbours, from ``sums[base]``
-    on (PTX ISA, the accumulator layout of ``wgmma``, and of ``mma.m16n8`` side by side). Whole tiles of a
-    row-major C are written in pairs: four lanes then fill a sector of 32 bytes, or two.
+    A thread holds rows ``row`` and ``row`` + ``second_row`` and, of every eight columns, two neighbours, from
+    ``sums[base]`` on (PTX ISA, the accumulator layout of ``wgmma``, and of ``mma.m16n8`` side by side). Whole
+    tiles of a row-major C are written in pairs: four lanes then fill a sector of 32 bytes, or two.
     """
     pairs = columns // 8
     c_type, wide_type, widened = conversions
@@ -93,11 +95,70 @@ def sum_store(columns: int, conversions: Conversions, *, flagged_only: bool = Fa
         if row < m:
             row_flag = row_flags[row] if flagged_only else types.uint8(0)
             store_row(sums, base, out, start, column_stride, n - column, accumulate, paired, flags, row_flag)
-        if row + 8 < m:
-            row_flag = row_flags[row + 8] if flagged_only else types.uint8(0)
-            start += 8 * row_stride
+        if row + second_row < m:
+            row_flag = row_flags[row + second_row] if flagged_only else types.uint8(0)
+            start += second_row * row_stride
             store_row(
                 sums, base + 2, out, start, column_stride, n - column, accumulate, paired, flags, row_flag
+            )
+
+    return store
+
+
+def column_store(columns: int, conversions: Conversions) -> Callable[..., Any]:
+    """``store``, called as ``sum_store``'s, of sums to a C whose columns lie side by side.
+
+    A thread holds rows ``row`` and ``row`` + 1 and, of every eight columns, two neighbours: as
+    `wgmma_registers` orders the rows. Where all the rows of a warp are in C, a pair of rows is written at once:
+    four lanes then fill a sector of 32 bytes.
+    """
+    steps = columns // 8
+    c_type, wide_type, widened = conversions
+
+    @cuda.jit(device=True, inline="always")
+    def store_step(j, sums, out, start, stride, columns):  # type: ignore[no-untyped-def]
+        for side in range(2):
+            if 8 * j + side < columns:
+                place = start + (8 * j + side) * stride
+                ptx.store_pair(out, place, c_type(sums[4 * j + side]), c_type(sums[4 * j + 2 + side]))
+
+    @cuda.jit(device=True, inline="always")
+    def add_step(j, sums, out, start, stride, columns):  # type: ignore[no-untyped-def]
+        for side in range(2):
+            if 8 * j + side < columns:
+                place = start + (8 * j + side) * stride
+                upper, lower = ptx.load_pair(out, place)
+                upper = widened(upper) + wide_type(sums[4 * j + side])
+                lower = widened(lower) + wide_type(sums[4 * j + 2 + side])
+                ptx.store_pair(out, place, c_type(upper), c_type(lower))
+
+    @cuda.jit(device=True, inline="always")
+    def store_elements(  # type: ignore[no-untyped-def]
+        j, sums, out, start, row_stride, column_stride, rows, columns, accumulate
+    ):
+        for side in range(2):
+            for half in range(2):
+                if 8 * j + side < columns and half < rows:
+                    place = start + (8 * j + side) * column_stride + half * row_stride
+                    value = wide_type(sums[4 * j + 2 * half + side])
+                    if accumulate != 0:
+                        value += widened(out[place])
+                    out[place] = c_type(value)
+
+    @cuda.jit(device=True, inline="always")
+    def store(  # type: ignore[no-untyped-def]
+        sums, base, out, row, column, row_stride, column_stride, m, n, paired, accumulate, workspace
+    ):
+        start = row * row_stride + column * column_stride
+        if paired and accumulate == 0:
+            ptx.unroll(store_step, steps, (sums, out, start, column_stride, n - column))
+        elif paired:
+            ptx.unroll(add_step, steps, (sums, out, start, column_stride, n - column))
+        else:
+            ptx.unroll(
+                store_elements,
+                steps,
+                (sums, out, start, row_stride, column_stride, m - row, n - column, accumulate),
             )
 
     return store

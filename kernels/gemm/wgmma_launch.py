@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -252,6 +252,18 @@ class Output:
     transposed: bool
 
     @property
+    def flipped(self) -> Output:
+        """The transpose of the same memory."""
+        return replace(
+            self,
+            rows=self.columns,
+            columns=self.rows,
+            row_stride=self.column_stride,
+            column_stride=self.row_stride,
+            transposed=not self.transposed,
+        )
+
+    @property
     def paired(self) -> bool:
         """Whether two neighbours of a row can be written at once."""
         pair_nbytes = 2 * self.c_type.bitwidth // 8
@@ -323,7 +335,7 @@ def launch_product(
             output.rows,
             output.columns,
             ceil_div(depth, config.depth),
-            int(output.paired),
+            int(output.flipped.paired if config.c_by_columns else output.paired),
             int(accumulate),
             plan,
             workspace,

@@ -135,17 +135,31 @@ def peer(config: Config) -> Callable[..., Any]:
     return of_lane
 
 
+def b_tile(config: Config) -> Callable[..., Any]:
+    """``tile_b(ring, place)``: the descriptor of B's tile in a stage."""
+    stage_nbytes, a_nbytes = config.stage_nbytes, config.a_nbytes
+    leading = config.depth * STAGE_DEPTH_NBYTES if config.n_major_b else 16
+    bits = ptx.shared_tile(0, leading, SWIZZLE_NBYTES)
+    u32, u64 = types.uint32, types.uint64
+
+    @cuda.jit(device=True, inline="always")
+    def tile_b(ring, place):  # type: ignore[no-untyped-def]
+        address = ring + place * u32(stage_nbytes) + u32(a_nbytes)
+        return u64(bits) | u64((address & u32(ADDRESS_BITS)) >> u32(4))
+
+    return tile_b
+
+
 def _descriptors(config: Config) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     """``tile_a(ring, place, warpgroup)``, ``tile_b(ring, place)`` and the products ``multiply(sums, a, b,
     keep)``."""
-    stage_nbytes, a_nbytes = config.stage_nbytes, config.a_nbytes
+    stage_nbytes = config.stage_nbytes
     # A tile with m or n side by side is made of boxes of 64 lines of k: a step of 16 k is two groups of eight
     # lines, and 64 columns further begins the next box.
     box_nbytes = config.depth * STAGE_DEPTH_NBYTES
     advance = {False: STEP_NBYTES, True: 2 * SWIZZLE_NBYTES}
     leading = {False: 16, True: box_nbytes}
     bits_a = ptx.shared_tile(0, leading[config.m_major_a], SWIZZLE_NBYTES)
-    bits_b = ptx.shared_tile(0, leading[config.n_major_b], SWIZZLE_NBYTES)
     # Either way a warpgroup's 64 rows of A begin here: 64 lines of 128 bytes, or one box.
     rows_nbytes = ROWS_PER_WARPGROUP * STAGE_DEPTH_NBYTES
     u32, u64 = types.uint32, types.uint64
@@ -164,12 +178,7 @@ def _descriptors(config: Config) -> tuple[Callable[..., Any], Callable[..., Any]
         address = ring + place * u32(stage_nbytes) + u32(warpgroup) * u32(rows_nbytes)
         return u64(bits_a) | u64((address & u32(ADDRESS_BITS)) >> u32(4))
 
-    @cuda.jit(device=True, inline="always")
-    def tile_b(ring, place):  # type: ignore[no-untyped-def]
-        address = ring + place * u32(stage_nbytes) + u32(a_nbytes)
-        return u64(bits_b) | u64((address & u32(ADDRESS_BITS)) >> u32(4))
-
-    return tile_a, tile_b, multiply
+    return tile_a, b_tile(config), multiply
 
 
 def plane_multiplier(config: Config) -> Callable[..., Any]:
