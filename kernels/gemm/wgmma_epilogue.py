@@ -11,6 +11,8 @@ from numba.cuda import types
 from tilewright.kernels import ptx
 from tilewright.kernels.gemm.wgmma_config import C_BOX_NBYTES, C_LINE_NBYTES, Config
 
+ADDED_TOGETHER = 4
+"""Groups of eight columns of C that are read before the first is added to."""
 Conversions = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 """What makes an element of C of a sum, a term of a sum, and a term of an element of C."""
 
@@ -113,24 +115,41 @@ def column_store(columns: int, conversions: Conversions) -> Callable[..., Any]:
     four lanes then fill a sector of 32 bytes.
     """
     steps = columns // 8
+    together = ADDED_TOGETHER
+    batches, words = steps // together, 4 * together
     c_type, wide_type, widened = conversions
 
     @cuda.jit(device=True, inline="always")
-    def store_step(j, sums, out, start, stride, columns):  # type: ignore[no-untyped-def]
+    def store_step(i, batch, sums, out, start, stride, columns):  # type: ignore[no-untyped-def]
+        j = batch * together + i
         for side in range(2):
             if 8 * j + side < columns:
                 place = start + (8 * j + side) * stride
                 ptx.store_pair(out, place, c_type(sums[4 * j + side]), c_type(sums[4 * j + 2 + side]))
 
     @cuda.jit(device=True, inline="always")
-    def add_step(j, sums, out, start, stride, columns):  # type: ignore[no-untyped-def]
+    def load_step(i, batch, found, out, start, stride, columns):  # type: ignore[no-untyped-def]
+        j = batch * together + i
         for side in range(2):
             if 8 * j + side < columns:
-                place = start + (8 * j + side) * stride
-                upper, lower = ptx.load_pair(out, place)
-                upper = widened(upper) + wide_type(sums[4 * j + side])
-                lower = widened(lower) + wide_type(sums[4 * j + 2 + side])
-                ptx.store_pair(out, place, c_type(upper), c_type(lower))
+                upper, lower = ptx.load_pair(out, start + (8 * j + side) * stride)
+                found[4 * i + side], found[4 * i + 2 + side] = widened(upper), widened(lower)
+
+    @cuda.jit(device=True, inline="always")
+    def add_step(i, batch, sums, found):  # type: ignore[no-untyped-def]
+        for place in range(4):
+            sums[4 * (batch * together + i) + place] += found[4 * i + place]
+
+    @cuda.jit(device=True, inline="always")
+    def store_batch(batch, sums, out, start, stride, columns):  # type: ignore[no-untyped-def]
+        ptx.unroll(store_step, together, (batch, sums, out, start, stride, columns))
+
+    @cuda.jit(device=True, inline="always")
+    def add_batch(batch, sums, found, out, start, stride, columns):  # type: ignore[no-untyped-def]
+        # The compiler does not know the stride, so it keeps a load behind the store before it: a batch reads ahead.
+        ptx.unroll(load_step, together, (batch, found, out, start, stride, columns))
+        ptx.unroll(add_step, together, (batch, sums, found))
+        ptx.unroll(store_step, together, (batch, sums, out, start, stride, columns))
 
     @cuda.jit(device=True, inline="always")
     def store_elements(  # type: ignore[no-untyped-def]
@@ -150,10 +169,13 @@ def column_store(columns: int, conversions: Conversions) -> Callable[..., Any]:
         sums, base, out, row, column, row_stride, column_stride, m, n, paired, accumulate, workspace
     ):
         start = row * row_stride + column * column_stride
-        if paired and accumulate == 0:
-            ptx.unroll(store_step, steps, (sums, out, start, column_stride, n - column))
-        elif paired:
-            ptx.unroll(add_step, steps, (sums, out, start, column_stride, n - column))
+        if paired:
+            inside = types.int32(n - column)
+            if accumulate == 0:
+                ptx.unroll(store_batch, batches, (sums, out, start, column_stride, inside))
+            else:
+                found = cuda.local.array(words, wide_type)
+                ptx.unroll(add_batch, batches, (sums, found, out, start, column_stride, inside))
         else:
             ptx.unroll(
                 store_elements,

@@ -3,6 +3,9 @@ GPU."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +29,7 @@ from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_co
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.wgmma import CONSUMER_REGISTERS, PRODUCER_REGISTERS, cluster_tile
 from tilewright.kernels.gemm.wgmma_config import Config
-from tilewright.kernels.gemm.wgmma_launch import Planes
+from tilewright.kernels.gemm.wgmma_launch import Output, Planes
 
 KERNELS = (
     exact_integer.EXACT_INTEGER,
@@ -49,7 +52,13 @@ def test_every_tile_is_visited_once(tiles_m: int, tiles_n: int, group: int) -> N
 
 
 @pytest.mark.parametrize(
-    "config", [Config("s8", "s8", None), Config("tf32", "tf32", None), split_float._product(False, True)]
+    "config",
+    [
+        Config("s8", "s8", None),
+        Config("tf32", "tf32", None),
+        Config("tf32", "tf32", None, m_major_a=True),
+        split_float._product(False, True),
+    ],
 )
 def test_shared_memory_and_registers_fit(config: Config) -> None:
     assert config.shared_nbytes <= SHARED_NBYTES_LIMIT
@@ -66,6 +75,8 @@ SAMPLES = {
     "float16, m-major by n-major",
     "bfloat16, m-major by n-major",
     "tf32, k-major",
+    "tf32, m-major",
+    "tf32, n-major",
     "split, m-major by n-major",
     "repair",
 }
@@ -178,6 +189,114 @@ def test_panels_fit_the_scratch_memory(m: int, n: int, k: int, by_rows: bool, tu
     # Lines begin at multiples of 128 bytes, and a panel has at least 64 elements of k.
     rounding = count * (128 * (m + n) + 128 * 2 * depth + itemsize * 64 * (m + n))
     assert taken <= float_operand.SCRATCH_NBYTES + rounding
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """What reached the launcher."""
+
+    config: Config
+    left: Planes
+    right: Planes
+    output: Output
+    depth: int
+    accumulate: bool
+
+
+def multiplied(
+    a: Memory, b: Memory, c: Memory, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Multiplied], list[tuple[int, int]]]:
+    """The launches of a TF32 product, and (outer, depth) of what went through a pass."""
+    launched, passed = [], []
+
+    def launch(config: Config, *given: Any) -> None:
+        launched.append(Multiplied(config, *given[:-1]))
+
+    def make(operand: Any, form: str, kind: str, target: int, stream: Any) -> Planes:
+        passed.append((operand.outer, operand.depth))
+        assert form == kind == "tf32"
+        nbytes = float_operand.line_nbytes(operand.depth, form)
+        return Planes(target, operand.depth, operand.outer, 1, nbytes, operand.outer * nbytes, kind)
+
+    monkeypatch.setattr(half_tensor_core, "launch_product", launch)
+    monkeypatch.setattr(half_tensor_core, "make_planes", make)
+    monkeypatch.setattr(half_tensor_core, "borrowed", lambda *given: contextlib.nullcontext(1 << 24))
+    monkeypatch.setattr(half_tensor_core, "stream_handle", lambda stream: 0)
+    half_tensor_core.ASKED[2].launch(a, b, c, True, 0)
+    return launched, passed
+
+
+A_PLACE, B_PLACE, C_PLACE = 4096, 1 << 20, 1 << 22
+BY_ROWS, BY_COLUMNS = False, True
+
+
+def laid_out(rows: int, columns: int, by_columns: bool, place: int, pitch: int = 0) -> Memory:
+    pitch = pitch or (rows if by_columns else columns)
+    return Memory((rows, columns), (1, pitch) if by_columns else (pitch, 1), "float32", place)
+
+
+@pytest.mark.parametrize("c_order", [BY_ROWS, BY_COLUMNS])
+@pytest.mark.parametrize(("a_order", "b_order"), list(itertools.product((BY_ROWS, BY_COLUMNS), repeat=2)))
+@pytest.mark.parametrize("n", [96, 160])
+def test_tf32_operands_are_turned_only_where_both_would_be(
+    a_order: bool, b_order: bool, c_order: bool, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registers hold the operand without k side by side, of two the larger, and C is written as it lies."""
+    m, k = 128, 64
+    a, b = laid_out(m, k, a_order, A_PLACE), laid_out(k, n, b_order, B_PLACE)
+    launched, passed = multiplied(a, b, laid_out(m, n, c_order, C_PLACE), monkeypatch)
+    (done,) = launched
+    asking = [side for side, asks in (("a", a_order == BY_COLUMNS), ("b", b_order == BY_ROWS)) if asks]
+    assert passed == ([(min(m, n), k)] if len(asking) == 2 else [])
+    assert done.config.a_in_registers is bool(asking)
+    assert done.config.n_major_b is False
+    output, place = done.output, done.left.address
+    assert (output.address, done.depth, done.accumulate) == (C_PLACE, k, True)
+    assert {output.rows, output.columns} == {m, n}
+    outer_left = done.left.width if done.config.m_major_a else done.left.lines
+    outer_right = done.right.lines
+    assert (outer_left, outer_right) == (output.rows, output.columns)
+    if asking:
+        kept = asking[0] if len(asking) == 1 else ("a" if m >= n else "b")
+        assert place == (A_PLACE if kept == "a" else B_PLACE)
+        assert output.rows == (m if kept == "a" else n)
+        assert (done.left.lines, done.left.line_nbytes) == (k, 4 * output.rows)
+    # Neighbours in memory are written together.
+    assert (output.row_stride if done.config.c_by_columns else output.column_stride) == 1
+    paired = output.flipped.paired if done.config.c_by_columns else output.paired
+    assert paired
+
+
+def test_what_the_copy_engine_does_not_take_is_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, c = laid_out(128, 64, BY_ROWS, A_PLACE), laid_out(128, 97, BY_ROWS, C_PLACE)
+    (done,), passed = multiplied(a, laid_out(64, 97, BY_ROWS, B_PLACE), c, monkeypatch)
+    assert passed == [(97, 64)]
+    assert not done.config.a_in_registers
+    assert (done.output.rows, done.output.paired) == (128, False)
+    c = laid_out(128, 96, BY_ROWS, C_PLACE)
+    # The other operand's alignment is its own affair: it is rounded into lines that the copy engine takes.
+    a = laid_out(128, 62, BY_ROWS, A_PLACE)
+    (done,), passed = multiplied(a, laid_out(62, 96, BY_ROWS, B_PLACE), c, monkeypatch)
+    assert passed == [(128, 62)]
+    assert done.config.a_in_registers
+    assert done.left.address == B_PLACE
+    monkeypatch.setattr(half_tensor_core, "THROUGH_REGISTERS", False)
+    a, b = laid_out(128, 64, BY_ROWS, A_PLACE), laid_out(64, 96, BY_ROWS, B_PLACE)
+    (done,), passed = multiplied(a, b, c, monkeypatch)
+    assert passed == [(96, 64)]
+    assert not done.config.a_in_registers
+
+
+def test_panels_of_an_operand_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the other operand needs a pass by panels of k, each panel is taken from where it lies."""
+    monkeypatch.setattr(float_operand, "SCRATCH_NBYTES", 1 << 16)
+    a, b = laid_out(256, 128, BY_COLUMNS, A_PLACE), laid_out(128, 96, BY_ROWS, B_PLACE)
+    launched, passed = multiplied(a, b, laid_out(256, 96, BY_ROWS, C_PLACE), monkeypatch)
+    assert passed == [(96, 64), (96, 64)]
+    assert [done.left.address - A_PLACE for done in launched] == [0, 64 * 256 * 4]
+    assert [done.left.lines for done in launched] == [64, 64]
+    assert [done.accumulate for done in launched] == [True, True]
+    assert not any(done.config.c_by_columns for done in launched)
 
 
 # --- On a GPU --------------------------------------------------------------------------------------------
