@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.machine_code import assemble, assert_no_spills
@@ -30,6 +30,7 @@ from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.wgmma import CONSUMER_REGISTERS, PRODUCER_REGISTERS, cluster_tile
 from tilewright.kernels.gemm.wgmma_config import Config
 from tilewright.kernels.gemm.wgmma_launch import Output, Planes
+from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 
 KERNELS = (
     exact_integer.EXACT_INTEGER,
@@ -204,9 +205,13 @@ class Multiplied:
 
 
 def multiplied(
-    a: Memory, b: Memory, c: Memory, monkeypatch: pytest.MonkeyPatch
+    a: Memory,
+    b: Memory,
+    c: Memory,
+    monkeypatch: pytest.MonkeyPatch,
+    taken: list[int] | None = None,
 ) -> tuple[list[Multiplied], list[tuple[int, int]]]:
-    """The launches of a TF32 product, and (outer, depth) of what went through a pass."""
+    """The launches of a TF32 product, and (outer, depth) of what went through a pass; ``taken``: bytes borrowed."""
     launched, passed = [], []
 
     def launch(config: Config, *given: Any) -> None:
@@ -220,7 +225,13 @@ def multiplied(
 
     monkeypatch.setattr(half_tensor_core, "launch_product", launch)
     monkeypatch.setattr(half_tensor_core, "make_planes", make)
-    monkeypatch.setattr(half_tensor_core, "borrowed", lambda *given: contextlib.nullcontext(1 << 24))
+
+    def borrow(nbytes: int, stream: Any, handle: int) -> Any:
+        if taken is not None:
+            taken.append(nbytes)
+        return contextlib.nullcontext(1 << 24)
+
+    monkeypatch.setattr(half_tensor_core, "borrowed", borrow)
     monkeypatch.setattr(half_tensor_core, "stream_handle", lambda stream: 0)
     half_tensor_core.ASKED[2].launch(a, b, c, True, 0)
     return launched, passed
@@ -297,6 +308,32 @@ def test_panels_of_an_operand_in_registers(monkeypatch: pytest.MonkeyPatch) -> N
     assert [done.left.lines for done in launched] == [64, 64]
     assert [done.accumulate for done in launched] == [True, True]
     assert not any(done.config.c_by_columns for done in launched)
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_a_plan_counts_what_tf32_products_borrow(data: st.DataObject) -> None:
+    """Over every tile and panel of a small product, edges included."""
+    sides = st.one_of(st.integers(1, 40).map(lambda quad: 4 * quad), st.integers(1, 160))
+    m, n, k, rows, columns, depth = (data.draw(sides) for _ in range(6))
+    rows, columns, depth = min(rows, m), min(columns, n), min(depth, k)
+    a_order, b_order = data.draw(st.tuples(st.booleans(), st.booleans()))
+    parent = Parent(m, n, k, transpose_a=a_order, transpose_b=b_order)
+    counted = workspace_nbytes(rows, columns, depth, np.dtype(np.float32), "tf32", parent)
+    assert counted <= workspace_nbytes(rows, columns, depth, np.dtype(np.float32), "tf32")
+    borrowed: list[int] = [0]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        edges = (
+            sorted({side, whole % side or side}) for side, whole in ((rows, m), (columns, n), (depth, k))
+        )
+        for height, width, inner in itertools.product(*edges):
+            a = laid_out(height, inner, a_order, A_PLACE)
+            b = laid_out(inner, width, b_order, B_PLACE)
+            multiplied(a, b, laid_out(height, width, BY_ROWS, C_PLACE), monkeypatch, borrowed)
+    assert max(borrowed) <= counted
+    every = (m, n, k, rows, columns, depth)
+    if all(side % 4 == 0 for side in every) and not (a_order == BY_COLUMNS and b_order == BY_ROWS):
+        assert counted == 0
 
 
 # --- On a GPU --------------------------------------------------------------------------------------------
