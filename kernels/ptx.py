@@ -830,18 +830,16 @@ def wgmma(
     return multiply
 
 
-def wgmma_registers(n: int, kind: str, steps: int, *, advance_b: int = 32) -> Callable[..., Any]:
-    """``multiply(sums, fragments, b, keep)``: as ``wgmma``, but A's 64 rows come from registers.
+def wgmma_registers(n: int, steps: int) -> Callable[..., Any]:
+    """``multiply(sums, fragments, b, keep)``: as ``wgmma`` of TF32, but A's 64 rows come from registers.
 
-    ``fragments`` are 4 ``steps`` uint32. With g = lane / 4, t = lane % 4 and w the warp of the warpgroup,
-    ``fragments[4 s + 2 x + h]`` is A at row 16 w + g + 8 h and, in step s, columns t + 4 x of 32 bits (PTX ISA, the
-    register fragments of ``wgmma``). The products read them until they are waited for; nothing may be written to
-    them before that.
+    ``fragments`` are 4 ``steps`` uint32 that hold float32 numbers; their low 13 bits are ignored. With g = lane / 4,
+    t = lane % 4 and w the warp of the warpgroup, ``fragments[4 s + 2 x + h]`` is A at row 16 w + g + 8 h and column
+    8 s + t + 4 x (PTX ISA, the register fragments of ``wgmma``). The products read them until they are waited for;
+    nothing may be written to them before that.
     """
     registers, words = n // 2, 4 * steps
-    itemsizes = {"bf16": 2, "f16": 2, "tf32": 4}
-    k = _WGMMA_STEP_NBYTES // itemsizes[kind.split(".")[1]]
-    modes = ", 1, 1" if itemsizes[kind.split(".")[2]] == 4 else ", 1, 1, 0"
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{n}k{_WGMMA_STEP_NBYTES // 4}.f32.tf32.tf32"
     outputs = "{" + ", ".join(f"${i}" for i in range(registers)) + "}"
     b, keep = f"${registers + words}", f"${registers + words + 1}"
     lines = ["{ .reg .pred p, always; .reg .b64 db;"]
@@ -849,8 +847,8 @@ def wgmma_registers(n: int, kind: str, steps: int, *, advance_b: int = 32) -> Ca
     for step in range(steps):
         a = "{" + ", ".join(f"${registers + 4 * step + i}" for i in range(4)) + "}"
         scale = "p" if step == 0 else "always"
-        lines.append(f"add.s64 db, {b}, {step * advance_b >> 4};")
-        lines.append(f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{kind} {outputs}, {a}, db, {scale}{modes};")
+        lines.append(f"add.s64 db, {b}, {step * _WGMMA_STEP_NBYTES >> 4};")
+        lines.append(f"{instruction} {outputs}, {a}, db, {scale}, 1, 1;")
     text = "\n".join([*lines, "}"])
     constraints = ",".join(
         ["=f"] * registers + ["r"] * words + ["l", "r"] + [str(i) for i in range(registers)] + ["~{memory}"]

@@ -74,8 +74,7 @@ def register_multiplier(config: Config) -> Callable[..., Any]:
     """
     stages, stage_nbytes, peers = config.stages, config.stage_nbytes, config.peers
     tile_b, following, first_place = b_tile(config), next_place(config), fragment_place()
-    kind = f"f32.{config.kind_a}.{config.kind_b}"
-    multiply = ptx.wgmma_registers(config.tile_n, kind, STEPS)
+    multiply = ptx.wgmma_registers(config.tile_n, STEPS)
     wait_all, wait_all_but_one = ptx.wgmma_wait(0), ptx.wgmma_wait(1)
     lead, consumer_threads = config.lead, WARPGROUP * config.consumers
     first_goes, first_went = (ptx.named_barrier(1, consumer_threads, wait=wait) for wait in (False, True))

@@ -417,3 +417,21 @@ def test_panels_of_k_add_up(
     np.testing.assert_array_equal(
         c.copy_to_host(), (a.astype(np.int64) @ b.astype(np.int64) + 5).astype(dtype)
     )
+
+
+@pytest.mark.gpu
+def test_tf32_through_registers_rounds_to_nearest() -> None:
+    """As the pass does; infinities and NaN stay what they are, whatever the NaN's payload."""
+    side = 512
+    b = np.full((side, side), 1 + 2.0**-11 + 2.0**-14, np.float32)
+    b.view(np.uint32)[[5, 6, 300, 301], [7, 9, 11, 12]] = 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0xFF800000
+    a = np.eye(side, dtype=np.float32)
+    c = to_device(np.zeros((side, side), np.float32))
+    half_tensor_core.ASKED[2].launch(to_device(a), to_device(b), c, False, 0)
+    found = c.copy_to_host()
+    assert np.isnan(found[:, [7, 9, 11, 12]]).any(axis=0).all()
+    assert np.isnan(found[[5, 6], [7, 9]]).all()
+    assert found[300, 11] == np.inf
+    assert found[301, 12] == -np.inf
+    others = np.delete(found, [7, 9, 11, 12], axis=1)
+    np.testing.assert_array_equal(others, np.float32(1 + 2.0**-10))

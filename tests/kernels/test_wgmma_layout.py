@@ -284,7 +284,7 @@ def run_consumer(
         monkeypatch,
         wgmma_registers,
         unroll=unroll,
-        wgmma_registers=lambda n, kind, steps: me.multiply,
+        wgmma_registers=lambda n, steps: me.multiply,
         wgmma_wait=lambda pending: lambda: me.wait_products(pending),
         wgmma_fence=me.fence,
         wgmma_commit=me.commit,
