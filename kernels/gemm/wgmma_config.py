@@ -65,8 +65,10 @@ class Config:
             raise ValueError("the tensor cores take 32-bit elements of B with k side by side only")
         if self.c_by_columns and not self.a_in_registers:
             raise ValueError("C is written by columns only where A's rows come from registers")
-        if self.a_in_registers and (self.boxes or self.parts != 1 or self.plan_kind >= 0):
-            raise ValueError("with A in registers: one plane, no plan, and C is written from registers")
+        if self.a_in_registers and (self.boxes or self.lead or self.parts != 1 or self.plan_kind >= 0):
+            raise ValueError(
+                "with A in registers: one plane, no plan, no lead, and C is written from registers"
+            )
 
     @property
     def a_in_registers(self) -> bool:

@@ -76,8 +76,6 @@ def register_multiplier(config: Config) -> Callable[..., Any]:
     tile_b, following, first_place = b_tile(config), next_place(config), fragment_place()
     multiply = ptx.wgmma_registers(config.tile_n, STEPS)
     wait_all, wait_all_but_one = ptx.wgmma_wait(0), ptx.wgmma_wait(1)
-    lead, consumer_threads = config.lead, WARPGROUP * config.consumers
-    first_goes, first_went = (ptx.named_barrier(1, consumer_threads, wait=wait) for wait in (False, True))
     rows_nbytes = ROWS_PER_WARPGROUP * STAGE_DEPTH_NBYTES
     words = WORDS_PER_STEP * STEPS
     u32 = types.uint32
@@ -112,22 +110,15 @@ def register_multiplier(config: Config) -> Callable[..., Any]:
         first = u32(first_place(thread) + u32(warpgroup) * u32(rows_nbytes))
         empty = ring + u32(stages * (stage_nbytes + 8))
         previous = empty
-        apart = lead > 0 and k_steps > stages
-        if apart and warpgroup != 0:
-            first_went()
         for step in range(0, k_steps - 1, 2):
             multiply_stage(sums, even, ring, first, crossed, step, place, parity)
             if step > 0 and lane < peers:
                 ptx.barrier_arrive(previous, peer)
-            if apart and warpgroup == 0 and step == lead - 1:
-                first_goes()
             previous = empty + u32(8) * place
             place, parity = following(place, parity)
             multiply_stage(sums, odd, ring, first, crossed, 1, place, parity)
             if lane < peers:
                 ptx.barrier_arrive(previous, peer)
-            if apart and warpgroup == 0 and step + 1 == lead - 1:
-                first_goes()
             previous = empty + u32(8) * place
             place, parity = following(place, parity)
         if k_steps % 2 != 0:

@@ -288,7 +288,6 @@ def run_consumer(
         wgmma_wait=lambda pending: lambda: me.wait_products(pending),
         wgmma_fence=me.fence,
         wgmma_commit=me.commit,
-        named_barrier=lambda *given, **options: lambda: None,
         barrier_wait=me.wait_full,
         barrier_arrive=me.release,
         load_shared_pair=me.load,
