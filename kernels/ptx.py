@@ -495,11 +495,6 @@ def bulk_wait(pending: int, *, read: bool) -> Callable[..., Any]:
     return _instruction(f"cp.async.bulk.wait_group{'.read' if read else ''} {pending};", "", ())
 
 
-def named_barrier(number: int, threads: int, *, wait: bool) -> Callable[..., Any]:
-    """Barrier ``number`` of the block, of so many threads: arrive at it and go on, or wait for the others too."""
-    return _instruction(f"barrier.cta.{'sync' if wait else 'arrive'} {number}, {threads};", "", ())
-
-
 store_matrices = _instruction(
     "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
     "r,r,r,r,r",

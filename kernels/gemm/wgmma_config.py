@@ -47,16 +47,11 @@ class Config:
     stages: int = 4
     cluster: int = 2
     """Blocks of a cluster below each other: they share B."""
-    cluster_n: int = 1
-    """Blocks of a cluster side by side: they share A."""
     group: int = 8
     """Cluster tiles below each other before the walk moves on in n."""
     boxes: int = 0
     """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, through which C leaves by the copy
     engine while the next tile begins; 0: C is written from registers."""
-    lead: int = 0
-    """Stages by which the first consumer is ahead of the others at the start of a tile, so that one multiplies while
-    another writes."""
 
     @property
     def tile_m(self) -> int:
@@ -65,16 +60,6 @@ class Config:
     @property
     def threads(self) -> int:
         return (self.consumers + 1) * WARPGROUP
-
-    @property
-    def blocks(self) -> int:
-        """Of a cluster."""
-        return self.cluster * self.cluster_n
-
-    @property
-    def peers(self) -> int:
-        """Blocks that fill a block's stages, itself among them."""
-        return self.cluster + self.cluster_n - 1
 
     @property
     def depth(self) -> int:
@@ -106,7 +91,7 @@ class Config:
     @property
     def box_a(self) -> tuple[int, int]:
         """(elements side by side, lines) of one bulk copy of A."""
-        return (self.depth, self.depth) if self.m_major_a else (self.depth, self.tile_m // self.cluster_n)
+        return (self.depth, self.depth) if self.m_major_a else (self.depth, self.tile_m)
 
     @property
     def box_b(self) -> tuple[int, int]:

@@ -26,7 +26,6 @@ from tilewright.kernels.launch import (
     ceil_div,
     current_device,
     enqueue,
-    resident_clusters,
 )
 
 HOPPER = (9, 0)
@@ -183,23 +182,10 @@ def multiprocessors(device: int) -> int:
     return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
 
 
-def persistent_grid(tiles: int, cluster: int, resident: int = 0) -> int:
-    """Blocks for ``tiles`` cluster tiles: one a multiprocessor, whole clusters, none without work.
-
-    resident: clusters that the device holds at a time, where they are more than two blocks; 0: as many as fill it.
-    """
-    clusters = resident or multiprocessors(current_device()) // cluster
+def persistent_grid(tiles: int, cluster: int) -> int:
+    """Blocks for ``tiles`` cluster tiles: one a multiprocessor, whole clusters, none without work."""
+    clusters = multiprocessors(current_device()) // cluster
     return cluster * max(1, min(tiles, clusters))
-
-
-@functools.cache
-def _resident_clusters(config: Config, device: int) -> int:
-    """Clusters that run at a time. Pairs fill a device; larger ones leave what does not fit a group of
-    multiprocessors."""
-    if config.blocks <= 2:
-        return multiprocessors(device) // config.blocks
-    launchable = _compiled(config, device)
-    return resident_clusters(launchable.kernel, launchable.threads, launchable.shared_nbytes, config.blocks)
 
 
 def variant(name: str, config: Config) -> Variant:
@@ -233,7 +219,7 @@ def _compiled(config: Config, device: int) -> Launchable:
         ARGUMENTS,
         threads=config.threads,
         shared_nbytes=config.shared_nbytes,
-        cluster=config.blocks,
+        cluster=config.cluster,
     )
 
 
@@ -301,9 +287,7 @@ def launch_product(
     a: m lines of k, or k lines of m when ``config.m_major_a``; b: n lines of k, or k lines of n when
     ``config.n_major_b``; depth: k. plan, workspace: device addresses, for the variants that use them.
     """
-    tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(
-        output.columns, config.tile_n * config.cluster_n
-    )
+    tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(output.columns, config.tile_n)
     device = current_device()
     kernel = _compiled(config, device)
     wanted = [(a, config.box_a), (b, config.box_b)]
@@ -313,7 +297,7 @@ def launch_product(
     with _maps_lock:
         map_a, map_b, *map_c = _map_store(device).addresses(tuple(wanted))
         kernel.launch(
-            persistent_grid(tiles, config.blocks, _resident_clusters(config, device)),
+            persistent_grid(tiles, config.cluster),
             stream,
             map_a,
             map_b,
