@@ -502,12 +502,6 @@ store_matrices = _instruction(
     description="``store_matrices(address, w0, w1, w2, w3)``: a warp's four 8 × 8 matrices of 16 bits to shared "
     "memory. Lane l holds two neighbours of row l / 4 of each, and the address of row l % 8 of matrix l / 8.",
 )
-store_shared_pair = _instruction(
-    "st.shared.v2.f32 [$0], {$1, $2};",
-    "r,f,f",
-    (_U32, types.float32, types.float32),
-    description="``store_shared_pair(address, first, second)``: 8 bytes at a shared address that is a multiple of 8.",
-)
 half_pair = _instruction(
     "cvt.rn.f16x2.f32 $0, $2, $1;",
     "=r,f,f",

@@ -16,6 +16,7 @@ STEP_NBYTES = 32
 STEPS = STAGE_DEPTH_NBYTES // STEP_NBYTES
 BARRIER_NBYTES = 8
 C_LINE_NBYTES = 128
+C_BOX_COLUMNS = C_LINE_NBYTES // 2
 C_BOX_LINES = 16
 """Rows of C that a warp holds."""
 C_BOX_NBYTES = C_LINE_NBYTES * C_BOX_LINES
@@ -50,8 +51,8 @@ class Config:
     group: int = 8
     """Cluster tiles below each other before the walk moves on in n."""
     boxes: int = 0
-    """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, through which C leaves by the copy
-    engine while the next tile begins; 0: C is written from registers."""
+    """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, through which a C of 16 bits leaves
+    by the copy engine while the next tile begins; 0: C is written from registers."""
 
     @property
     def tile_m(self) -> int:
@@ -99,7 +100,7 @@ class Config:
 
     @property
     def box_c(self) -> tuple[int, int]:
-        return (C_LINE_NBYTES * 8 // self.c_type.bitwidth, C_BOX_LINES)
+        return (C_BOX_COLUMNS, C_BOX_LINES)
 
     @property
     def integer(self) -> bool:

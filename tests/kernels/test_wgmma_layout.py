@@ -17,7 +17,13 @@ if SIMULATOR:
 from numba import types
 
 from tilewright.kernels.gemm import wgmma_epilogue, wgmma_mainloop
-from tilewright.kernels.gemm.wgmma_config import C_BOX_LINES, C_BOX_NBYTES, STAGE_DEPTH_NBYTES, Config
+from tilewright.kernels.gemm.wgmma_config import (
+    C_BOX_LINES,
+    C_BOX_NBYTES,
+    C_LINE_NBYTES,
+    STAGE_DEPTH_NBYTES,
+    Config,
+)
 
 WARP = 32
 
@@ -52,11 +58,9 @@ def sums_of(lane: int, tile: np.ndarray) -> list[Any]:
 
 
 @pytest.mark.parametrize("boxes", [1, 2, 4])
-@pytest.mark.parametrize(("kind", "c_type"), [("f16", types.float16), ("tf32", types.float32)])
-def test_boxes_hold_the_tile(boxes: int, kind: str, c_type: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boxes_hold_the_tile(boxes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each box, when the copy engine takes it, holds its part of the tile as the tensor map's swizzle says."""
-    config = Config(kind, kind, c_type, boxes=boxes)
-    itemsize = c_type.bitwidth // 8
+    config = Config("f16", "f16", types.float16, boxes=boxes)
     tile = np.arange(C_BOX_LINES * config.tile_n, dtype=np.uint32).reshape(C_BOX_LINES, config.tile_n)
     staging = 4096
     done: list[list[tuple[Any, ...]]] = [[] for _ in range(WARP)]
@@ -82,7 +86,6 @@ def test_boxes_hold_the_tile(boxes: int, kind: str, c_type: Any, monkeypatch: py
         half_pair=lambda low, high: (int(low), int(high)),
         bfloat_pair=None,
         store_matrices=note("matrices"),
-        store_shared_pair=note("pair"),
         copy_engine_fence=note("fence"),
         tensor_store=note("store"),
         bulk_commit=note("commit"),
@@ -93,9 +96,9 @@ def test_boxes_hold_the_tile(boxes: int, kind: str, c_type: Any, monkeypatch: py
         store_boxes(sums_of(lane, tile), staging, 77, 160, 512, lane)
 
     memory = np.full(staging + boxes * C_BOX_NBYTES, 0xFF, np.uint8)
-    steps = [[event for event in lane if event[0] in ("matrices", "pair", "fence")] for lane in done]
+    steps = [[event for event in lane if event[0] in ("matrices", "fence")] for lane in done]
     stores = [event for event in done[0] if event[0] == "store"]
-    columns = STAGE_DEPTH_NBYTES // itemsize
+    columns = C_LINE_NBYTES // 2
     assert len(stores) == config.tile_n // columns
     assert not any(event[0] in ("wait", "store", "commit") for lane in done[1:] for event in lane)
     ready = 0
@@ -111,17 +114,13 @@ def test_boxes_hold_the_tile(boxes: int, kind: str, c_type: Any, monkeypatch: py
                     words = [pair for lane in range(4) for pair in together[4 * row + lane][2 + matrix]]
                     memory[place : place + 16] = np.array(words, np.uint16).view(np.uint8)
                 assert len(banks) == 8, "lines of a matrix share banks"
-        elif together[0][0] == "pair":
-            for _, place, first, second in together:
-                assert place % 8 == 0
-                memory[place : place + 8] = np.array([first, second], np.uint32).view(np.uint8)
         else:
             _, target, source, x, y, z = stores[ready]
             assert (target, x, y, z) == (77, 512 + ready * columns, 160, 0)
             assert source == staging + ready % boxes * C_BOX_NBYTES
             box = memory[source : source + C_BOX_NBYTES]
             plain = np.array([box[swizzled(i)] for i in range(C_BOX_NBYTES)], np.uint8)
-            found = plain.view(f"u{itemsize}").reshape(C_BOX_LINES, columns)
+            found = plain.view(np.uint16).reshape(C_BOX_LINES, columns)
             expected = tile[:, ready * columns : (ready + 1) * columns]
             np.testing.assert_array_equal(found, expected.astype(found.dtype))
             box[:] = 0xFF
