@@ -384,8 +384,8 @@ def variants() -> Iterable[Variant]:
 
 
 def variants_mma() -> Iterable[Variant]:
-    """The same with both tiles; the passes in between, for those who take the first and last."""
-    large, small = byte_mma_launch.TILES
+    """The same with every tile; the passes in between, for those who take the first and last."""
+    *larger, small = byte_mma_launch.TILES
 
     def products(tile: byte_mma.Tile) -> Iterable[Variant]:
         for nbytes, c_type in _C_TYPES.items():
@@ -395,11 +395,13 @@ def variants_mma() -> Iterable[Variant]:
                 ("residues", ("s8", "s8"), RESIDUES),
             ):
                 config = byte_mma.Config(*kinds, c_type, plan_kind, tile)
-                yield byte_mma_launch.variant(f"{name} to int{8 * nbytes}, {tile.depth} bytes deep", config)
+                shape = f"{tile.stages} × {tile.depth} bytes deep"
+                yield byte_mma_launch.variant(f"{name} to int{8 * nbytes}, {shape}", config)
 
     yield from products(small)
     yield from _passes(byte_mma_launch.AMPERE)
-    yield from products(large)
+    for tile in larger:
+        yield from products(tile)
 
 
 EXACT_INTEGER = GemmKernel(
