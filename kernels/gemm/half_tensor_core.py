@@ -21,6 +21,7 @@ from tilewright.kernels.gemm import float_planes
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.float_operand import (
     RESIDENT_BLOCKS,
+    TURN_RESIDENT_BLOCKS,
     FloatOperand,
     make_planes,
     operands,
@@ -149,7 +150,8 @@ def _supports_asked(precision: str) -> Callable[[Problem], bool]:
 def _pass_variant(form: str, *, turn: bool = False) -> Variant:
     function = float_planes.turn_function() if turn else float_planes.pass_function(form)
     name = f"to {form}{', turned' if turn else ''}"
-    return pass_variant(name, function, float_planes.ARGUMENTS, float_planes.THREADS, RESIDENT_BLOCKS)
+    blocks = TURN_RESIDENT_BLOCKS if turn else RESIDENT_BLOCKS
+    return pass_variant(name, function, float_planes.ARGUMENTS, float_planes.THREADS, blocks)
 
 
 def _stored_variants(kind: str, dtype: np.dtype) -> Iterable[Variant]:
