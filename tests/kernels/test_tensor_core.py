@@ -84,9 +84,13 @@ SAMPLES = {
     "bytes to int8",
     "residues to int64",
     "int64 to bytes, turned",
+    "bytes turned by vectors",
     "float16, m-major by n-major",
     "bfloat16, m-major by n-major",
     "tf32, k-major",
+    "to tf32",
+    "to tf32, turned",
+    "to split",
     "split, m-major by n-major",
     "repair",
 }

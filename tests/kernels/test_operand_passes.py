@@ -1,4 +1,4 @@
-"""The passes over float operands, thread by thread in Python: every layout, ragged edges, and where bytes go."""
+"""The passes over operands, thread by thread in Python: every layout, ragged edges, and where bytes go."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if SIMULATOR:
     pytest.skip("the simulator has no inline PTX", allow_module_level=True)
 
 from tests.kernels import lane_by_lane
-from tilewright.kernels.gemm import float_operand, float_planes, wgmma
+from tilewright.kernels.gemm import byte_planes, float_operand, float_planes, wgmma
 from tilewright.kernels.gemm.residues import PLAN_KIND
 
 SENTINEL = 0xA5
@@ -74,7 +74,7 @@ def shared_accesses(memories: list[Memory], monkeypatch: pytest.MonkeyPatch) -> 
         else:
             assert index % 4 == 0
             seen[lane_by_lane._current.thread].append(("load", index))
-            found = array[index : index + 4]
+            found = array.words[index : index + 4]
         for lane in range(4):
             registers[first + lane] = int(found[lane]) if found.dtype.kind == "u" else found[lane]
 
@@ -84,7 +84,22 @@ def shared_accesses(memories: list[Memory], monkeypatch: pytest.MonkeyPatch) -> 
         else:
             assert index % 4 == 0
             seen[lane_by_lane._current.thread].append(("store", index))
-            array[index : index + 4] = registers[first : first + 4]
+            array.words[index : index + 4] = registers[first : first + 4]
+
+    class Shared:
+        """The block's shared memory as words."""
+
+        def __init__(self, count: int, dtype: Any, alignment: int) -> None:
+            self.words = lane_by_lane._current.block.shared
+            assert (count, dtype, alignment) == (self.words.size, types.uint32, 16)
+
+        def __setitem__(self, index: int, word: int) -> None:
+            seen[lane_by_lane._current.thread].append(("store", index))
+            self.words[index] = word
+
+    def byte_permute(low: int, high: int, selector: int) -> int:
+        data = low.to_bytes(4, "little") + high.to_bytes(4, "little")
+        return int.from_bytes(bytes(data[selector >> 4 * i & 15] for i in range(4)), "little")
 
     def float_bits(value: Any) -> int:
         return int(np.float32(value).view(np.uint32))
@@ -101,11 +116,16 @@ def shared_accesses(memories: list[Memory], monkeypatch: pytest.MonkeyPatch) -> 
         bits_float=bits_float,
         half_bits=lambda value: int(np.float16(value).view(np.uint16)),
         tf32_bits=lambda value: (float_bits(value) + 0x1000) & 0xFFFFE000,
+        byte_permute=byte_permute,
     )
-    monkeypatch.setattr(float_planes, "cuda", lane_by_lane._IntegerCuda())
-    monkeypatch.setattr(float_planes, "ptx", ptx)
-    monkeypatch.setattr(float_planes, "types", types)
-    monkeypatch.setattr(float_planes, "cluster_tile", wgmma.cluster_tile.py_func)
+    cuda = lane_by_lane._IntegerCuda()
+    cuda.shared = SimpleNamespace(array=Shared)
+    for module in (float_planes, byte_planes):
+        monkeypatch.setattr(module, "cuda", cuda)
+        monkeypatch.setattr(module, "ptx", ptx)
+        monkeypatch.setattr(module, "types", types)
+        monkeypatch.setattr(module, "cluster_tile", wgmma.cluster_tile.py_func)
+    monkeypatch.setattr(byte_planes, "turn_words", byte_planes.turn_words.py_func)
     for name in ("bfloat16_bits", "bfloat16_or_special", "is_finite", "sign_bits"):
         monkeypatch.setattr(float_planes, name, getattr(float_planes, name).py_func)
     return seen
@@ -144,6 +164,15 @@ def lines_of(
     written = (width + 3) // 4 * 4 * np.dtype(dtype).itemsize
     assert (whole[:, written:] == SENTINEL).all(), "more than a quad written behind a line"
     return np.ascontiguousarray(whole[:, : width * np.dtype(dtype).itemsize]).view(dtype)
+
+
+def assert_no_bank_conflicts(accesses: list[list[tuple[str, int]]], together: int, nbytes: int) -> None:
+    """What so many neighbouring threads access at once, ``nbytes`` each, fills a line of all banks."""
+    words = nbytes // 4
+    for first in range(0, len(accesses), together):
+        for group in zip(*accesses[first : first + together], strict=True):
+            assert len({what for what, _ in group}) == 1
+            assert len({word // words % (32 // words) for _, word in group}) == together, "a bank conflict"
 
 
 @pytest.mark.parametrize(
@@ -185,12 +214,52 @@ def test_turned(
     )
     found = lines_of(target, lines, width, line_nbytes, np.uint32)
     np.testing.assert_array_equal(found, tf32(source.T.copy()))
-    # A vector access to shared memory is carried out for eight threads at a time.
     assert {len(accesses) for accesses in shared_accesses} == {8 * blocks}
-    for first in range(0, float_planes.THREADS, 8):
-        for together in zip(*shared_accesses[first : first + 8], strict=True):
-            assert len({what for what, _ in together}) == 1
-            assert len({word // 4 % 8 for _, word in together}) == 8, "a bank conflict"
+    assert_no_bank_conflicts(shared_accesses, together=8, nbytes=16)
+
+
+BYTE_TILE = byte_planes.TURN_SIDE
+
+
+@pytest.mark.parametrize(
+    ("lines", "depth", "k_stride", "shift"),
+    [
+        (2 * BYTE_TILE, BYTE_TILE, 2 * BYTE_TILE + 16, 16),
+        (BYTE_TILE + 5, BYTE_TILE + 1, BYTE_TILE + 16, 0),  # whole and ragged tiles
+        (3, 70, 16, 0),
+    ],
+)
+def test_bytes_turned(
+    lines: int,
+    depth: int,
+    k_stride: int,
+    shift: int,
+    memories: list[Memory],
+    shared_accesses: list[list[tuple[str, int]]],
+    rng: np.random.Generator,
+) -> None:
+    source = rng.integers(0, 256, (depth, lines)).astype(np.uint8)
+    memory, address = held(source, k_stride, shift)
+    line_nbytes = (depth + 127) // 128 * 128
+    target = Memory(lines * line_nbytes)
+    memories += [memory, target]
+    blocks = -(-lines // BYTE_TILE) * -(-depth // BYTE_TILE)
+    arguments = (address, 1, k_stride, lines, depth, target.address, line_nbytes // 4, 0, 0, 0)
+    function = byte_planes.turn_function()
+    lane_by_lane.run(
+        function, (blocks, 1), byte_planes.THREADS, BYTE_TILE**2, np.uint32, arguments, late=False
+    )
+    written = target.bytes.reshape(lines, line_nbytes)
+    np.testing.assert_array_equal(written[:, :depth], source.T)
+    assert (written[:, (depth + 15) // 16 * 16 :] == SENTINEL).all()
+    if lines % BYTE_TILE == depth % BYTE_TILE == 0:
+        stores, loads = (
+            [[access for access in accesses if access[0] == what] for accesses in shared_accesses]
+            for what in ("store", "load")
+        )
+        assert {len(accesses) for accesses in stores} == {16 * blocks}
+        assert_no_bank_conflicts(stores, together=WARP, nbytes=4)
+        assert_no_bank_conflicts(loads, together=8, nbytes=16)
 
 
 def test_a_band_of_tiles_ends_ragged() -> None:
