@@ -495,23 +495,12 @@ def bulk_wait(pending: int, *, read: bool) -> Callable[..., Any]:
     return _instruction(f"cp.async.bulk.wait_group{'.read' if read else ''} {pending};", "", ())
 
 
-def named_barrier(number: int, threads: int, *, wait: bool) -> Callable[..., Any]:
-    """Barrier ``number`` of the block, of so many threads: arrive at it and go on, or wait for the others too."""
-    return _instruction(f"barrier.cta.{'sync' if wait else 'arrive'} {number}, {threads};", "", ())
-
-
 store_matrices = _instruction(
     "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
     "r,r,r,r,r",
     (_U32, _U32, _U32, _U32, _U32),
     description="``store_matrices(address, w0, w1, w2, w3)``: a warp's four 8 × 8 matrices of 16 bits to shared "
     "memory. Lane l holds two neighbours of row l / 4 of each, and the address of row l % 8 of matrix l / 8.",
-)
-store_shared_pair = _instruction(
-    "st.shared.v2.f32 [$0], {$1, $2};",
-    "r,f,f",
-    (_U32, types.float32, types.float32),
-    description="``store_shared_pair(address, first, second)``: 8 bytes at a shared address that is a multiple of 8.",
 )
 
 

@@ -22,6 +22,7 @@ from tilewright.kernels.gemm import float_planes
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.float_operand import (
     RESIDENT_BLOCKS,
+    TURN_RESIDENT_BLOCKS,
     FloatOperand,
     make_planes,
     operands,
@@ -114,6 +115,11 @@ def _multiply(
 
 @functools.cache
 def _config(kind: str, c_type: Any, k_major_a: bool, k_major_b: bool, c_by_columns: bool = False) -> Config:
+    """A C of 16 bits leaves through shared memory: written from registers it fills half sectors. The boxes of a
+    whole tile leave room for three stages, and are faster than fewer boxes and four stages. float32 fills sectors
+    from registers, which is as fast as boxes or faster.
+    """
+    narrow = c_type.bitwidth == 16
     return Config(
         kind,
         kind,
@@ -122,6 +128,8 @@ def _config(kind: str, c_type: Any, k_major_a: bool, k_major_b: bool, c_by_colum
         n_major_b=not k_major_b,
         c_by_columns=c_by_columns,
         bfloat16_c=c_type == C_TYPES[BFLOAT16],
+        boxes=4 if narrow else 0,
+        stages=3 if narrow else 4,
     )
 
 
@@ -166,7 +174,8 @@ def _supports_asked(precision: str) -> Callable[[Problem], bool]:
 def _pass_variant(form: str, *, turn: bool = False) -> Variant:
     function = float_planes.turn_function() if turn else float_planes.pass_function(form)
     name = f"to {form}{', turned' if turn else ''}"
-    return pass_variant(name, function, float_planes.ARGUMENTS, float_planes.THREADS, RESIDENT_BLOCKS)
+    blocks = TURN_RESIDENT_BLOCKS if turn else RESIDENT_BLOCKS
+    return pass_variant(name, function, float_planes.ARGUMENTS, float_planes.THREADS, blocks)
 
 
 def _stored_variants(kind: str, dtype: np.dtype) -> Iterable[Variant]:
@@ -187,7 +196,7 @@ def _bfloat_variants() -> Iterable[Variant]:
 
 def _asked_variants(kind: str) -> Callable[[], Iterable[Variant]]:
     def variants() -> Iterable[Variant]:
-        yield variant(f"{kind}, k-major", Config(kind, kind, types.float32))
+        yield variant(f"{kind}, k-major", _config(kind, types.float32, True, True))
         yield _pass_variant(kind)
         if kind == "tf32":
             yield variant(f"{kind}, m-major", _config(kind, types.float32, False, True))

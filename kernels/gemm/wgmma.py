@@ -30,7 +30,7 @@ from tilewright.kernels.gemm.wgmma_config import (
     Config,
 )
 from tilewright.kernels.gemm.wgmma_epilogue import box_store, column_store, conversions, sum_store
-from tilewright.kernels.gemm.wgmma_mainloop import filler, part_multiplier, peer, plane_multiplier
+from tilewright.kernels.gemm.wgmma_mainloop import filler, part_multiplier, plane_multiplier
 from tilewright.kernels.gemm.wgmma_registers import register_multiplier
 
 PRODUCER_REGISTERS = 56
@@ -79,11 +79,10 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are
     written.
 
-    Grid: a multiple of ``config.blocks`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
+    Grid: a multiple of ``config.cluster`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
     ``config.shared_nbytes``. Registers: 168 at entry, then 224 a consumer and 56 a producer, no spills.
     """
-    consumers, stages, group = config.consumers, config.stages, config.group
-    cluster, cluster_n, blocks, peers = config.cluster, config.cluster_n, config.blocks, config.peers
+    consumers, stages, cluster, group = config.consumers, config.stages, config.cluster, config.group
     tile_m, tile_n, stage_nbytes, parts = config.tile_m, config.tile_n, config.stage_nbytes, config.parts
     registers = tile_n // 2
     config_kind = config.plan_kind
@@ -95,7 +94,6 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     in_registers, by_columns = config.a_in_registers, config.c_by_columns
     multiply_plane = register_multiplier(config) if in_registers else plane_multiplier(config)
     row_step, second_row = (2, 1) if in_registers else (1, 8)
-    peer_of_lane = peer(config)
     boxed, boxes_offset = config.boxes > 0, config.boxes_offset
     warp_nbytes = config.boxes * C_BOX_NBYTES
     store, store_boxes = (
@@ -122,22 +120,20 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         ring = u32((ptx.shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
         thread = cuda.threadIdx.x
         rank = ptx.cluster_rank()
-        rank_m = rank if cluster_n == 1 else u32(rank % u32(cluster))
-        rank_n = u32(0) if cluster_n == 1 else u32(rank // u32(cluster))
         if thread == 0:
             full = ring + u32(stages * stage_nbytes)
             for stage in range(stages):
                 ptx.barrier_init(full + u32(8 * stage), 1)
                 # One arrival a consumer warp of every block that writes here: all have read before it is
                 # refilled.
-                ptx.barrier_init(full + u32(8 * stages + 8 * stage), 4 * consumers * peers)
+                ptx.barrier_init(full + u32(8 * stages + 8 * stage), 4 * consumers * cluster)
             ptx.barrier_init_fence()
         # No block may signal another's barriers before they are initialised.
         ptx.cluster_barrier()
 
         tiles_m = i32((m + cluster * tile_m - 1) // (cluster * tile_m))
-        tiles_n = i32((n + cluster_n * tile_n - 1) // (cluster_n * tile_n))
-        first_tile, tile_stride = i32(cuda.blockIdx.x // blocks), i32(cuda.gridDim.x // blocks)
+        tiles_n = i32((n + tile_n - 1) // tile_n)
+        first_tile, tile_stride = i32(cuda.blockIdx.x // cluster), i32(cuda.gridDim.x // cluster)
         place, parity = u32(0), u32(0)
         if thread < WARPGROUP:
             give_registers()
@@ -150,19 +146,17 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         map_a,
                         map_b,
                         ring,
-                        i32((tile_row * cluster + rank_m) * tile_m),
-                        i32((tile_column * cluster_n + rank_n) * tile_n),
+                        i32((tile_row * cluster + rank) * tile_m),
+                        i32(tile_column * tile_n),
                         planes,
                         k_steps,
-                        rank_m,
-                        rank_n,
+                        rank,
                         place,
                         parity,
                     )
         else:
             take_registers()
             warpgroup, lane = thread // WARPGROUP - 1, thread % 32
-            peer_block = peer_of_lane(u32(lane), rank)
             sums = cuda.local.array(registers, sum_type)
             totals = cuda.local.array(registers, sum_type)
             if boxed and map_c != 0:
@@ -173,19 +167,17 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             for tile in range(first_tile, tiles_m * tiles_n, tile_stride):
                 if parts == 1:
                     for plane in range(planes):
-                        place, parity = multiply_plane(
-                            sums, ring, k_steps, warpgroup, lane, peer_block, place, parity
-                        )
+                        place, parity = multiply_plane(sums, ring, k_steps, warpgroup, lane, place, parity)
                         if residues:
                             keep_residues(sums, plane, planes, kept, kept_first)
                 else:
                     place, parity = multiply_parts(
-                        totals, sums, ring, k_steps, warpgroup, lane, peer_block, place, parity
+                        totals, sums, ring, k_steps, warpgroup, lane, place, parity
                     )
                 tile_row, tile_column = cluster_tile(tile, tiles_m, tiles_n, group)
-                warp_row = (tile_row * cluster + rank_m) * tile_m + warpgroup * ROWS_PER_WARPGROUP
+                warp_row = (tile_row * cluster + rank) * tile_m + warpgroup * ROWS_PER_WARPGROUP
                 warp_row = warp_row + thread % WARPGROUP // 32 * C_BOX_LINES
-                tile_first = (tile_column * cluster_n + rank_n) * tile_n
+                tile_first = tile_column * tile_n
                 row, column = i64(warp_row + row_step * (lane // 4)), i64(tile_first + 2 * (lane % 4))
                 if residues:
                     add_residues(

@@ -9,7 +9,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels import ptx
-from tilewright.kernels.gemm.wgmma_config import C_BOX_NBYTES, C_LINE_NBYTES, Config
+from tilewright.kernels.gemm.wgmma_config import C_BOX_COLUMNS, C_BOX_NBYTES, C_LINE_NBYTES, Config
 
 ADDED_TOGETHER = 4
 """Groups of eight columns of C that are read before the first is added to."""
@@ -192,13 +192,12 @@ def box_store(config: Config) -> Callable[..., Any]:
     The warp writes box after box (16 rows × 128 bytes, swizzled as the tensor map says) into its own
     ``config.boxes`` places at ``staging``; the copy engine carries them to C while the warp goes on, so a place is
     waited for only when it comes round again. ``row``, ``column``: of the warp's first element. What lies outside
-    C is not written. C's elements have 16 or 32 bits.
+    C is not written. C's elements have 16 bits: those of 32 fill whole sectors from registers.
     """
     boxes = config.boxes
     pack = ptx.bfloat_pair if config.bfloat16_c else ptx.half_pair
-    narrow = config.c_type.bitwidth == 16
-    columns = C_LINE_NBYTES * 8 // config.c_type.bitwidth
-    count, steps = config.tile_n // columns, columns // (16 if narrow else 8)
+    columns, count = C_BOX_COLUMNS, config.tile_n // C_BOX_COLUMNS
+    steps = columns // 16
     free_place = ptx.bulk_wait(max(boxes - 1, 0), read=True)
     i32, u32 = types.int32, types.uint32
 
@@ -217,23 +216,12 @@ def box_store(config: Config) -> Callable[..., Any]:
         )
 
     @cuda.jit(device=True, inline="always")
-    def write_8_columns(i, box, sums, line, lane):  # type: ignore[no-untyped-def]
-        first = 16 * box + 4 * i
-        chunk = u32(2 * i) + ((lane >> u32(1)) & u32(1))
-        place = line + ((chunk ^ (lane >> u32(2))) << u32(4)) + ((lane & u32(1)) << u32(3))
-        ptx.store_shared_pair(place, sums[first], sums[first + 1])
-        ptx.store_shared_pair(place + u32(8 * C_LINE_NBYTES), sums[first + 2], sums[first + 3])
-
-    @cuda.jit(device=True, inline="always")
     def write_box(box, sums, staging, line, map_c, row, column, lane):  # type: ignore[no-untyped-def]
         offset = u32(box % boxes * C_BOX_NBYTES)
         if lane == 0:
             free_place()
         cuda.syncwarp()  # the copy engine has read what was here before
-        if narrow:
-            ptx.unroll(write_16_columns, steps, (box, sums, line + offset, lane))
-        else:
-            ptx.unroll(write_8_columns, steps, (box, sums, line + offset, lane))
+        ptx.unroll(write_16_columns, steps, (box, sums, line + offset, lane))
         ptx.copy_engine_fence()
         cuda.syncwarp()  # the box is complete
         if lane == 0:
@@ -243,8 +231,7 @@ def box_store(config: Config) -> Callable[..., Any]:
     @cuda.jit(device=True, inline="always")
     def store_boxes(sums, staging, map_c, row, column, lane):  # type: ignore[no-untyped-def]
         lane = u32(lane)
-        # The line whose address this lane gives (16 bits), or into which it writes (32 bits).
-        line = staging + (lane & u32(15) if narrow else lane >> u32(2)) * u32(C_LINE_NBYTES)
+        line = staging + (lane & u32(15)) * u32(C_LINE_NBYTES)  # whose address this lane gives
         ptx.unroll(write_box, count, (sums, staging, line, map_c, row, column, lane))
 
     return store_boxes

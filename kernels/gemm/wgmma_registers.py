@@ -72,7 +72,7 @@ def register_multiplier(config: Config) -> Callable[..., Any]:
     the other set, are under way. It waits for those before their stage is given back, and so before their
     registers, which come next, are written again.
     """
-    stages, stage_nbytes, peers = config.stages, config.stage_nbytes, config.peers
+    stages, stage_nbytes, cluster = config.stages, config.stage_nbytes, config.cluster
     tile_b, following, first_place = b_tile(config), next_place(config), fragment_place()
     multiply = ptx.wgmma_registers(config.tile_n, STEPS)
     wait_all, wait_all_but_one = ptx.wgmma_wait(0), ptx.wgmma_wait(1)
@@ -102,7 +102,7 @@ def register_multiplier(config: Config) -> Callable[..., Any]:
         wait_all_but_one()
 
     @cuda.jit(device=True, inline="always")
-    def multiply_plane(sums, ring, k_steps, warpgroup, lane, peer, place, parity):  # type: ignore[no-untyped-def]
+    def multiply_plane(sums, ring, k_steps, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
         even = cuda.local.array(words, u32)
         odd = cuda.local.array(words, u32)
         thread = u32(cuda.threadIdx.x) & u32(WARPGROUP - 1)
@@ -112,24 +112,24 @@ def register_multiplier(config: Config) -> Callable[..., Any]:
         previous = empty
         for step in range(0, k_steps - 1, 2):
             multiply_stage(sums, even, ring, first, crossed, step, place, parity)
-            if step > 0 and lane < peers:
-                ptx.barrier_arrive(previous, peer)
+            if step > 0 and lane < cluster:
+                ptx.barrier_arrive(previous, lane)
             previous = empty + u32(8) * place
             place, parity = following(place, parity)
             multiply_stage(sums, odd, ring, first, crossed, 1, place, parity)
-            if lane < peers:
-                ptx.barrier_arrive(previous, peer)
+            if lane < cluster:
+                ptx.barrier_arrive(previous, lane)
             previous = empty + u32(8) * place
             place, parity = following(place, parity)
         if k_steps % 2 != 0:
             multiply_stage(sums, even, ring, first, crossed, k_steps - 1, place, parity)
-            if k_steps > 1 and lane < peers:
-                ptx.barrier_arrive(previous, peer)
+            if k_steps > 1 and lane < cluster:
+                ptx.barrier_arrive(previous, lane)
             previous = empty + u32(8) * place
             place, parity = following(place, parity)
         wait_all()
-        if lane < peers:
-            ptx.barrier_arrive(previous, peer)
+        if lane < cluster:
+            ptx.barrier_arrive(previous, lane)
         return place, parity
 
     return multiply_plane

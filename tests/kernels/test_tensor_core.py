@@ -23,6 +23,7 @@ if SIMULATOR:
     pytest.skip("the simulator has no tensor cores", allow_module_level=True)
 
 from numba import cuda
+from numba.cuda import types
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_core, split_float
@@ -58,6 +59,8 @@ def test_every_tile_is_visited_once(tiles_m: int, tiles_n: int, group: int) -> N
         Config("s8", "s8", None),
         Config("tf32", "tf32", None),
         Config("tf32", "tf32", None, m_major_a=True),
+        half_tensor_core._config("f16", types.float16, True, False),
+        half_tensor_core._config("bf16", types.uint16, False, True),
         split_float._product(False, True),
     ],
 )
@@ -69,15 +72,33 @@ def test_shared_memory_and_registers_fit(config: Config) -> None:
         assert side == config.depth
 
 
+@pytest.mark.parametrize("k_major", [True, False])
+def test_only_a_narrow_c_leaves_through_shared_memory(k_major: bool) -> None:
+    def chosen(kind: str, c_type: Any) -> Config:
+        k_major_b = k_major or kind == "tf32"  # which comes no other way
+        return half_tensor_core._config(kind, c_type, k_major, k_major_b)
+
+    for narrow in (chosen("f16", types.float16), chosen("bf16", types.uint16)):
+        boxes_of_a_tile = narrow.tile_n // narrow.box_c[0]
+        assert narrow.boxes == boxes_of_a_tile, "a warp waits for room in the middle of a tile"
+        assert narrow.stages == 3
+    for kind in ("bf16", "f16", "tf32"):
+        assert (chosen(kind, types.float32).boxes, chosen(kind, types.float32).stages) == (0, 4)
+
+
 SAMPLES = {
     "bytes to int8",
     "residues to int64",
     "int64 to bytes, turned",
+    "bytes turned by vectors",
     "float16, m-major by n-major",
     "bfloat16, m-major by n-major",
     "tf32, k-major",
     "tf32, m-major",
     "tf32, n-major",
+    "to tf32",
+    "to tf32, turned",
+    "to split",
     "split, m-major by n-major",
     "repair",
 }
