@@ -52,10 +52,10 @@ def run_dot(
     rows: list[Row] = []
     for name in dtypes:
         progress(name)
-        units = _units(np.dtype(name), nbytes)
-        length = nbytes // units[0].itemsize
-        contestants = _gpu(*units, length, name in LADDER_DTYPES) if on_gpu else _cpu(*units, length)
-        work = 2.0 * length * units[0].itemsize
+        x, y = _units(np.dtype(name), nbytes)
+        length = nbytes // x.itemsize
+        contestants = _gpu(x, y, length, name in LADDER_DTYPES) if on_gpu else _cpu(x, y, length)
+        work = float(length * (x.itemsize + y.itemsize))
         rows += measure(name, work, contestants, on_gpu=on_gpu, rounds=rounds, seconds=seconds)
     return BenchReport("dot product", "GB/s", 1e9, machine(on_gpu), tuple(rows))
 

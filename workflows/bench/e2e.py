@@ -95,7 +95,7 @@ def run_e2e(
             for other in folder.glob("*-*-*-*"):
                 shutil.rmtree(other)  # one set of matrices at a time: they are large
             write_inputs(inputs, case)
-        with _cluster(case.workers, gpu) as client:
+        with cluster_of(case.workers, gpu) as client:
             ours, theirs = _Timing(), _Timing()
             out = folder / "c.zarr"
             for turn in range(
@@ -158,7 +158,11 @@ def write_inputs(folder: Path, case: Case) -> None:
 
 
 @contextmanager
-def _cluster(workers: int, gpu: bool) -> Iterator[Client]:
+def cluster_of(workers: int, gpu: bool) -> Iterator[Client]:
+    """So many workers on this host, each with a GPU of its own or all without; those left over stay idle.
+
+    Raises DeviceUnavailableError where there are fewer GPUs.
+    """
     options: dict[str, Any] = {"n_workers": workers, "threads_per_worker": 2, "dashboard_address": ":0"}
     if not gpu:
         with LocalCluster(**options, processes=True) as cluster, Client(cluster) as client:
