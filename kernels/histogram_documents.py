@@ -428,26 +428,27 @@ def source(
                                 cuda.atomic.add(counts, row + uint64(number), int64(letter))
                 else:
                     odd_lane = (lane & uint32(1)) != uint32(0)
-                    at = row + uint64((index >> uint32(1)) * uint32(8))
+                    at = row + uint64(index * uint32(4))
+                    # Two neighbours hold 64 bytes of the row. They swap halves, so that each store of theirs
+                    # fills 32 bytes side by side, which the memory takes as one.
+                    pair_at = row + uint64((index >> uint32(1)) * uint32(8) + (index & uint32(1)) * uint32(2))
+                    shared_row = vote(finished and not row_whole) != uint32(0)
                     for band in range(BANDS):
                         if band < BANDS // 2 or code == BYTE:
-                            # Two neighbours hold 64 bytes of the row. They swap halves, so that each store
-                            # of theirs fills 32 bytes side by side, which the memory takes as one.
+                            if shared_row and finished and not row_whole:
+                                for counter in range(4):
+                                    if sums[4 * band + counter] > uint32(0):
+                                        to = at + uint64(4 * HALF * band + counter)
+                                        cuda.atomic.add(counts, to, int64(sums[4 * band + counter]))
                             low = exchanged(sums[4 * band] if odd_lane else sums[4 * band + 2])
                             high = exchanged(sums[4 * band + 1] if odd_lane else sums[4 * band + 3])
                             wide[0] = int64(low if odd_lane else sums[4 * band])
                             wide[1] = int64(high if odd_lane else sums[4 * band + 1])
                             wide[2] = int64(sums[4 * band + 2] if odd_lane else low)
                             wide[3] = int64(sums[4 * band + 3] if odd_lane else high)
-                            here = at + uint64(4 * HALF * band) + uint64((lane & uint32(1)) * uint32(2))
                             if finished and row_whole:
-                                store(counts, here, wide, uint32(0))
-                                store(counts, here + uint64(4), wide, uint32(2))
-                            elif finished:
-                                for counter in range(4):
-                                    if wide[counter] > 0:
-                                        to = here + uint64(4 * (counter // 2) + counter % 2)
-                                        cuda.atomic.add(counts, to, wide[counter])
+                                store(counts, pair_at + uint64(4 * HALF * band), wide, uint32(0))
+                                store(counts, pair_at + uint64(4 * HALF * band + 4), wide, uint32(2))
                 if finished:
                     for place in range(SUMS):
                         sums[place] = uint32(0)
