@@ -65,7 +65,10 @@ def main(folder: Path, store: Path) -> None:
         report = report_of(rows, gpu=bool(gpus))
         (folder / "e2e.json").write_text(json.dumps(report.to_json() | {"details": details}, indent=1) + "\n")
         print(
-            detail["case"], *(f"{row.contestant} {row.seconds:.2f} s" for row in found), file=sys.stderr, flush=True
+            detail["case"],
+            *(f"{row.contestant} {row.seconds:.2f} s" for row in found),
+            file=sys.stderr,
+            flush=True,
         )
     report.plot(folder / "e2e.png")
     plot_timelines(timelines, folder / "e2e-timeline.png")

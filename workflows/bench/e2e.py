@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,9 @@ def run_e2e(
                 inputs = folder / case.inputs
                 write_inputs(inputs, case)
             # The peer's processes are its own, so that what they hold is not ours.
-            with _cluster(case.workers, gpu) as client, _cluster(case.workers, gpu) as peer:
+            with ExitStack() as stack:
+                client = stack.enter_context(cluster_of(case.workers, gpu))
+                peer = stack.enter_context(cluster_of(case.workers, gpu)) if case.peer_repeats else None
                 yield _run_case(client, peer, case, inputs, folder / "c.zarr", gpu=gpu, cold=cold)
     finally:
         if inputs is not None:
@@ -121,19 +123,19 @@ def report_of(rows: Iterable[Row], *, gpu: bool) -> BenchReport:
 
 
 def _run_case(
-    client: Client, peer: Client, case: Case, inputs: Path, out: Path, *, gpu: bool, cold: bool
+    client: Client, peer: Client | None, case: Case, inputs: Path, out: Path, *, gpu: bool, cold: bool
 ) -> tuple[tuple[Row, ...], dict[str, Any], Timeline]:
     ours, theirs = _Timing(), _Timing()
     # The first turn warms and is checked.
     for turn in range(1 + max(case.repeats, case.peer_repeats)):
         if turn <= case.repeats:
             _time_ours(client, inputs, out, case, ours, cold=cold, check=turn == 0, gpu=gpu)
-        if case.peer_repeats and turn <= case.peer_repeats:
+        if peer is not None and turn <= case.peer_repeats:
             _time_peer(peer, inputs, out, theirs, cold=cold, check=turn == 0, gpu=gpu)
     work = 2 * case.n**3
     rows = [_row(case.name, "tilewright", False, work, ours.seconds)]
     details = _details(client, inputs, case, ours, gpu=gpu)
-    if case.peer_repeats:
+    if peer is not None:
         name = "dask.array" + (" + CuPy" if gpu else " + NumPy")
         rows.append(_row(case.name, name, True, work, theirs.seconds))
         details["peer_memory_nbytes"] = theirs.memory_nbytes
@@ -173,7 +175,11 @@ def write_inputs(folder: Path, case: Case) -> None:
 
 
 @contextmanager
-def _cluster(workers: int, gpu: bool) -> Iterator[Client]:
+def cluster_of(workers: int, gpu: bool) -> Iterator[Client]:
+    """So many workers on this host, each with a GPU of its own or all without; those left over stay idle.
+
+    Raises DeviceUnavailableError where there are fewer GPUs.
+    """
     options: dict[str, Any] = {"n_workers": workers, "threads_per_worker": 2, "dashboard_address": ":0"}
     if not gpu:
         with LocalCluster(**options, processes=True) as cluster, Client(cluster) as client:
