@@ -50,8 +50,8 @@ def multiply_line(element: Element, tiling: Tiling) -> Any:
     """``multiply(line, total, high, left, right, half)``: the products of a row of a thread's tile, or of a column.
 
     ``total[i, j] += left[i] * right[j]`` with i (or j) fixed; ``high`` is for `wide_integer` alone. ``half`` says
-    which half of the fragment arrays holds this step of k. Lines are walked to and fro: where the walk turns, an operand is read again at once,
-    from the register file's reuse cache.
+    which half of the fragment arrays holds this step of k. Lines are walked to and fro: where the walk turns, an
+    operand is read again at once, from the register file's reuse cache.
     """
     register, thread_m, thread_n = element.register, tiling.thread_m, tiling.thread_n
     by_columns = tiling.by_columns
