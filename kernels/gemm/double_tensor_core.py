@@ -743,7 +743,7 @@ def _multiply(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, ti
                     panels.append(lines if by_rows else lines.transposed())
                 else:
                     panels.append(panel)
-            enqueue_tile(*panels, c, accumulate or first > 0, stream, tile, padded=copies)
+            enqueue_tile(panels[0], panels[1], c, accumulate or first > 0, stream, tile, padded=copies)
 
 
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:

@@ -152,7 +152,8 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
     by_halves = element.by_halves
     highs = totals if by_halves else 1
     line_sums = vector * wide_integer.line_passes(tiling) if by_halves else 1
-    add_lines, settle = wide_integer.line_functions(tiling) if by_halves else (None, None)
+    line_functions: Any = wide_integer.line_functions(tiling) if by_halves else (None, None)
+    add_lines, settle = line_functions
     loads = vectors_m + vectors_n
 
     @cuda.jit(device=True, inline="always")
