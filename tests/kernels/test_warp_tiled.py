@@ -345,6 +345,21 @@ def test_many_partial_sums_are_shared_by_threads(
     np.testing.assert_array_equal(c, expected)
 
 
+@pytest.mark.parametrize("columns", [1, 3, 2048, 2049])
+@pytest.mark.skipif(not SIMULATOR, reason="run by the simulator")
+def test_copies_of_panels_end_in_zeros(rng: np.random.Generator, columns: int) -> None:
+    from numba import cuda
+
+    from tilewright.kernels.gemm import repitch
+
+    source = rng.integers(1, 1000, (3, columns)).astype("f4")
+    target = np.full((3, repitch.pitch(columns, 4) // 4), np.nan, "f4")
+    kernel = cuda.jit(repitch.copy_function(np.dtype("f4")))
+    kernel[3 * -(-target.shape[1] // 2048), repitch.COPY_THREADS](source, target)
+    np.testing.assert_array_equal(target[:, :columns], source)
+    assert not target[:, columns:].any()
+
+
 # --- Machine code: no device -------------------------------------------------------------------------------
 
 needs_compiler = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
