@@ -520,6 +520,42 @@ def test_nan_and_infinity_reach_their_rows_and_columns_only(rng: np.random.Gener
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("order", ["CC", "FF", "CF", "FC"])
+@pytest.mark.parametrize("dtype", ["f4", "i4", "f8"])
+def test_unaligned_operands_in_panels(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, order: str, rng: np.random.Generator
+) -> None:
+    """Copies as for large products, on sides that are quick to check; NaN is what a pad must not let in."""
+    from tilewright.kernels.gemm import repitch
+    from tilewright.kernels.gemm import warp_tiled_launch as launching
+    from tilewright.kernels.gemm.double_tensor_core import DOUBLE_TENSOR_CORE
+
+    copied = []
+    copy = repitch.copy
+
+    def counted(panel: Any, scratch: int, stream: Any) -> Any:
+        copied.append(panel.shape)
+        return copy(panel, scratch, stream)
+
+    def uncut(m: int, n: int, k: int, of: np.dtype, ways: tuple[str, str], processors: int) -> tuple[Part]:
+        return (Part(0, 0, m, n, candidates(of, *ways)[0].tiling, k, 1),)
+
+    monkeypatch.setattr(repitch, "copy", counted)
+    monkeypatch.setattr(repitch, "SCRATCH_NBYTES", 640_000)
+    monkeypatch.setattr(repitch, "LEAST_SIDE", 64)
+    monkeypatch.setattr(repitch, "LEAST_DEPTH", 64)
+    monkeypatch.setattr(launching, "cut", uncut)
+    m, n, k = 259, 261, 1031
+    kernel = DOUBLE_TENSOR_CORE if dtype == "f8" else WARP_TILED
+    a, b, old = (naive.numbers(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+    on_a, on_b, c = place(a, order[0], 1), place(b, order[1], 1), place(old, "C", 0)
+    kernel.launch(on_a, on_b, c, True, 0)
+    naive.assert_product(fetch(c), a, b, added_to=old)
+    unaligned = 2 if dtype == "f8" else (order[0] == "F") + (order[1] == "C")
+    assert len(copied) >= 2 * unaligned, "k is walked in panels"
+
+
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_more_than_2_to_the_31_elements(rng: np.random.Generator) -> None:
     m, k, n = 66_000, 33_000, 16
