@@ -927,6 +927,13 @@ def _multiply_add(name: str, total: Any) -> Callable[..., Any]:
             function = ir.FunctionType(ir.IntType(total.bitwidth), [value.type for value in values])
             constraints = "=l,r,r,l" if wide else "=r,r,r,r"
             text = f"{name} $0, $1, $2, $3;"
+            if wide:
+                # By halves with a carry, which the assembler makes one instruction of. Given one, it would add
+                # two products to each other first, and then to a sum, with additions of 64 bits.
+                text = (
+                    "{ .reg .u32 low, high; mov.b64 {low, high}, $3; mad.lo.cc.u32 low, $1, $2, low;"
+                    " madc.hi.u32 high, $1, $2, high; mov.b64 $0, {low, high}; }"
+                )
             return builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), values)
 
         return total(_U32, _U32, total), generate

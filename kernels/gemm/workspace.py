@@ -40,26 +40,30 @@ def workspace_nbytes(
     of them, from the first element on, cuts out of it.
 
     Integers are borrowed digit planes or residues, 16-bit floats and the reduced precisions copied or converted
-    operands; both work through k in stretches that keep to a bound of their own. Everything else multiplies from the
-    operands: the partial sums of a small C with a long k take at most a few MiB, which are not counted.
+    operands, float32 and float64 (and 32-bit integers, without the tensor cores) aligned copies where an operand's
+    lines are not; all work through k in stretches that keep to a bound of their own. Everything else multiplies from
+    the operands: the partial sums of a small C with a long k take at most a few MiB, which are not counted.
     """
-    from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_core
+    from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_core, repitch
 
     if m * n * k == 0:
         return 0
-    if dtype.kind in "iu":
-        return exact_integer.scratch_nbytes(m, n, k, dtype.itemsize)
+    lines = (m, n, k) if parent is None else (m, n, k, parent.m, parent.n, parent.k)
     half = dtype in (np.float16, BFLOAT16)
-    if not half and not (dtype == np.float32 and precision != "full"):
-        return 0
+    reduced = dtype == np.float32 and precision != "full"
+    itemsize = 2 if half or (reduced and precision in ("bf16", "fp16")) else dtype.itemsize
+    aligned = parent is not None and all(side * itemsize % COPY_ENGINE_NBYTES == 0 for side in lines)
+    copies = 0 if aligned else repitch.most_nbytes(m, n, k, dtype)
+    if dtype.kind in "iu":
+        return max(exact_integer.scratch_nbytes(m, n, k, dtype.itemsize), copies)
+    if not half and not reduced:
+        return copies
+    if precision == "tf32" and reduced and aligned and half_tensor_core.THROUGH_REGISTERS:
+        # Every panel is multiplied as it lies, but for the smaller of two without k side by side.
+        turned = parent is not None and parent.transpose_a and not parent.transpose_b
+        depth = ceil_div(k, LINE_NBYTES) * LINE_NBYTES
+        return min(itemsize * min(m, n) * depth, float_operand.SCRATCH_NBYTES) if turned else 0
     parts = 3 if precision == "split" else 1
-    itemsize = 2 if half or precision in ("bf16", "fp16") else 4
-    if precision == "tf32" and parent is not None and half_tensor_core.THROUGH_REGISTERS:
-        lines = (m, n, k, parent.m, parent.n, parent.k)
-        if all(side * itemsize % COPY_ENGINE_NBYTES == 0 for side in lines):
-            # Every panel is multiplied as it lies, but for the smaller of two without k side by side.
-            turned = parent.transpose_a and not parent.transpose_b
-            depth = ceil_div(k, LINE_NBYTES) * LINE_NBYTES
-            return min(itemsize * min(m, n) * depth, float_operand.SCRATCH_NBYTES) if turned else 0
     whole = parts * itemsize * (m + n) * ceil_div(k, LINE_NBYTES) * LINE_NBYTES
-    return min(whole, float_operand.SCRATCH_NBYTES)
+    # Where no kernel uses the precision for a shape, it is multiplied in full.
+    return max(min(whole, float_operand.SCRATCH_NBYTES), 0 if half else copies)
