@@ -14,24 +14,27 @@ from tilewright.kernels.launch import SIMULATOR
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
-SAMPLES = 2
-"""How many variants of a kernel that is not portable are compiled here; its own tests know which matter."""
+TARGETS = ((8, 0), (9, 0))
 
 
 def chosen(kernel: GemmKernel) -> list[Variant]:
-    """All variants of a portable kernel (each dtype), else a few spread evenly, the ends included."""
+    """All variants of a portable kernel (each dtype), else the first and the last; its own tests know which matter."""
     found = list(kernel.variants())
-    if kernel.portable or len(found) <= SAMPLES:
-        return found
-    return [found[(len(found) - 1) * i // (SAMPLES - 1)] for i in range(SAMPLES)]
+    return found if kernel.portable or len(found) == 1 else [found[0], found[-1]]
 
 
 def cases() -> list[object]:
+    """Each variant for each GPU that runs it; in every run half of them, by turns for the one and the other."""
     return [
-        pytest.param(variant, target, id=f"{variant.name} sm_{target[0]}{target[1]}")
+        pytest.param(
+            variant,
+            target,
+            id=f"{variant.name} sm_{target[0]}{target[1]}",
+            marks=() if variant.minimum > TARGETS[0] or place % 2 == turn else pytest.mark.slow,
+        )
         for kernel in ([] if SIMULATOR else ladder())
-        for variant in chosen(kernel)
-        for target in ((8, 0), (9, 0))
+        for place, variant in enumerate(chosen(kernel))
+        for turn, target in enumerate(TARGETS)
         if target >= variant.minimum
     ]
 

@@ -23,8 +23,9 @@ INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 DTYPES = [*INTEGERS, "float16", "float32", "float64", "complex64", "complex128"]
 
 
-@pytest.mark.parametrize("conjugate", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "conjugate"), [*((dtype, False) for dtype in DTYPES), ("complex64", True), ("complex128", True)]
+)
 def test_compiles_without_spilling(dtype: str, conjugate: bool, tmp_path: Path) -> None:
     kind = np.dtype(dtype)
     bounds = launch_bounds(kind)

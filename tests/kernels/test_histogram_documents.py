@@ -198,7 +198,9 @@ def test_documents_of_many_lengths(
     check(data, offsets, by, weight)
 
 
-@pytest.mark.parametrize("value", [0x00, 0xFF, 0x65])
+@pytest.mark.parametrize(
+    "value", [*(pytest.param(value, marks=pytest.mark.slow) for value in (0x00, 0xFF)), 0x65]
+)
 @pytest.mark.parametrize("options", [*WAYS, {"skip": False}, {"stream": True}, {"group": 2, "groups": 8}])
 def test_no_counter_overflows(value: int, options: dict[str, Any], on_the_host: None) -> None:
     """One letter over and over, in as many bytes as fill a lane's counter, and in more; nearly one letter."""
@@ -246,7 +248,7 @@ def test_one_byte_above_127(place: int, on_the_host: None) -> None:
         check(data, np.array([3, 4099, 8195]), by, 1 << 20)
 
 
-@pytest.mark.parametrize("documents", [1, 2, 16, 17, 40])
+@pytest.mark.parametrize("documents", [1, 16, 17, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_slice_finds_its_first_document(
     documents: int, on_the_host: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:

@@ -103,14 +103,23 @@ SAMPLES = {
     "repair",
 }
 """Variants that differ in what they ask of the compiler; tests of the whole ladder compile more."""
+QUICK = {"float16, m-major by n-major", "tf32, n-major", "to split", "bytes turned by vectors"}
+"""Those that are compiled in every run."""
 FOUND = [variant for kernel in KERNELS for variant in kernel.variants() if variant.name in SAMPLES]
 
 
 def test_samples_exist() -> None:
     assert {variant.name for variant in FOUND} == SAMPLES
+    assert QUICK < SAMPLES
 
 
-@pytest.mark.parametrize("variant", FOUND, ids=[variant.name for variant in FOUND])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(variant, id=variant.name, marks=() if variant.name in QUICK else pytest.mark.slow)
+        for variant in FOUND
+    ],
+)
 def test_compiles_without_spills_or_serialised_products(variant: Variant, tmp_path: Path) -> None:
     text, _ = cuda.compile_ptx(variant.function, variant.signature, cc=(9, 0, "a"), **variant.options)
     assert ".local" not in text, "an array that should be registers lies in local memory"
