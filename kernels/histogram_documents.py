@@ -28,6 +28,7 @@ from typing import Any
 from numba import cuda, int32, int64, types, uint8, uint32, uint64
 
 from tilewright.kernels import launch
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.histogram_bytes import VECTOR, WORDS, multiprocessors
 from tilewright.kernels.histogram_tokens import BYTE, LETTER, LETTERS, Kind
 from tilewright.kernels.launch import ceil_div
@@ -366,7 +367,7 @@ LAUNCH_BOUNDS = (THREADS, BLOCKS_PER_MULTIPROCESSOR)
 
 @functools.cache
 def kernel(group: int = GROUP, groups: int = GROUPS, dots: bool = DOTS, early: bool = AHEAD) -> Any:
-    return cuda.jit(SIGNATURE, launch_bounds=LAUNCH_BOUNDS)(source(group, groups, dots, early))
+    return compile_kernel(source(group, groups, dots, early), SIGNATURE, launch_bounds=LAUNCH_BOUNDS)
 
 
 def clear_large(offsets, bins, counts):  # type: ignore[no-untyped-def]
@@ -384,7 +385,7 @@ CLEAR_BLOCKS = 4096
 
 @functools.cache
 def _clear_kernel() -> Any:
-    return cuda.jit(CLEAR_SIGNATURE)(clear_large)
+    return compile_kernel(clear_large, CLEAR_SIGNATURE)
 
 
 def launch_documents(

@@ -31,6 +31,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels import ptx
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm import double_tensor_core as tensor
 from tilewright.kernels.gemm import matvec
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
@@ -504,7 +505,7 @@ RESERVED_NBYTES = 1024
 @functools.cache
 def compiled(tile: Tile, layout: Layout) -> Any:
     """The kernel for the current device, compiled once per process."""
-    return cuda.jit(SIGNATURE, launch_bounds=(tile.threads, 1))(kernel_function(tile, layout))
+    return compile_kernel(kernel_function(tile, layout), SIGNATURE, launch_bounds=(tile.threads, 1))
 
 
 def _lies_along_k(a: Matrix) -> bool:
@@ -710,5 +711,6 @@ SKINNY = GemmKernel(
     summary="m or n up to 64: the large operand streamed once through shared memory, k cut where m is short",
     supports=supports,
     launch=launch,
+    recordable=True,
     variants=variants,
 )

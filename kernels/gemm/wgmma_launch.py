@@ -17,12 +17,12 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import Capability, Variant
 from tilewright.kernels.gemm.wgmma import ARGUMENTS, kernel_function
 from tilewright.kernels.gemm.wgmma_config import Config
 from tilewright.kernels.launch import (
     address,
-    allow_dynamic_shared,
     ceil_div,
     current_device,
     enqueue,
@@ -49,7 +49,7 @@ def _checked(result: tuple[Any, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Launchable:
-    """A compiled kernel of scalars and how it is launched on the device it was compiled for."""
+    """A kernel of scalars and how it is launched."""
 
     kernel: Any
     threads: int
@@ -75,11 +75,13 @@ def compile_launchable(
     cluster: int = 1,
     blocks_per_multiprocessor: int = 1,
 ) -> Launchable:
-    """Compile ``function`` of scalars for the current device."""
-    kernel = cuda.jit(types.void(*argument_types), launch_bounds=(threads, blocks_per_multiprocessor))(
-        function
+    """``function`` of scalars, ready to be compiled for the current device: by its first launch, or together."""
+    kernel = compile_kernel(
+        function,
+        types.void(*argument_types),
+        launch_bounds=(threads, blocks_per_multiprocessor),
+        shared_nbytes=shared_nbytes,
     )
-    allow_dynamic_shared(kernel, shared_nbytes)
     return Launchable(kernel, threads, shared_nbytes, cluster)
 
 
