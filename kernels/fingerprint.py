@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba.core.types import Type
 
 PACKAGES = (
@@ -107,12 +108,18 @@ def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
     if isinstance(value, Type):
         yield f"numba {value}"
         return
+    if isinstance(value, ir.Type):
+        yield f"llvm {value}"
+        return
+    if isinstance(value, ir.InlineAsm):
+        yield f"asm {value.function_type} {value.asm!r} {value.constraint!r} {value.side_effect}"
+        return
     if id(value) in seen:
         yield f"again {seen[id(value)][0]}"
         return
     seen[id(value)] = len(seen), value  # kept alive, so that its number is not given to another
     if isinstance(value, np.ndarray):
-        yield f"array {value.dtype} {value.shape} {hashlib.sha256(np.ascontiguousarray(value)).hexdigest()}"
+        yield f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
     elif isinstance(value, (tuple, list)):
         yield f"{kind.__name__} of {len(value)}"
         for item in value:
@@ -139,7 +146,7 @@ def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
         yield from _walk((value.func, value.args, value.keywords), seen)
     elif hasattr(value, "py_func"):  # a device function
         yield "device function"
-        yield from _walk((value.py_func, dict(getattr(value, "targetoptions", {}))), seen)
+        yield from _walk((value.py_func, dict(value.targetoptions)), seen)
     elif hasattr(value, "_defn"):  # an intrinsic
         yield "intrinsic"
         yield from _walk(value._defn, seen)
@@ -149,12 +156,16 @@ def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
         yield f"{kind.__module__}.{kind.__qualname__}"
         for field in dataclasses.fields(value):
             yield from _walk(getattr(value, field.name), seen)
-    elif callable(value) and str(getattr(value, "__module__", "")).partition(".")[0] in OUTSIDE:
-        yield f"outside {value.__module__}.{getattr(value, '__qualname__', kind.__qualname__)}"
-    elif str(kind.__module__).partition(".")[0] in OUTSIDE and getattr(value, "__name__", ""):
-        yield f"outside {kind.__module__}.{kind.__qualname__} {value.__name__}"
+    elif _outside(value):
+        yield f"outside {value.__module__}.{value.__name__}"
     else:
         raise Unknown(f"a kernel refers to {value!r} of {kind}, which does not tell what it is")
+
+
+def _outside(value: Any) -> bool:
+    """Whether a value is something by name of a package whose version is told: a function, or what stands for one."""
+    package = str(getattr(value, "__module__", "")).partition(".")[0]
+    return package in OUTSIDE and bool(getattr(value, "__name__", ""))
 
 
 def _function(function: types.FunctionType, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:

@@ -192,6 +192,15 @@ def _decide(
     return Decision((m, n), result, spans, select(problem))
 
 
+def _open_matrix(base: int, layout: Layout) -> Any:
+    """A matrix of a layout whose address is left open."""
+    from tilewright.kernels.gemm.warp_tiled_launch import Matrix
+
+    shape, strides, dtype, remainder = layout
+    place: Any = Place(base, 0, remainder)
+    return Matrix(place, (shape[0], shape[1]), (strides[0], strides[1]), dtype)
+
+
 @functools.lru_cache(maxsize=4096)
 def _prepare(
     a: Layout,
@@ -216,12 +225,7 @@ def _prepare(
     kernel = decision.kernel
     if kernel is None or not kernel.recordable or launch.SIMULATOR:
         return decision, None
-    from tilewright.kernels.gemm.warp_tiled_launch import Matrix
-
-    open_a, open_b, open_out = (
-        Matrix(Place(base, 0, remainder), shape, strides, found)
-        for base, (shape, strides, found, remainder) in enumerate((a, b, out))
-    )
+    open_a, open_b, open_out = (_open_matrix(base, layout) for base, layout in enumerate((a, b, out)))
     recording = Recording()
     kernel.launch(
         open_a.transposed() if transpose_a else open_a,

@@ -421,6 +421,8 @@ SIGNATURE = types.void(
 MAX_SPLITS = 1024
 FILL_STAGES = 6
 """What starting and ending a block costs, in stages of k."""
+SUM_STAGES = 4
+"""What the launch that adds up split products costs, in the same unit: where k is short, more than it saves."""
 MAX_PARTIAL_NBYTES = 64 * 2**20
 """Scratch memory for partial products."""
 SHORT_ROWS = 64
@@ -467,12 +469,13 @@ def choose_splits(blocks: int, depths: int, slots: int, partial_nbytes: int) -> 
     time.
 
     ``blocks`` are there without cutting, ``slots`` run at once, and each range costs ``partial_nbytes``.
-    Time is counted in stages of a block: waves of blocks times the stages of each, and the start of each.
+    Time is counted in stages of a block: waves of blocks times the stages of each, the start of each, and the sum.
     """
     most = max(1, min(MAX_SPLITS, depths, MAX_PARTIAL_NBYTES // partial_nbytes))
 
     def stages(splits: int) -> int:
-        return ceil_div(blocks * splits, slots) * (ceil_div(depths, splits) + FILL_STAGES)
+        summed = SUM_STAGES if splits > 1 else 0
+        return ceil_div(blocks * splits, slots) * (ceil_div(depths, splits) + FILL_STAGES) + summed
 
     return min(range(1, most + 1), key=stages)
 

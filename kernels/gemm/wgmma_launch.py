@@ -200,7 +200,7 @@ def _resident_clusters(config: Config, device: int) -> int:
     multiprocessors."""
     if config.blocks <= 2:
         return multiprocessors(device) // config.blocks
-    launchable = _compiled(config, device)
+    launchable = compiled(config, device)
     return resident_clusters(launchable.kernel, launchable.threads, launchable.shared_nbytes, config.blocks)
 
 
@@ -229,7 +229,7 @@ def pass_variant(
 
 
 @functools.cache
-def _compiled(config: Config, device: int) -> Launchable:
+def compiled(config: Config, device: int) -> Launchable:
     return compile_launchable(
         kernel_function(config),
         ARGUMENTS,
@@ -307,7 +307,7 @@ def launch_product(
         output.columns, config.tile_n * config.cluster_n
     )
     device = current_device()
-    kernel = _compiled(config, device)
+    kernel = compiled(config, device)
     wanted = [(a, config.box_a), (b, config.box_b)]
     planes_c = output.planes if config.boxes and not accumulate else None
     if planes_c is not None:
