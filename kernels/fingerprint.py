@@ -114,14 +114,30 @@ def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
     if isinstance(value, ir.InlineAsm):
         yield f"asm {value.function_type} {value.asm!r} {value.constraint!r} {value.side_effect}"
         return
+    # Constants are told in full wherever they are met: whether two equal ones are one object depends on whether Python
+    # compiled the module just now or read it from its own cache.
+    if isinstance(value, np.ndarray):
+        yield f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+        return
+    if isinstance(value, tuple):
+        yield f"tuple of {len(value)}"
+        for item in value:
+            yield from _walk(item, seen)
+        return
+    if isinstance(value, frozenset):
+        yield f"frozenset of {len(value)}"
+        for item in sorted(value, key=repr):
+            yield from _walk(item, seen)
+        return
+    if isinstance(value, types.CodeType):
+        yield from _code(value, seen)
+        return
     if id(value) in seen:
         yield f"again {seen[id(value)][0]}"
         return
     seen[id(value)] = len(seen), value  # kept alive, so that its number is not given to another
-    if isinstance(value, np.ndarray):
-        yield f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
-    elif isinstance(value, (tuple, list)):
-        yield f"{kind.__name__} of {len(value)}"
+    if isinstance(value, list):
+        yield f"list of {len(value)}"
         for item in value:
             yield from _walk(item, seen)
     elif isinstance(value, dict):
@@ -129,7 +145,7 @@ def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
         for name in sorted(value, key=repr):
             yield from _walk(name, seen)
             yield from _walk(value[name], seen)
-    elif isinstance(value, (set, frozenset)):
+    elif isinstance(value, set):
         yield f"set of {len(value)}"
         for item in sorted(value, key=repr):
             yield from _walk(item, seen)
@@ -139,8 +155,6 @@ def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
         yield f"class {value.__module__}.{value.__qualname__}"
     elif isinstance(value, types.ModuleType):
         yield f"module {value.__name__}"
-    elif isinstance(value, types.CodeType):
-        yield from _code(value, seen)
     elif isinstance(value, functools.partial):
         yield "partial"
         yield from _walk((value.func, value.args, value.keywords), seen)
