@@ -91,14 +91,6 @@ def store(key: str, code: MachineCode) -> None:
     _tidy_once(folder)
 
 
-def discard(key: str) -> None:
-    """Forget what is kept under a key."""
-    folder = directory()
-    if folder is not None:
-        with contextlib.suppress(OSError):
-            (folder / (key + SUFFIX)).unlink()
-
-
 def _packed(code: MachineCode) -> bytes:
     body = code.entry.encode() + b"\n" + code.cubin
     return MAGIC + hashlib.sha256(body).digest() + body
