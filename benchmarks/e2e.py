@@ -3,7 +3,7 @@
     python benchmarks/e2e.py [FOLDER [STORE]]      writes e2e.json, e2e.png and e2e-timeline.png to FOLDER
 
 STORE takes the matrices, by default /dev/shm: 32 GiB of them on a GPU at a time, and C beside them. On a machine
-without a GPU the sides are smaller, and the peer runs on NumPy.
+without a GPU the sides are smaller, and the peer runs on NumPy. The files are written anew after each case.
 """
 
 from __future__ import annotations
@@ -16,48 +16,62 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.kernels.device import devices
-from tilewright.workflows.bench.common import BenchReport
-from tilewright.workflows.bench.e2e import Case, run_e2e
+from tilewright.workflows.bench.common import Row
+from tilewright.workflows.bench.e2e import Case, report_of, run_e2e
+from tilewright.workflows.bench.timeline import Timeline, plot_timelines
 
-BASE = Case(n=32768, dtype="float32", chunk=4096, workers=1, device_memory=None, values="small")
+BASE = Case(
+    n=32768,
+    dtype="float32",
+    chunk=4096,
+    workers=1,
+    device_memory=None,
+    values="small",
+    repeats=2,
+    peer_repeats=0,
+)
 
 
-def gpu_cases(gpus: int) -> list[tuple[Case, bool]]:
-    """What is timed on so many GPUs, and beside dask.array or not: those of one size and dtype side by side."""
-    every = dict.fromkeys((1, min(2, gpus), gpus))
-    cases = [(replace(BASE, workers=workers), workers == gpus) for workers in every]
-    cases += [(replace(BASE, workers=gpus, device_memory="4GiB"), False)]
+def gpu_cases(gpus: int) -> list[Case]:
+    """What is timed on so many GPUs: those of one size and dtype side by side."""
+    ends = tuple(dict.fromkeys((1, gpus)))
+    cases = [replace(BASE, workers=workers) for workers in dict.fromkeys((1, min(2, gpus), gpus))]
+    cases[-1] = replace(cases[-1], peer_repeats=1)
+    cases += [replace(BASE, workers=workers, device_memory="4GiB") for workers in ends]
     for dtype in ("float64", "int64"):
-        cases += [
-            (replace(BASE, dtype=dtype, workers=workers), False) for workers in dict.fromkeys((1, gpus))
-        ]
-    large = replace(BASE, n=65536)
-    cases += [(replace(large, workers=workers), False) for workers in dict.fromkeys((1, gpus))]
-    cases += [(replace(large, workers=gpus, device_memory="4GiB"), False)]
+        cases += [replace(BASE, dtype=dtype, workers=workers) for workers in ends]
+    large = replace(BASE, n=65536, repeats=1)
+    cases += [replace(large, workers=workers) for workers in ends]
+    cases += [replace(large, workers=workers, device_memory="4GiB") for workers in ends]
     return cases
 
 
 CPU_CASES = [
-    (replace(BASE, n=8192, chunk=1024, workers=2), True),
-    (replace(BASE, n=2560, chunk=512, dtype="int64", values="full", workers=2), False),
+    replace(BASE, n=8192, chunk=1024, workers=2, repeats=3, peer_repeats=2),
+    replace(BASE, n=2560, chunk=512, dtype="int64", values="full", workers=2),
 ]
 
 
 def main(folder: Path, store: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     gpus = len(devices())
-    rows: list[Any] = []
+    rows: list[Row] = []
     details: list[dict[str, Any]] = []
-    report: BenchReport | None = None
-    for case, peer in gpu_cases(gpus) if gpus else CPU_CASES:
-        print(case.name, file=sys.stderr, flush=True)
-        report, found = run_e2e([case], store, gpu=bool(gpus), repeats=2, peer=peer, peer_repeats=1)
-        rows += report.rows
-        details += found
-        report = replace(report, rows=tuple(rows))
+    timelines: list[Timeline] = []
+    for found, detail, timeline in run_e2e(gpu_cases(gpus) if gpus else CPU_CASES, store, gpu=bool(gpus)):
+        rows += found
+        details.append(detail)
+        timelines.append(timeline)
+        report = report_of(rows, gpu=bool(gpus))
         (folder / "e2e.json").write_text(json.dumps(report.to_json() | {"details": details}, indent=1) + "\n")
-    assert report is not None
+        print(
+            detail["case"],
+            *(f"{row.contestant} {row.seconds:.2f} s" for row in found),
+            file=sys.stderr,
+            flush=True,
+        )
     report.plot(folder / "e2e.png")
+    plot_timelines(timelines, folder / "e2e-timeline.png")
     print(report, flush=True)
 
 

@@ -1,22 +1,27 @@
-"""Thousands of documents in one launch: a warp counts whole documents, in counters of eight bits.
+"""Thousands of documents in one launch: half a warp counts whole documents, in counters of eight bits.
 
 A document of four kilobytes cannot pay for clearing and adding up 32 bits for each byte value and lane. So
-four byte values share a word, every lane has a column of 64 such words, and 8 KiB serve a warp: few enough
-for 24 warps on a multiprocessor. A lane counts at most 12 × 16 + 2 bytes before the warp adds the columns up
-into registers, so that no counter of eight bits overflows. As in `tilewright.kernels.histogram_bytes`, a lane
-meets no other in its bank, whatever the text.
+four byte values share a word, every lane has a column of 64 such words, and the 16 lanes of half a warp take
+a document: 4 KiB of counters for 4 KiB of text. As in `tilewright.kernels.histogram_bytes`, a lane meets no
+other in its bank, whatever the text.
 
-What limits this kernel is not the memory but the unit for shifts and logic, which takes one instruction in
-two cycles. Three things spare it. The tables of eight warps interleave, so that a row is 1024 bytes long and
-a byte of text becomes a counter's place by one permutation of bytes; another makes the amount to add of its
-lowest bits. Columns are added up by dot products of bytes, which run elsewhere. And a row is cleared as it is
-read. The text is loaded ahead, across documents: while columns are added up, the next document arrives.
+A lane counts up to 16 × 16 + 2 bytes before the columns are added up, which a counter of eight bits does not
+hold if nearly all of them are alike. Where they might be, because one of the first words of the lane's first
+vector comes again in its thirteenth, the columns are added up before the thirteenth.
+
+What limits this kernel is not the memory but the instructions, and among them those of the unit for shifts
+and logic, which takes one in two cycles. So most of a byte's way is dot products of bytes, which run
+elsewhere: one finds the counter's word, since a row of the four interleaved tables of a block is 128 times
+four bytes long, another brings the byte down so that a permutation makes the amount to add of its lowest two
+bits, and others add up the columns. Both halves of a warp go through the same instructions, each with a
+document of its own. A row is cleared as it is read, and of text without bytes above 127 only the lower half
+of the rows is. The text is loaded ahead, across documents: while columns are added up, the next one arrives.
 
 Work is cut by weight: a document weighs its bytes and `OVERHEAD` for its row of counts. The weight ahead of
-document d is ``offsets[d] - offsets[0] + d * OVERHEAD``, which a binary search inverts, so three-byte
-documents and gigabyte documents share out evenly without a list of work. A document of up to `LARGE` bytes
-belongs to the slice in which it begins, whose warp writes its row; a larger one to every slice it reaches
-into, whose warps add to its row, which was cleared before.
+document d is ``offsets[d] - offsets[0] + d * OVERHEAD``, which a search by 16 lanes at once inverts, so
+three-byte documents and gigabyte documents share out evenly without a list of work. A document of up to
+`LARGE` bytes belongs to the slice in which it begins, whose half warp writes its row; a larger one to every
+slice it reaches into, whose half warps add to its row, which was cleared before.
 """
 
 from __future__ import annotations
@@ -41,70 +46,119 @@ from tilewright.kernels.ptx import (
     shared_add,
     shared_address,
     store_vector,
+    store_vector_streaming,
 )
 
 WARP = 32
-WARPS = 8
-"""Warps of a block: a row of each one's table fills 128 of the 1024 bytes after which its next row begins."""
-THREADS = WARP * WARPS
+HALF = WARP // 2
+"""Lanes that count a document: those whose number has the same third bit, so that any eight neighbours read all banks
+when columns are added up."""
+HALF_LANES = 0x0F0F0F0F
+"""The lanes of the first half, as a vote has them; those of the second four places further."""
+FULL_MASK = 0xFFFFFFFF
 ROWS = 64
 """Words of a column: four byte values each."""
-ROW_WORDS = WARPS * WARP
-"""From a row of a warp's table to the next."""
-SHARED_NBYTES = 4 * ROWS * ROW_WORDS
 GROUP = 4
 """Vectors that a lane has under way at once."""
-GROUPS = 3
-"""Groups between two additions of the columns: 3 × 4 × 16 bytes and two more stay below 256."""
+GROUPS = 4
+"""Groups between two additions of the columns; one less where counters could overflow: 3 × 4 × 16 bytes and two more
+stay below 256."""
+DOT_PLACES = True
+"""Whether a counter's place comes from a dot product instead of a permutation."""
+DOT_BYTES = True
+"""Whether a word's upper bytes are brought down by dot products instead of shifts."""
+SKIP = True
+"""Whether rows of bytes above 127 are left alone where no lane met any."""
+STREAM = False
+"""Whether counts are stored as data that is not read again soon."""
 OVERHEAD = 2048
 """What a document's row costs, in bytes of text that are counted in the same time."""
 LARGE = 32 << 10
-"""Above this, several warps count one document."""
+"""Above this, several half warps count one document."""
 MIN_SLICE = 4096
-BLOCKS_PER_MULTIPROCESSOR = 3
-ROUNDS = 4
-"""Slices for each warp that fits the GPU: with more than one, those that finish early take what is left."""
-DOTS = True
-"""Whether columns are added up by dot products of bytes instead of masks and shifts."""
-AHEAD = True
-"""Whether a document's first vectors are loaded before the columns of the one before are added up."""
-SUMS = 8
-"""Byte values that a lane adds up: two words of each column."""
-TURNS = WARP // WORDS
+WARPS_PER_MULTIPROCESSOR = 24
+ROUNDS = 2
+"""Slices for each half warp that fits the GPU: with more than one, those that finish early take what is left."""
+SUMS = 16
+"""Byte values that a lane adds up: four words of each column of its half."""
+QUADS = HALF // WORDS
 """Loads of a row by one lane."""
 ABREAST = 4
 """Loads of a row under way at once."""
 PARTS = ABREAST * WORDS
+BANDS = ROWS // HALF
+"""Rows that a lane adds up."""
 NONE = 256
 """What stands for no byte."""
+UPPER = 0x80808080
+"""The bits that only bytes above 127 have."""
 
 
-@cuda.jit(device=True, inline="always")
-def count_packed(rows, shifted, selector, column, one, table):  # type: ignore[no-untyped-def]
-    """Count a byte: ``selector`` chooses the row, times four, out of ``rows``, and the lowest two bits of
-    ``shifted`` are those of the byte, which choose the counter.
+def warps_of(dot_places: bool) -> int:
+    """Warps of a block. Their tables interleave: a row takes 128 bytes of each, so that the next one begins where a dot
+    product (by 128, of the byte's upper six bits in place) or a permutation (a byte further) finds it.
     """
-    shared_add(byte_permute(rows, column, selector) + table, byte_rotate(one, uint32(0), shifted))
+    return 4 if dot_places else 8
+
+
+def shared_nbytes(dot_places: bool) -> int:
+    return 4 * ROWS * WARP * warps_of(dot_places)
+
+
+WARPS = warps_of(DOT_PLACES)
+THREADS = WARP * WARPS
+SHARED_NBYTES = shared_nbytes(DOT_PLACES)
+BLOCKS_PER_MULTIPROCESSOR = WARPS_PER_MULTIPROCESSOR // WARPS
 
 
 @cuda.jit(device=True, inline="always")
-def count_word(word, column, pair, one, table):  # type: ignore[no-untyped-def]
+def amount(one, value):  # type: ignore[no-untyped-def]
+    """What counts a byte in its word: 1 in the place that its lowest two bits choose. ``one`` is 1."""
+    return byte_rotate(one, uint32(0), value)
+
+
+@cuda.jit(device=True, inline="always")
+def lowered(word, place, dots):  # type: ignore[no-untyped-def]
+    """A word with its byte ``place`` lowest; what is above does not matter."""
+    if dots:
+        return byte_dot(word, uint32(1 << 8 * place), uint32(0))
+    return word >> uint32(8 * place)
+
+
+@cuda.jit(device=True, inline="always")
+def count_by_dots(word, column, pair, one, table, dot_bytes):  # type: ignore[no-untyped-def]
+    """Count the four bytes of ``word``: its row begins 128 times the byte, without its lowest two bits, behind the
+    lane's ``column`` (an address).
+    """
+    rows = word & uint32(0xFCFCFCFC)
+    for place in range(4):
+        target = byte_dot(rows, uint32(128 << 8 * place), column)
+        shared_add(target, amount(one, lowered(word, place, dot_bytes) if place else word))
+
+
+@cuda.jit(device=True, inline="always")
+def count_by_permutation(word, column, pair, one, table, dot_bytes):  # type: ignore[no-untyped-def]
     """Count the four bytes of ``word``.
 
     A counter's place is, from the lowest bit on: nothing in a word (2 bits), the lane (5), the warp (3), the
     byte's upper six bits. ``column`` is the first byte of it and ``pair`` the lowest two bits of the second,
-    in each byte. ``one`` is 1.
+    in each byte. The table's address stays apart: the addition's own address arithmetic takes it.
     """
     rows = (word & uint32(0xFCFCFCFC)) | pair
-    count_packed(rows, word, uint32(0x5504), column, one, table)
-    count_packed(rows, word >> uint32(8), uint32(0x5514), column, one, table)
-    count_packed(rows, word >> uint32(16), uint32(0x5524), column, one, table)
-    count_packed(rows, word >> uint32(24), uint32(0x5534), column, one, table)
+    for place in range(4):
+        target = byte_permute(rows, column, uint32(0x5504 + 16 * place)) + table
+        shared_add(target, amount(one, lowered(word, place, dot_bytes) if place else word))
 
 
 @cuda.jit(device=True, inline="always")
-def count_byte(value, column, pair, one, table):  # type: ignore[no-untyped-def]
-    count_packed((value & uint32(0xFC)) | pair, value, uint32(0x5504), column, one, table)
+def count_byte_by_dots(value, column, pair, one, table):  # type: ignore[no-untyped-def]
+    shared_add(byte_dot(value & uint32(0xFC), uint32(128), column), amount(one, value))
+
+
+@cuda.jit(device=True, inline="always")
+def count_byte_by_permutation(value, column, pair, one, table):  # type: ignore[no-untyped-def]
+    rows = (value & uint32(0xFC)) | pair
+    shared_add(byte_permute(rows, column, uint32(0x5504)) + table, amount(one, value))
 
 
 @cuda.jit(device=True, inline="always")
@@ -120,121 +174,139 @@ def exchanged(value):  # type: ignore[no-untyped-def]
 
 
 @cuda.jit(device=True, inline="always")
-def fetched(value, lane):  # type: ignore[no-untyped-def]
-    """The value of lane ``lane``."""
-    return uint32(cuda.shfl_sync(0xFFFFFFFF, int32(value), int32(lane)))
+def other_case(value):  # type: ignore[no-untyped-def]
+    """The value of the lane that has the rows 8 further or back: upper and lower case of a letter."""
+    return uint32(cuda.shfl_xor_sync(FULL_MASK, int32(value), HALF))
+
+
+@cuda.jit(device=True, inline="always")
+def vote(flag):  # type: ignore[no-untyped-def]
+    """The lanes of the warp for which ``flag`` holds, a bit each."""
+    return uint32(cuda.ballot_sync(FULL_MASK, flag))
 
 
 def source(
-    group: int = GROUP, groups: int = GROUPS, dots: bool = DOTS, early: bool = AHEAD
+    group: int = GROUP,
+    groups: int = GROUPS,
+    dot_places: bool = DOT_PLACES,
+    dot_bytes: bool = DOT_BYTES,
+    skip: bool = SKIP,
+    stream: bool = STREAM,
 ) -> Callable[..., None]:
-    """``documents(address, offsets, weight, code, bins, counts)``: a slice of ``weight`` for every warp of
+    """``documents(address, offsets, weight, code, bins, counts)``: a slice of ``weight`` for every half warp of
     the grid.
 
     ``address`` is the text's; ``counts`` is int64[documents * bins], rows side by side, its address a
     multiple of 16. Rows of documents up to `LARGE` are written whole, an empty one's too; larger ones are
-    added to. Block: `THREADS`; dynamic shared memory: `SHARED_NBYTES`.
+    added to. Block: 32 `warps_of` threads; dynamic shared memory: `shared_nbytes`.
     """
     registers_needed = group * WORDS
-    stride = group * WARP
+    stride = group * HALF
+    warps = warps_of(dot_places)
+    row_words = WARP * warps
+    band_words = HALF * row_words
+    count_word = count_by_dots if dot_places else count_by_permutation
+    count_byte = count_byte_by_dots if dot_places else count_byte_by_permutation
+    store = store_vector_streaming if stream else store_vector
 
     @cuda.jit(device=True, inline="always")
-    def begin_part(address, begin, end, lane, registers):  # type: ignore[no-untyped-def]
+    def begin_part(address, begin, end, index, registers):  # type: ignore[no-untyped-def]
         """Load the first vectors of the text's bytes ``begin`` to ``end``, and those ahead of the first whole
         vector and behind the last.
 
-        Returns the first whole vector's address, how many there are, and this lane's byte ahead and behind.
+        Returns the address of the lane's first vector, how many there are for all lanes, and this lane's byte ahead
+        and behind.
         """
         first = uint64(address) + uint64(begin)
         length = uint64(end - begin)
         head = min((~first + uint64(1)) & uint64(VECTOR - 1), length)
-        vectors = uint32((length - head) // uint64(VECTOR))
+        vectors = int32((length - head) // uint64(VECTOR))
         text = global_array(first, uint8)
-        words = global_array(first + head, uint32)
+        cursor = first + head + uint64(index) * uint64(VECTOR)
+        words = global_array(cursor, uint32)
         for turn in range(group):
-            place = uint32(lane + uint32(turn * WARP))
-            if place < vectors:
-                load_vector(registers, uint32(turn * WORDS), words, uint64(place) * uint64(WORDS))
+            if int32(vectors - int32(index)) > int32(turn * HALF):
+                load_vector(registers, uint32(turn * WORDS), words, uint64(turn * HALF * WORDS))
         ahead = uint32(NONE)
-        if uint64(lane) < head:
-            ahead = uint32(text[uint64(lane)])
+        if uint64(index) < head:
+            ahead = uint32(text[uint64(index)])
         behind = uint32(NONE)
-        tail = head + uint64(vectors) * uint64(VECTOR) + uint64(lane)
+        tail = head + uint64(uint32(vectors)) * uint64(VECTOR) + uint64(index)
         if tail < length:
             behind = uint32(text[tail])
-        return first + head, vectors, ahead, behind
+        return cursor, vectors, ahead, behind
 
     @cuda.jit(device=True, inline="always")
-    def add_row(words, row, lane, zeros, part, sums, half):  # type: ignore[no-untyped-def]
-        """Add the columns of the row at ``row`` to the lane's ``sums`` and clear them.
+    def add_row(words, row, index, zeros, part, sums, band):  # type: ignore[no-untyped-def]
+        """Add the columns of the half's row at ``row`` to the lane's ``sums`` and clear them.
 
-        Neighbouring lanes begin four columns apart, so that eight of them read all 32 banks at once.
+        The half has every second four columns; neighbouring lanes begin with different ones.
         """
-        even = uint32(0)
-        odd = uint32(0)
-        for first in range(0, TURNS, ABREAST):
+        for first in range(0, QUADS, ABREAST):
             for turn in range(ABREAST):
-                place = row + ((lane + uint32(first + turn)) & uint32(TURNS - 1)) * uint32(WORDS)
+                place = row + ((index + uint32(first + turn)) & uint32(QUADS - 1)) * uint32(2 * WORDS)
                 load_vector(part, uint32(turn * WORDS), words, place)
                 store_vector(words, place, zeros, uint32(0))
             for word in range(PARTS):
-                if dots:
-                    for counter in range(4):
-                        sums[4 * half + counter] = byte_dot(
-                            part[word], uint32(1 << 8 * counter), sums[4 * half + counter]
-                        )
-                else:
-                    # Two counters in one register of 16-bit halves: 32 columns of at most 255 fit. What the
-                    # second adds to the other two is taken off at the end.
-                    even += part[word] & uint32(0x00FF00FF)
-                    odd += part[word] >> uint32(8)
-        if not dots:
-            odd -= (even >> uint32(16)) << uint32(8)
-            sums[4 * half] += even & uint32(0xFFFF)
-            sums[4 * half + 1] += odd & uint32(0xFFFF)
-            sums[4 * half + 2] += even >> uint32(16)
-            sums[4 * half + 3] += odd >> uint32(16)
+                for counter in range(4):
+                    sums[4 * band + counter] = byte_dot(
+                        part[word], uint32(1 << 8 * counter), sums[4 * band + counter]
+                    )
+
+    @cuda.jit(device=True, inline="always")
+    def clear_row(words, row, index, zeros):  # type: ignore[no-untyped-def]
+        for turn in range(QUADS):
+            place = row + ((index + uint32(turn)) & uint32(QUADS - 1)) * uint32(2 * WORDS)
+            store_vector(words, place, zeros, uint32(0))
 
     def documents(address, offsets, weight, code, bins, counts):  # type: ignore[no-untyped-def]
         words = cuda.shared.array(0, uint32)
         lane = uint32(cuda.threadIdx.x) & uint32(WARP - 1)
         warp = uint32(cuda.threadIdx.x) // uint32(WARP)
-        # The table's address stays apart: the addition's own address arithmetic takes it.
+        half = (lane >> uint32(2)) & uint32(1)
+        index = (lane & uint32(3)) | ((lane >> uint32(1)) & uint32(12))  # the lane's number in its half
         table = shared_address(words)
-        column = (lane << uint32(2)) | ((warp & uint32(1)) << uint32(7))
-        pair = (warp >> uint32(1)) * uint32(0x01010101)
-        rows = warp * uint32(WARP)
+        if dot_places:
+            column = table + ((warp << uint32(7)) | (lane << uint32(2)))
+            pair = uint32(0)
+        else:
+            column = (lane << uint32(2)) | ((warp & uint32(1)) << uint32(7))
+            pair = (warp >> uint32(1)) * uint32(0x01010101)
+        rows = (
+            warp * uint32(WARP) + half * uint32(WORDS) + index * uint32(row_words)
+        )  # where this lane adds up
         zeros = cuda.local.array(WORDS, uint32)
         part = cuda.local.array(PARTS, uint32)
         registers = cuda.local.array(registers_needed, uint32)
         sums = cuda.local.array(SUMS, uint32)
-        wide = cuda.local.array(SUMS, int64)
+        wide = cuda.local.array(WORDS, int64)
         for word in range(WORDS):
             zeros[word] = uint32(0)
-        for half in range(2):
-            for turn in range(TURNS):
-                place = (lane + uint32(half * WARP)) * uint32(ROW_WORDS)
-                turned = ((lane + uint32(turn)) & uint32(TURNS - 1)) * uint32(WORDS)
-                store_vector(words, rows + place + turned, zeros, uint32(0))
+        for band in range(BANDS):
+            clear_row(words, rows + uint32(band * band_words), index, zeros)
+        for place in range(SUMS):
+            sums[place] = uint32(0)
         cuda.syncwarp()  # the table is clear before any lane counts
 
         last = int64(offsets.shape[0] - 1)
         origin = offsets[uint64(0)]
-        # 1, which the compiler cannot know: it would load the constant anew for every byte.
-        one = uint32(1) + (uint32(origin >> int64(32)) >> uint32(31))
         total = weight_ahead(offsets[uint64(last)], origin, last)
-        slice_begin = (int64(cuda.blockIdx.x) * int64(WARPS) + int64(warp)) * weight
+        unit = (int64(cuda.blockIdx.x) * int64(warps) + int64(warp)) * int64(2) + int64(half)
+        slice_begin = unit * weight
         slice_end = min(slice_begin + weight, total)
 
-        # The last document that begins, by weight, at or before the slice.
+        # The last document that begins, by weight, at or before the slice: every lane looks at one of 16 in between.
         document = int64(0)
         upper = last
-        while upper - document > 1:
-            middle = (document + upper) >> 1
-            if weight_ahead(offsets[uint64(middle)], origin, middle) <= slice_begin:
-                document = middle
-            else:
-                upper = middle
+        while vote(upper - document > 1) != uint32(0):
+            step = (upper - document + int64(HALF - 1)) // int64(HALF)
+            probe = document + int64(index + uint32(1)) * step
+            behind_it = False
+            if probe < upper:
+                behind_it = weight_ahead(offsets[uint64(probe)], origin, probe) <= slice_begin
+            passed = int64(cuda.popc(vote(behind_it) & (uint32(HALF_LANES) << (half * uint32(4)))))
+            upper = min(upper, document + (passed + 1) * step)
+            document += passed * step
         lo = offsets[uint64(document)]
         hi = offsets[uint64(document) + uint64(1)]
         begin = lo + max(int64(0), slice_begin - weight_ahead(lo, origin, document))
@@ -250,104 +322,137 @@ def source(
         end = hi if whole else lo + min(hi - lo, slice_end - ahead)
         if not active:
             end = begin
-        body, vectors, byte_ahead, byte_behind = begin_part(address, begin, end, lane, registers)
+        cursor, rest, byte_ahead, byte_behind = begin_part(address, begin, end, index, registers)
         later = offsets[uint64(min(document + 2, last))]
-        while active:
+        # 1, which the compiler cannot know, nor that it is the same in every lane: it would make the constant
+        # anew for every byte.
+        one = uint32(1) + (uint32(lo >> int64(32)) >> uint32(31))
+        while vote(active) != uint32(0):
+            first0 = registers[0]
+            first1 = registers[1]
+            first2 = registers[2]
+            seen = uint32(0)
+            full = vote(begin != end) != uint32(0)
+            turns = uint32(0)
+            more = vote(rest > int32(0)) != uint32(0)
+            while more:
+                left = int32(rest - int32(index))
+                words_ahead = global_array(cursor, uint32)
+                # Each vector's own question whether it is there splits the code into pieces, which cannot share
+                # constants nor wait for memory together.
+                if vote(rest > int32(0) and rest < int32(stride)) == uint32(0):
+                    if rest > int32(0):
+                        for turn in range(group):
+                            for word in range(WORDS):
+                                count_word(
+                                    registers[turn * WORDS + word], column, pair, one, table, dot_bytes
+                                )
+                                if skip:
+                                    seen |= registers[turn * WORDS + word]
+                            if left > int32(stride + turn * HALF):
+                                load_vector(
+                                    registers,
+                                    uint32(turn * WORDS),
+                                    words_ahead,
+                                    uint64((stride + turn * HALF) * WORDS),
+                                )
+                else:
+                    for turn in range(group):
+                        if left > int32(turn * HALF):
+                            for word in range(WORDS):
+                                count_word(
+                                    registers[turn * WORDS + word], column, pair, one, table, dot_bytes
+                                )
+                                if skip:
+                                    seen |= registers[turn * WORDS + word]
+                        if left > int32(stride + turn * HALF):
+                            load_vector(
+                                registers,
+                                uint32(turn * WORDS),
+                                words_ahead,
+                                uint64((stride + turn * HALF) * WORDS),
+                            )
+                cursor += uint64(stride * VECTOR)
+                rest = int32(rest - int32(stride))
+                turns = uint32(turns + uint32(1))
+                more = turns < uint32(groups) and vote(rest > int32(0)) != uint32(0)
+                if more and turns == uint32(groups - 1):
+                    # Of 258 bytes all but two are alike only where one of these words comes again.
+                    again = registers[0] == first0 or registers[1] == first1 or registers[2] == first2
+                    more = vote(again and rest > int32(index)) == uint32(0)
+
             row = uint64(document) * uint64(bins)
             row_whole = whole
-            empty = begin == end
-            for place in range(SUMS):
-                sums[place] = uint32(0)
-            document += 1  # and what is known of it is the next one's from here on
-            lo = hi
-            hi = later
-            later = offsets[uint64(min(document + 2, last))]
-            ahead = weight_ahead(lo, origin, document)
-            active = document < last and ahead < slice_end
-            whole = hi - lo <= LARGE
-            begin = lo
-            end = hi if whole else lo + min(hi - lo, slice_end - ahead)
-            if not active:
-                end = begin
-            done = uint32(0)
-            more = True
-            while more:
-                text = global_array(body, uint32)
-                for _ in range(groups):
-                    if done < vectors:
-                        for turn in range(group):
-                            place = uint32(done + lane + uint32(turn * WARP))
-                            if place < vectors:
-                                for word in range(WORDS):
-                                    count_word(registers[turn * WORDS + word], column, pair, one, table)
-                            place = uint32(place + uint32(stride))
-                            if place < vectors:
-                                load_vector(
-                                    registers, uint32(turn * WORDS), text, uint64(place) * uint64(WORDS)
-                                )
-                        done = uint32(done + uint32(stride))
-                more = done < vectors
-                if not more:
-                    if byte_ahead < uint32(NONE):
-                        count_byte(byte_ahead, column, pair, one, table)
-                    if byte_behind < uint32(NONE):
-                        count_byte(byte_behind, column, pair, one, table)
-                    if early:
-                        body, vectors, byte_ahead, byte_behind = begin_part(
-                            address, begin, end, lane, registers
-                        )
-                if not empty:
-                    cuda.syncwarp()  # every lane's counts are in before they are added up
-                    add_row(words, rows + lane * uint32(ROW_WORDS), lane, zeros, part, sums, 0)
-                    second = rows + (lane + uint32(WARP)) * uint32(ROW_WORDS)
-                    if code == BYTE:
-                        add_row(words, second, lane, zeros, part, sums, 1)
-                    else:  # only ASCII is asked for
-                        for turn in range(TURNS):
-                            turned = ((lane + uint32(turn)) & uint32(TURNS - 1)) * uint32(WORDS)
-                            store_vector(words, second + turned, zeros, uint32(0))
-                    cuda.syncwarp()  # and cleared before the next is counted
-            if code == LETTER:
-                # The two cases of a letter lie eight lanes apart, from lanes 16 and 24 on; each letter is
-                # brought to the lane of its own number.
-                giver = uint32(WARP // 2) + ((lane + uint32(1)) >> uint32(2))
-                letter = uint32(0)
-                for counter in range(4):
-                    both = sums[counter] + fetched(sums[counter], (lane + uint32(8)) & uint32(WARP - 1))
-                    given = fetched(both, giver & uint32(WARP - 1))
-                    if ((lane + uint32(1)) & uint32(3)) == uint32(counter):
-                        letter = given
-                if lane < uint32(LETTERS):
-                    if row_whole:
-                        counts[row + uint64(lane)] = int64(letter)
-                    elif letter > uint32(0):
-                        cuda.atomic.add(counts, row + uint64(lane), int64(letter))
-            else:
-                odd_lane = (lane & uint32(1)) != uint32(0)
-                for half in range(2):
-                    if half == 0 or code == BYTE:
-                        if row_whole:
-                            # Two neighbours hold 64 bytes of the row. They swap halves, so that each store
-                            # of theirs fills 32 bytes side by side, which the memory takes as one.
-                            low = exchanged(sums[4 * half] if odd_lane else sums[4 * half + 2])
-                            high = exchanged(sums[4 * half + 1] if odd_lane else sums[4 * half + 3])
-                            wide[0] = int64(low if odd_lane else sums[4 * half])
-                            wide[1] = int64(high if odd_lane else sums[4 * half + 1])
-                            wide[2] = int64(sums[4 * half + 2] if odd_lane else low)
-                            wide[3] = int64(sums[4 * half + 3] if odd_lane else high)
-                            at = row + uint64(128 * half) + uint64((lane >> uint32(1)) * uint32(8))
-                            at += uint64((lane & uint32(1)) * uint32(2))
-                            store_vector(counts, at, wide, uint32(0))
-                            store_vector(counts, at + uint64(4), wide, uint32(2))
-                        else:
-                            at = row + uint64(128 * half) + uint64(lane * uint32(4))
-                            for counter in range(4):
-                                if sums[4 * half + counter] > uint32(0):
-                                    cuda.atomic.add(
-                                        counts, at + uint64(counter), int64(sums[4 * half + counter])
-                                    )
-            if not early:
-                body, vectors, byte_ahead, byte_behind = begin_part(address, begin, end, lane, registers)
+            finished = active and rest <= int32(0)
+            if finished:
+                if byte_ahead < uint32(NONE):
+                    count_byte(byte_ahead, column, pair, one, table)
+                    seen |= byte_ahead
+                if byte_behind < uint32(NONE):
+                    count_byte(byte_behind, column, pair, one, table)
+                    seen |= byte_behind
+                document += 1  # and what is known of it is the next one's from here on
+                lo = hi
+                hi = later
+                later = offsets[uint64(min(document + 2, last))]
+                ahead = weight_ahead(lo, origin, document)
+                active = document < last and ahead < slice_end
+                whole = hi - lo <= LARGE
+                begin = lo
+                end = hi if whole else lo + min(hi - lo, slice_end - ahead)
+                if not active:
+                    end = begin
+                cursor, rest, byte_ahead, byte_behind = begin_part(address, begin, end, index, registers)
+
+            if full:
+                both = not skip or vote((seen & uint32(UPPER)) != uint32(0)) != uint32(0)
+                cuda.syncwarp()  # every lane's counts are in before they are added up
+                for band in range(BANDS // 2):
+                    add_row(words, rows + uint32(band * band_words), index, zeros, part, sums, band)
+                if both:
+                    for band in range(BANDS // 2, BANDS):
+                        if code == BYTE:
+                            add_row(words, rows + uint32(band * band_words), index, zeros, part, sums, band)
+                        else:  # only ASCII is asked for
+                            clear_row(words, rows + uint32(band * band_words), index, zeros)
+                cuda.syncwarp()  # and cleared before the next is counted
+
+            if vote(finished) != uint32(0):
+                if code == LETTER:
+                    for counter in range(4):
+                        letter = sums[4 + counter] + other_case(sums[4 + counter])
+                        number = uint32(index * uint32(4) + uint32(counter) - uint32(1))
+                        if finished and index < uint32(HALF // 2) and number < uint32(LETTERS):
+                            if row_whole:
+                                counts[row + uint64(number)] = int64(letter)
+                            elif letter > uint32(0):
+                                cuda.atomic.add(counts, row + uint64(number), int64(letter))
+                else:
+                    odd_lane = (lane & uint32(1)) != uint32(0)
+                    at = row + uint64(index * uint32(4))
+                    # Two neighbours hold 64 bytes of the row. They swap halves, so that each store of theirs
+                    # fills 32 bytes side by side, which the memory takes as one.
+                    pair_at = row + uint64((index >> uint32(1)) * uint32(8) + (index & uint32(1)) * uint32(2))
+                    shared_row = vote(finished and not row_whole) != uint32(0)
+                    for band in range(BANDS):
+                        if band < BANDS // 2 or code == BYTE:
+                            if shared_row and finished and not row_whole:
+                                for counter in range(4):
+                                    if sums[4 * band + counter] > uint32(0):
+                                        to = at + uint64(4 * HALF * band + counter)
+                                        cuda.atomic.add(counts, to, int64(sums[4 * band + counter]))
+                            low = exchanged(sums[4 * band] if odd_lane else sums[4 * band + 2])
+                            high = exchanged(sums[4 * band + 1] if odd_lane else sums[4 * band + 3])
+                            wide[0] = int64(low if odd_lane else sums[4 * band])
+                            wide[1] = int64(high if odd_lane else sums[4 * band + 1])
+                            wide[2] = int64(sums[4 * band + 2] if odd_lane else low)
+                            wide[3] = int64(sums[4 * band + 3] if odd_lane else high)
+                            if finished and row_whole:
+                                store(counts, pair_at + uint64(4 * HALF * band), wide, uint32(0))
+                                store(counts, pair_at + uint64(4 * HALF * band + 4), wide, uint32(2))
+                if finished:
+                    for place in range(SUMS):
+                        sums[place] = uint32(0)
 
     return documents
 
@@ -366,8 +471,8 @@ LAUNCH_BOUNDS = (THREADS, BLOCKS_PER_MULTIPROCESSOR)
 
 
 @functools.cache
-def kernel(group: int = GROUP, groups: int = GROUPS, dots: bool = DOTS, early: bool = AHEAD) -> Any:
-    return compile_kernel(source(group, groups, dots, early), SIGNATURE, launch_bounds=LAUNCH_BOUNDS)
+def kernel() -> Any:
+    return compile_kernel(source(), SIGNATURE, launch_bounds=LAUNCH_BOUNDS)
 
 
 def clear_large(offsets, bins, counts):  # type: ignore[no-untyped-def]
@@ -410,9 +515,9 @@ def launch_slices(data: Any, offsets: Any, nbytes: int, kind: Kind, counts: Any,
     """
     documents = offsets.shape[0] - 1
     total = nbytes + documents * OVERHEAD
-    most = ROUNDS * BLOCKS_PER_MULTIPROCESSOR * WARPS * multiprocessors(launch.current_device())
+    most = ROUNDS * 2 * WARPS_PER_MULTIPROCESSOR * multiprocessors(launch.current_device())
     weight = max(MIN_SLICE, ceil_div(total, most))
-    blocks = ceil_div(total, weight * WARPS)
+    blocks = ceil_div(total, weight * 2 * WARPS)
     flat = launch.strided_view(counts, (documents * kind.bins,), (8,))
     launch.allow_dynamic_shared(kernel(), SHARED_NBYTES)
     launch.enqueue(

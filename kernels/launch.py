@@ -557,18 +557,6 @@ def _as_signed(argument: Any) -> Any:
     return argument
 
 
-def resident_clusters(kernel: Any, threads: int, shared_nbytes: int, cluster: int) -> int:
-    """Clusters of ``cluster`` blocks of a kernel of one eager signature that this device runs at a time."""
-    from cuda.bindings import driver
-
-    function, _ = _prepared(kernel, current_device())
-    config = _cluster_config(cluster, 1, 1, threads, 1, 1, shared_nbytes, 0, cluster)
-    status, count = driver.cuOccupancyMaxActiveClusters(function, config)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"asking for clusters of {cluster} blocks: {status.name}")
-    return int(count)
-
-
 class CUDATimer:
     """Times the device work enqueued on a stream inside a ``with`` block, by events.
 

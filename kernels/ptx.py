@@ -136,6 +136,31 @@ def store_vector(typingctx, array, index, registers, register_index):  # type: i
     return types.void(array, index, registers, register_index), generate
 
 
+@intrinsic
+def store_vector_streaming(typingctx, array, index, registers, register_index):  # type: ignore[no-untyped-def]
+    """``st.global.cs.v2.b64``: as ``store_vector``, of two 64-bit integers to global memory, as data that is not read
+    again soon: the cache gives it up before other data.
+    """
+    if not _require_array(registers, array) or not registers.dtype == array.dtype == types.int64:
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_type, index_type, registers_type, register_index_type = signature.args
+        source = _element_pointer(
+            context, builder, registers_type, arguments[2], register_index_type, arguments[3]
+        )
+        target = _element_pointer(context, builder, array_type, arguments[0], index_type, arguments[1])
+        wide = ir.IntType(64)
+        values = [builder.load(builder.gep(source, [ir.Constant(ir.IntType(32), lane)])) for lane in range(2)]
+        function = ir.FunctionType(ir.VoidType(), [wide] * 3)
+        text = "st.global.cs.v2.b64 [$0], {$1, $2};"
+        assembly = ir.InlineAsm(function, text, "l,l,l,~{memory}", side_effect=True)
+        builder.call(assembly, [builder.ptrtoint(target, wide), *values])
+        return context.get_dummy_value()
+
+    return types.void(array, index, registers, register_index), generate
+
+
 def _same_scalar(registers: Any, array: Any) -> bool:
     return registers.dtype in (array.dtype, getattr(array.dtype, "underlying_float", None))
 
@@ -495,11 +520,6 @@ def bulk_wait(pending: int, *, read: bool) -> Callable[..., Any]:
     return _instruction(f"cp.async.bulk.wait_group{'.read' if read else ''} {pending};", "", ())
 
 
-def named_barrier(number: int, threads: int, *, wait: bool) -> Callable[..., Any]:
-    """Barrier ``number`` of the block, of so many threads: arrive at it and go on, or wait for the others too."""
-    return _instruction(f"barrier.cta.{'sync' if wait else 'arrive'} {number}, {threads};", "", ())
-
-
 store_matrices = _instruction(
     "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};",
     "r,r,r,r,r",
@@ -507,12 +527,25 @@ store_matrices = _instruction(
     description="``store_matrices(address, w0, w1, w2, w3)``: a warp's four 8 × 8 matrices of 16 bits to shared "
     "memory. Lane l holds two neighbours of row l / 4 of each, and the address of row l % 8 of matrix l / 8.",
 )
-store_shared_pair = _instruction(
-    "st.shared.v2.f32 [$0], {$1, $2};",
-    "r,f,f",
-    (_U32, types.float32, types.float32),
-    description="``store_shared_pair(address, first, second)``: 8 bytes at a shared address that is a multiple of 8.",
-)
+
+
+@intrinsic
+def load_shared_pair(typingctx, shared):  # type: ignore[no-untyped-def]
+    """The two uint32 at a shared address (uint32) that is a multiple of 8, in one access."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(32)
+        function = ir.FunctionType(ir.LiteralStructType([word] * 2), [word])
+        text = "ld.shared.v2.u32 {$0, $1}, [$2];"
+        assembly = ir.InlineAsm(function, text, "=r,=r,r,~{memory}", side_effect=True)
+        address = context.cast(builder, arguments[0], signature.args[0], types.uint32)
+        loaded = builder.call(assembly, [address])
+        words = [builder.extract_value(loaded, i) for i in range(2)]
+        return context.make_tuple(builder, signature.return_type, words)
+
+    return types.UniTuple(types.uint32, 2)(types.uint32), generate
+
+
 half_pair = _instruction(
     "cvt.rn.f16x2.f32 $0, $2, $1;",
     "=r,f,f",
@@ -570,6 +603,15 @@ tf32_bits = _instruction(
     (types.float32,),
     _U32,
     description="The 32 bits of the nearest TF32 number, ties away from zero.",
+)
+tf32_operand = _instruction(
+    "{ .reg .pred finite; .reg .f32 size; mov.b32 size, $1; abs.f32 size, size;"
+    " setp.lt.f32 finite, size, 0f7F800000; mov.b32 $0, $1; @finite add.u32 $0, $0, 0x1000; }",
+    "=r,r",
+    (_U32,),
+    _U32,
+    description="A float32's bits so that the tensor cores, which ignore the low 13, take the number that "
+    "``tf32_bits`` gives: two instructions in its place of three.",
 )
 
 
@@ -802,6 +844,60 @@ def wgmma(
     return multiply
 
 
+def wgmma_registers(n: int, steps: int) -> Callable[..., Any]:
+    """``multiply(sums, fragments, b, keep)``: as ``wgmma`` of TF32, but A's 64 rows come from registers.
+
+    ``fragments`` are 4 ``steps`` uint32 that hold float32 numbers; their low 13 bits are ignored. With g = lane / 4,
+    t = lane % 4 and w the warp of the warpgroup, ``fragments[4 s + 2 x + h]`` is A at row 16 w + g + 8 h and column
+    8 s + t + 4 x (PTX ISA, the register fragments of ``wgmma``). The products read them until they are waited for;
+    nothing may be written to them before that.
+    """
+    registers, words = n // 2, 4 * steps
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{n}k{_WGMMA_STEP_NBYTES // 4}.f32.tf32.tf32"
+    outputs = "{" + ", ".join(f"${i}" for i in range(registers)) + "}"
+    b, keep = f"${registers + words}", f"${registers + words + 1}"
+    lines = ["{ .reg .pred p, always; .reg .b64 db;"]
+    lines.append(f"setp.ne.b32 p, {keep}, 0; setp.eq.b32 always, 0, 0;")
+    for step in range(steps):
+        a = "{" + ", ".join(f"${registers + 4 * step + i}" for i in range(4)) + "}"
+        scale = "p" if step == 0 else "always"
+        lines.append(f"add.s64 db, {b}, {step * _WGMMA_STEP_NBYTES >> 4};")
+        lines.append(f"{instruction} {outputs}, {a}, db, {scale}, 1, 1;")
+    text = "\n".join([*lines, "}"])
+    constraints = ",".join(
+        ["=f"] * registers + ["r"] * words + ["l", "r"] + [str(i) for i in range(registers)] + ["~{memory}"]
+    )
+    word, machine = ir.IntType(32), ir.FloatType()
+
+    @intrinsic
+    def multiply(typingctx, sums, fragments, b, keep):  # type: ignore[no-untyped-def]
+        """Issue the products; see ``wgmma_registers``."""
+        if not _require_array(sums, fragments) or fragments.dtype != types.uint32:
+            return None
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            def places(position: int, count: int) -> list[Any]:
+                array = context.make_array(signature.args[position])
+                data = array(context, builder, value=arguments[position]).data
+                return [builder.gep(data, [ir.Constant(word, i)]) for i in range(count)]
+
+            totals = places(0, registers)
+            values = [builder.load(place) for place in (*places(1, words), *totals)]
+            function = ir.FunctionType(
+                ir.LiteralStructType([machine] * registers),
+                [word] * words + [ir.IntType(64), word] + [machine] * registers,
+            )
+            assembly = ir.InlineAsm(function, text, constraints, side_effect=True)
+            results = builder.call(assembly, [*values[:words], *arguments[2:], *values[words:]])
+            for i, place in enumerate(totals):
+                builder.store(builder.extract_value(results, i), place)
+            return context.get_dummy_value()
+
+        return types.void(sums, fragments, types.uint64, types.int32), generate
+
+    return multiply
+
+
 # --- Counters in shared memory -----------------------------------------------------------------------------
 
 
@@ -831,6 +927,13 @@ def _multiply_add(name: str, total: Any) -> Callable[..., Any]:
             function = ir.FunctionType(ir.IntType(total.bitwidth), [value.type for value in values])
             constraints = "=l,r,r,l" if wide else "=r,r,r,r"
             text = f"{name} $0, $1, $2, $3;"
+            if wide:
+                # By halves with a carry, which the assembler makes one instruction of. Given one, it would add
+                # two products to each other first, and then to a sum, with additions of 64 bits.
+                text = (
+                    "{ .reg .u32 low, high; mov.b64 {low, high}, $3; mad.lo.cc.u32 low, $1, $2, low;"
+                    " madc.hi.u32 high, $1, $2, high; mov.b64 $0, {low, high}; }"
+                )
             return builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), values)
 
         return total(_U32, _U32, total), generate

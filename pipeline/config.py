@@ -44,7 +44,7 @@ SETTINGS = (
             "threads of one worker that read and decode chunks, or on a GPU read text"),
     Setting("tilewright.decompress-threads", None, "threads",
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
-    Setting("tilewright.write-threads", 4, "threads", "threads of one worker that encode and write chunks"),
+    Setting("tilewright.write-threads", 8, "threads", "threads of one worker that encode and write chunks"),
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"

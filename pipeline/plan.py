@@ -96,7 +96,7 @@ class Limits:
     tiles: int = 8
     """Tiles that C is cut into at least, so that one is written while the next is computed, and workers share."""
     read_threads: int = 8
-    write_threads: int = 4
+    write_threads: int = 8
     workspace_nbytes: Callable[[int, int, int], int] = no_workspace
     """Bytes that the kernel borrows to add a panel of this depth into a tile of these rows and columns."""
 
@@ -440,6 +440,10 @@ def _panel_depth(
     depth = max(1, panel_nbytes // row_nbytes)
     if depth >= k:
         return k
+    # A part of a chunk is read row by row, a whole one in one piece: cut chunks only where they are too deep.
+    whole = math.lcm(a.unit[1], b.unit[0])
+    if depth >= whole:
+        unit = whole
     depth = depth // unit * unit if depth >= unit else unit
     # A chunk deeper than the memory can hold is read in parts rather than refused.
     smallest = (min(c_unit[0], a.rows), min(c_unit[1], b.columns))

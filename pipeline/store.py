@@ -1,8 +1,9 @@
 """Zarr arrays: open and check them, read a region into given buffers, write a region from them.
 
-Each direction has two ways behind one function. Chunks that lie uncompressed in local files go straight between
-the file and the caller's buffer, in parallel and with no copy in between; everything else (codecs, shards, remote
-stores, foreign byte orders) goes through zarr-python, which knows them all.
+Each direction has several ways behind one function. Chunks that lie uncompressed in local files go straight between
+the file and the caller's buffer, in parallel and with no copy in between; what the codecs that we know have encoded,
+is read by one call and decoded by another, in shards too, as `pipeline/chunks.py` says. Everything else (rarer
+codecs, remote stores), and the writing of shards, goes through zarr-python, which knows them all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, wait
@@ -24,12 +24,20 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import zarr
-from zarr.codecs import BytesCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.errors import BaseZarrError
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import MemoryStore
 
 from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline.chunks import (
+    DamagedChunkError,
+    Layout,
+    decode,
+    encode,
+    find_chunk,
+    layout_of,
+    read_bytes,
+)
 from tilewright.pipeline.errors import DTypeError, OutputError, OutputExistsError, ShapeError, StoreError
 from tilewright.pipeline.plan import StoredMatrix
 
@@ -128,7 +136,8 @@ def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> Stor
     """The array's numbers for the planner, with op applied."""
     rows, columns = array.shape
     unit = read_unit(array)
-    plain = _direct_layout(array) is not None
+    layout = _layout(array)
+    plain = layout is not None and layout.plain
     stored = StoredMatrix(rows, columns, array.dtype.newbyteorder("="), (unit[0], unit[1]), plain)
     return stored.transposed if transpose else stored
 
@@ -194,16 +203,17 @@ def region_reads(
     The buffer that a part is read into has the array's dtype in native byte order, and the elements of a row side
     by side; its rows may lie further apart.
     """
-    layout = _direct_layout(array)
+    layout = _layout(array)
     pieces = _chunks_in(region, read_unit(array))
     if layout is None:
         return [
             RegionRead(piece.target, partial(_read_through_zarr, array, region, piece)) for piece in pieces
         ]
+    indexes: dict[str, np.ndarray] = {}
     return [
-        RegionRead(part.target, partial(_read_direct, layout, part))
+        RegionRead(part.target, partial(_read_direct, layout, indexes, part))
         for piece in pieces
-        for part in _split(piece, layout.dtype.itemsize, most_nbytes)
+        for part in (_split(piece, layout.dtype.itemsize, most_nbytes) if layout.plain else [piece])
     ]
 
 
@@ -223,18 +233,6 @@ def run_all(pool: Executor, calls: Iterable[Callable[[], Result]]) -> list[Resul
 
 
 @dataclass(frozen=True)
-class _DirectLayout:
-    """An array whose chunks lie as plain bytes in local files."""
-
-    name: str
-    root: Path
-    key: Callable[[tuple[int, ...]], str]
-    chunks: tuple[int, ...]
-    dtype: np.dtype
-    fill_value: Any
-
-
-@dataclass(frozen=True)
 class _Piece:
     """The part of one chunk that a region wants."""
 
@@ -245,30 +243,8 @@ class _Piece:
     """Where it goes in the region."""
 
 
-def _direct_layout(array: zarr.Array[Any]) -> _DirectLayout | None:
-    """How to read the array's files without zarr; None where its codecs, order or store need zarr."""
-    if not isinstance(array.store, LocalStore):
-        return None
-    metadata: Any = array.metadata
-    if metadata.zarr_format == 2:
-        if metadata.compressor is not None or metadata.filters or metadata.order != "C":
-            return None
-    elif len(metadata.codecs) != 1 or not isinstance(metadata.codecs[0], BytesCodec):
-        return None
-    else:
-        endian = metadata.codecs[0].endian  # an enumeration's member up to zarr 3.1, its plain value later
-        if endian is not None and getattr(endian, "value", endian) != "little":
-            return None
-    if array.dtype.byteorder == ">" or sys.byteorder != "little":
-        return None
-    return _DirectLayout(
-        name=name_of(array),
-        root=array.store.root / array.path,
-        key=metadata.encode_chunk_key,
-        chunks=array.chunks,
-        dtype=array.dtype.newbyteorder("="),
-        fill_value=array.fill_value if array.fill_value is not None else 0,
-    )
+def _layout(array: zarr.Array[Any]) -> Layout | None:
+    return layout_of(array, name_of(array))
 
 
 def _chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[_Piece]:
@@ -307,8 +283,10 @@ def _split(piece: _Piece, itemsize: int, most_nbytes: int) -> Iterator[_Piece]:
         )
 
 
-def _read_direct(layout: _DirectLayout, piece: _Piece, target: np.ndarray) -> None:
-    path = layout.root / layout.key(piece.chunk)
+def _read_direct(layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, target: np.ndarray) -> None:
+    """indexes: of the shards that were opened for this region, shared by its parts."""
+    file_name = layout.file_name(piece.chunk)
+    path = layout.root / file_name
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -319,17 +297,16 @@ def _read_direct(layout: _DirectLayout, piece: _Piece, target: np.ndarray) -> No
             f"cannot read chunk {_chunk_name(piece)} of {layout.name} from {path}: {error}"
         ) from error
     try:
-        expected = int(np.prod(layout.chunks)) * layout.dtype.itemsize
-        found = os.fstat(descriptor).st_size
-        if found != expected:
-            raise StoreError(
-                f"chunk {_chunk_name(piece)} of {layout.name} is damaged: {path} has {found} bytes and an"
-                f" uncompressed chunk has {expected}; restore the file, or write the array again"
-            )
-        _read_part(descriptor, layout, piece, target)
+        extent = find_chunk(layout, descriptor, piece.chunk, indexes)
+        if extent is None:
+            target[...] = layout.fill_value
+        elif layout.plain:
+            _read_part(descriptor, extent, layout, piece, target)
+        else:
+            _decode_part(layout, read_bytes(descriptor, *extent), piece, target)
+    except DamagedChunkError as error:
+        raise _unreadable(piece, layout.name, file_name, layout.shards is not None, error) from error
     except OSError as error:
-        if isinstance(error, StoreError):
-            raise
         raise StoreError(
             f"cannot read chunk {_chunk_name(piece)} of {layout.name} from {path}: {error}"
         ) from error
@@ -337,19 +314,48 @@ def _read_direct(layout: _DirectLayout, piece: _Piece, target: np.ndarray) -> No
         os.close(descriptor)
 
 
+def _unreadable(piece: _Piece, name: str, file_name: str, sharded: bool, error: Exception) -> StoreError:
+    kind = "" if isinstance(error, DamagedChunkError) else f"{type(error).__name__}: "
+    return StoreError(
+        f"chunk {_chunk_name(piece)} of {name} cannot be read ({'in shard ' * sharded}{name}/{file_name}):"
+        f" {kind}{error}; restore the chunk, or write the array again"
+    )
+
+
 def _chunk_name(piece: _Piece) -> str:
     return "(" + ", ".join(map(str, piece.chunk)) + ")"
 
 
-def _read_part(descriptor: int, layout: _DirectLayout, piece: _Piece, target: np.ndarray) -> None:
+def _decode_part(layout: Layout, data: bytes, piece: _Piece, target: np.ndarray) -> None:
+    """The wanted part of one chunk from its stored bytes: decoded in its place where it is wanted whole, and side by
+    side; else copied from where it was decoded."""
+    in_place = (
+        target.shape == layout.chunks
+        and target.flags.c_contiguous
+        and target.dtype == layout.dtype
+        and not layout.transposed
+    )
+    decoded = decode(layout.codecs, data, layout.chunk_nbytes, _flat_bytes(target) if in_place else None)
+    if in_place and np.may_share_memory(decoded, target):
+        return
+    chunk = decoded.view(layout.dtype).reshape(layout.chunks, order="F" if layout.transposed else "C")
+    target[...] = chunk[piece.inside]
+
+
+def _read_part(
+    descriptor: int, extent: tuple[int, int], layout: Layout, piece: _Piece, target: np.ndarray
+) -> None:
     """The wanted part of one plain chunk from its open file into ``target``, in as few calls as its shape allows."""
     item = layout.dtype.itemsize
+    offset, found = extent
+    if found != layout.chunk_nbytes:
+        raise DamagedChunkError(f"it has {found} bytes and an uncompressed chunk has {layout.chunk_nbytes}")
     if target.ndim == 1:
-        _read_fully(descriptor, piece.inside[0].start * item, _as_bytes(target))
+        _read_fully(descriptor, offset + piece.inside[0].start * item, _as_bytes(target))
         return
     rows, columns = piece.inside
     row_nbytes = layout.chunks[1] * item
-    start = rows.start * row_nbytes
+    start = offset + rows.start * row_nbytes
     width = columns.stop - columns.start
     if width == layout.chunks[1] and target.flags.c_contiguous:
         _read_fully(descriptor, start, _as_bytes(target))
@@ -367,7 +373,12 @@ def _read_part(descriptor: int, layout: _DirectLayout, piece: _Piece, target: np
 
 
 def _as_bytes(part: np.ndarray) -> memoryview:
-    return part.reshape(-1).view(np.uint8).data
+    return _flat_bytes(part).data
+
+
+def _flat_bytes(part: np.ndarray) -> np.ndarray:
+    """The bytes of elements that lie side by side: uint8, no copy."""
+    return part.reshape(-1).view(np.uint8)
 
 
 def _read_fully(descriptor: int, offset: int, left: memoryview) -> None:
@@ -394,15 +405,9 @@ def _read_through_zarr(
     except MemoryError:
         raise  # the chunk is as it should be
     except Exception as error:
-        if array.shards:
-            shard = tuple(p.start // side for p, side in zip(part, array.shards, strict=True))
-            where = f"in shard {array.store_path}/{array.metadata.encode_chunk_key(shard)}"
-        else:
-            where = f"{array.store_path}/{array.metadata.encode_chunk_key(piece.chunk)}"
-        raise StoreError(
-            f"chunk {_chunk_name(piece)} of {name_of(array)} cannot be read ({where}):"
-            f" {type(error).__name__}: {error}; restore the chunk, or write the array again"
-        ) from error
+        place = (p.start // side for p, side in zip(part, write_unit(array), strict=True))
+        file_name = array.metadata.encode_chunk_key(tuple(place))
+        raise _unreadable(piece, name_of(array), file_name, array.shards is not None, error) from error
 
 
 # Writing ------------------------------------------------------------------------------------------------------
@@ -446,8 +451,10 @@ def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[R
 
     The region's edges lie on the array's write units, or at its end: a piece is never half of a stored object.
     """
-    layout = _direct_layout(array)
-    writer = partial(_write_through_zarr, array, region) if layout is None else partial(_write_direct, layout)
+    layout = _layout(array)
+    writer: Callable[[_Piece, Bands], None] = partial(_write_through_zarr, array, region)
+    if layout is not None and layout.shards is None:
+        writer = partial(_write_direct, layout)
     return [
         RegionWrite((piece.target[0], piece.target[1]), partial(writer, piece))
         for piece in _chunks_in(region, write_unit(array))
@@ -462,32 +469,55 @@ def gather(out: np.ndarray, bands: Bands) -> None:
         row += band.shape[0]
 
 
-def _write_direct(layout: _DirectLayout, piece: _Piece, bands: Bands) -> None:
-    """One plain chunk to its file: under another name first, so that a reader never meets half of it."""
+def _write_direct(layout: Layout, piece: _Piece, bands: Bands) -> None:
+    """One chunk to its file: under another name first, so that a reader never meets half of it."""
     path = layout.root / layout.key(piece.chunk)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # as DRAFT_NAME says
-    rows, columns = piece.inside
+    bands = _whole_rows(layout, piece, bands)
     try:
+        if not layout.plain:
+            bands = [_encoded(layout, piece, bands)]
         if not layout.root.is_dir():  # the array went away: its folders must not come back without it
             raise FileNotFoundError(f"{layout.root} is gone")
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(draft, "wb", buffering=0) as file:
-            if columns.stop - columns.start < layout.chunks[1]:
-                bands = (_widened(band, layout) for band in bands)
             for band in bands:
                 _write_fully(file, band)
-            missing = layout.chunks[0] - (rows.stop - rows.start)
-            if missing:  # an edge chunk is stored whole
-                _write_fully(file, np.full((missing, layout.chunks[1]), layout.fill_value, layout.dtype))
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, StoreError):
+            raise
         raise StoreError(
             f"cannot write chunk {_chunk_name(piece)} of {layout.name} to {path}: {error}"
         ) from error
 
 
-def _widened(band: np.ndarray, layout: _DirectLayout) -> np.ndarray:
+def _whole_rows(layout: Layout, piece: _Piece, bands: Bands) -> Bands:
+    """A piece's bands as those of the chunk: one at the edge is stored whole."""
+    rows, columns = piece.inside
+    for band in bands:
+        yield _widened(band, layout) if columns.stop - columns.start < layout.chunks[1] else band
+    missing = layout.chunks[0] - (rows.stop - rows.start)
+    if missing:
+        yield np.full((missing, layout.chunks[1]), layout.fill_value, layout.dtype)
+
+
+def _encoded(layout: Layout, piece: _Piece, bands: Bands) -> np.ndarray:
+    # The codecs take a chunk as a whole, so its bands are gathered first.
+    chunk = np.empty(layout.chunks, layout.dtype, order="F" if layout.transposed else "C")
+    gather(chunk, bands)
+    try:
+        return encode(layout, chunk)
+    except MemoryError:
+        raise  # the store is as it should be
+    except Exception as error:  # every codec has exceptions of its own
+        raise StoreError(
+            f"cannot encode chunk {_chunk_name(piece)} of {layout.name}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _widened(band: np.ndarray, layout: Layout) -> np.ndarray:
     whole = np.full((band.shape[0], layout.chunks[1]), layout.fill_value, layout.dtype)
     whole[:, : band.shape[1]] = band
     return whole
@@ -504,7 +534,7 @@ def _write_through_zarr(array: zarr.Array[Any], region: Sequence[slice], piece: 
         slice(whole.start + part.start, whole.start + part.stop)
         for whole, part in zip(region, piece.target, strict=True)
     )
-    # The codecs take a stored piece as a whole, so its bands are gathered first.
+    # A shard is written as a whole, so its bands are gathered first.
     whole = np.empty([part.stop - part.start for part in place], array.dtype.newbyteorder("="))
     gather(whole, bands)
     write_region(array, place, whole)

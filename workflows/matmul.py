@@ -13,7 +13,7 @@ from distributed import Client
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm import check
-from tilewright.kernels.gemm.workspace import workspace_nbytes
+from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.pipeline import config, store, tasks
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import (
@@ -417,7 +417,8 @@ def _plan(
     """``most_nbytes`` bounds the memory of tiles and panels whatever the workers and the caller allow."""
     a = store.as_stored_matrix(left, transpose=transpose_a)
     b = store.as_stored_matrix(right, transpose=transpose_b)
-    limits = _limits(facts, device_memory, c_dtype, precision)
+    parent = Parent(a.rows, b.columns, a.columns, transpose_a, transpose_b)
+    limits = _limits(facts, device_memory, c_dtype, precision, parent)
     if most_nbytes is not None:
         limits = replace(limits, device_nbytes=min(limits.device_nbytes, most_nbytes))
     if isinstance(out, zarr.Array):
@@ -433,7 +434,11 @@ def _plan(
 
 
 def _limits(
-    facts: list[WorkerFacts], device_memory: int | str | None, dtype: np.dtype, precision: str
+    facts: list[WorkerFacts],
+    device_memory: int | str | None,
+    dtype: np.dtype,
+    precision: str,
+    parent: Parent,
 ) -> Limits:
     """What every worker can hold: the smallest of them sets it, since any tile may come to any worker."""
     on_host = facts[0].device == "cpu"
@@ -446,7 +451,9 @@ def _limits(
     else:
         free = min(fact.device_free_nbytes for fact in facts if fact.device_free_nbytes is not None)
         nbytes = min(asked, free) if asked else int(free * config.get("device-memory-share"))
-    workspace = no_workspace if on_host else partial(_workspace, dtype=dtype, precision=precision)
+    workspace = (
+        no_workspace if on_host else partial(_workspace, dtype=dtype, precision=precision, parent=parent)
+    )
     return Limits(
         workers=len(facts),
         device_nbytes=nbytes,
@@ -460,8 +467,10 @@ def _limits(
     )
 
 
-def _workspace(rows: int, columns: int, depth: int, *, dtype: np.dtype, precision: str) -> int:
-    return workspace_nbytes(rows, columns, depth, dtype, precision)
+def _workspace(
+    rows: int, columns: int, depth: int, *, dtype: np.dtype, precision: str, parent: Parent
+) -> int:
+    return workspace_nbytes(rows, columns, depth, dtype, precision, parent)
 
 
 def _recorded(out: Source, digest: str) -> int:

@@ -31,6 +31,7 @@ from tilewright.kernels.gemm.residues import (
     capacities,
     modulus_set,
 )
+from tilewright.kernels.gemm.wgmma import cluster_tile
 
 THREADS = 256
 WARPS = THREADS // 32
@@ -39,6 +40,10 @@ QUAD = 4
 TURN_LINES = 64
 TURN_QUADS = 32
 """A tile that is turned in shared memory: 64 lines by 128 elements of k."""
+TURN_SIDE = 128
+"""Lines, and elements of k, of a tile of bytes that is turned by vectors."""
+TURN_BAND = 32
+"""Such tiles below each other before the walk moves on in k."""
 ALL_LANES = 0xFFFFFFFF
 
 ARGUMENTS = (
@@ -207,6 +212,91 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
             report_range(low, high, settings, side)
 
     return turning if turned else straight
+
+
+@cuda.jit(device=True, inline="always")
+def turn_words(values, first):  # type: ignore[no-untyped-def]
+    """Four words of four bytes, ``values[first]`` and every fourth from there, as the words of their first, second,
+    third and fourth bytes."""
+    u32 = types.uint32
+    front = ptx.byte_permute(values[first], values[first + 4], u32(0x5140))
+    back = ptx.byte_permute(values[first], values[first + 4], u32(0x7362))
+    front_below = ptx.byte_permute(values[first + 8], values[first + 12], u32(0x5140))
+    back_below = ptx.byte_permute(values[first + 8], values[first + 12], u32(0x7362))
+    return (
+        ptx.byte_permute(front, front_below, u32(0x5410)),
+        ptx.byte_permute(front, front_below, u32(0x7632)),
+        ptx.byte_permute(back, back_below, u32(0x5410)),
+        ptx.byte_permute(back, back_below, u32(0x7632)),
+    )
+
+
+def turn_function() -> Callable[..., Any]:
+    """The pass over a matrix of bytes that only turns it, as a function of ``ARGUMENTS``: lines lie side by side,
+    the matrix and its rows of lines begin at multiples of 16 bytes, and nobody asks for the range.
+
+    Grid: a block of ``THREADS`` threads for each tile of ``TURN_SIDE`` × ``TURN_SIDE`` bytes, in bands, so that what
+    is read and written at one time are stretches of memory about equally long. A thread reads 16 lines of four
+    elements of k, all under way together, and turns them in its registers; the words of a line meet in shared memory
+    (16 KiB), where chunk c of line l lies at chunk c XOR (l / 16 mod 8): what a warp writes, and what eight threads
+    read at once, lies in different banks. Registers: up to 64, no spills. Behind ``depth``, up to 15 bytes of a line
+    are written too; lines of the target begin at multiples of 16 bytes.
+    """
+    extent, area, words_a_line, block = TURN_SIDE, TURN_SIDE**2 // 4, TURN_SIDE // 4, 4 * QUAD
+    assert THREADS * 4 * 16 == TURN_SIDE**2
+    i32, i64, u32 = types.int32, types.int64, types.uint32
+
+    def turn(  # type: ignore[no-untyped-def]
+        source, line_stride, k_stride, lines, depth, target, target_line_words, plane_words, plan, side
+    ):
+        vectors = ptx.global_array(source, u32)
+        elements = ptx.global_array(source, types.uint8)
+        words = ptx.global_array(target, u32)
+        tile = cuda.shared.array(area, u32, alignment=16)
+        values = cuda.local.array(block, u32)
+        # Without signs: divisions and remainders of signed numbers take several times the instructions.
+        thread = u32(cuda.threadIdx.x)
+        tiles_down, tiles_across = u32((lines + extent - 1) >> 7), u32((depth + extent - 1) >> 7)
+        tile_line, tile_k = cluster_tile(u32(cuda.blockIdx.x), tiles_down, tiles_across, u32(TURN_BAND))
+        first_line, first_k = i32(tile_line) * extent, i32(tile_k) * extent
+        whole = first_line + extent <= lines and first_k + extent <= depth
+
+        if whole:
+            # Eight threads read 128 bytes side by side; a warp reads them of four quads of k.
+            group, quad = i32(thread & u32(7)), i32(thread >> u32(3))
+            start = (i64(first_line + 16 * group) + (first_k + QUAD * quad) * k_stride) >> 2
+            for j in range(QUAD):
+                ptx.load_vector(values, 4 * j, vectors, start + j * (k_stride >> 2))
+            place = 16 * group * words_a_line + (quad ^ (4 * group))
+            for w in range(4):
+                word_0, word_1, word_2, word_3 = turn_words(values, w)
+                tile[place + (4 * w) * words_a_line] = word_0
+                tile[place + (4 * w + 1) * words_a_line] = word_1
+                tile[place + (4 * w + 2) * words_a_line] = word_2
+                tile[place + (4 * w + 3) * words_a_line] = word_3
+        else:
+            for i in range(area // THREADS):
+                index = i32(thread) + THREADS * i
+                line, quad = index & (extent - 1), index >> 7
+                start = i64(min(first_line + line, lines - 1))
+                word = u32(0)
+                for e in range(QUAD):
+                    k = min(first_k + QUAD * quad + e, depth - 1)
+                    word |= u32(elements[start + k * k_stride]) << u32(8 * e)
+                tile[line * words_a_line + (quad ^ (4 * (line >> 4)))] = word
+        cuda.syncthreads()  # the tile is complete
+
+        down, chunk = i32(thread >> u32(3)), i32(thread & u32(7))
+        for j in range(4):
+            line = down + 32 * j
+            ptx.load_vector(values, 4 * j, tile, line * words_a_line + 4 * (chunk ^ (line >> 4 & 7)))
+        k = first_k + 16 * chunk
+        start = i64(first_line + down) * target_line_words + (k >> 2)
+        for j in range(4):
+            if whole or (first_line + down + 32 * j < lines and k < depth):
+                ptx.store_vector(words, start + 32 * j * i64(target_line_words), values, 4 * j)
+
+    return turn
 
 
 def reset_function() -> Callable[..., Any]:

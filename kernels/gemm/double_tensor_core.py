@@ -38,7 +38,10 @@ from numba.cuda import libdevice, types
 
 from tilewright.kernels import ptx
 from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem, Variant
+from tilewright.kernels.gemm.repitch import Matrix
+from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.warp_tiled_launch import matrix
 from tilewright.kernels.launch import (
     address,
@@ -588,10 +591,12 @@ def enqueue_tile(
     tile: Tile,
     splits: int = 1,
     split_k: int | None = None,
+    padded: tuple[bool, bool] = (False, False),
 ) -> None:
     """Enqueue ``c (+)= a b`` with a tile. ``c`` lies by rows.
 
-    With ``splits`` ranges of ``split_k``, range r goes to rows r m to (r + 1) m of ``c``.
+    With ``splits`` ranges of ``split_k``, range r goes to rows r m to (r + 1) m of ``c``. ``padded`` says of A and of
+    B that their lines are aligned and go on with zeros to the end of a chunk.
     """
     (m, k), n = a.shape, c.shape[1]
     itemsize = a.dtype.itemsize
@@ -605,8 +610,8 @@ def enqueue_tile(
         parts=parts,
         a_along_k=a_by_rows,
         b_along_k=not b_by_rows,
-        a_whole=_whole(a_at, a_pitch, k if a_by_rows else m, m if a_by_rows else k, parts),
-        b_whole=_whole(b_at, b_pitch, n if b_by_rows else k, k if b_by_rows else n, parts),
+        a_whole=padded[0] or _whole(a_at, a_pitch, k if a_by_rows else m, m if a_by_rows else k, parts),
+        b_whole=padded[1] or _whole(b_at, b_pitch, n if b_by_rows else k, k if b_by_rows else n, parts),
         c_whole=_whole(c_at, c_pitch, CHUNK, m * splits, parts),
         native=native,
     )
@@ -672,7 +677,7 @@ def multiprocessors(device: int) -> int:
     return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
 
 
-THIN_STRIPS = 0
+THIN_STRIPS = 32
 """Ragged rows or columns, up to so many, are left to the kernel of thin products where that saves a wave."""
 
 
@@ -694,6 +699,54 @@ def whole_part(m: int, n: int, tile: Tile, processors: int) -> tuple[int, int]:
     return best
 
 
+def _by_lines(operand: Matrix) -> tuple[Matrix, bool]:
+    """The operand or its transpose, whichever has contiguous lines, and whether it is the operand itself."""
+    by_rows, _ = contiguous(operand.strides, *operand.shape, operand.dtype.itemsize)  # type: ignore[misc]
+    return (operand if by_rows else operand.transposed()), by_rows
+
+
+def _copied(operand: Matrix, used: int) -> bool:
+    """Whether panels of an operand are copied to aligned lines first (`repitch`), each element used that often.
+
+    complex128 never is: its elements are whole chunks.
+    """
+    lines, _ = _by_lines(operand)
+    return (
+        operand.dtype == FLOAT64
+        and used >= repitch.LEAST_SIDE
+        and not _whole(operand.pointer, lines.strides[0], lines.shape[1], lines.shape[0], 1)
+    )
+
+
+def _multiply(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, tile: Tile) -> None:
+    """Enqueue ``c (+)= a b`` with a tile, from aligned copies of panels of the operands where that is worth it."""
+    k = a.shape[1]
+    copies = _copied(a, c.shape[1]), _copied(b, c.shape[0])
+    # Copies along k are padded to whole chunks: k is rounded up, for the scratch memory to hold that too.
+    k_nbytes = sum(side * ITEM for side, copied in zip(c.shape, copies, strict=True) if copied)
+    k_nbytes += CHUNK * ITEM if any(copies) else 0
+    depth = repitch.panel_depth(ceil_div(k, CHUNK) * CHUNK, k_nbytes)
+    if depth is None:
+        enqueue_tile(a, b, c, accumulate, stream, tile)
+        return
+    with borrowed(depth * k_nbytes, stream, int(stream) if stream else 0) as scratch:
+        for first in range(0, k, depth):
+            length = min(depth, k - first)
+            panels, place = [], scratch
+            for panel, copied in (
+                (a.slice(0, a.shape[0], first, length), copies[0]),
+                (b.slice(first, length, 0, b.shape[1]), copies[1]),
+            ):
+                if copied:
+                    lines, by_rows = _by_lines(panel)
+                    lines = repitch.copy(lines, place, stream)
+                    place += lines.shape[0] * lines.strides[0]
+                    panels.append(lines if by_rows else lines.transposed())
+                else:
+                    panels.append(panel)
+            enqueue_tile(panels[0], panels[1], c, accumulate or first > 0, stream, tile, padded=copies)
+
+
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     """Enqueue ``c (+)= a b``."""
     left, right, target = matrix(a), matrix(b), matrix(c)
@@ -703,12 +756,12 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     tile = choose_tile(target.dtype.itemsize // ITEM, m, n, processors)
     rows, columns = whole_part(m, n, tile, processors)
     if (rows, columns) == (m, n):
-        enqueue_tile(left, right, target, accumulate, stream, tile)
+        _multiply(left, right, target, accumulate, stream, tile)
         return
     from tilewright.kernels.gemm import skinny  # which imports this module
 
     above, before = left.slice(0, rows, 0, k), right.slice(0, k, 0, columns)
-    enqueue_tile(above, before, target.slice(0, rows, 0, columns), accumulate, stream, tile)
+    _multiply(above, before, target.slice(0, rows, 0, columns), accumulate, stream, tile)
     if columns < n:
         strip = right.slice(0, k, columns, n - columns)
         skinny.launch(above, strip, target.slice(0, rows, columns, n - columns), accumulate, stream)

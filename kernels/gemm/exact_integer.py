@@ -55,6 +55,8 @@ LEAST_WORK = 1 << 28
 """m n k below which the passes and launches cost more than the simple kernels."""
 LEAST_SIDE = 64
 BLOCKS_PER_MULTIPROCESSOR = 8
+TURN_RESIDENT_BLOCKS = 6
+"""Blocks on a multiprocessor of the pass that only turns bytes: 40 registers a thread."""
 MOST_MULTIPROCESSORS = 192
 """No GPU so far has more; each keeps residues of its own."""
 CLUSTER = 2
@@ -102,6 +104,12 @@ class Lines:
     def turned(self) -> bool:
         """Whether lines, not elements of k, lie side by side."""
         return self.line_stride == 1 and self.k_stride != 1
+
+    @property
+    def turned_by_vectors(self) -> bool:
+        """Whether it is a matrix of bytes that `byte_planes.turn_function` takes."""
+        aligned = self.address % 16 == 0 and self.k_stride % 16 == 0
+        return self.turned and self.dtype.itemsize == 1 and aligned
 
     def panel(self, first: int, depth: int) -> Lines:
         """The stretch of k that begins at ``first``."""
@@ -183,6 +191,16 @@ def _pass(dtype: np.dtype, turned: bool, residues: bool, device: int) -> Launcha
 
 
 @functools.cache
+def _turn(device: int) -> Launchable:
+    return compile_launchable(
+        byte_planes.turn_function(),
+        byte_planes.ARGUMENTS,
+        threads=byte_planes.THREADS,
+        blocks_per_multiprocessor=TURN_RESIDENT_BLOCKS,
+    )
+
+
+@functools.cache
 def _reset(device: int) -> Launchable:
     return compile_launchable(byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, threads=1)
 
@@ -193,18 +211,29 @@ def _decide(device: int) -> Launchable:
 
 
 def _make_planes(
-    matrix: Lines, target: int, line_nbytes: int, plan: int, side: int, stream: Any, *, residues: bool
+    matrix: Lines,
+    target: int,
+    line_nbytes: int,
+    plan: int,
+    side: int,
+    stream: Any,
+    *,
+    residues: bool,
+    ranged: bool = True,
 ) -> None:
-    """Enqueue the pass that writes the planes of ``matrix`` at ``target``."""
+    """Enqueue the pass that writes the planes of ``matrix`` at ``target``; ``ranged``: and finds its range."""
     device = current_device()
-    blocks = multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR
-    if matrix.turned:
-        tiles = ceil_div(matrix.lines, byte_planes.TURN_LINES)
-        work = tiles * ceil_div(matrix.depth, byte_planes.TURN_QUADS * byte_planes.QUAD)
+    if matrix.turned_by_vectors and not residues and not ranged:
+        kernel, extent = _turn(device), byte_planes.TURN_SIDE
+        blocks = ceil_div(matrix.lines, extent) * ceil_div(matrix.depth, extent)
     else:
-        work = matrix.lines
-    _pass(matrix.dtype, matrix.turned, residues, device).launch(
-        min(work, blocks),
+        kernel, work = _pass(matrix.dtype, matrix.turned, residues, device), matrix.lines
+        if matrix.turned:
+            tiles = ceil_div(matrix.lines, byte_planes.TURN_LINES)
+            work = tiles * ceil_div(matrix.depth, byte_planes.TURN_QUADS * byte_planes.QUAD)
+        blocks = min(work, multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR)
+    kernel.launch(
+        blocks,
         stream,
         matrix.address,
         matrix.line_stride,
@@ -273,7 +302,14 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
                 planes = panel.bytes_in_place(kinds[side])
                 if planes is None:
                     _make_planes(
-                        panel, targets[side], where.single_depth, scratch, side, stream, residues=False
+                        panel,
+                        targets[side],
+                        where.single_depth,
+                        scratch,
+                        side,
+                        stream,
+                        residues=False,
+                        ranged=False,
                     )
                     planes = _planes(targets[side], panel, where.single_depth, 1, kinds[side])
                 loaded.append(planes)
@@ -390,6 +426,15 @@ def _passes(minimum: Capability) -> Iterable[Variant]:
             _resident_blocks(turned, residues),
             minimum,
         )
+    turn = byte_planes.turn_function()
+    yield pass_variant(
+        "bytes turned by vectors",
+        turn,
+        byte_planes.ARGUMENTS,
+        byte_planes.THREADS,
+        TURN_RESIDENT_BLOCKS,
+        minimum,
+    )
     yield pass_variant("plan", byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, 1, 1, minimum)
     yield pass_variant("reset", byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, 1, 1, minimum)
 
@@ -405,8 +450,8 @@ def variants() -> Iterable[Variant]:
 
 
 def variants_mma() -> Iterable[Variant]:
-    """The same with both tiles; the passes in between, for those who take the first and last."""
-    large, small = byte_mma_launch.TILES
+    """The same with every tile; the passes in between, for those who take the first and last."""
+    *larger, small = byte_mma_launch.TILES
 
     def products(tile: byte_mma.Tile) -> Iterable[Variant]:
         for nbytes, c_type in _C_TYPES.items():
@@ -416,11 +461,13 @@ def variants_mma() -> Iterable[Variant]:
                 ("residues", ("s8", "s8"), RESIDUES),
             ):
                 config = byte_mma.Config(*kinds, c_type, plan_kind, tile)
-                yield byte_mma_launch.variant(f"{name} to int{8 * nbytes}, {tile.depth} bytes deep", config)
+                shape = f"{tile.stages} × {tile.depth} bytes deep"
+                yield byte_mma_launch.variant(f"{name} to int{8 * nbytes}, {shape}", config)
 
     yield from products(small)
     yield from _passes(byte_mma_launch.AMPERE)
-    yield from products(large)
+    for tile in larger:
+        yield from products(tile)
 
 
 EXACT_INTEGER = GemmKernel(

@@ -20,9 +20,13 @@ from tilewright.kernels.launch import address, ceil_div, current_device
 SCRATCH_NBYTES = 2 << 30
 """What the planes of one panel of k may take."""
 LINE_UNIT_NBYTES = 128
-BLOCKS_PER_MULTIPROCESSOR = 8
+BLOCKS_PER_MULTIPROCESSOR = 32
+"""Of a pass that takes segments: several rounds of those that run at a time, so that all end at about the same
+time."""
 RESIDENT_BLOCKS = 4
 """Blocks of a pass on a multiprocessor at a time: 64 registers a thread."""
+TURN_RESIDENT_BLOCKS = 6
+"""The same of the pass that turns: 40 registers a thread."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def _pass(form: str, turn: bool, device: int) -> Launchable:
         float_planes.turn_function() if turn else float_planes.pass_function(form),
         float_planes.ARGUMENTS,
         threads=float_planes.THREADS,
-        blocks_per_multiprocessor=RESIDENT_BLOCKS,
+        blocks_per_multiprocessor=TURN_RESIDENT_BLOCKS if turn else RESIDENT_BLOCKS,
     )
 
 
@@ -141,10 +145,13 @@ def make_planes(
     )
     nbytes = line_nbytes(width, form)
     itemsize = float_planes.itemsize(form)
-    side = float_planes.TURN_SIDE
-    work = ceil_div(lines, side) * ceil_div(width, side) if turn else lines
+    if turn:
+        grid = ceil_div(lines, float_planes.TURN_SIDE) * ceil_div(width, float_planes.TURN_SIDE)
+    else:
+        segments = lines * ceil_div(width, float_planes.SEGMENT)
+        grid = min(segments, BLOCKS_PER_MULTIPROCESSOR * multiprocessors(device))
     _pass(form, turn, device).launch(
-        min(work, BLOCKS_PER_MULTIPROCESSOR * multiprocessors(device)),
+        grid,
         stream,
         operand.address,
         line_stride,

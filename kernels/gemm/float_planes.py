@@ -17,11 +17,18 @@ from numba.cuda import types
 
 from tilewright.kernels import ptx
 from tilewright.kernels.gemm.residues import PLAN_KIND, PLAN_PLANES
+from tilewright.kernels.gemm.wgmma import cluster_tile
 
 THREADS = 256
 QUAD = 4
+BATCH = 4
+"""Quads of a segment of a line that a thread reads before it writes any."""
+SEGMENT = THREADS * QUAD * BATCH
+"""Elements of a line that a block takes at a time."""
 TURN_SIDE = 64
 """Lines and places of a tile that is turned in shared memory."""
+TURN_BAND = 32
+"""Such tiles below each other before the walk moves on to the next places."""
 FORMS = ("bf16", "f16", "tf32", "copy", "split", "signs")
 """``bf16``, ``f16``, ``tf32``: rounded to nearest. ``copy``: 16-bit elements as they are. ``split``: three
 bfloat16 planes whose sum is the number. ``signs``: what decides how infinities and NaN come out of a
@@ -88,17 +95,21 @@ def sign_bits(value):  # type: ignore[no-untyped-def]
 
 def pass_function(form: str) -> Callable[..., Any]:
     """The pass to ``form``, one of FORMS, as a function of ``ARGUMENTS``: any grid, ``THREADS`` threads a
-    block.
+    block, best a block for each segment of a line.
 
     Source: float32, but 16-bit elements for ``copy``. Target: 16-bit elements, but 32-bit for ``tf32``;
-    planes of lines, each beginning at a multiple of four elements; up to three places behind a line become
-    zero. ``split`` takes infinities and NaN as zero, flags their lines, and says NONFINITE in the plan;
-    ``signs`` runs only then.
+    planes of lines, each beginning at a multiple of 16 bytes; up to three places behind a line are written too, and
+    nobody reads them there. ``split`` takes infinities and NaN as zero, flags their lines, and says NONFINITE in
+    the plan; ``signs`` runs only then.
+
+    A thread has BATCH quads of a segment under way at a time, read as vectors of 16 bytes where lines lie so.
+    Fewer than 2**31 segments. Registers: up to 64, no spills.
     """
     element = types.uint16 if form == "copy" else types.float32
     split, signs, wide = form == "split", form == "signs", form == "tf32"
     word = types.uint32 if wide else types.uint64
-    u32, u64, f32 = types.uint32, types.uint64, types.float32
+    vectors, registers, stretch = form != "copy", QUAD * BATCH, QUAD * THREADS
+    i32, u32, u64, f32 = types.int32, types.uint32, types.uint64, types.float32
 
     @cuda.jit(device=True, inline="always")
     def encoded(value):  # type: ignore[no-untyped-def]
@@ -112,6 +123,41 @@ def pass_function(form: str) -> Callable[..., Any]:
             return sign_bits(value)
         return ptx.tf32_bits(value)
 
+    @cuda.jit(device=True, inline="always")
+    def write_quad(  # type: ignore[no-untyped-def]
+        q, values, words, first, width, line_start, plane, settings, marks, line, flag_lines
+    ):
+        place = first + q * stretch
+        if place < width:
+            into = line_start + place
+            high, middle, low = u64(0), u64(0), u64(0)
+            wide_words = cuda.local.array(QUAD, u32)
+            for e in range(QUAD):
+                value = values[QUAD * q + e]
+                if wide:
+                    wide_words[e] = encoded(value)
+                elif split:
+                    if not is_finite(value):
+                        value = f32(0)
+                        settings[PLAN_KIND] = NONFINITE
+                        marks[line if flag_lines != 0 else min(place + e, width - 1)] = 1
+                    first_part = bfloat16_bits(value)
+                    rest = value - ptx.bits_float(first_part << u32(16))
+                    second_part = bfloat16_bits(rest)
+                    rest -= ptx.bits_float(second_part << u32(16))
+                    high |= u64(first_part) << u64(16 * e)
+                    middle |= u64(second_part) << u64(16 * e)
+                    low |= u64(bfloat16_bits(rest)) << u64(16 * e)
+                else:
+                    high |= u64(encoded(value)) << u64(16 * e)
+            if wide:
+                ptx.store_vector(words, into, wide_words, 0)
+            else:
+                words[into >> 2] = high
+            if split:
+                words[(plane + into) >> 2] = middle
+                words[(2 * plane + into) >> 2] = low
+
     def convert(  # type: ignore[no-untyped-def]
         source, line_stride, stride, lines, width, target, target_line, plane, plan, flags, flag_lines
     ):
@@ -119,80 +165,107 @@ def pass_function(form: str) -> Callable[..., Any]:
         words = ptx.global_array(target, word)
         settings = ptx.global_array(plan, types.int64)
         marks = ptx.global_array(flags, types.uint8)
+        values = cuda.local.array(registers, element)
         if signs and settings[PLAN_KIND] != NONFINITE:
             return
-        for line in range(cuda.blockIdx.x, lines, cuda.gridDim.x):
-            for quad in range(cuda.threadIdx.x, (width + 3) // 4, THREADS):
-                place = 4 * quad
-                start = line * line_stride
-                into = line * target_line + place
-                high, middle, low = u64(0), u64(0), u64(0)
-                for e in range(4):
-                    # Behind the line the last element comes again; nobody reads it there, and no branch is
-                    # needed.
-                    inside = min(place + e, width - 1)
-                    value = elements[start + inside * stride]
-                    if wide:
-                        words[into + e] = encoded(value)
-                    elif split:
-                        if not is_finite(value):
-                            value = f32(0)
-                            settings[PLAN_KIND] = NONFINITE
-                            marks[line if flag_lines != 0 else inside] = 1
-                        first = bfloat16_bits(value)
-                        rest = value - ptx.bits_float(first << u32(16))
-                        second = bfloat16_bits(rest)
-                        rest -= ptx.bits_float(second << u32(16))
-                        high |= u64(first) << u64(16 * e)
-                        middle |= u64(second) << u64(16 * e)
-                        low |= u64(bfloat16_bits(rest)) << u64(16 * e)
-                    else:
-                        high |= u64(encoded(value)) << u64(16 * e)
-                if not wide:
-                    words[into // 4] = high
-                if split:
-                    words[(plane + into) // 4] = middle
-                    words[(2 * plane + into) // 4] = low
+        together = (source | u64(4 * line_stride)) & u64(15) == 0 and stride == 1 and width & 3 == 0
+        segments = u32((width + SEGMENT - 1) // SEGMENT)
+        for item in range(cuda.blockIdx.x, lines * segments, cuda.gridDim.x):
+            line = i32(u32(item) // segments)
+            first = i32(item - line * segments) * SEGMENT + QUAD * cuda.threadIdx.x
+            start = line * line_stride
+            # What lies behind the line is not read: the last quad, or element, comes again, and no branch is needed.
+            if vectors and together:
+                for q in range(BATCH):
+                    ptx.load_vector(
+                        values, QUAD * q, elements, start + min(first + q * stretch, width - QUAD)
+                    )
+            else:
+                for q in range(BATCH):
+                    for e in range(QUAD):
+                        inside = min(first + q * stretch + e, width - 1)
+                        values[QUAD * q + e] = elements[start + inside * stride]
+            ptx.unroll(
+                write_quad,
+                BATCH,
+                (
+                    values,
+                    words,
+                    first,
+                    width,
+                    line * target_line,
+                    plane,
+                    settings,
+                    marks,
+                    line,
+                    flag_lines,
+                ),
+            )
 
     return convert
 
 
 def turn_function() -> Callable[..., Any]:
-    """The pass to ``tf32`` that turns: lines of the target are places of the source. ``ARGUMENTS`` as
-    above, with ``lines`` and ``width`` those of the target and ``stride`` 1 from line to line of it.
-    ``THREADS`` threads a block.
+    """The pass to ``tf32`` that turns: lines of the target are places of the source. ``ARGUMENTS`` as above, with
+    ``lines`` and ``width`` those of the target; lines lie side by side (``line_stride`` 1), and lines of the target
+    begin at multiples of 16 bytes.
+
+    Grid: a block of ``THREADS`` threads for each tile of ``TURN_SIDE`` × ``TURN_SIDE`` elements, in bands, so that
+    what is read and written at one time are stretches of memory about equally long. A thread reads four places of
+    four lines, all under way together, and turns them in its registers; the tile is turned in shared memory
+    (16 KiB) by whole vectors: chunk c of line l lies at chunk c XOR (l / 4 mod 8), so that the chunks that eight
+    threads write, or read, at once lie in different banks. Registers: 40, no spills. Behind the width, up to three
+    elements of a line are written too.
     """
-    side = TURN_SIDE
-    padded = TURN_SIDE + 1  # one more, so that a column of the tile is spread over all banks
-    warps = THREADS // 32
-    halves = TURN_SIDE // 32
-    batch = halves * (TURN_SIDE // warps)
+    side, quads, area, block = TURN_SIDE, TURN_SIDE // QUAD, TURN_SIDE**2, QUAD**2
+    assert quads * quads == THREADS
+    i32, i64, u32 = types.int32, types.int64, types.uint32
 
     def turn(  # type: ignore[no-untyped-def]
         source, line_stride, stride, lines, width, target, target_line, plane, plan, flags, flag_lines
     ):
-        elements = ptx.global_array(source, types.float32)
-        words = ptx.global_array(target, types.uint32)
-        tile = cuda.shared.array((side, padded), types.uint32)
-        values = cuda.local.array(batch, types.float32)
-        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
-        across = (lines + side - 1) // side
-        tiles = across * ((width + side - 1) // side)
-        for index in range(cuda.blockIdx.x, tiles, cuda.gridDim.x):
-            first_line, first_place = index % across * side, index // across * side
-            for i in range(batch):  # all under way before any is waited for
-                line = min(first_line + lane + 32 * (i % halves), lines - 1)
-                place = min(first_place + warp + warps * (i // halves), width - 1)
-                values[i] = elements[line * line_stride + place * stride]
-            cuda.syncthreads()  # the tile before has been written out
-            for i in range(batch):
-                tile[lane + 32 * (i % halves), warp + warps * (i // halves)] = ptx.tf32_bits(values[i])
-            cuda.syncthreads()  # the tile is complete
-            for i in range(batch):
-                down, right = warp + warps * (i // halves), lane + 32 * (i % halves)
-                line, place = first_line + down, first_place + right
-                if line < lines and place < width:
-                    words[line * target_line + place] = tile[down, right]
+        elements = ptx.global_array(source, u32)
+        words = ptx.global_array(target, u32)
+        tile = cuda.shared.array(area, u32, alignment=16)
+        values = cuda.local.array(block, u32)
+        line_values = cuda.local.array(QUAD, u32)
+        # Without signs: divisions and remainders of signed numbers take several times the instructions.
+        thread = u32(cuda.threadIdx.x)
+        tiles_down, tiles_across = u32((lines + side - 1) >> 6), u32((width + side - 1) >> 6)
+        tile_line, tile_place = cluster_tile(u32(cuda.blockIdx.x), tiles_down, tiles_across, u32(TURN_BAND))
+        first_line, first_place = i32(tile_line) * side, i32(tile_place) * side
+        whole = first_line + side <= lines and first_place + side <= width
+
+        # Eight threads read 128 bytes side by side; a warp reads them of four quads of places.
+        line_quad = i32((thread & u32(7)) | ((thread >> u32(2)) & u32(8)))
+        place_quad = i32(((thread >> u32(3)) & u32(3)) | ((thread >> u32(4)) & u32(12)))
+        line, place = first_line + QUAD * line_quad, first_place + QUAD * place_quad
+        if whole and (source | types.uint64(QUAD * stride)) & types.uint64(15) == 0:
+            start = i64(line) + place * stride
+            for j in range(QUAD):
+                ptx.load_vector(values, QUAD * j, elements, start + j * stride)
+        else:
+            for j in range(QUAD):
+                start = min(place + j, width - 1) * stride
+                for i in range(QUAD):
+                    values[QUAD * j + i] = elements[start + min(line + i, lines - 1)]
+        chunk = place_quad ^ (line_quad & 7)
+        for i in range(QUAD):
+            for j in range(QUAD):
+                line_values[j] = ptx.tf32_bits(ptx.bits_float(values[QUAD * j + i]))
+            ptx.store_vector(tile, (QUAD * line_quad + i) * side + QUAD * chunk, line_values, 0)
+        cuda.syncthreads()  # the tile is complete
+
+        down, place_quad = i32(thread >> u32(4)), i32(thread & u32(15))
+        for j in range(QUAD):
+            line = down + quads * j
+            chunk = place_quad ^ (line >> 2 & 7)
+            ptx.load_vector(values, QUAD * j, tile, line * side + QUAD * chunk)
+        place = first_place + QUAD * place_quad
+        start = (first_line + down) * target_line + place
+        for j in range(QUAD):
+            if whole or (first_line + down + quads * j < lines and place < width):
+                ptx.store_vector(words, start + quads * j * target_line, values, QUAD * j)
 
     return turn
 

@@ -1,9 +1,10 @@
 """float16 and bfloat16 matrices, and float32 ones whose caller allows less than float32, on Hopper's tensor cores.
 
 16-bit operands are multiplied as they lie, either way round. float32 operands are rounded to bfloat16 or
-float16 in a pass; as TF32 they are read as they lie where k is side by side (the tensor cores ignore the
-low bits), and rounded and turned in a pass where it is not. Sums are float32; the tensor cores cut off, and
-do not round, what a sum cannot hold.
+float16 in a pass. As TF32 they are read as they lie: with k side by side from shared memory (the tensor cores
+ignore the low bits), and otherwise through registers, where they are rounded. Only one of the two can come that
+way: of two operands that ask for it the smaller is rounded and turned in a pass, as is one that the copy engine
+does not take. Sums are float32; the tensor cores cut off, and do not round, what a sum cannot hold.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tilewright.kernels.gemm import float_planes
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.float_operand import (
     RESIDENT_BLOCKS,
+    TURN_RESIDENT_BLOCKS,
     FloatOperand,
     make_planes,
     operands,
@@ -50,6 +52,10 @@ C_TYPES = {FLOAT16: types.float16, BFLOAT16: types.uint16, FLOAT32: types.float3
 """What the kernel takes elements of C for."""
 
 
+THROUGH_REGISTERS = True
+"""Whether a TF32 operand without k side by side comes through registers; False: it is always turned in a pass."""
+
+
 def large_enough(problem: Problem) -> bool:
     """Whether a product pays on Hopper's tensor cores, and its sides fit the copy engine's coordinates."""
     return (
@@ -60,6 +66,15 @@ def large_enough(problem: Problem) -> bool:
     )
 
 
+def register_operand(a: FloatOperand, b: FloatOperand) -> FloatOperand | None:
+    """Which of two TF32 operands comes through registers as it lies: the larger of those without k side by side that
+    the copy engine takes; None where there is none."""
+    candidates = [
+        operand for operand in (a, b) if turned(operand, "tf32") and operand.in_place("tf32") is not None
+    ]
+    return max(candidates, key=lambda operand: operand.outer, default=None)
+
+
 def _multiply(
     kind: str, a: FloatOperand, b: FloatOperand, output: Output, accumulate: bool, stream: Any
 ) -> None:
@@ -67,8 +82,17 @@ def _multiply(
     stored = a.dtype in (FLOAT16, BFLOAT16)
     loadable = stored or kind == "tf32"
     form = "copy" if stored else kind
-    config = _config(kind, output.c_type, a.k_major or turned(a, form), b.k_major or turned(b, form))
-    whole = [operand.in_place(kind) if loadable and not turned(operand, form) else None for operand in (a, b)]
+    kept = register_operand(a, b) if kind == "tf32" and THROUGH_REGISTERS else None
+    by_columns = kept is not None and kept is b
+    if by_columns:  # registers hold the left operand: C's transpose is B's transpose times A's
+        a, b, output = b, a, output.flipped
+    turning = [operand is not kept and turned(operand, form) for operand in (a, b)]
+    k_major = [operand.k_major or turn for operand, turn in zip((a, b), turning, strict=True)]
+    config = _config(kind, output.c_type, *k_major, by_columns)
+    whole = [
+        operand.in_place(kind) if loadable and not turn else None
+        for operand, turn in zip((a, b), turning, strict=True)
+    ]
     if whole[0] is not None and whole[1] is not None:
         launch_product(config, whole[0], whole[1], output, a.depth, accumulate, stream)
         return
@@ -90,14 +114,22 @@ def _multiply(
 
 
 @functools.cache
-def _config(kind: str, c_type: Any, k_major_a: bool, k_major_b: bool) -> Config:
+def _config(kind: str, c_type: Any, k_major_a: bool, k_major_b: bool, c_by_columns: bool = False) -> Config:
+    """A C of 16 bits leaves through shared memory: written from registers it fills half sectors. The boxes of a
+    whole tile leave room for three stages, and are faster than fewer boxes and four stages. float32 fills sectors
+    from registers, which is as fast as boxes or faster.
+    """
+    narrow = c_type.bitwidth == 16
     return Config(
         kind,
         kind,
         c_type,
         m_major_a=not k_major_a,
         n_major_b=not k_major_b,
+        c_by_columns=c_by_columns,
         bfloat16_c=c_type == C_TYPES[BFLOAT16],
+        boxes=4 if narrow else 0,
+        stages=3 if narrow else 4,
     )
 
 
@@ -142,7 +174,8 @@ def _supports_asked(precision: str) -> Callable[[Problem], bool]:
 def _pass_variant(form: str, *, turn: bool = False) -> Variant:
     function = float_planes.turn_function() if turn else float_planes.pass_function(form)
     name = f"to {form}{', turned' if turn else ''}"
-    return pass_variant(name, function, float_planes.ARGUMENTS, float_planes.THREADS, RESIDENT_BLOCKS)
+    blocks = TURN_RESIDENT_BLOCKS if turn else RESIDENT_BLOCKS
+    return pass_variant(name, function, float_planes.ARGUMENTS, float_planes.THREADS, blocks)
 
 
 def _stored_variants(kind: str, dtype: np.dtype) -> Iterable[Variant]:
@@ -163,9 +196,11 @@ def _bfloat_variants() -> Iterable[Variant]:
 
 def _asked_variants(kind: str) -> Callable[[], Iterable[Variant]]:
     def variants() -> Iterable[Variant]:
-        yield variant(f"{kind}, k-major", Config(kind, kind, types.float32))
+        yield variant(f"{kind}, k-major", _config(kind, types.float32, True, True))
         yield _pass_variant(kind)
         if kind == "tf32":
+            yield variant(f"{kind}, m-major", _config(kind, types.float32, False, True))
+            yield variant(f"{kind}, n-major", _config(kind, types.float32, False, True, c_by_columns=True))
             yield _pass_variant(kind, turn=True)
 
     return variants

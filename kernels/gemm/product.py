@@ -194,7 +194,7 @@ def _decide(
 
 def _open_matrix(base: int, layout: Layout) -> Any:
     """A matrix of a layout whose address is left open."""
-    from tilewright.kernels.gemm.warp_tiled_launch import Matrix
+    from tilewright.kernels.gemm.repitch import Matrix
 
     shape, strides, dtype, remainder = layout
     place: Any = Place(base, 0, remainder)

@@ -3,9 +3,8 @@
 Every function here is a device function over ``cuda.local.array``s whose indices are constants in the end.
 The arithmetic is chosen by dtype: one fused multiply-add an element, or four for complex numbers.
 
-What did not help 64-bit integers, which take three multiplications an element: writing the three in PTX,
-and Winograd's identity for inner products, which trades one of them for two additions (they ran on the same
-unit). Both were as fast as what the compiler makes of ``total + left * right``.
+64-bit integers take `wide_integer`'s two multiplications an element instead of the three that the compiler makes
+of ``total + left * right``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels import ptx
+from tilewright.kernels.gemm import wide_integer
 from tilewright.kernels.gemm.warp_tiling import Tiling
 
 
@@ -29,31 +28,30 @@ class Element:
     register: Any
     parts: int
     """Registers an element: two for a complex number."""
-    separate_high: bool = False
-    """Whether a 64-bit integer's products of low by high halves are added up apart, in 32 bits."""
+    by_halves: bool = False
+    """Whether a 64-bit integer's products of low by high halves are added up apart (`wide_integer`)."""
 
     @property
     def number(self) -> Any:
         return numba.from_dtype(self.dtype)
 
 
-SEPARATE_HIGH = False
-"""Whether 64-bit integers have their middle products added up apart: two shorter chains of dependent
-multiplications for one longer, and half as many registers again for the sums."""
+BY_HALVES = True
+"""Whether 64-bit integers are multiplied by `wide_integer`; else as ``total + left * right``."""
 
 
 def element_of(dtype: np.dtype) -> Element:
     if dtype == np.complex64:
         return Element(dtype, numba.float32, 2)
-    return Element(dtype, numba.from_dtype(dtype), 1, SEPARATE_HIGH and dtype.itemsize == 8)
+    return Element(dtype, numba.from_dtype(dtype), 1, BY_HALVES and dtype.itemsize == 8)
 
 
 def multiply_line(element: Element, tiling: Tiling) -> Any:
     """``multiply(line, total, high, left, right, half)``: the products of a row of a thread's tile, or of a column.
 
-    ``total[i, j] += left[i] * right[j]`` with i (or j) fixed. ``half`` says which half of the fragment arrays
-    holds this step of k. Lines are walked to and fro: where the walk turns, an operand is read again at once,
-    from the register file's reuse cache.
+    ``total[i, j] += left[i] * right[j]`` with i (or j) fixed; ``high`` is for `wide_integer` alone. ``half`` says
+    which half of the fragment arrays holds this step of k. Lines are walked to and fro: where the walk turns, an
+    operand is read again at once, from the register file's reuse cache.
     """
     register, thread_m, thread_n = element.register, tiling.thread_m, tiling.thread_n
     by_columns = tiling.by_columns
@@ -90,19 +88,18 @@ def multiply_line(element: Element, tiling: Tiling) -> Any:
             else:
                 total[t + 1] += left[x + 1] * right[y]
 
-    u32, u64 = numba.uint32, numba.uint64
+    multiply_halves = wide_integer.multiply_add
 
     @cuda.jit(device=True, inline="always")
     def multiply_wide(line: Any, total: Any, high: Any, left: Any, right: Any, half: Any) -> None:
         for step in range(length):
             along = step if line % 2 == 0 else length - 1 - step
             i, j = (along, line) if by_columns else (line, along)
-            t, x, y = i * thread_n + j, left[half * thread_m + i], right[half * thread_n + j]
-            total[t] = ptx.multiply_add_wide(u32(x), u32(y), total[t])
-            high[t] = ptx.multiply_add_low(u32(x), u32(y >> u64(32)), high[t])
-            high[t] = ptx.multiply_add_low(u32(x >> u64(32)), u32(y), high[t])
+            multiply_halves(
+                total, high, i * thread_n + j, left[half * thread_m + i], right[half * thread_n + j]
+            )
 
-    if element.separate_high:
+    if element.by_halves:
         return multiply_wide
     return multiply_complex if element.parts == 2 else multiply
 

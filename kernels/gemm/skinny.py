@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numba
@@ -37,6 +37,7 @@ from tilewright.kernels.gemm import matvec
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.warp_tiled_launch import Matrix, enqueue_sum, matrix
+from tilewright.kernels.gemm.warp_tiled_launch import supports as tiled_supports
 from tilewright.kernels.launch import allow_dynamic_shared, capability, ceil_div, current_device, enqueue
 
 WIDEST = 64
@@ -428,8 +429,6 @@ MAX_PARTIAL_NBYTES = 64 * 2**20
 SHORT_ROWS = 64
 """Rows of a block where m is no larger."""
 LONG_ROWS = 256
-FIT_HEIGHT = False
-"""Whether blocks of fewer than `SHORT_ROWS` rows are made for as few."""
 MAX_THREADS = 256
 WARP = 32
 
@@ -446,9 +445,9 @@ def choose_tile(dtype: np.dtype, m: int, n: int, a_along_k: bool) -> Tile:
     if a_along_k and padded <= 2:
         rows = 2  # little arithmetic: more threads, to issue the copies
     height = SHORT_ROWS if m <= SHORT_ROWS else LONG_ROWS
-    if FIT_HEIGHT and m <= SHORT_ROWS // 2:
+    if max(m, n) <= SHORT_ROWS // 2:
         # Rows beyond m would be multiplied for nothing. Threads down share a swizzle by eights.
-        height = max(LINE_CHUNKS * least_rows, 1 << (m - 1).bit_length())
+        height = max(LINE_CHUNKS * least_rows, 1 << (max(m, n) - 1).bit_length())
         rows = min(rows, height // LINE_CHUNKS)
         while columns > 1 and height // rows * (padded // columns) < WARP:
             columns //= 2
@@ -482,9 +481,10 @@ def choose_splits(blocks: int, depths: int, slots: int, partial_nbytes: int) -> 
 
 TENSOR_COLUMNS = {np.dtype(np.float64): 2, np.dtype(np.complex128): 0}
 """Columns beyond which the tensor cores take over from the ordinary ones."""
-SINGLE_COLUMNS = {np.dtype(np.float32): 32, np.dtype(np.complex64): 16}
-"""Columns beyond which arithmetic is the limit, and square tiles are better unless both sides are short."""
-SHORT_SIDE = 256
+SINGLE_COLUMNS = 16
+"""Columns beyond which float32 and complex64 are limited by arithmetic, and the warp-tiled kernel is faster."""
+SHORT_SIDE = 32
+"""Where neither side is longer, its tiles are too large for C, and this kernel is faster again."""
 
 
 def tensor_tile(parts: int, n: int) -> tensor.Tile:
@@ -585,10 +585,6 @@ def _cut(
     return tile, ceil_div(k, split_k), split_k
 
 
-MATVEC = False
-"""Whether a single column goes to the kernel that streams A into registers."""
-
-
 def _multiply_vector(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any) -> None:
     """Enqueue ``c (+)= a b`` for a single column."""
     (m, k), dtype, itemsize = a.shape, a.dtype, a.dtype.itemsize
@@ -622,7 +618,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         left, right, target = right.transposed(), left.transposed(), target.transposed()
     (m, n), k, dtype = target.shape, left.shape[1], target.dtype
     itemsize = dtype.itemsize
-    if n == 1 and MATVEC:
+    if n == 1 and matvec.preferred(dtype, _lies_along_k(left), k):
         _multiply_vector(left, right, target, accumulate, stream)
         return
     on_tensor_cores = n > TENSOR_COLUMNS.get(dtype, WIDEST) and _tensor_accepts(left, right)
@@ -670,7 +666,9 @@ def supports(problem: Problem) -> bool:
     if c.dtype not in DTYPES or not a.dtype == b.dtype == c.dtype:
         return False
     thin_side, long_side = sorted((c.rows, c.columns))
-    if thin_side > (WIDEST if long_side <= SHORT_SIDE else SINGLE_COLUMNS.get(c.dtype, WIDEST)):
+    single = c.dtype in (np.float32, np.complex64)
+    better_tiled = single and thin_side > SINGLE_COLUMNS and long_side > SHORT_SIDE
+    if thin_side > WIDEST or (better_tiled and tiled_supports(replace(problem, precision="full"))):
         return False
     large = b if c.rows < c.columns else a
     # Sides are 32-bit numbers in the kernel, with room for the last, ragged panel.

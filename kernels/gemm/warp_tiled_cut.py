@@ -18,7 +18,7 @@ from tilewright.kernels.launch import ceil_div
 DTYPES = tuple(np.dtype(code) for code in ("f4", "c8", "u4", "u8"))
 """What is multiplied; signed integers are multiplied as unsigned ones."""
 
-RATE = {"f4": 96, "c8": 24, "u4": 60, "u8": 13}
+RATE = {"f4": 96, "c8": 24, "u4": 60, "u8": 18}
 """Multiply-adds of elements that a busy multiprocessor of an H200 finishes a cycle, by dtype."""
 LAUNCH_CYCLES = 16_000
 """What a launch costs, about 8 µs, most of it the host's."""
@@ -32,7 +32,7 @@ SCHEDULERS = 4
 """Of a multiprocessor."""
 STRIP = 32
 """Ragged rows or columns, up to so many, may be computed apart, by thin tiles."""
-TAIL_BANDS = 0
+TAIL_BANDS = 4
 """Up to so many rows of tiles may be computed apart, by smaller tiles or with k split, where the last wave of large
 tiles would leave most multiprocessors idle."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -59,32 +59,27 @@ LARGE_FLOAT = {
     (ALONG_K, ALONG_K): _TALL,
 }
 """The tiling of large float32 products by the layouts of A and B, where ``_WIDE`` is not the fastest."""
-_SMALL = (
-    Candidate(Tiling(64, 64, 16, 64, 32, 8, 3, 4, by_columns=True), 0.94),
-    Candidate(Tiling(128, 32, 16, 64, 32, 8, 3, 4, by_columns=True), 0.9),
-    Candidate(Tiling(32, 128, 16, 32, 64, 8, 3, 4, by_columns=True), 0.93),
-)
-_SMALL_PAIRS = (
-    Candidate(Tiling(128, 32, 8, 32, 32, 8, 4, 3, by_columns=True), 0.9),
-    Candidate(Tiling(32, 128, 8, 32, 32, 8, 4, 3, by_columns=True), 0.9),
-)
-TINY = False
-"""Whether tiles of 32 columns with four warps are considered: more blocks, and a warp for every scheduler, where C is
-small, but fewer multiply-adds for each load from shared memory."""
+# Tiles of 32 columns with four warps: more blocks, and a warp for every scheduler, where C is small, but fewer
+# multiply-adds for each load from shared memory.
 _TINY = (
     Candidate(Tiling(64, 32, 16, 32, 16, 8, 3, 4, by_columns=True), 0.6),
     Candidate(Tiling(32, 32, 16, 32, 16, 8, 3, 4, by_columns=True), 0.6),
 )
-_TINY_PAIRS = (Candidate(Tiling(32, 32, 8, 16, 16, 8, 4, 4, by_columns=True), 0.75),)
+_SMALL = (
+    Candidate(Tiling(64, 64, 16, 64, 32, 8, 3, 4, by_columns=True), 0.94),
+    Candidate(Tiling(128, 32, 16, 64, 32, 8, 3, 4, by_columns=True), 0.9),
+    Candidate(Tiling(32, 128, 16, 32, 64, 8, 3, 4, by_columns=True), 0.93),
+    *_TINY,
+)
+_SMALL_PAIRS = (
+    Candidate(Tiling(128, 32, 8, 32, 32, 8, 4, 3, by_columns=True), 0.9),
+    Candidate(Tiling(32, 128, 8, 32, 32, 8, 4, 3, by_columns=True), 0.9),
+    Candidate(Tiling(32, 32, 8, 16, 16, 8, 4, 4, by_columns=True), 0.75),
+)
 
 
 def candidates(dtype: np.dtype, a_layout: str, b_layout: str) -> tuple[Candidate, ...]:
     """The tilings worth considering, the one for large products first."""
-    tiny = _TINY if dtype.itemsize == 4 else _TINY_PAIRS
-    return (*_candidates(dtype, a_layout, b_layout), *(tiny if TINY else ()))
-
-
-def _candidates(dtype: np.dtype, a_layout: str, b_layout: str) -> tuple[Candidate, ...]:
     if dtype == np.float32:
         return (Candidate(LARGE_FLOAT.get((a_layout, b_layout), _WIDE), 1.0), *_SMALL)
     if dtype == np.uint32:
@@ -92,7 +87,12 @@ def _candidates(dtype: np.dtype, a_layout: str, b_layout: str) -> tuple[Candidat
     if dtype == np.complex64:
         square = Tiling(64, 64, 8, 32, 32, 8, 4, 3, by_columns=True)
         return (Candidate(Tiling(64, 128, 8, 32, 64, 4, 4, 2), 1.0), Candidate(square, 0.98), *_SMALL_PAIRS)
-    return (Candidate(Tiling(64, 64, 8, 32, 32, 8, 4, 3), 1.0), *_SMALL_PAIRS)
+    return (
+        Candidate(Tiling(64, 64, 8, 32, 16, 8, 4, 2), 1.0),
+        Candidate(Tiling(128, 32, 8, 32, 32, 8, 4, 2, by_columns=True), 0.9),
+        Candidate(Tiling(32, 128, 8, 32, 32, 8, 4, 2, by_columns=True), 0.9),
+        Candidate(Tiling(32, 32, 8, 16, 16, 8, 4, 4, by_columns=True), 0.75),
+    )
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,19 @@ products.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numba
 import numpy as np
 from numba import cuda
 
 from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
+from tilewright.kernels.gemm.repitch import Matrix
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.warp_tiled import warp_tiled_function
 from tilewright.kernels.gemm.warp_tiled_cut import DTYPES, Part, candidates, cut
@@ -39,31 +41,6 @@ MAX_SIDE = 2**31 - 1
 """Sides are counted in 32 bits, k too; addresses have 64."""
 REDUCING_THREADS = 256
 ACCEPTED = (*DTYPES, np.dtype("i4"), np.dtype("i8"))
-
-
-class Matrix(NamedTuple):
-    """Device memory as a matrix: what `enqueue` reads of a device array, but cheap to make and to slice."""
-
-    pointer: int
-    shape: tuple[int, int]
-    strides: tuple[int, int]
-    """In bytes."""
-    dtype: np.dtype
-
-    @property
-    def size(self) -> int:
-        return self.shape[0] * self.shape[1]
-
-    @property
-    def device_ctypes_pointer(self) -> Any:
-        return ctypes.c_void_p(self.pointer)
-
-    def transposed(self) -> Matrix:
-        return Matrix(self.pointer, self.shape[::-1], self.strides[::-1], self.dtype)
-
-    def slice(self, row: int, rows: int, column: int, columns: int) -> Matrix:
-        pointer = self.pointer + row * self.strides[0] + column * self.strides[1]
-        return Matrix(pointer, (rows, columns), self.strides, self.dtype)
 
 
 def matrix(array: Any) -> Matrix:
@@ -238,13 +215,8 @@ def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, s
         enqueue_sum(partial, target, part.splits, accumulate, stream)
 
 
-THIN_STRIPS = 0
+THIN_STRIPS = 32
 """Strips of C up to so many rows or columns go to the kernel of thin products, where it takes the dtype."""
-REPITCH_NBYTES = 0
-"""Operands whose lines are not aligned are copied to scratch memory of up to so many bytes, where they are, if the
-product is large enough to pay for it."""
-REPITCH_LEAST_SIDE = 2048
-"""The copy moves each element twice, the product uses it once for each line of the other operand."""
 
 
 def _thin(part: Part, c: Matrix) -> bool:
@@ -268,95 +240,52 @@ def _launch_thin(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, 
     )
 
 
-def aligned_nbytes(operand: Matrix) -> tuple[int, int]:
-    """``(pitch, bytes)`` of a copy of an operand with lines along its second side, padded to vectors."""
-    lines, length = operand.shape
-    pitch = ceil_div(length * operand.dtype.itemsize, VECTOR_NBYTES) * VECTOR_NBYTES
-    return pitch, lines * pitch
-
-
-def _repitched(operand: Matrix, used: int) -> bool:
-    """Whether an operand (k × outer, outer contiguous), each element used that often, is copied first."""
-    outer = operand.shape[1]
-    found = layout(outer, operand.strides[1], operand.strides[0], operand.pointer, operand.dtype.itemsize)
-    return (
-        found == ALONG_OUTER and used >= REPITCH_LEAST_SIDE and aligned_nbytes(operand)[1] <= REPITCH_NBYTES
+def _copied(a: Matrix, b: Matrix, part: Part) -> tuple[bool, bool]:
+    """Which of A (as k × m) and B are copied to aligned lines first: those whose lines across k are not aligned,
+    where each element is used often enough, and four bytes short. Of longer ones a copy was not worth its time.
+    """
+    return tuple(  # type: ignore[return-value]
+        part.splits == 1
+        and used >= repitch.LEAST_SIDE
+        and operand.dtype.itemsize == 4
+        and layout(operand.shape[1], operand.strides[1], operand.strides[0], operand.pointer, 4)
+        == ALONG_OUTER
+        for operand, used in ((a, part.n), (b, part.m))
     )
 
 
-COPY_THREADS = 256
-COPY_EACH = 8
-"""Elements of a thread, all of them read before the first is written."""
-
-
-def repitch_function(dtype: np.dtype) -> Any:
-    """The plain function of the kernel that copies a matrix to lines of another pitch.
-
-    ``target[...] = source[...]``, both with contiguous lines. Grid: (ceil(columns / (COPY_THREADS COPY_EACH)) times
-    rows). Block: COPY_THREADS. Neighbouring threads copy neighbours: whole sectors, whatever the alignment.
-    """
-
-    number = numba.from_dtype(dtype)
-    u32, u64 = numba.uint32, numba.uint64
-
-    def repitch_kernel(source: Any, target: Any) -> None:
-        held = cuda.local.array(COPY_EACH, number)
-        rows, columns = u32(source.shape[0]), u32(source.shape[1])
-        across = u32((columns + u32(COPY_THREADS * COPY_EACH - 1)) // u32(COPY_THREADS * COPY_EACH))
-        block = u32(cuda.blockIdx.x)
-        row, first = u32(block // across), u32(block % across * u32(COPY_THREADS * COPY_EACH))
-        if row < rows:
-            for i in range(COPY_EACH):
-                column = u32(first + u32(i * COPY_THREADS) + u32(cuda.threadIdx.x))
-                if column < columns:
-                    held[i] = source[u64(row), u64(column)]
-            for i in range(COPY_EACH):
-                column = u32(first + u32(i * COPY_THREADS) + u32(cuda.threadIdx.x))
-                if column < columns:
-                    target[u64(row), u64(column)] = held[i]
-
-    return repitch_kernel
-
-
-@functools.cache
-def repitch_signature(dtype: np.dtype) -> Any:
-    strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
-    return numba.void(strided, strided)
-
-
-@functools.cache
-def _repitch_kernel(dtype: np.dtype) -> Any:
-    return compile_kernel(repitch_function(dtype), repitch_signature(dtype))
-
-
-def _repitch(operand: Matrix, scratch: int, stream: Any) -> Matrix:
-    """Enqueue the copy of an operand into scratch memory; the copy as a matrix."""
-    lines, length = operand.shape
-    copy = Matrix(scratch, operand.shape, (aligned_nbytes(operand)[0], operand.dtype.itemsize), operand.dtype)
-    grid = lines * ceil_div(length, COPY_THREADS * COPY_EACH)
-    enqueue(_repitch_kernel(operand.dtype), grid, COPY_THREADS, stream, 0, operand, copy)
-    return copy
-
-
-def _launch_repitched(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
-    """Enqueue one part with whichever of its operands are to be copied first; `launch_part` otherwise."""
+def _launch_part_aligned(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
+    """Enqueue one part, from aligned copies of panels of operands where that is worth it."""
     k = a.shape[1]
-    rows, columns = a.slice(part.row, part.m, 0, k), b.slice(0, k, part.column, part.n)
-    copy_a, copy_b = _repitched(rows.transposed(), part.n), _repitched(columns, part.m)
-    if part.splits > 1 or not (copy_a or copy_b):
+    left, right = a.slice(part.row, part.m, 0, k).transposed(), b.slice(0, k, part.column, part.n)
+    copies = _copied(left, right, part)
+    line_nbytes = sum(
+        repitch.pitch(operand.shape[1], operand.dtype.itemsize)
+        for operand, copied in zip((left, right), copies, strict=True)
+        if copied
+    )
+    depth = repitch.panel_depth(k, line_nbytes)
+    if not any(copies) or depth is None:
         launch_part(a, b, c, part, accumulate, stream)
         return
-    nbytes_a = aligned_nbytes(rows.transposed())[1] if copy_a else 0
-    nbytes_b = aligned_nbytes(columns)[1] if copy_b else 0
-    with borrowed(nbytes_a + nbytes_b, stream, int(stream) if stream else 0) as scratch:
-        if copy_a:
-            rows = _repitch(rows.transposed(), scratch, stream).transposed()
-        if copy_b:
-            columns = _repitch(columns, scratch + nbytes_a, stream)
-        target = c.slice(part.row, part.m, part.column, part.n)
-        found_a, found_b = layouts(rows, columns)
-        ways = VECTOR if copy_a else found_a, VECTOR if copy_b else found_b
-        _multiply(rows, columns, target, part, accumulate, stream, ways)
+    target = c.slice(part.row, part.m, part.column, part.n)
+    with borrowed(depth * line_nbytes, stream, int(stream) if stream else 0) as scratch:
+        for first in range(0, k, depth):
+            length = min(depth, k - first)
+            panels, place = [], scratch
+            for operand, copied in zip((left, right), copies, strict=True):
+                panel = operand.slice(first, length, 0, operand.shape[1])
+                if copied:
+                    panel = repitch.copy(panel, place, stream)
+                    place += length * panel.strides[0]
+                panels.append(panel)
+            rows, columns = panels[0].transposed(), panels[1]
+            ways = [
+                VECTOR if copied else found
+                for copied, found in zip(copies, layouts(rows, columns), strict=True)
+            ]
+            add = accumulate or first > 0
+            _multiply(rows, columns, target, replace(part, depth=length), add, stream, (ways[0], ways[1]))
 
 
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
@@ -370,7 +299,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         if _thin(part, target):
             _launch_thin(left, right, target, part, accumulate, stream)
         else:
-            _launch_repitched(left, right, target, part, accumulate, stream)
+            _launch_part_aligned(left, right, target, part, accumulate, stream)
 
 
 def _readable(outer: int, outer_stride: int, k: int, k_stride: int) -> bool:
@@ -395,6 +324,7 @@ def supports(problem: Problem) -> bool:
 
 
 def variants() -> Iterable[Variant]:
+    yield from repitch.variants()
     for dtype in DTYPES:
         yield Variant(f"warp-tiled {dtype} sum of splits", sum_function(dtype), sum_signature(dtype))
         yield Variant(f"warp-tiled {dtype} shared sum", shared_sum_function(dtype), sum_signature(dtype))

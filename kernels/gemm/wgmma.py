@@ -29,8 +29,9 @@ from tilewright.kernels.gemm.wgmma_config import (
     WARPGROUP,
     Config,
 )
-from tilewright.kernels.gemm.wgmma_epilogue import box_store, conversions, sum_store
-from tilewright.kernels.gemm.wgmma_mainloop import filler, part_multiplier, peer, plane_multiplier
+from tilewright.kernels.gemm.wgmma_epilogue import box_store, column_store, conversions, sum_store
+from tilewright.kernels.gemm.wgmma_mainloop import filler, part_multiplier, plane_multiplier
+from tilewright.kernels.gemm.wgmma_registers import register_multiplier
 
 PRODUCER_REGISTERS = 56
 CONSUMER_REGISTERS = 224
@@ -72,16 +73,16 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     A is m × k and B is k × n behind tensor maps with boxes ``config.box_a`` and ``config.box_b``, one plane
     or several. C is m × n with the given strides; every element is written (added to when ``accumulate``),
     unless the plan says that the work is another kernel's. What lies outside A and B counts as zero, so
-    ragged sides need no care. ``paired``: C is row-major and two neighbouring elements can be written at
-    once. ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
+    ragged sides need no care. ``paired``: two neighbours in a row of C (in a column, where
+    ``config.c_by_columns``) can be written at once. ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C
+    is written from registers.
     ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are
     written.
 
-    Grid: a multiple of ``config.blocks`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
+    Grid: a multiple of ``config.cluster`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
     ``config.shared_nbytes``. Registers: 168 at entry, then 224 a consumer and 56 a producer, no spills.
     """
-    consumers, stages, group = config.consumers, config.stages, config.group
-    cluster, cluster_n, blocks, peers = config.cluster, config.cluster_n, config.blocks, config.peers
+    consumers, stages, cluster, group = config.consumers, config.stages, config.cluster, config.group
     tile_m, tile_n, stage_nbytes, parts = config.tile_m, config.tile_n, config.stage_nbytes, config.parts
     registers = tile_n // 2
     config_kind = config.plan_kind
@@ -89,12 +90,16 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     kept_words = WORKSPACE_NBYTES // 4
     c_type = config.c_type
     sum_type = types.int32 if config.integer else types.float32
-    fill, multiply_plane, multiply_parts = filler(config), plane_multiplier(config), part_multiplier(config)
-    peer_of_lane = peer(config)
+    fill, multiply_parts = filler(config), part_multiplier(config)
+    in_registers, by_columns = config.a_in_registers, config.c_by_columns
+    multiply_plane = register_multiplier(config) if in_registers else plane_multiplier(config)
+    row_step, second_row = (2, 1) if in_registers else (1, 8)
     boxed, boxes_offset = config.boxes > 0, config.boxes_offset
     warp_nbytes = config.boxes * C_BOX_NBYTES
     store, store_boxes = (
-        sum_store(tile_n, conversions(config), flagged_only=config.flagged_only),
+        column_store(tile_n, conversions(config))
+        if by_columns
+        else sum_store(tile_n, conversions(config), flagged_only=config.flagged_only, second_row=second_row),
         box_store(config),
     )
     wait_stores = ptx.bulk_wait(0, read=False)
@@ -115,22 +120,20 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         ring = u32((ptx.shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
         thread = cuda.threadIdx.x
         rank = ptx.cluster_rank()
-        rank_m = rank if cluster_n == 1 else u32(rank % u32(cluster))
-        rank_n = u32(0) if cluster_n == 1 else u32(rank // u32(cluster))
         if thread == 0:
             full = ring + u32(stages * stage_nbytes)
             for stage in range(stages):
                 ptx.barrier_init(full + u32(8 * stage), 1)
                 # One arrival a consumer warp of every block that writes here: all have read before it is
                 # refilled.
-                ptx.barrier_init(full + u32(8 * stages + 8 * stage), 4 * consumers * peers)
+                ptx.barrier_init(full + u32(8 * stages + 8 * stage), 4 * consumers * cluster)
             ptx.barrier_init_fence()
         # No block may signal another's barriers before they are initialised.
         ptx.cluster_barrier()
 
         tiles_m = i32((m + cluster * tile_m - 1) // (cluster * tile_m))
-        tiles_n = i32((n + cluster_n * tile_n - 1) // (cluster_n * tile_n))
-        first_tile, tile_stride = i32(cuda.blockIdx.x // blocks), i32(cuda.gridDim.x // blocks)
+        tiles_n = i32((n + tile_n - 1) // tile_n)
+        first_tile, tile_stride = i32(cuda.blockIdx.x // cluster), i32(cuda.gridDim.x // cluster)
         place, parity = u32(0), u32(0)
         if thread < WARPGROUP:
             give_registers()
@@ -143,19 +146,17 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         map_a,
                         map_b,
                         ring,
-                        i32((tile_row * cluster + rank_m) * tile_m),
-                        i32((tile_column * cluster_n + rank_n) * tile_n),
+                        i32((tile_row * cluster + rank) * tile_m),
+                        i32(tile_column * tile_n),
                         planes,
                         k_steps,
-                        rank_m,
-                        rank_n,
+                        rank,
                         place,
                         parity,
                     )
         else:
             take_registers()
             warpgroup, lane = thread // WARPGROUP - 1, thread % 32
-            peer_block = peer_of_lane(u32(lane), rank)
             sums = cuda.local.array(registers, sum_type)
             totals = cuda.local.array(registers, sum_type)
             if boxed and map_c != 0:
@@ -166,20 +167,18 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             for tile in range(first_tile, tiles_m * tiles_n, tile_stride):
                 if parts == 1:
                     for plane in range(planes):
-                        place, parity = multiply_plane(
-                            sums, ring, k_steps, warpgroup, lane, peer_block, place, parity
-                        )
+                        place, parity = multiply_plane(sums, ring, k_steps, warpgroup, lane, place, parity)
                         if residues:
                             keep_residues(sums, plane, planes, kept, kept_first)
                 else:
                     place, parity = multiply_parts(
-                        totals, sums, ring, k_steps, warpgroup, lane, peer_block, place, parity
+                        totals, sums, ring, k_steps, warpgroup, lane, place, parity
                     )
                 tile_row, tile_column = cluster_tile(tile, tiles_m, tiles_n, group)
-                warp_row = (tile_row * cluster + rank_m) * tile_m + warpgroup * ROWS_PER_WARPGROUP
+                warp_row = (tile_row * cluster + rank) * tile_m + warpgroup * ROWS_PER_WARPGROUP
                 warp_row = warp_row + thread % WARPGROUP // 32 * C_BOX_LINES
-                tile_first = (tile_column * cluster_n + rank_n) * tile_n
-                row, column = i64(warp_row + lane // 4), i64(tile_first + 2 * (lane % 4))
+                tile_first = tile_column * tile_n
+                row, column = i64(warp_row + row_step * (lane // 4)), i64(tile_first + 2 * (lane % 4))
                 if residues:
                     add_residues(
                         planes,
@@ -198,7 +197,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     staging = ring + u32(boxes_offset) + warp * u32(warp_nbytes)
                     store_boxes(sums, staging, map_c, i32(warp_row), i32(tile_first), lane)
                 else:
-                    in_pairs = paired != 0 and tile_first + tile_n <= n
+                    whole = warp_row + C_BOX_LINES <= m if by_columns else tile_first + tile_n <= n
+                    in_pairs = paired != 0 and whole
                     store(
                         sums if parts == 1 else totals,
                         0,

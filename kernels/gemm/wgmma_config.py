@@ -16,6 +16,7 @@ STEP_NBYTES = 32
 STEPS = STAGE_DEPTH_NBYTES // STEP_NBYTES
 BARRIER_NBYTES = 8
 C_LINE_NBYTES = 128
+C_BOX_COLUMNS = C_LINE_NBYTES // 2
 C_BOX_LINES = 16
 """Rows of C that a warp holds."""
 C_BOX_NBYTES = C_LINE_NBYTES * C_BOX_LINES
@@ -31,7 +32,7 @@ class Config:
     c_type: Any
     """Numba scalar type of C's elements."""
     m_major_a: bool = False
-    """A lies in memory with m, not k, side by side (16-bit operands only)."""
+    """A lies in memory with m, not k, side by side. The tensor cores then take 32-bit elements from registers."""
     n_major_b: bool = False
     """B lies in memory with n, not k, side by side (16-bit operands only)."""
     plan_kind: int = -1
@@ -42,21 +43,31 @@ class Config:
     """Write only the rows and columns of C that the flags behind ``workspace`` name."""
     bfloat16_c: bool = False
     """C holds bfloat16, and ``c_type`` is uint16."""
+    c_by_columns: bool = False
+    """C lies in memory with m side by side (32-bit elements, A from registers)."""
     tile_n: int = 256
     consumers: int = 2
     stages: int = 4
     cluster: int = 2
     """Blocks of a cluster below each other: they share B."""
-    cluster_n: int = 1
-    """Blocks of a cluster side by side: they share A."""
     group: int = 8
     """Cluster tiles below each other before the walk moves on in n."""
     boxes: int = 0
-    """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, through which C leaves by the copy
-    engine while the next tile begins; 0: C is written from registers."""
-    lead: int = 0
-    """Stages by which the first consumer is ahead of the others at the start of a tile, so that one multiplies while
-    another writes."""
+    """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, through which a C of 16 bits leaves
+    by the copy engine while the next tile begins; 0: C is written from registers."""
+
+    def __post_init__(self) -> None:
+        if self.n_major_b and OPERAND_NBYTES[self.kind_b] == 4:
+            raise ValueError("the tensor cores take 32-bit elements of B with k side by side only")
+        if self.c_by_columns and not self.a_in_registers:
+            raise ValueError("C is written by columns only where A's rows come from registers")
+        if self.a_in_registers and (self.boxes or self.parts != 1 or self.plan_kind >= 0):
+            raise ValueError("with A in registers: one plane, no plan, and C is written from registers")
+
+    @property
+    def a_in_registers(self) -> bool:
+        """Whether the tensor cores take A from registers: 32-bit elements with m side by side."""
+        return self.m_major_a and OPERAND_NBYTES[self.kind_a] == 4
 
     @property
     def tile_m(self) -> int:
@@ -65,16 +76,6 @@ class Config:
     @property
     def threads(self) -> int:
         return (self.consumers + 1) * WARPGROUP
-
-    @property
-    def blocks(self) -> int:
-        """Of a cluster."""
-        return self.cluster * self.cluster_n
-
-    @property
-    def peers(self) -> int:
-        """Blocks that fill a block's stages, itself among them."""
-        return self.cluster + self.cluster_n - 1
 
     @property
     def depth(self) -> int:
@@ -106,7 +107,7 @@ class Config:
     @property
     def box_a(self) -> tuple[int, int]:
         """(elements side by side, lines) of one bulk copy of A."""
-        return (self.depth, self.depth) if self.m_major_a else (self.depth, self.tile_m // self.cluster_n)
+        return (self.depth, self.depth) if self.m_major_a else (self.depth, self.tile_m)
 
     @property
     def box_b(self) -> tuple[int, int]:
@@ -114,7 +115,7 @@ class Config:
 
     @property
     def box_c(self) -> tuple[int, int]:
-        return (C_LINE_NBYTES * 8 // self.c_type.bitwidth, C_BOX_LINES)
+        return (C_BOX_COLUMNS, C_BOX_LINES)
 
     @property
     def integer(self) -> bool:

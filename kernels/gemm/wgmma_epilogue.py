@@ -9,8 +9,10 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels import ptx
-from tilewright.kernels.gemm.wgmma_config import C_BOX_NBYTES, C_LINE_NBYTES, Config
+from tilewright.kernels.gemm.wgmma_config import C_BOX_COLUMNS, C_BOX_NBYTES, C_LINE_NBYTES, Config
 
+ADDED_TOGETHER = 4
+"""Groups of eight columns of C that are read before the first is added to."""
 Conversions = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 """What makes an element of C of a sum, a term of a sum, and a term of an element of C."""
 
@@ -32,13 +34,15 @@ def conversions(config: Config) -> Conversions:
     return narrow, types.float32, widened
 
 
-def sum_store(columns: int, conversions: Conversions, *, flagged_only: bool = False) -> Callable[..., Any]:
+def sum_store(
+    columns: int, conversions: Conversions, *, flagged_only: bool = False, second_row: int = 8
+) -> Callable[..., Any]:
     """``store(sums, base, out, row, column, ...)``: a thread's sums of ``columns`` columns to C, or added to
     it.
 
-    A thread holds rows ``row`` and ``row`` + 8 and, of every eight columns, two neighbours, from ``sums[base]``
-    on (PTX ISA, the accumulator layout of ``wgmma``, and of ``mma.m16n8`` side by side). Whole tiles of a
-    row-major C are written in pairs: four lanes then fill a sector of 32 bytes, or two.
+    A thread holds rows ``row`` and ``row`` + ``second_row`` and, of every eight columns, two neighbours, from
+    ``sums[base]`` on (PTX ISA, the accumulator layout of ``wgmma``, and of ``mma.m16n8`` side by side). Whole
+    tiles of a row-major C are written in pairs: four lanes then fill a sector of 32 bytes, or two.
     """
     pairs = columns // 8
     c_type, wide_type, widened = conversions
@@ -93,11 +97,90 @@ def sum_store(columns: int, conversions: Conversions, *, flagged_only: bool = Fa
         if row < m:
             row_flag = row_flags[row] if flagged_only else types.uint8(0)
             store_row(sums, base, out, start, column_stride, n - column, accumulate, paired, flags, row_flag)
-        if row + 8 < m:
-            row_flag = row_flags[row + 8] if flagged_only else types.uint8(0)
-            start += 8 * row_stride
+        if row + second_row < m:
+            row_flag = row_flags[row + second_row] if flagged_only else types.uint8(0)
+            start += second_row * row_stride
             store_row(
                 sums, base + 2, out, start, column_stride, n - column, accumulate, paired, flags, row_flag
+            )
+
+    return store
+
+
+def column_store(columns: int, conversions: Conversions) -> Callable[..., Any]:
+    """``store``, called as ``sum_store``'s, of sums to a C whose columns lie side by side.
+
+    A thread holds rows ``row`` and ``row`` + 1 and, of every eight columns, two neighbours: as
+    `wgmma_registers` orders the rows. Where all the rows of a warp are in C, a pair of rows is written at once:
+    four lanes then fill a sector of 32 bytes.
+    """
+    steps = columns // 8
+    together = ADDED_TOGETHER
+    batches, words = steps // together, 4 * together
+    c_type, wide_type, widened = conversions
+
+    @cuda.jit(device=True, inline="always")
+    def store_step(i, batch, sums, out, start, stride, columns):  # type: ignore[no-untyped-def]
+        j = batch * together + i
+        for side in range(2):
+            if 8 * j + side < columns:
+                place = start + (8 * j + side) * stride
+                ptx.store_pair(out, place, c_type(sums[4 * j + side]), c_type(sums[4 * j + 2 + side]))
+
+    @cuda.jit(device=True, inline="always")
+    def load_step(i, batch, found, out, start, stride, columns):  # type: ignore[no-untyped-def]
+        j = batch * together + i
+        for side in range(2):
+            if 8 * j + side < columns:
+                upper, lower = ptx.load_pair(out, start + (8 * j + side) * stride)
+                found[4 * i + side], found[4 * i + 2 + side] = widened(upper), widened(lower)
+
+    @cuda.jit(device=True, inline="always")
+    def add_step(i, batch, sums, found):  # type: ignore[no-untyped-def]
+        for place in range(4):
+            sums[4 * (batch * together + i) + place] += found[4 * i + place]
+
+    @cuda.jit(device=True, inline="always")
+    def store_batch(batch, sums, out, start, stride, columns):  # type: ignore[no-untyped-def]
+        ptx.unroll(store_step, together, (batch, sums, out, start, stride, columns))
+
+    @cuda.jit(device=True, inline="always")
+    def add_batch(batch, sums, found, out, start, stride, columns):  # type: ignore[no-untyped-def]
+        # The compiler does not know the stride, so it keeps a load behind the store before it: a batch reads ahead.
+        ptx.unroll(load_step, together, (batch, found, out, start, stride, columns))
+        ptx.unroll(add_step, together, (batch, sums, found))
+        ptx.unroll(store_step, together, (batch, sums, out, start, stride, columns))
+
+    @cuda.jit(device=True, inline="always")
+    def store_elements(  # type: ignore[no-untyped-def]
+        j, sums, out, start, row_stride, column_stride, rows, columns, accumulate
+    ):
+        for side in range(2):
+            for half in range(2):
+                if 8 * j + side < columns and half < rows:
+                    place = start + (8 * j + side) * column_stride + half * row_stride
+                    value = wide_type(sums[4 * j + 2 * half + side])
+                    if accumulate != 0:
+                        value += widened(out[place])
+                    out[place] = c_type(value)
+
+    @cuda.jit(device=True, inline="always")
+    def store(  # type: ignore[no-untyped-def]
+        sums, base, out, row, column, row_stride, column_stride, m, n, paired, accumulate, workspace
+    ):
+        start = row * row_stride + column * column_stride
+        if paired:
+            inside = types.int32(n - column)
+            if accumulate == 0:
+                ptx.unroll(store_batch, batches, (sums, out, start, column_stride, inside))
+            else:
+                found = cuda.local.array(words, wide_type)
+                ptx.unroll(add_batch, batches, (sums, found, out, start, column_stride, inside))
+        else:
+            ptx.unroll(
+                store_elements,
+                steps,
+                (sums, out, start, row_stride, column_stride, m - row, n - column, accumulate),
             )
 
     return store
@@ -109,13 +192,12 @@ def box_store(config: Config) -> Callable[..., Any]:
     The warp writes box after box (16 rows × 128 bytes, swizzled as the tensor map says) into its own
     ``config.boxes`` places at ``staging``; the copy engine carries them to C while the warp goes on, so a place is
     waited for only when it comes round again. ``row``, ``column``: of the warp's first element. What lies outside
-    C is not written. C's elements have 16 or 32 bits.
+    C is not written. C's elements have 16 bits: those of 32 fill whole sectors from registers.
     """
     boxes = config.boxes
     pack = ptx.bfloat_pair if config.bfloat16_c else ptx.half_pair
-    narrow = config.c_type.bitwidth == 16
-    columns = C_LINE_NBYTES * 8 // config.c_type.bitwidth
-    count, steps = config.tile_n // columns, columns // (16 if narrow else 8)
+    columns, count = C_BOX_COLUMNS, config.tile_n // C_BOX_COLUMNS
+    steps = columns // 16
     free_place = ptx.bulk_wait(max(boxes - 1, 0), read=True)
     i32, u32 = types.int32, types.uint32
 
@@ -134,23 +216,12 @@ def box_store(config: Config) -> Callable[..., Any]:
         )
 
     @cuda.jit(device=True, inline="always")
-    def write_8_columns(i, box, sums, line, lane):  # type: ignore[no-untyped-def]
-        first = 16 * box + 4 * i
-        chunk = u32(2 * i) + ((lane >> u32(1)) & u32(1))
-        place = line + ((chunk ^ (lane >> u32(2))) << u32(4)) + ((lane & u32(1)) << u32(3))
-        ptx.store_shared_pair(place, sums[first], sums[first + 1])
-        ptx.store_shared_pair(place + u32(8 * C_LINE_NBYTES), sums[first + 2], sums[first + 3])
-
-    @cuda.jit(device=True, inline="always")
     def write_box(box, sums, staging, line, map_c, row, column, lane):  # type: ignore[no-untyped-def]
         offset = u32(box % boxes * C_BOX_NBYTES)
         if lane == 0:
             free_place()
         cuda.syncwarp()  # the copy engine has read what was here before
-        if narrow:
-            ptx.unroll(write_16_columns, steps, (box, sums, line + offset, lane))
-        else:
-            ptx.unroll(write_8_columns, steps, (box, sums, line + offset, lane))
+        ptx.unroll(write_16_columns, steps, (box, sums, line + offset, lane))
         ptx.copy_engine_fence()
         cuda.syncwarp()  # the box is complete
         if lane == 0:
@@ -160,8 +231,7 @@ def box_store(config: Config) -> Callable[..., Any]:
     @cuda.jit(device=True, inline="always")
     def store_boxes(sums, staging, map_c, row, column, lane):  # type: ignore[no-untyped-def]
         lane = u32(lane)
-        # The line whose address this lane gives (16 bits), or into which it writes (32 bits).
-        line = staging + (lane & u32(15) if narrow else lane >> u32(2)) * u32(C_LINE_NBYTES)
+        line = staging + (lane & u32(15)) * u32(C_LINE_NBYTES)  # whose address this lane gives
         ptx.unroll(write_box, count, (sums, staging, line, map_c, row, column, lane))
 
     return store_boxes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from tilewright.kernels.launch import (
     ceil_div,
     current_device,
     enqueue,
-    resident_clusters,
 )
 
 HOPPER = (9, 0)
@@ -185,23 +184,10 @@ def multiprocessors(device: int) -> int:
     return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
 
 
-def persistent_grid(tiles: int, cluster: int, resident: int = 0) -> int:
-    """Blocks for ``tiles`` cluster tiles: one a multiprocessor, whole clusters, none without work.
-
-    resident: clusters that the device holds at a time, where they are more than two blocks; 0: as many as fill it.
-    """
-    clusters = resident or multiprocessors(current_device()) // cluster
+def persistent_grid(tiles: int, cluster: int) -> int:
+    """Blocks for ``tiles`` cluster tiles: one a multiprocessor, whole clusters, none without work."""
+    clusters = multiprocessors(current_device()) // cluster
     return cluster * max(1, min(tiles, clusters))
-
-
-@functools.cache
-def _resident_clusters(config: Config, device: int) -> int:
-    """Clusters that run at a time. Pairs fill a device; larger ones leave what does not fit a group of
-    multiprocessors."""
-    if config.blocks <= 2:
-        return multiprocessors(device) // config.blocks
-    launchable = compiled(config, device)
-    return resident_clusters(launchable.kernel, launchable.threads, launchable.shared_nbytes, config.blocks)
 
 
 def variant(name: str, config: Config) -> Variant:
@@ -235,7 +221,7 @@ def compiled(config: Config, device: int) -> Launchable:
         ARGUMENTS,
         threads=config.threads,
         shared_nbytes=config.shared_nbytes,
-        cluster=config.blocks,
+        cluster=config.cluster,
     )
 
 
@@ -254,6 +240,18 @@ class Output:
     transposed: bool
 
     @property
+    def flipped(self) -> Output:
+        """The transpose of the same memory."""
+        return replace(
+            self,
+            rows=self.columns,
+            columns=self.rows,
+            row_stride=self.column_stride,
+            column_stride=self.row_stride,
+            transposed=not self.transposed,
+        )
+
+    @property
     def paired(self) -> bool:
         """Whether two neighbours of a row can be written at once."""
         pair_nbytes = 2 * self.c_type.bitwidth // 8
@@ -261,18 +259,15 @@ class Output:
 
     @property
     def planes(self) -> Planes | None:
-        """C for the copy engine, if it takes it."""
-        nbytes = self.c_type.bitwidth // 8
-        line = self.row_stride * nbytes
-        planes = Planes(
-            self.address, self.columns, self.rows, 1, line, line * self.rows, STORED_KINDS[nbytes]
-        )
+        """C of 16-bit elements for the copy engine, if it takes it."""
+        line = 2 * self.row_stride
+        planes = Planes(self.address, self.columns, self.rows, 1, line, line * self.rows, STORED_KIND)
         aligned = self.column_stride == 1 and self.row_stride >= self.columns
         return planes if aligned and planes.loadable else None
 
 
-STORED_KINDS = {2: "bf16", 4: "tf32"}
-"""A tensor map's element type for elements of so many bytes, which are stored as they are."""
+STORED_KIND = "bf16"
+"""A tensor map's element type for any elements of 16 bits, which are stored as they are."""
 
 
 def output_of(c: Any, c_type: Any) -> Output:
@@ -303,9 +298,7 @@ def launch_product(
     a: m lines of k, or k lines of m when ``config.m_major_a``; b: n lines of k, or k lines of n when
     ``config.n_major_b``; depth: k. plan, workspace: device addresses, for the variants that use them.
     """
-    tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(
-        output.columns, config.tile_n * config.cluster_n
-    )
+    tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(output.columns, config.tile_n)
     device = current_device()
     kernel = compiled(config, device)
     wanted = [(a, config.box_a), (b, config.box_b)]
@@ -315,7 +308,7 @@ def launch_product(
     with _maps_lock:
         map_a, map_b, *map_c = _map_store(device).addresses(tuple(wanted))
         kernel.launch(
-            persistent_grid(tiles, config.blocks, _resident_clusters(config, device)),
+            persistent_grid(tiles, config.cluster),
             stream,
             map_a,
             map_b,
@@ -325,7 +318,7 @@ def launch_product(
             output.rows,
             output.columns,
             ceil_div(depth, config.depth),
-            int(output.paired),
+            int(output.flipped.paired if config.c_by_columns else output.paired),
             int(accumulate),
             plan,
             workspace,

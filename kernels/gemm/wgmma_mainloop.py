@@ -21,7 +21,6 @@ from tilewright.kernels.gemm.wgmma_config import (
     STEP_NBYTES,
     STEPS,
     SWIZZLE_NBYTES,
-    WARPGROUP,
     Config,
 )
 
@@ -46,106 +45,88 @@ def next_place(config: Config) -> Callable[..., Any]:
 def filler(config: Config) -> Callable[..., Any]:
     """The producer's loop over one tile of C: ``fill(maps, ring, ..., place, parity)``; one thread runs it.
 
-    With a cluster, blocks below each other load a share of B's tile each, which the copy engine writes into the
-    shared memory of all of them, and blocks side by side a share of A's; a block's ``full`` barrier waits for all
-    shares.
+    With a cluster, each block loads its own tile of A and a share of B's, which the copy engine writes into
+    the shared memory of every block; a block's ``full`` barrier waits for all shares.
     """
-    cluster, cluster_n, parts = config.cluster, config.cluster_n, config.parts
+    cluster, parts = config.cluster, config.parts
     tile_m, depth, stages = config.tile_m, config.depth, config.stages
     a_nbytes, stage_nbytes = config.a_nbytes, config.stage_nbytes
     m_major_a, n_major_b = config.m_major_a, config.n_major_b
-    share_m, share_n = tile_m // cluster_n, config.tile_n // cluster
-    share_a_nbytes, share_b_nbytes = share_m * STAGE_DEPTH_NBYTES, share_n * STAGE_DEPTH_NBYTES
-    boxes_a = share_m // depth if m_major_a else 1
+    share_n = config.tile_n // cluster
+    share_nbytes = share_n * STAGE_DEPTH_NBYTES
+    boxes_a = tile_m // depth if m_major_a else 1
     boxes_b = share_n // depth if n_major_b else 1
-    box_a_nbytes, box_b_nbytes = share_a_nbytes // boxes_a, share_b_nbytes // boxes_b
-    column_blocks = (1 << cluster) - 1
-    row_blocks = sum(1 << cluster * j for j in range(cluster_n))
-    multicast_a, multicast_b = cluster_n > 1, cluster > 1
+    box_a_nbytes, box_b_nbytes = a_nbytes // boxes_a, share_nbytes // boxes_b
+    everyone = (1 << cluster) - 1
+    multicast = cluster > 1
     following = next_place(config)
     i32, u32 = types.int32, types.uint32
 
     @cuda.jit(device=True, inline="always")
-    def load(  # type: ignore[no-untyped-def]
-        map_a, map_b, ring, row, column, k, plane, rank_m, rank_n, place, parity
-    ):
+    def load(map_a, map_b, ring, row, column, k, plane, rank, place, parity):  # type: ignore[no-untyped-def]
         full = ring + u32(stages * stage_nbytes) + u32(8) * place
         ptx.barrier_wait(full + u32(8 * stages), parity ^ u32(1))
         ptx.barrier_expect(full, stage_nbytes)
-        first = ring + place * u32(stage_nbytes)
-        target = first + rank_n * u32(share_a_nbytes)
+        target = ring + place * u32(stage_nbytes)
         for box in range(boxes_a):
             x = row + box * depth if m_major_a else k
             y = k if m_major_a else row
-            into = target + u32(box * box_a_nbytes)
-            if multicast_a:
-                ptx.tensor_load_multicast(into, map_a, full, x, y, plane, u32(row_blocks) << rank_m)
-            else:
-                ptx.tensor_load(into, map_a, full, x, y, plane)
-        target = first + u32(a_nbytes) + rank_m * u32(share_b_nbytes)
+            ptx.tensor_load(target + u32(box * box_a_nbytes), map_a, full, x, y, plane)
+        target = target + u32(a_nbytes) + rank * u32(share_nbytes)
         for box in range(boxes_b):
             x = column + box * depth if n_major_b else k
             y = k if n_major_b else column
             into = target + u32(box * box_b_nbytes)
-            if multicast_b:
-                peers = u32(column_blocks) << (u32(cluster) * rank_n)
-                ptx.tensor_load_multicast(into, map_b, full, x, y, plane, peers)
+            if multicast:
+                ptx.tensor_load_multicast(into, map_b, full, x, y, plane, everyone)
             else:
                 ptx.tensor_load(into, map_b, full, x, y, plane)
 
     @cuda.jit(device=True, inline="always")
     def fill(  # type: ignore[no-untyped-def]
-        map_a, map_b, ring, row, column, planes, k_steps, rank_m, rank_n, place, parity
+        map_a, map_b, ring, row, column, planes, k_steps, rank, place, parity
     ):
-        row = i32(row + rank_n * share_m)
-        column = i32(column + rank_m * share_n)
+        column = i32(column + rank * share_n)
         if parts == 1:
             for plane in range(planes):
                 for step in range(k_steps):
-                    k = i32(step * depth)
-                    load(map_a, map_b, ring, row, column, k, plane, rank_m, rank_n, place, parity)
+                    load(map_a, map_b, ring, row, column, i32(step * depth), plane, rank, place, parity)
                     place, parity = following(place, parity)
         else:
             for step in range(k_steps):
                 for part in (2, 1, 0):
-                    k = i32(step * depth)
-                    load(map_a, map_b, ring, row, column, k, part, rank_m, rank_n, place, parity)
+                    load(map_a, map_b, ring, row, column, i32(step * depth), part, rank, place, parity)
                     place, parity = following(place, parity)
         return place, parity
 
     return fill
 
 
-def peer(config: Config) -> Callable[..., Any]:
-    """``of_lane(lane, rank)``: the block whose producer a lane tells that a stage was read, for lanes below
-    ``config.peers``: the blocks below each other first, then those side by side."""
-    cluster, one_column = config.cluster, config.cluster_n == 1
-    u32 = types.uint32
+def b_tile(config: Config) -> Callable[..., Any]:
+    """``tile_b(ring, place)``: the descriptor of B's tile in a stage."""
+    stage_nbytes, a_nbytes = config.stage_nbytes, config.a_nbytes
+    leading = config.depth * STAGE_DEPTH_NBYTES if config.n_major_b else 16
+    bits = ptx.shared_tile(0, leading, SWIZZLE_NBYTES)
+    u32, u64 = types.uint32, types.uint64
 
     @cuda.jit(device=True, inline="always")
-    def of_lane(lane, rank):  # type: ignore[no-untyped-def]
-        if one_column:
-            return u32(lane)
-        rank_n = rank // u32(cluster)
-        if lane < cluster:
-            return u32(lane + cluster * rank_n)
-        other = lane - cluster
-        return u32(rank % u32(cluster) + cluster * (other + (1 if other >= rank_n else 0)))
+    def tile_b(ring, place):  # type: ignore[no-untyped-def]
+        address = ring + place * u32(stage_nbytes) + u32(a_nbytes)
+        return u64(bits) | u64((address & u32(ADDRESS_BITS)) >> u32(4))
 
-    return of_lane
+    return tile_b
 
 
 def _descriptors(config: Config) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     """``tile_a(ring, place, warpgroup)``, ``tile_b(ring, place)`` and the products ``multiply(sums, a, b,
     keep)``."""
-    stage_nbytes, a_nbytes = config.stage_nbytes, config.a_nbytes
+    stage_nbytes = config.stage_nbytes
     # A tile with m or n side by side is made of boxes of 64 lines of k: a step of 16 k is two groups of eight
     # lines, and 64 columns further begins the next box.
     box_nbytes = config.depth * STAGE_DEPTH_NBYTES
     advance = {False: STEP_NBYTES, True: 2 * SWIZZLE_NBYTES}
     leading = {False: 16, True: box_nbytes}
     bits_a = ptx.shared_tile(0, leading[config.m_major_a], SWIZZLE_NBYTES)
-    bits_b = ptx.shared_tile(0, leading[config.n_major_b], SWIZZLE_NBYTES)
     # Either way a warpgroup's 64 rows of A begin here: 64 lines of 128 bytes, or one box.
     rows_nbytes = ROWS_PER_WARPGROUP * STAGE_DEPTH_NBYTES
     u32, u64 = types.uint32, types.uint64
@@ -164,12 +145,7 @@ def _descriptors(config: Config) -> tuple[Callable[..., Any], Callable[..., Any]
         address = ring + place * u32(stage_nbytes) + u32(warpgroup) * u32(rows_nbytes)
         return u64(bits_a) | u64((address & u32(ADDRESS_BITS)) >> u32(4))
 
-    @cuda.jit(device=True, inline="always")
-    def tile_b(ring, place):  # type: ignore[no-untyped-def]
-        address = ring + place * u32(stage_nbytes) + u32(a_nbytes)
-        return u64(bits_b) | u64((address & u32(ADDRESS_BITS)) >> u32(4))
-
-    return tile_a, tile_b, multiply
+    return tile_a, b_tile(config), multiply
 
 
 def plane_multiplier(config: Config) -> Callable[..., Any]:
@@ -177,23 +153,17 @@ def plane_multiplier(config: Config) -> Callable[..., Any]:
 
     The products of a stage stay under way while those of the next are issued, so the tensor cores never wait.
     """
-    stages, stage_nbytes, peers = config.stages, config.stage_nbytes, config.peers
+    stages, stage_nbytes, cluster = config.stages, config.stage_nbytes, config.cluster
     tile_a, tile_b, multiply = _descriptors(config)
     following = next_place(config)
     wait_all, wait_all_but_one = ptx.wgmma_wait(0), ptx.wgmma_wait(1)
-    lead, consumer_threads = config.lead, WARPGROUP * config.consumers
-    first_goes, first_went = (ptx.named_barrier(1, consumer_threads, wait=wait) for wait in (False, True))
     u32 = types.uint32
 
     @cuda.jit(device=True, inline="always")
-    def multiply_plane(sums, ring, k_steps, warpgroup, lane, peer, place, parity):  # type: ignore[no-untyped-def]
+    def multiply_plane(sums, ring, k_steps, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
         full = ring + u32(stages * stage_nbytes)
         empty = full + u32(8 * stages)
         previous = empty
-        # The ring keeps the first consumer from meeting the others a tile later only if it is shorter than a tile.
-        apart = lead > 0 and k_steps > stages
-        if apart and warpgroup != 0:
-            first_went()
         for step in range(k_steps):
             ptx.barrier_wait(full + u32(8) * place, parity)
             ptx.wgmma_fence()
@@ -201,15 +171,13 @@ def plane_multiplier(config: Config) -> Callable[..., Any]:
             ptx.wgmma_commit()
             # The products of the stage before are done, so its place may be filled again.
             wait_all_but_one()
-            if step > 0 and lane < peers:
-                ptx.barrier_arrive(previous, peer)
-            if apart and warpgroup == 0 and step == lead - 1:
-                first_goes()
+            if step > 0 and lane < cluster:
+                ptx.barrier_arrive(previous, lane)
             previous = empty + u32(8) * place
             place, parity = following(place, parity)
         wait_all()
-        if lane < peers:
-            ptx.barrier_arrive(previous, peer)
+        if lane < cluster:
+            ptx.barrier_arrive(previous, lane)
         return place, parity
 
     return multiply_plane
@@ -223,7 +191,7 @@ def part_multiplier(config: Config) -> Callable[..., Any]:
     float32 arithmetic. The lowest parts are not needed after the first group of products, nor the middle
     ones after the second.
     """
-    stages, stage_nbytes, peers = config.stages, config.stage_nbytes, config.peers
+    stages, stage_nbytes, cluster = config.stages, config.stage_nbytes, config.cluster
     tile_a, tile_b, multiply = _descriptors(config)
     following = next_place(config)
     wait_two, wait_one, wait_none = ptx.wgmma_wait(2), ptx.wgmma_wait(1), ptx.wgmma_wait(0)
@@ -239,9 +207,7 @@ def part_multiplier(config: Config) -> Callable[..., Any]:
         totals[i] += sums[i]
 
     @cuda.jit(device=True, inline="always")
-    def multiply_parts(  # type: ignore[no-untyped-def]
-        totals, sums, ring, k_steps, warpgroup, lane, peer, place, parity
-    ):
+    def multiply_parts(totals, sums, ring, k_steps, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
         full = ring + u32(stages * stage_nbytes)
         empty = full + u32(8 * stages)
         ptx.unroll(clear, registers, (totals,))
@@ -270,14 +236,14 @@ def part_multiplier(config: Config) -> Callable[..., Any]:
             multiply(sums, a_high, b_high, 1)
             ptx.wgmma_commit()
             wait_two()
-            if lane < peers:
-                ptx.barrier_arrive(empty + u32(8) * low, peer)
+            if lane < cluster:
+                ptx.barrier_arrive(empty + u32(8) * low, lane)
             wait_one()
-            if lane < peers:
-                ptx.barrier_arrive(empty + u32(8) * middle, peer)
+            if lane < cluster:
+                ptx.barrier_arrive(empty + u32(8) * middle, lane)
             wait_none()
-            if lane < peers:
-                ptx.barrier_arrive(empty + u32(8) * high, peer)
+            if lane < cluster:
+                ptx.barrier_arrive(empty + u32(8) * high, lane)
             ptx.unroll(add, registers, (totals, sums))
         return place, parity
 

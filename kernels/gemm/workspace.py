@@ -5,32 +5,65 @@ It is borrowed once and kept for the next product (`tilewright.kernels.gemm.scra
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.launch import ceil_div
 
+COPY_ENGINE_NBYTES = 16
+"""What the copy engine wants the lines of an operand to begin at multiples of."""
 LINE_NBYTES = 128
 """Lines of converted operands are padded to whole lines of the swizzled shared memory."""
 
 
-def workspace_nbytes(m: int, n: int, k: int, dtype: np.dtype, precision: str) -> int:
+@dataclass(frozen=True)
+class Parent:
+    """The product that a tile and a panel of k are cut from, each operand's panel dense as its matrix is stored."""
+
+    m: int
+    n: int
+    k: int
+    transpose_a: bool
+    """A is stored as k × m."""
+    transpose_b: bool
+    """B is stored as n × k."""
+
+
+def workspace_nbytes(
+    m: int, n: int, k: int, dtype: np.dtype, precision: str, parent: Parent | None = None
+) -> int:
     """An upper bound, in bytes, for C (m × n) += A (m × k) B (k × n) with results of ``dtype``.
 
+    It holds however the operands lie; with ``parent``, for every tile and panel of at most m × n and k that a grid
+    of them, from the first element on, cuts out of it.
+
     Integers are borrowed digit planes or residues, 16-bit floats and the reduced precisions copied or converted
-    operands; both work through k in stretches that keep to a bound of their own. Everything else multiplies from the
-    operands: the partial sums of a small C with a long k take at most a few MiB, which are not counted.
+    operands, float32 and float64 (and 32-bit integers, without the tensor cores) aligned copies where an operand's
+    lines are not; all work through k in stretches that keep to a bound of their own. Everything else multiplies from
+    the operands: the partial sums of a small C with a long k take at most a few MiB, which are not counted.
     """
-    from tilewright.kernels.gemm import exact_integer, float_operand
+    from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_core, repitch
 
     if m * n * k == 0:
         return 0
-    if dtype.kind in "iu":
-        return exact_integer.scratch_nbytes(m, n, k, dtype.itemsize)
+    lines = (m, n, k) if parent is None else (m, n, k, parent.m, parent.n, parent.k)
     half = dtype in (np.float16, BFLOAT16)
-    if not half and not (dtype == np.float32 and precision != "full"):
-        return 0
+    reduced = dtype == np.float32 and precision != "full"
+    itemsize = 2 if half or (reduced and precision in ("bf16", "fp16")) else dtype.itemsize
+    aligned = parent is not None and all(side * itemsize % COPY_ENGINE_NBYTES == 0 for side in lines)
+    copies = 0 if aligned else repitch.most_nbytes(m, n, k, dtype)
+    if dtype.kind in "iu":
+        return max(exact_integer.scratch_nbytes(m, n, k, dtype.itemsize), copies)
+    if not half and not reduced:
+        return copies
+    if precision == "tf32" and reduced and aligned and half_tensor_core.THROUGH_REGISTERS:
+        # Every panel is multiplied as it lies, but for the smaller of two without k side by side.
+        turned = parent is not None and parent.transpose_a and not parent.transpose_b
+        depth = ceil_div(k, LINE_NBYTES) * LINE_NBYTES
+        return min(itemsize * min(m, n) * depth, float_operand.SCRATCH_NBYTES) if turned else 0
     parts = 3 if precision == "split" else 1
-    itemsize = 2 if half or precision in ("bf16", "fp16") else 4
     whole = parts * itemsize * (m + n) * ceil_div(k, LINE_NBYTES) * LINE_NBYTES
-    return min(whole, float_operand.SCRATCH_NBYTES)
+    # Where no kernel uses the precision for a shape, it is multiplied in full.
+    return max(min(whole, float_operand.SCRATCH_NBYTES), 0 if half else copies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,27 @@ from tilewright.kernels.launch import SIMULATOR, ceil_div
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
+from numba import cuda
+
+from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels import histogram_documents as module
 
 BASE = 0x400
 """Where the table begins in the block's shared window: not at its beginning."""
-DEVICE_FUNCTIONS = ("count_packed", "count_word", "count_byte", "weight_ahead", "exchanged", "fetched")
+DEVICE_FUNCTIONS = (
+    "amount",
+    "lowered",
+    "count_by_dots",
+    "count_by_permutation",
+    "count_byte_by_dots",
+    "count_byte_by_permutation",
+    "weight_ahead",
+    "exchanged",
+    "other_case",
+    "vote",
+)
+WAYS = [{}, {"dot_bytes": False}, {"dot_places": False}, {"dot_places": False, "dot_bytes": False}]
+"""Every way to find a counter's place and the byte's lowest two bits."""
 
 
 def _integer(bits: int, signed: bool, dtype: Any) -> Any:
@@ -36,14 +53,14 @@ def _integer(bits: int, signed: bool, dtype: Any) -> Any:
     return Integer
 
 
-def _shuffle(value: Any, giver: int) -> Any:
-    """What lane ``giver`` of the warp has."""
+def _from_all(value: Any) -> list[Any]:
+    """What every lane of the warp has."""
     block, thread = _current.block, _current.thread
     block.operands[thread] = value
     block.pause(thread, "warp")
-    given = block.operands[thread // WARP * WARP + giver]
-    block.pause(thread, "warp")  # everyone has it before the next replaces it
-    return given
+    values = list(block.operands[thread // WARP * WARP : (thread // WARP + 1) * WARP])
+    block.pause(thread, "warp")  # everyone has them before the next replaces them
+    return values
 
 
 class _Cuda(lane_by_lane._Cuda):
@@ -65,12 +82,16 @@ class _Cuda(lane_by_lane._Cuda):
         _current.block.pause(_current.thread, "warp")
 
     @staticmethod
-    def shfl_sync(mask: int, value: int, lane: int) -> Any:
-        return _shuffle(value, lane)
+    def shfl_xor_sync(mask: int, value: int, bits: int) -> Any:
+        return _from_all(value)[_current.thread % WARP ^ bits]
 
     @staticmethod
-    def shfl_xor_sync(mask: int, value: int, bits: int) -> Any:
-        return _shuffle(value, _current.thread % WARP ^ bits)
+    def ballot_sync(mask: int, flag: bool) -> int:
+        return sum(bool(value) << lane for lane, value in enumerate(_from_all(flag)))
+
+    @staticmethod
+    def popc(bits: int) -> int:
+        return bits.bit_count()
 
 
 def _bytes(a: int, b: int) -> list[int]:
@@ -95,8 +116,9 @@ def _shared_add(address: int, amount: int) -> None:
     place, rest = divmod(address - BASE, 4)
     assert rest == 0
     assert place % WARP == _current.thread % WARP, "two lanes of a warp could meet in a bank"
-    assert place % module.ROW_WORDS // WARP == _current.thread // WARP, "counted in another warp's table"
     shared = _current.block.shared
+    row_words = len(shared) // module.ROWS
+    assert place % row_words // WARP == _current.thread // WARP, "counted in another warp's table"
     (counter,) = (byte for byte in range(4) if amount == 1 << 8 * byte)
     assert (int(shared[place]) >> 8 * counter) & 0xFF < 0xFF, "a counter of eight bits overflows"
     shared[place] += np.uint32(amount)
@@ -126,6 +148,7 @@ def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "global_array", lambda address, dtype: _Flat(address, dtype.numpy))
     for function in (_byte_permute, _byte_rotate, _byte_dot, _shared_add, _load_vector, _store_vector):
         monkeypatch.setattr(module, function.__name__[1:], function)
+    monkeypatch.setattr(module, "store_vector_streaming", _store_vector)
     monkeypatch.setattr(module, "shared_address", lambda array: BASE)
 
 
@@ -137,15 +160,18 @@ def counted(data: np.ndarray, offsets: np.ndarray, by: str, weight: int, **optio
     flat = counts.reshape(-1)
     total = int(offsets[-1] - offsets[0]) + documents * module.OVERHEAD
     kernel = module.source(**options)
-    for place in range(ceil_div(total, weight * module.WARPS)):
-        shared = np.full(module.SHARED_NBYTES // 4, 0xDEADBEEF, np.uint32)
-        block = Block(module.THREADS, shared, late=False)
+    dot_places = options.get("dot_places", module.DOT_PLACES)
+    warps = module.warps_of(dot_places)
+    for place in range(ceil_div(total, weight * 2 * warps)):
+        shared = np.full(module.shared_nbytes(dot_places) // 4, 0xDEADBEEF, np.uint32)
+        block = Block(WARP * warps, shared, late=False)
 
         def body(thread: int, block: Block = block, place: int = place) -> None:
             _current.block, _current.thread, _current.place = block, thread, (place, 0)
             kernel(data.ctypes.data, offsets, weight, kind.code, kind.bins, flat)
 
         block.run(body)
+        assert not shared.any(), "the table is not clear at the end"
     return counts
 
 
@@ -173,15 +199,72 @@ def test_documents_of_many_lengths(
 
 
 @pytest.mark.parametrize("value", [0x00, 0xFF, 0x65])
-@pytest.mark.parametrize("options", [{}, {"dots": False}, {"early": False}, {"group": 8, "groups": 1}])
+@pytest.mark.parametrize("options", [*WAYS, {"skip": False}, {"stream": True}, {"group": 2, "groups": 8}])
 def test_no_counter_overflows(value: int, options: dict[str, Any], on_the_host: None) -> None:
-    """One letter over and over, in as many bytes as fill a lane's counter, and in more."""
-    chunk = module.GROUPS * module.GROUP * WARP * module.VECTOR
-    offsets = np.cumsum([3, chunk + 13 + 15, 2 * chunk + 31])
-    check(np.full(offsets[-1], value, np.uint8), offsets, "byte", 1 << 20, **options)
+    """One letter over and over, in as many bytes as fill a lane's counter, and in more; nearly one letter."""
+    chunk = module.GROUPS * module.GROUP * module.HALF * module.VECTOR
+    offsets = np.cumsum([3, chunk, chunk + 13 + 15, chunk + 13, 2 * chunk + 31])
+    data = np.full(offsets[-1], value, np.uint8)
+    data[offsets[2] + 13 : offsets[2] + 13 + chunk : 16 * module.HALF] ^= (
+        0x80  # in a first word of every vector
+    )
+    check(data, offsets, "byte", 1 << 20, **options)
 
 
-def test_every_byte_value(on_the_host: None, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("spoiled", [(0, 0), (0, 4), (1, 9), (2, 4), (5, 8), (3, 15)])
+def test_two_bytes_that_differ_hide_no_overflow(
+    spoiled: tuple[int, int], on_the_host: None, rng: np.random.Generator
+) -> None:
+    """A lane that meets 256 bytes alike, its byte ahead and its byte behind among them, and up to two others in its
+    first vector; the other lanes meet noise.
+    """
+    chunk = module.GROUPS * module.GROUP * module.HALF * module.VECTOR
+    held = rng.integers(0, 256, chunk + 64, dtype=np.uint8)
+    start = -held.ctypes.data % module.VECTOR + module.VECTOR
+    data = held[
+        start - 2 : start + chunk + 2
+    ]  # two bytes ahead of the first whole vector, two behind the last
+    vectors = data[2:-2].reshape(-1, module.VECTOR)
+    vectors[:: module.HALF] = 7
+    data[0] = data[-2] = 7
+    vectors[0, list(spoiled)] = 8
+    check(data, np.array([0, len(data)]), "byte", 1 << 20)
+
+
+@pytest.mark.parametrize("options", [*WAYS, {"skip": False}])
+def test_every_byte_value(options: dict[str, Any], on_the_host: None, rng: np.random.Generator) -> None:
     data = np.concatenate([np.arange(256, dtype=np.uint8), rng.integers(0, 256, 3000, dtype=np.uint8)])
-    for options in ({}, {"dots": False}):
-        check(data, np.array([0, 256, 3256]), "byte", 1 << 20, **options)
+    check(data, np.array([0, 256, 3256]), "byte", 1 << 20, **options)
+
+
+@pytest.mark.parametrize("place", [0, 5, 2000, -1])
+def test_one_byte_above_127(place: int, on_the_host: None) -> None:
+    """The rows of those bytes are left alone but where one occurs: ahead of the vectors, in one, behind them."""
+    data = np.full(8192 + 3, ord("e"), np.uint8)
+    data[3:4099][place] = 0x80
+    for by in ("byte", "ascii"):
+        check(data, np.array([3, 4099, 8195]), by, 1 << 20)
+
+
+@pytest.mark.parametrize("documents", [1, 2, 16, 17, 40])
+def test_a_slice_finds_its_first_document(
+    documents: int, on_the_host: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Sixteen lanes search at once: documents of one length, and of very different ones."""
+    monkeypatch.setattr(module, "OVERHEAD", 16)
+    for lengths in (np.full(documents, 33), rng.integers(0, 3, documents) * 77):
+        offsets = np.cumsum([5, *lengths])
+        check(letters(int(offsets[-1]), rng), offsets, "byte", 60)
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param(way, marks=pytest.mark.slow) for way in [*WAYS[1:], {"stream": True}]]
+)
+def test_every_way_compiles_without_spilling(options: dict[str, Any], tmp_path: Path) -> None:
+    warps = module.warps_of(options.get("dot_places", module.DOT_PLACES))
+    bounds = (WARP * warps, module.WARPS_PER_MULTIPROCESSOR // warps)
+    text, _ = cuda.compile_ptx(
+        module.source(**options), module.SIGNATURE.args, cc=(9, 0), launch_bounds=bounds
+    )
+    assert ("st.global.cs" in text) == options.get("stream", False)
+    assert_no_spills(assemble(text, "sm_90", tmp_path))

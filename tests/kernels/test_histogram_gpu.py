@@ -27,9 +27,9 @@ if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
 from tilewright.kernels import histogram_bytes, histogram_documents, histogram_wide
-from tilewright.kernels.histogram_documents import GROUP, GROUPS, LARGE, MIN_SLICE, OVERHEAD
+from tilewright.kernels.histogram_documents import GROUP, GROUPS, HALF, LARGE, MIN_SLICE, OVERHEAD
 
-CHUNK = GROUPS * GROUP * 32 * 16
+CHUNK = GROUPS * GROUP * HALF * 16
 """Bytes that a warp counts before its counters of eight bits could overflow."""
 ROUND = histogram_bytes.THREADS * histogram_bytes.UNROLL * 16
 """Bytes that a block takes at a time."""
@@ -124,7 +124,7 @@ LENGTHS = {
     "pages": [4096] * 3000,
     "edges": [
         edge + more
-        for edge in (16, 512, 2048, CHUNK, 2 * CHUNK, LARGE, LARGE + OVERHEAD, MIN_SLICE, 10 * LARGE)
+        for edge in (16, 256, 1024, CHUNK, 2 * CHUNK, LARGE, LARGE + OVERHEAD, MIN_SLICE, 10 * LARGE)
         for more in (-1, 0, 1, 15)
     ],
     "one large among small": [10] * 100 + [5_000_000] + [0, 1, 7] * 100,

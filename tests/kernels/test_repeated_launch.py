@@ -15,8 +15,8 @@ from tests.kernels.fake_gpu import Array, FakeGPU
 from tilewright.kernels import launch, matmul
 from tilewright.kernels.errors import OutputError, ShapeError
 from tilewright.kernels.gemm import product, tuning
+from tilewright.kernels.gemm.repitch import Matrix
 from tilewright.kernels.gemm.select import ladder, select
-from tilewright.kernels.gemm.warp_tiled_launch import Matrix
 from tilewright.kernels.recording import Place
 
 pytestmark = pytest.mark.skipif(launch.SIMULATOR, reason="the simulator launches in its own way")

@@ -124,8 +124,7 @@ def test_lane_by_lane(
     monkeypatch.setattr(module.tensor, "multiprocessors", lambda _: 3)
     monkeypatch.setattr(launching, "_sum_kernel", lambda _: added)
     monkeypatch.setattr(launching, "_shared_sum_kernel", lambda _: added)
-    monkeypatch.setattr(module, "MATVEC", streamed)
-    monkeypatch.setattr(module, "FIT_HEIGHT", streamed)
+    monkeypatch.setattr(module.matvec, "preferred", lambda *_: streamed)
     module._cut.cache_clear()
     monkeypatch.setattr(module, "borrowed", lambda *_: contextlib.nullcontext(scratch.ctypes.data))
     a = naive.LAYOUTS[layout](naive.numbers(rng, (m, k), dtype))
@@ -163,14 +162,16 @@ def problem(
 
 
 def test_supports() -> None:
-    a, b = np.zeros((300, 100), np.float32), np.zeros((100, 32), np.float32)
+    a, b = np.zeros((300, 100), np.float32), np.zeros((100, 16), np.float32)
+    wide = np.zeros((100, 64), np.float32)
     assert module.supports(problem(a, b))
     assert module.supports(problem(b.T, a.T))
     assert module.supports(problem(a, b, aligned=4))
-    assert module.supports(problem(a, np.zeros((100, 64), np.float32)[:, ::2]))
-    wide = np.zeros((100, 64), np.float32)
+    assert module.supports(problem(a, np.zeros((100, 32), np.float32)[:, ::2]))
     assert not module.supports(problem(a, wide)), "arithmetic is the limit here, and other tiles are better"
-    assert module.supports(problem(a[:256], wide)), "but for short sides k has to be cut"
+    assert not module.supports(problem(a[:64], wide)), "for a short C too"
+    assert module.supports(problem(a[:32], wide[:, :32])), "but not for one that would not fill them"
+    assert module.supports(problem(a, wide[:, ::2])), "nor for strides that they do not take"
     assert module.supports(problem(a.astype("f8"), wide.astype("f8")))
     assert not module.supports(problem(a, np.zeros((100, 65), np.float32)))
     assert not module.supports(problem(np.zeros((300, 200), np.float32)[:, ::2], b))
@@ -178,6 +179,15 @@ def test_supports() -> None:
     assert not module.supports(problem(a, b, (7, 5)))
     assert not module.supports(problem(a.astype(np.int32), b.astype(np.int32)))
     assert not module.supports(problem(a.astype(np.complex128), b.astype(np.complex128), aligned=8))
+
+
+def test_a_single_column_is_streamed_into_registers_where_that_was_measured_faster() -> None:
+    single, double = np.dtype("f4"), np.dtype("f8")
+    assert module.matvec.preferred(single, True, 32767)
+    assert not module.matvec.preferred(single, True, 64), "short rows"
+    assert module.matvec.preferred(single, False, 64)
+    assert not module.matvec.preferred(double, True, 16384)
+    assert module.matvec.preferred(double, False, 16384)
 
 
 def product(

@@ -3,13 +3,16 @@ GPU."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.machine_code import assemble, assert_no_spills
@@ -20,13 +23,15 @@ if SIMULATOR:
     pytest.skip("the simulator has no tensor cores", allow_module_level=True)
 
 from numba import cuda
+from numba.cuda import types
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_core, split_float
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.wgmma import CONSUMER_REGISTERS, PRODUCER_REGISTERS, cluster_tile
 from tilewright.kernels.gemm.wgmma_config import Config
-from tilewright.kernels.gemm.wgmma_launch import Planes
+from tilewright.kernels.gemm.wgmma_launch import Output, Planes
+from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 
 KERNELS = (
     exact_integer.EXACT_INTEGER,
@@ -49,7 +54,15 @@ def test_every_tile_is_visited_once(tiles_m: int, tiles_n: int, group: int) -> N
 
 
 @pytest.mark.parametrize(
-    "config", [Config("s8", "s8", None), Config("tf32", "tf32", None), split_float._product(False, True)]
+    "config",
+    [
+        Config("s8", "s8", None),
+        Config("tf32", "tf32", None),
+        Config("tf32", "tf32", None, m_major_a=True),
+        half_tensor_core._config("f16", types.float16, True, False),
+        half_tensor_core._config("bf16", types.uint16, False, True),
+        split_float._product(False, True),
+    ],
 )
 def test_shared_memory_and_registers_fit(config: Config) -> None:
     assert config.shared_nbytes <= SHARED_NBYTES_LIMIT
@@ -59,13 +72,33 @@ def test_shared_memory_and_registers_fit(config: Config) -> None:
         assert side == config.depth
 
 
+@pytest.mark.parametrize("k_major", [True, False])
+def test_only_a_narrow_c_leaves_through_shared_memory(k_major: bool) -> None:
+    def chosen(kind: str, c_type: Any) -> Config:
+        k_major_b = k_major or kind == "tf32"  # which comes no other way
+        return half_tensor_core._config(kind, c_type, k_major, k_major_b)
+
+    for narrow in (chosen("f16", types.float16), chosen("bf16", types.uint16)):
+        boxes_of_a_tile = narrow.tile_n // narrow.box_c[0]
+        assert narrow.boxes == boxes_of_a_tile, "a warp waits for room in the middle of a tile"
+        assert narrow.stages == 3
+    for kind in ("bf16", "f16", "tf32"):
+        assert (chosen(kind, types.float32).boxes, chosen(kind, types.float32).stages) == (0, 4)
+
+
 SAMPLES = {
     "bytes to int8",
     "residues to int64",
     "int64 to bytes, turned",
+    "bytes turned by vectors",
     "float16, m-major by n-major",
     "bfloat16, m-major by n-major",
     "tf32, k-major",
+    "tf32, m-major",
+    "tf32, n-major",
+    "to tf32",
+    "to tf32, turned",
+    "to split",
     "split, m-major by n-major",
     "repair",
 }
@@ -180,6 +213,150 @@ def test_panels_fit_the_scratch_memory(m: int, n: int, k: int, by_rows: bool, tu
     assert taken <= float_operand.SCRATCH_NBYTES + rounding
 
 
+@dataclass(frozen=True)
+class Multiplied:
+    """What reached the launcher."""
+
+    config: Config
+    left: Planes
+    right: Planes
+    output: Output
+    depth: int
+    accumulate: bool
+
+
+def multiplied(
+    a: Memory,
+    b: Memory,
+    c: Memory,
+    monkeypatch: pytest.MonkeyPatch,
+    taken: list[int] | None = None,
+) -> tuple[list[Multiplied], list[tuple[int, int]]]:
+    """The launches of a TF32 product, and (outer, depth) of what went through a pass; ``taken``: bytes borrowed."""
+    launched, passed = [], []
+
+    def launch(config: Config, *given: Any) -> None:
+        launched.append(Multiplied(config, *given[:-1]))
+
+    def make(operand: Any, form: str, kind: str, target: int, stream: Any) -> Planes:
+        passed.append((operand.outer, operand.depth))
+        assert form == kind == "tf32"
+        nbytes = float_operand.line_nbytes(operand.depth, form)
+        return Planes(target, operand.depth, operand.outer, 1, nbytes, operand.outer * nbytes, kind)
+
+    monkeypatch.setattr(half_tensor_core, "launch_product", launch)
+    monkeypatch.setattr(half_tensor_core, "make_planes", make)
+
+    def borrow(nbytes: int, stream: Any, handle: int) -> Any:
+        if taken is not None:
+            taken.append(nbytes)
+        return contextlib.nullcontext(1 << 24)
+
+    monkeypatch.setattr(half_tensor_core, "borrowed", borrow)
+    monkeypatch.setattr(half_tensor_core, "stream_handle", lambda stream: 0)
+    half_tensor_core.ASKED[2].launch(a, b, c, True, 0)
+    return launched, passed
+
+
+A_PLACE, B_PLACE, C_PLACE = 4096, 1 << 20, 1 << 22
+BY_ROWS, BY_COLUMNS = False, True
+
+
+def laid_out(rows: int, columns: int, by_columns: bool, place: int, pitch: int = 0) -> Memory:
+    pitch = pitch or (rows if by_columns else columns)
+    return Memory((rows, columns), (1, pitch) if by_columns else (pitch, 1), "float32", place)
+
+
+@pytest.mark.parametrize("c_order", [BY_ROWS, BY_COLUMNS])
+@pytest.mark.parametrize(("a_order", "b_order"), list(itertools.product((BY_ROWS, BY_COLUMNS), repeat=2)))
+@pytest.mark.parametrize("n", [96, 160])
+def test_tf32_operands_are_turned_only_where_both_would_be(
+    a_order: bool, b_order: bool, c_order: bool, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registers hold the operand without k side by side, of two the larger, and C is written as it lies."""
+    m, k = 128, 64
+    a, b = laid_out(m, k, a_order, A_PLACE), laid_out(k, n, b_order, B_PLACE)
+    launched, passed = multiplied(a, b, laid_out(m, n, c_order, C_PLACE), monkeypatch)
+    (done,) = launched
+    asking = [side for side, asks in (("a", a_order == BY_COLUMNS), ("b", b_order == BY_ROWS)) if asks]
+    assert passed == ([(min(m, n), k)] if len(asking) == 2 else [])
+    assert done.config.a_in_registers is bool(asking)
+    assert done.config.n_major_b is False
+    output, place = done.output, done.left.address
+    assert (output.address, done.depth, done.accumulate) == (C_PLACE, k, True)
+    assert {output.rows, output.columns} == {m, n}
+    outer_left = done.left.width if done.config.m_major_a else done.left.lines
+    outer_right = done.right.lines
+    assert (outer_left, outer_right) == (output.rows, output.columns)
+    if asking:
+        kept = asking[0] if len(asking) == 1 else ("a" if m >= n else "b")
+        assert place == (A_PLACE if kept == "a" else B_PLACE)
+        assert output.rows == (m if kept == "a" else n)
+        assert (done.left.lines, done.left.line_nbytes) == (k, 4 * output.rows)
+    # Neighbours in memory are written together.
+    assert (output.row_stride if done.config.c_by_columns else output.column_stride) == 1
+    paired = output.flipped.paired if done.config.c_by_columns else output.paired
+    assert paired
+
+
+def test_what_the_copy_engine_does_not_take_is_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, c = laid_out(128, 64, BY_ROWS, A_PLACE), laid_out(128, 97, BY_ROWS, C_PLACE)
+    (done,), passed = multiplied(a, laid_out(64, 97, BY_ROWS, B_PLACE), c, monkeypatch)
+    assert passed == [(97, 64)]
+    assert not done.config.a_in_registers
+    assert (done.output.rows, done.output.paired) == (128, False)
+    c = laid_out(128, 96, BY_ROWS, C_PLACE)
+    # The other operand's alignment is its own affair: it is rounded into lines that the copy engine takes.
+    a = laid_out(128, 62, BY_ROWS, A_PLACE)
+    (done,), passed = multiplied(a, laid_out(62, 96, BY_ROWS, B_PLACE), c, monkeypatch)
+    assert passed == [(128, 62)]
+    assert done.config.a_in_registers
+    assert done.left.address == B_PLACE
+    monkeypatch.setattr(half_tensor_core, "THROUGH_REGISTERS", False)
+    a, b = laid_out(128, 64, BY_ROWS, A_PLACE), laid_out(64, 96, BY_ROWS, B_PLACE)
+    (done,), passed = multiplied(a, b, c, monkeypatch)
+    assert passed == [(96, 64)]
+    assert not done.config.a_in_registers
+
+
+def test_panels_of_an_operand_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the other operand needs a pass by panels of k, each panel is taken from where it lies."""
+    monkeypatch.setattr(float_operand, "SCRATCH_NBYTES", 1 << 16)
+    a, b = laid_out(256, 128, BY_COLUMNS, A_PLACE), laid_out(128, 96, BY_ROWS, B_PLACE)
+    launched, passed = multiplied(a, b, laid_out(256, 96, BY_ROWS, C_PLACE), monkeypatch)
+    assert passed == [(96, 64), (96, 64)]
+    assert [done.left.address - A_PLACE for done in launched] == [0, 64 * 256 * 4]
+    assert [done.left.lines for done in launched] == [64, 64]
+    assert [done.accumulate for done in launched] == [True, True]
+    assert not any(done.config.c_by_columns for done in launched)
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_a_plan_counts_what_tf32_products_borrow(data: st.DataObject) -> None:
+    """Over every tile and panel of a small product, edges included."""
+    sides = st.one_of(st.integers(1, 40).map(lambda quad: 4 * quad), st.integers(1, 160))
+    m, n, k, rows, columns, depth = (data.draw(sides) for _ in range(6))
+    rows, columns, depth = min(rows, m), min(columns, n), min(depth, k)
+    a_order, b_order = data.draw(st.tuples(st.booleans(), st.booleans()))
+    parent = Parent(m, n, k, transpose_a=a_order, transpose_b=b_order)
+    counted = workspace_nbytes(rows, columns, depth, np.dtype(np.float32), "tf32", parent)
+    assert counted <= workspace_nbytes(rows, columns, depth, np.dtype(np.float32), "tf32")
+    borrowed: list[int] = [0]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        edges = (
+            sorted({side, whole % side or side}) for side, whole in ((rows, m), (columns, n), (depth, k))
+        )
+        for height, width, inner in itertools.product(*edges):
+            a = laid_out(height, inner, a_order, A_PLACE)
+            b = laid_out(inner, width, b_order, B_PLACE)
+            multiplied(a, b, laid_out(height, width, BY_ROWS, C_PLACE), monkeypatch, borrowed)
+    assert max(borrowed) <= counted
+    every = (m, n, k, rows, columns, depth)
+    if all(side % 4 == 0 for side in every) and not (a_order == BY_COLUMNS and b_order == BY_ROWS):
+        assert counted == 0
+
+
 # --- On a GPU --------------------------------------------------------------------------------------------
 
 FLOAT_KERNELS = [
@@ -261,3 +438,21 @@ def test_panels_of_k_add_up(
     np.testing.assert_array_equal(
         c.copy_to_host(), (a.astype(np.int64) @ b.astype(np.int64) + 5).astype(dtype)
     )
+
+
+@pytest.mark.gpu
+def test_tf32_through_registers_rounds_to_nearest() -> None:
+    """As the pass does; infinities and NaN stay what they are, whatever the NaN's payload."""
+    side = 512
+    b = np.full((side, side), 1 + 2.0**-11 + 2.0**-14, np.float32)
+    b.view(np.uint32)[[5, 6, 300, 301], [7, 9, 11, 12]] = 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0xFF800000
+    a = np.eye(side, dtype=np.float32)
+    c = to_device(np.zeros((side, side), np.float32))
+    half_tensor_core.ASKED[2].launch(to_device(a), to_device(b), c, False, 0)
+    found = c.copy_to_host()
+    assert np.isnan(found[:, [7, 9, 11, 12]]).any(axis=0).all()
+    assert np.isnan(found[[5, 6], [7, 9]]).all()
+    assert found[300, 11] == np.inf
+    assert found[301, 12] == -np.inf
+    others = np.delete(found, [7, 9, 11, 12], axis=1)
+    np.testing.assert_array_equal(others, np.float32(1 + 2.0**-10))

@@ -112,9 +112,11 @@ def test_parts_cover_c_once_and_splits_cover_k_once(
 
 def test_large_products_are_not_split_and_small_ones_with_much_k_are() -> None:
     single, pair = np.dtype("f4"), (warp_tiling.ALONG_K, warp_tiling.VECTOR)
-    (large,) = cut(8192, 8192, 8192, single, pair, MULTIPROCESSORS)
+    large, *tail = cut(8192, 8192, 8192, single, pair, MULTIPROCESSORS)
     (small,) = cut(128, 128, 100_000, single, pair, MULTIPROCESSORS)
     assert large.splits == 1
+    assert large.m * large.n >= 0.9 * 8192**2, "what is cut off is what would begin another wave"
+    assert len(tail) <= 2
     assert small.splits > 16
 
 
@@ -141,7 +143,8 @@ def host_enqueue(
     if kernel == "repitch":
         source, target = arguments
         assert target.pointer % 16 == target.strides[0] % 16 == 0
-        on_host(target)[...] = on_host(source)
+        on_host(target)[:, source.shape[1] :] = 0
+        on_host(target)[:, : source.shape[1]] = on_host(source)
         return
     a, b, c, depth, accumulate, c_vectors = arguments
     assert not c_vectors or (c.pointer % 16 == c.strides[0] % 16 == c.shape[1] * c.dtype.itemsize % 16 == 0)
@@ -198,10 +201,12 @@ def test_launches_add_up_to_the_product(
         patch.setattr(launching, "_kernel", lambda *specialisation: ("multiply", 0))
         patch.setattr(launching, "_sum_kernel", lambda dtype: "sum")
         patch.setattr(launching, "_shared_sum_kernel", lambda dtype: "sum")
-        patch.setattr(launching, "_repitch_kernel", lambda dtype: "repitch")
+        patch.setattr(launching.repitch, "kernel", lambda dtype: "repitch")
+        patch.setattr(launching.repitch, "enqueue", host_enqueue)
         if repitched:
-            patch.setattr(launching, "REPITCH_NBYTES", partial.nbytes // 2)
-            patch.setattr(launching, "REPITCH_LEAST_SIDE", 16)
+            patch.setattr(launching.repitch, "SCRATCH_NBYTES", 64 * 2**10)  # panels of k, some hundred deep
+            patch.setattr(launching.repitch, "LEAST_SIDE", 16)
+            patch.setattr(launching.repitch, "LEAST_DEPTH", 64)
         patch.setattr(cutting, "TAIL_BANDS", bands)
         patch.setattr(launching, "cut", cutting.cut.__wrapped__)
         launching.launch(
@@ -237,7 +242,6 @@ def test_thin_strips_take_what_would_begin_another_wave(
         strips.append(min(c.shape))
         compute(a, b, c, accumulate)
 
-    monkeypatch.setattr(double, "THIN_STRIPS", 32)
     monkeypatch.setattr(double, "current_device", lambda: 0)
     monkeypatch.setattr(double, "multiprocessors", lambda device: 16)
     monkeypatch.setattr(double, "enqueue_tile", large)
@@ -249,6 +253,77 @@ def test_thin_strips_take_what_would_begin_another_wave(
     assert len(whole) == 1
     assert len(strips) == count
     assert all(width <= 8 for width in strips)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator does not load the kernel")
+@pytest.mark.parametrize("order", ["CC", "FF", "CF", "FC"])
+@pytest.mark.parametrize(("m", "n", "k"), [(130, 129, 301), (129, 128, 200), (128, 257, 64), (65, 130, 1)])
+def test_float64_from_aligned_copies_of_panels(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, order: str, m: int, n: int, k: int
+) -> None:
+    """Panels are aligned where the kernel is told so, end in zeros, and keep to the scratch memory."""
+    from tilewright.kernels.gemm import double_tensor_core as double
+    from tilewright.kernels.gemm import repitch
+
+    scratch, copied = np.full(2**19, 0xFF, np.uint8), []  # NaN everywhere
+    offset = -scratch.ctypes.data % 16
+
+    @contextlib.contextmanager
+    def borrow(nbytes: int, stream: Any, handle: int) -> Iterator[int]:
+        assert nbytes <= repitch.SCRATCH_NBYTES
+        scratch[offset + nbytes :] = 0x5A
+        yield scratch.ctypes.data + offset
+        assert (scratch[offset + nbytes :] == 0x5A).all()
+
+    def multiply(
+        a: Any, b: Any, c: Any, accumulate: bool, stream: Any, tile: Any, padded: Any = (False, False)
+    ) -> None:
+        copied.append(padded)
+        for operand, told in zip((a, b), padded, strict=True):
+            if told:
+                lines, _ = double._by_lines(operand)
+                assert lines.pointer % 16 == lines.strides[0] % 16 == 0
+                beyond = lines._replace(shape=(lines.shape[0], lines.strides[0] // 8))
+                assert not on_host(beyond)[:, lines.shape[1] :].any()
+        on_host(c)[...] = on_host(a) @ on_host(b) + (on_host(c) if accumulate else 0)
+
+    monkeypatch.setattr(repitch, "SCRATCH_NBYTES", 250_000)
+    monkeypatch.setattr(repitch, "LEAST_SIDE", 64)
+    monkeypatch.setattr(repitch, "LEAST_DEPTH", 64)
+    monkeypatch.setattr(repitch, "enqueue", host_enqueue)
+    monkeypatch.setattr(repitch, "kernel", lambda dtype: "repitch")
+    monkeypatch.setattr(double, "borrowed", borrow)
+    monkeypatch.setattr(double, "enqueue_tile", multiply)
+    a, b = (
+        np.asarray(naive.numbers(rng, shape, "f8"), order=o)
+        for shape, o in zip(((m, k), (k, n)), order, strict=True)
+    )
+    c = naive.numbers(rng, (m, n), "f8")
+    expected = a @ b + c
+    double._multiply(
+        *(double.Matrix(x.ctypes.data, x.shape, x.strides, x.dtype) for x in (a, b, c)), True, 0, None
+    )
+    np.testing.assert_allclose(c, expected, rtol=1e-12, atol=1e-10)
+    lines = (k if order[0] == "C" else m), (n if order[1] == "C" else k)
+    if k > 1:
+        assert copied[0] == tuple(length % 2 == 1 for length in lines)
+    assert len(copied) >= (2 if k == 301 else 1), "k is walked in panels"
+
+
+@given(m=st.integers(1, 9000), n=st.integers(1, 9000), k=st.integers(1, 200_000))
+def test_panels_keep_to_their_scratch_memory_and_to_what_a_plan_leaves_free(m: int, n: int, k: int) -> None:
+    from tilewright.kernels.gemm import repitch
+    from tilewright.kernels.gemm.workspace import workspace_nbytes
+
+    for dtype, itemsize in (("f4", 4), ("f8", 8), ("i4", 4)):
+        sides = [side for side, used in ((m, n), (n, m)) if used >= repitch.LEAST_SIDE]
+        line_nbytes = sum(repitch.pitch(side, itemsize) + 16 for side in sides)
+        depth = repitch.panel_depth(k + k % 2, line_nbytes)
+        if depth is None:
+            continue
+        assert depth >= min(k, repitch.LEAST_DEPTH // 2)
+        assert depth >= k or depth % repitch.DEPTH_UNIT == 0
+        assert depth * line_nbytes <= workspace_nbytes(m, n, k, np.dtype(dtype), "full")
 
 
 @pytest.mark.parametrize("splits", [16, 17, 40, 300])
@@ -268,6 +343,21 @@ def test_many_partial_sums_are_shared_by_threads(
     kernel[-(-35 * launching.SUM_WAYS // 256), 256](partial, c, splits, accumulate)
     expected = partial.reshape(splits, 5, 7).sum(axis=0) + (old if accumulate else 0)
     np.testing.assert_array_equal(c, expected)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 2048, 2049])
+@pytest.mark.skipif(not SIMULATOR, reason="run by the simulator")
+def test_copies_of_panels_end_in_zeros(rng: np.random.Generator, columns: int) -> None:
+    from numba import cuda
+
+    from tilewright.kernels.gemm import repitch
+
+    source = rng.integers(1, 1000, (3, columns)).astype("f4")
+    target = np.full((3, repitch.pitch(columns, 4) // 4), np.nan, "f4")
+    kernel = cuda.jit(repitch.copy_function(np.dtype("f4")))
+    kernel[3 * -(-target.shape[1] // 2048), repitch.COPY_THREADS](source, target)
+    np.testing.assert_array_equal(target[:, :columns], source)
+    assert not target[:, columns:].any()
 
 
 # --- Machine code: no device -------------------------------------------------------------------------------
@@ -427,6 +517,42 @@ def test_nan_and_infinity_reach_their_rows_and_columns_only(rng: np.random.Gener
     np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
     finite = np.isfinite(expected)
     np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("order", ["CC", "FF", "CF", "FC"])
+@pytest.mark.parametrize("dtype", ["f4", "i4", "f8"])
+def test_unaligned_operands_in_panels(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, order: str, rng: np.random.Generator
+) -> None:
+    """Copies as for large products, on sides that are quick to check; NaN is what a pad must not let in."""
+    from tilewright.kernels.gemm import repitch
+    from tilewright.kernels.gemm import warp_tiled_launch as launching
+    from tilewright.kernels.gemm.double_tensor_core import DOUBLE_TENSOR_CORE
+
+    copied = []
+    copy = repitch.copy
+
+    def counted(panel: Any, scratch: int, stream: Any) -> Any:
+        copied.append(panel.shape)
+        return copy(panel, scratch, stream)
+
+    def uncut(m: int, n: int, k: int, of: np.dtype, ways: tuple[str, str], processors: int) -> tuple[Part]:
+        return (Part(0, 0, m, n, candidates(of, *ways)[0].tiling, k, 1),)
+
+    monkeypatch.setattr(repitch, "copy", counted)
+    monkeypatch.setattr(repitch, "SCRATCH_NBYTES", 640_000)
+    monkeypatch.setattr(repitch, "LEAST_SIDE", 64)
+    monkeypatch.setattr(repitch, "LEAST_DEPTH", 64)
+    monkeypatch.setattr(launching, "cut", uncut)
+    m, n, k = 259, 261, 1031
+    kernel = DOUBLE_TENSOR_CORE if dtype == "f8" else WARP_TILED
+    a, b, old = (naive.numbers(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+    on_a, on_b, c = place(a, order[0], 1), place(b, order[1], 1), place(old, "C", 0)
+    kernel.launch(on_a, on_b, c, True, 0)
+    naive.assert_product(fetch(c), a, b, added_to=old)
+    unaligned = 2 if dtype == "f8" else (order[0] == "F") + (order[1] == "C")
+    assert len(copied) >= 2 * unaligned, "k is walked in panels"
 
 
 @pytest.mark.gpu

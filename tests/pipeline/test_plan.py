@@ -168,6 +168,15 @@ def test_chunks_that_do_not_line_up_are_counted() -> None:
     assert "do not line up" in str(plan)
 
 
+def test_plain_chunks_are_not_cut_where_whole_ones_fit() -> None:
+    # By their size alone panels would be 5 × 1024 + 512 deep: plain chunks can be cut there.
+    plain = StoredMatrix(16384, 16384, F4, (4096, 4096), plain=True)
+    limits = Limits(1, device_nbytes=2**34, panel_nbytes=2 * 5800 * 5632 * 4)
+    assert plan_matmul(plain, plain, F4, (4096, 4096), limits).panel_depth == 4096
+    narrow = StoredMatrix(16384, 16384, F4, (4096, 3072), plain=True)
+    assert plan_matmul(narrow, plain, F4, (4096, 4096), limits).panel_depth % 1024 == 0
+
+
 def test_depth_of_panels_does_not_depend_on_the_workers() -> None:
     a, b = matrix(4096, 4096, (256, 256)), matrix(4096, 4096, (256, 256))
     depths = {

@@ -111,15 +111,17 @@ def test_gemm_names_mistakes(options: dict, says: str) -> None:
 @pytest.mark.parametrize("nbytes", [1 << 12, 3 * dot.UNIT_NBYTES + 4096])
 def test_dot_vectors_have_a_finite_product_that_the_reference_finds(name: str, nbytes: int) -> None:
     dtype = np.dtype(name)
-    x, y = dot._vectors(dtype, nbytes)
-    assert x.nbytes == y.nbytes == nbytes
+    units = dot._units(dtype, nbytes)
+    length = nbytes // dtype.itemsize
+    assert [unit.nbytes for unit in units] == [dot.UNIT_NBYTES] * 2
+    x, y = (np.resize(unit, length) for unit in units)
     if dtype.kind in "iu":
         want = (x.astype("u8") * y.astype("u8")).sum(dtype="u8").astype(dtype)
     else:
         want = np.vdot(x.astype("c16" if dtype.kind == "c" else "f8"), y.astype("c16"))
         want = want if dtype.kind == "c" else want.real
         assert 1 < abs(want) < np.finfo(dtype).max / 4
-    own, wide = dot._judges(x, y)
+    own, wide = dot._judges(*units, length)
     right = np.asarray(want).astype(dtype)[()]
     assert own(right) is None
     assert wide(right) is None

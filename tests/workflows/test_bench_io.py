@@ -26,15 +26,17 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "LEAST_SAMPLE_SECONDS", 1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8", "complex128"])
-def test_every_case_has_ours_and_zarr_python(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "threads"), [("float32", (1, 3)), ("int8", (3,)), ("complex128", (1,))])
+def test_every_case_has_ours_and_zarr_python(tmp_path: Path, dtype: str, threads: tuple[int, ...]) -> None:
     # 90 is neither a multiple of the chunk nor of the shard: edges are moved too.
     nbytes = 90 * 90 * np.dtype(dtype).itemsize
-    report = run_io(nbytes, tmp_path, chunk=20, dtype=dtype, threads=(1, 3), device="cpu", seconds=0.01)
+    report = run_io(nbytes, tmp_path, chunk=20, dtype=dtype, threads=threads, device="cpu", seconds=0.01)
     assert "90×90" in report.title
     cases = {row.case for row in report.rows}
-    assert len(cases) == 3 * (2 * 2 + 2) + 2
-    assert {"read plain, cold, 3 threads", "write shards, 1 thread", "decode zstd, 3 threads"} <= cases
+    assert len(cases) == (3 * (2 + 1) + 1) * len(threads)  # a layout's: read warm and cold, written; decoded
+    for count in threads:
+        words = f"{count} thread{'s' * (count > 1)}"
+        assert {f"read plain, cold, {words}", f"write shards, {words}", f"decode zstd, {words}"} <= cases
     for case in cases:
         rows = {row.contestant: row for row in report.rows if row.case == case}
         assert rows["zarr-python"].peer

@@ -73,9 +73,11 @@ def test_the_benchmark_draws_its_last_run_of_each_case(tmp_path: Path) -> None:
         cli, [*words.split(), "--folder", str(place), "--timeline", str(tmp_path / "t.png")]
     )
     assert result.exit_code == 0, result.output
-    assert [detail["case"][:15] for detail in json.loads(result.stdout)["details"]] == [
-        "float32 n = 200",
-        "float32 n = 300",
-    ]
+    details = json.loads(result.stdout)["details"]
+    assert [detail["case"][:15] for detail in details] == ["float32 n = 200", "float32 n = 300"]
+    assert [detail["read_nbytes"] for detail in details] == [2 * 4 * 200**2, 2 * 4 * 300**2]
+    assert all(
+        20 * 2**20 < detail["memory_nbytes"] < 2**30 for detail in details
+    )  # a worker's process, in bytes
     assert min(shares(tmp_path / "t.png").values()) > 0.0005
     assert not list(place.iterdir())

@@ -29,7 +29,7 @@ from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_tokens import KINDS, Kind, folded_bin, kind_named
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster import open_cluster
+from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import Document, list_corpus, read_blocks, read_range
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.histogram import share_of_cores
@@ -94,7 +94,7 @@ def run_corpus(
     nbytes: int,
     kinds: Sequence[str] = ("byte",),
     storages: Sequence[str] = STORAGES,
-    cluster: str = "local",
+    cluster: Cluster = "local",
     cluster_file: str | None = None,
     device: str = "auto",
     file_nbytes: int = FILE_NBYTES,

@@ -1,4 +1,4 @@
-"""The dot product on one device: every way to finish it beside cuBLAS or NumPy, and reading alone.
+"""The dot product on one device beside cuBLAS or NumPy and reading alone; two dtypes in every way to finish it.
 
 Each contestant's answer is checked before it is timed, against sums in double precision or exact integers.
 """
@@ -20,9 +20,11 @@ from tilewright.kernels.errors import OptionError
 from tilewright.workflows.bench.common import BenchReport, Contestant, Row, machine, measure
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "int8", "int32", "int64")
+LADDER_DTYPES = ("float32", "int64")
+"""Which dtypes are finished in every way: the ways differ after the vectors are read, whatever was in them."""
 DEFAULT_NBYTES = 1 << 30
 UNIT_NBYTES = 1 << 24
-"""Vectors repeat after this many bytes."""
+"""Vectors repeat after this many bytes: making gigabytes on the host takes longer than all that is measured."""
 ROUNDOFF = 64
 """How many roundings of its sums, relative to the sum of absolute products, an answer may be off."""
 HALF_SPREAD = 4096.0
@@ -50,16 +52,17 @@ def run_dot(
     rows: list[Row] = []
     for name in dtypes:
         progress(name)
-        x, y = _vectors(np.dtype(name), nbytes)
-        contestants = _gpu(x, y) if on_gpu else _cpu(x, y)
-        rows += measure(
-            name, float(x.nbytes + y.nbytes), contestants, on_gpu=on_gpu, rounds=rounds, seconds=seconds
-        )
+        x, y = _units(np.dtype(name), nbytes)
+        length = nbytes // x.itemsize
+        contestants = _gpu(x, y, length, name in LADDER_DTYPES) if on_gpu else _cpu(x, y, length)
+        work = float(length * (x.itemsize + y.itemsize))
+        rows += measure(name, work, contestants, on_gpu=on_gpu, rounds=rounds, seconds=seconds)
     return BenchReport("dot product", "GB/s", 1e9, machine(on_gpu), tuple(rows))
 
 
-def _vectors(dtype: np.dtype, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two vectors of random elements: normally distributed, or integers over the whole range of the type.
+def _units(dtype: np.dtype, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """What two vectors of ``nbytes`` repeat: random elements, normally distributed, or integers over the whole
+    range of the type.
 
     The product of float16 vectors must not leave the type's range, where infinity would be the right answer
     and every other number forgiven: their elements are made smaller with the length, by a power of two.
@@ -78,7 +81,21 @@ def _vectors(dtype: np.dtype, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
         else:
             unit = rng.standard_normal(count, np.float32)
             units.append((unit * _spread(length, count) if dtype == np.float16 else unit).astype(dtype))
-    return np.resize(units[0], length), np.resize(units[1], length)
+    return units[0], units[1]
+
+
+def _repeated(unit: np.ndarray, length: int) -> Any:
+    """A vector on the device that repeats ``unit``: copied there once, and from there on twice as much each time."""
+    from numba import cuda
+
+    out = cuda.device_array(length, unit.dtype)
+    filled = min(length, len(unit))
+    out[:filled].copy_to_device(unit[:filled])
+    while filled < length:
+        more = min(filled, length - filled)
+        out[filled : filled + more].copy_to_device(out[:more])
+        filled += more
+    return out
 
 
 def _spread(length: int, unit: int) -> np.float32:
@@ -90,14 +107,14 @@ def _spread(length: int, unit: int) -> np.float32:
     return np.float32(2.0 ** min(0, math.floor(math.log2(HALF_SPREAD / max(1.0, products)) / 2)))
 
 
-def _exact(x: np.ndarray, y: np.ndarray) -> tuple[Any, float]:
-    """The product, and the sum of absolute products, by which errors are measured (0 for integers).
+def _exact(x: np.ndarray, y: np.ndarray, length: int) -> tuple[Any, float]:
+    """The product of vectors of ``length`` that repeat x and y, and the sum of absolute products, by which errors are
+    measured (0 for integers).
 
-    Vectors repeat after a unit, and so do their products: one unit is multiplied, and what is left over.
+    Products repeat as the vectors do: one unit is multiplied, and what is left over.
     """
-    unit = UNIT_NBYTES // x.itemsize
-    repeats, rest = divmod(len(x), unit)
-    parts = [(repeats, x[:unit], y[:unit])] if repeats else []
+    repeats, rest = divmod(length, len(x))
+    parts = [(repeats, x, y)] if repeats else []
     if rest:
         parts.append((1, x[:rest], y[:rest]))
     if x.dtype.kind in "iu":
@@ -140,10 +157,12 @@ def _contestant(
     return Contestant(name, run, check, peer)
 
 
-def _judges(x: np.ndarray, y: np.ndarray) -> tuple[Callable[[Any], str | None], Callable[[Any], str | None]]:
+def _judges(
+    x: np.ndarray, y: np.ndarray, length: int
+) -> tuple[Callable[[Any], str | None], Callable[[Any], str | None]]:
     """What judges sums in the elements' own type (float16: in float32), and what judges sums in double
     precision."""
-    exact = _exact(x, y)
+    exact = _exact(x, y, length)
     own, wide = np.dtype(np.float32) if x.dtype == np.float16 else x.dtype, np.dtype(np.float64)
     return (
         functools.partial(_judge, *exact, x.dtype, own),
@@ -151,22 +170,22 @@ def _judges(x: np.ndarray, y: np.ndarray) -> tuple[Callable[[Any], str | None], 
     )
 
 
-def _cpu(x: np.ndarray, y: np.ndarray) -> list[Contestant]:
-    judge, _ = _judges(x, y)
+def _cpu(unit_x: np.ndarray, unit_y: np.ndarray, length: int) -> list[Contestant]:
+    judge, _ = _judges(unit_x, unit_y, length)
+    x, y = np.resize(unit_x, length), np.resize(unit_y, length)
     found = []
     if x.dtype != np.float16:  # NumPy adds up in half precision, and overflows
         found.append(_contestant("numpy.vdot", functools.partial(np.vdot, x, y), judge, peer=True))
     return [*found, _contestant("tilewright (CPU)", functools.partial(dot, x, y, device="cpu"), judge)]
 
 
-def _gpu(x: np.ndarray, y: np.ndarray) -> list[Contestant]:
-    from numba import cuda
-
+def _gpu(x: np.ndarray, y: np.ndarray, length: int, ladder: bool) -> list[Contestant]:
+    """Contestants on vectors that repeat x and y; ``ladder``: every way to finish."""
     from tilewright.kernels.dot import FINISHES, _on_device
     from tilewright.kernels.reading import read
 
-    judge_peer, judge = _judges(x, y)
-    left, right = cuda.to_device(x), cuda.to_device(y)
+    judge_peer, judge = _judges(x, y, length)
+    left, right = _repeated(x, length), _repeated(y, length)
     found = []
     cupy = _library("cupy")
     if cupy is not None and x.dtype != np.float16:
@@ -174,7 +193,7 @@ def _gpu(x: np.ndarray, y: np.ndarray) -> list[Contestant]:
         name = "cuBLAS (CuPy)" if x.dtype.kind in "fc" else "cupy.vdot"
         found.append(_contestant(name, functools.partial(cupy.vdot, *theirs), judge_peer, peer=True))
     found.append(_contestant("tilewright", functools.partial(dot, left, right), judge))
-    for finish in FINISHES:
+    for finish in FINISHES if ladder else ():
         run = functools.partial(_on_device, left, right, x.dtype, True, launch.DEFAULT_STREAM, finish)
         found.append(_contestant(finish, run, judge))
 

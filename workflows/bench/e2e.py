@@ -1,4 +1,4 @@
-"""The whole job beside dask.array: Zarr in, Zarr out, the same stored matrices, the same cluster, in turns.
+"""The whole job beside dask.array: Zarr in, Zarr out, the same stored matrices, clusters of the same kind, in turns.
 
 The floors stand beside the total: what the bytes need from storage and over the bus, what the arithmetic needs from
 the kernel, each measured in the same run. Every product is checked (`tilewright.verify`) before it is timed.
@@ -7,12 +7,13 @@ the kernel, each measured in the same run. Every product is checked (`tilewright
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,15 @@ class Case:
     device_memory: str | None
     values: str
     """``small`` integers fit into eight bits, ``full`` ones fill their dtype; floats are normal either way."""
+    repeats: int = 3
+    """Timed runs of ours, after one that warms and is checked."""
+    peer_repeats: int = 2
+    """The same of dask.array; 0 leaves it out."""
+
+    @property
+    def inputs(self) -> str:
+        """Names the stored matrices: cases that differ in the rest share them."""
+        return f"{self.dtype}-{self.values}-{self.n}-{self.chunk}"
 
     @property
     def name(self) -> str:
@@ -61,6 +71,13 @@ class _Timing:
     run: MatmulRun | None = None
     timeline: Timeline | None = None
     """Of the last run."""
+    memory_nbytes: int = 0
+    """The most host memory that a worker's process held up to the end of its first run, its libraries included."""
+
+
+def _peak_nbytes() -> int:
+    """The most resident memory that this process has held, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def run_e2e(
@@ -68,14 +85,10 @@ def run_e2e(
     folder: Path,
     *,
     gpu: bool,
-    repeats: int = 3,
-    peer: bool = True,
-    peer_repeats: int = 2,
     cold: bool = False,
-) -> tuple[BenchReport, list[dict[str, Any]], list[Timeline]]:
-    """Time every case, with its peer.
-
-    Returns the report; for each case the stages and floors in seconds; and for each the timeline of our last run.
+) -> Iterator[tuple[tuple[Row, ...], dict[str, Any], Timeline]]:
+    """Time every case, with its peer, and give for each, as soon as it is done: the rows of ours and the peer's; the
+    stages and floors in seconds, and the most memory that a worker held, in bytes; the timeline of our last run.
 
     ``folder`` takes the matrices (a file system in memory shows the pipeline, a disk the disk) and is left empty.
 
@@ -86,44 +99,48 @@ def run_e2e(
     WrongAnswer
         A product failed its check: its time would mean nothing.
     """
-    rows: list[Row] = []
-    details: list[dict[str, Any]] = []
-    timelines: list[Timeline] = []
-    for case in cases:
-        inputs = folder / f"{case.dtype}-{case.values}-{case.n}-{case.chunk}"
-        if not inputs.exists():
-            for other in folder.glob("*-*-*-*"):
-                shutil.rmtree(other)  # one set of matrices at a time: they are large
-            write_inputs(inputs, case)
-        with _cluster(case.workers, gpu) as client:
-            ours, theirs = _Timing(), _Timing()
-            out = folder / "c.zarr"
-            for turn in range(
-                1 + max(repeats, peer_repeats if peer else 0)
-            ):  # the first turn warms and is checked
-                if turn <= repeats:
-                    _time_ours(client, inputs, out, case, ours, cold=cold, check=turn == 0, gpu=gpu)
-                if peer and turn <= peer_repeats:
-                    _time_peer(client, inputs, out, theirs, cold=cold, check=turn == 0, gpu=gpu)
-            work = 2 * case.n**3
-            rows.append(_row(case.name, "tilewright", False, work, ours.seconds))
-            if peer:
-                rows.append(
-                    _row(
-                        case.name,
-                        "dask.array" + (" + CuPy" if gpu else " + NumPy"),
-                        True,
-                        work,
-                        theirs.seconds,
-                    )
-                )
-            assert ours.timeline is not None
-            timelines.append(ours.timeline)
-            details.append(_details(client, inputs, case, ours, gpu=gpu))
-    for other in folder.glob("*-*-*-*"):
-        shutil.rmtree(other)
-    report = BenchReport("Zarr × Zarr = Zarr, whole job", "Top/s", 1e12, machine(gpu), tuple(rows))
-    return report, details, timelines
+    inputs: Path | None = None
+    try:
+        for case in cases:
+            if inputs != folder / case.inputs:
+                if inputs is not None:
+                    shutil.rmtree(inputs)  # one set of matrices at a time: they are large
+                inputs = folder / case.inputs
+                write_inputs(inputs, case)
+            # The peer's processes are its own, so that what they hold is not ours.
+            with ExitStack() as stack:
+                client = stack.enter_context(cluster_of(case.workers, gpu))
+                peer = stack.enter_context(cluster_of(case.workers, gpu)) if case.peer_repeats else None
+                yield _run_case(client, peer, case, inputs, folder / "c.zarr", gpu=gpu, cold=cold)
+    finally:
+        if inputs is not None:
+            shutil.rmtree(inputs)
+
+
+def report_of(rows: Iterable[Row], *, gpu: bool) -> BenchReport:
+    """The table of some cases' rows."""
+    return BenchReport("Zarr × Zarr = Zarr, whole job", "Top/s", 1e12, machine(gpu), tuple(rows))
+
+
+def _run_case(
+    client: Client, peer: Client | None, case: Case, inputs: Path, out: Path, *, gpu: bool, cold: bool
+) -> tuple[tuple[Row, ...], dict[str, Any], Timeline]:
+    ours, theirs = _Timing(), _Timing()
+    # The first turn warms and is checked.
+    for turn in range(1 + max(case.repeats, case.peer_repeats)):
+        if turn <= case.repeats:
+            _time_ours(client, inputs, out, case, ours, cold=cold, check=turn == 0, gpu=gpu)
+        if peer is not None and turn <= case.peer_repeats:
+            _time_peer(peer, inputs, out, theirs, cold=cold, check=turn == 0, gpu=gpu)
+    work = 2 * case.n**3
+    rows = [_row(case.name, "tilewright", False, work, ours.seconds)]
+    details = _details(client, inputs, case, ours, gpu=gpu)
+    if peer is not None:
+        name = "dask.array" + (" + CuPy" if gpu else " + NumPy")
+        rows.append(_row(case.name, name, True, work, theirs.seconds))
+        details["peer_memory_nbytes"] = theirs.memory_nbytes
+    assert ours.timeline is not None
+    return tuple(rows), details, ours.timeline
 
 
 def write_inputs(folder: Path, case: Case) -> None:
@@ -158,7 +175,11 @@ def write_inputs(folder: Path, case: Case) -> None:
 
 
 @contextmanager
-def _cluster(workers: int, gpu: bool) -> Iterator[Client]:
+def cluster_of(workers: int, gpu: bool) -> Iterator[Client]:
+    """So many workers on this host, each with a GPU of its own or all without; those left over stay idle.
+
+    Raises DeviceUnavailableError where there are fewer GPUs.
+    """
     options: dict[str, Any] = {"n_workers": workers, "threads_per_worker": 2, "dashboard_address": ":0"}
     if not gpu:
         with LocalCluster(**options, processes=True) as cluster, Client(cluster) as client:
@@ -239,6 +260,7 @@ def _time_peer(
 
 def _finish(client: Client, inputs: Path, out: Path, timing: _Timing, seconds: float, check: bool) -> None:
     if check:
+        timing.memory_nbytes = max(client.run(_peak_nbytes).values())
         outcome = verify(inputs / "a.zarr", inputs / "b.zarr", out, cluster=client)
         if not outcome.passed:
             raise WrongAnswer(str(outcome))
@@ -272,10 +294,12 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
         "seconds": timing.seconds,
         "kernel": run.kernel,
         "plan": plan.to_json(),
+        "read_nbytes": run.read_nbytes,
         "stages_per_worker": {name: seconds / plan.workers for name, seconds in run.stages.items()},
         "floors": floors,
         "over_largest_floor": median / max(floors.values()),
-        "read_ratio": plan.read_ratio,
+        "read_ratio": run.read_nbytes / plan.bound_nbytes,
+        "memory_nbytes": timing.memory_nbytes,
     }
 
 
@@ -367,19 +391,19 @@ def command(
         if np.dtype(dtype).kind not in "iuf":
             raise OptionError(f"--dtype {dtype}: integers and real floats can be drawn")
     cases = [
-        Case(n, dtype, chunk, count, device_memory, values)
+        Case(n, dtype, chunk, count, device_memory, values, repeats, 0 if no_peer else min(2, repeats))
         for n in sides
         for dtype in dtypes
         for count in workers
     ]
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        report, details, timelines = run_e2e(
-            cases, Path(place), gpu=gpu, repeats=repeats, peer=not no_peer, cold=cold
-        )
+        done = list(run_e2e(cases, Path(place), gpu=gpu, cold=cold))
+    report = report_of((row for rows, _, _ in done for row in rows), gpu=gpu)
+    details = [detail for _, detail, _ in done]
     if plot is not None:
         report.plot(plot)
     if timeline is not None:
-        plot_timelines(timelines, timeline)
+        plot_timelines([found for _, _, found in done], timeline)
     if as_json:
         click.echo(json.dumps(report.to_json() | {"details": details}))
         return
@@ -387,6 +411,14 @@ def command(
     for detail in details:
         stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in detail["stages_per_worker"].items())
         floors = ", ".join(f"{name} {seconds:.2f}" for name, seconds in detail["floors"].items())
-        reads = f"{format_nbytes(detail['plan']['read_nbytes'])}, {detail['read_ratio']:.2f} × the bound"
+        reads = f"{format_nbytes(detail['read_nbytes'])}, {detail['read_ratio']:.2f} × the bound"
         over = f"{detail['over_largest_floor']:.2f} × the largest"
-        click.echo(f"{detail['case']}: stages {stages} s; floors {floors} s; {over}; reads {reads}")
+        click.echo(
+            f"{detail['case']}: stages {stages} s; floors {floors} s; {over}; reads {reads};"
+            f" memory {format_nbytes(detail['memory_nbytes'])} a worker"
+            + (
+                f", the peer's {format_nbytes(detail['peer_memory_nbytes'])}"
+                if "peer_memory_nbytes" in detail
+                else ""
+            )
+        )

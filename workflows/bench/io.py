@@ -210,7 +210,8 @@ def _writers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> It
 
 
 def _decoders(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> Iterator[Contestant]:
-    """What takes compressed chunks apart, without files as far as it can: zarrs reads its own, from the page cache."""
+    """What takes compressed chunks apart, without files as far as it can: zarrs and ours read their own, from the page
+    cache."""
     path = _stored(matrix, make)
     array = zarr.open_array(path, mode="r")
     out = np.empty_like(matrix)
@@ -246,7 +247,7 @@ def _decoders(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> I
             lambda: _run(pool, calls),
             lambda: grid.matrix(places.view(np.uint8)),
         )
-    parts = region_reads(inner, _everything(matrix))
+    parts = region_reads(array, _everything(matrix))
     reads = [partial(part.read, out[part.target]) for part in parts]
     yield contestant("tilewright", lambda: _run(pool, reads), lambda: out)
 

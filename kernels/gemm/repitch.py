@@ -1,0 +1,155 @@
+"""Copies of panels of an operand whose lines are not aligned to 16 bytes, with lines that are.
+
+An operand with an odd pitch can only be copied to shared memory element by element, which takes the fast kernels a
+twentieth (float32) to a fifth (float64) of their time. A copy through global memory moves each element twice, and a
+large product uses it thousands of times. No operand is copied as a whole for it: the product walks k in panels as
+deep as scratch memory of `SCRATCH_NBYTES` holds, adding to C from the second on; where they would be so shallow that
+the adding costs more than it saves, nothing is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numba import cuda
+
+from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.gemm.base import Variant
+from tilewright.kernels.launch import ceil_div, enqueue
+
+VECTOR_NBYTES = 16
+SCRATCH_NBYTES = 272 * 2**20
+"""Scratch memory for the panels of a product's operands: both of a float64 product with sides of 4097 just fit."""
+LEAST_SIDE = 2048
+"""A copy moves each element twice; the product must use it for so many lines of the other operand."""
+LEAST_DEPTH = 1024
+"""Panels are at least so deep, unless k is less: each but the first reads and writes C once more."""
+DEPTH_UNIT = 64
+"""Panels begin at whole slabs of k, so that only the last is ragged."""
+DTYPES = tuple(np.dtype(code) for code in ("f4", "u4", "f8"))
+"""Of operands for which a copy was measured to pay."""
+
+
+class Matrix(NamedTuple):
+    """Device memory as a matrix: what `enqueue` reads of a device array, but cheap to make and to slice."""
+
+    pointer: int
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    """In bytes."""
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def device_ctypes_pointer(self) -> Any:
+        return ctypes.c_void_p(self.pointer)
+
+    def transposed(self) -> Matrix:
+        return Matrix(self.pointer, self.shape[::-1], self.strides[::-1], self.dtype)
+
+    def slice(self, row: int, rows: int, column: int, columns: int) -> Matrix:
+        pointer = self.pointer + row * self.strides[0] + column * self.strides[1]
+        return Matrix(pointer, (rows, columns), self.strides, self.dtype)
+
+
+def pitch(length: int, itemsize: int) -> int:
+    """Bytes from one line of a copy to the next."""
+    return ceil_div(length * itemsize, VECTOR_NBYTES) * VECTOR_NBYTES
+
+
+def panel_depth(k: int, nbytes: int) -> int | None:
+    """How much of k a panel holds that takes ``nbytes`` for each element of k; None where too little would fit.
+
+    Panels are as even as `DEPTH_UNIT` lets them be.
+    """
+    if nbytes == 0:
+        return None
+    affordable = SCRATCH_NBYTES // nbytes
+    if k <= affordable:
+        return k
+    affordable = affordable // DEPTH_UNIT * DEPTH_UNIT
+    if affordable < LEAST_DEPTH:
+        return None
+    even = ceil_div(k, ceil_div(k, affordable))
+    return ceil_div(even, DEPTH_UNIT) * DEPTH_UNIT
+
+
+def most_nbytes(m: int, n: int, k: int, dtype: np.dtype) -> int:
+    """An upper bound for the scratch memory of a product, whatever the layouts of its operands."""
+    if np.dtype(f"u{dtype.itemsize}" if dtype.kind == "i" else dtype) not in DTYPES:
+        return 0
+    most = 0
+    for lines, used in ((m, n), (n, m)):
+        if used >= LEAST_SIDE:
+            # Padded both ways: the lines may run along k or across.
+            most += (pitch(lines, dtype.itemsize) + VECTOR_NBYTES) * (k + VECTOR_NBYTES // dtype.itemsize)
+    return min(most, SCRATCH_NBYTES)
+
+
+COPY_THREADS = 256
+COPY_EACH = 8
+"""Elements of a thread, all of them read before the first is written."""
+
+
+def copy_function(dtype: np.dtype) -> Any:
+    """The plain function of the kernel that copies a matrix to lines of another pitch.
+
+    ``target[...] = source[...]`` for source (rows × columns) and target (rows × at least as many, written), both with
+    contiguous lines; what the target has beyond becomes zero. Grid: ceil(target columns / (COPY_THREADS COPY_EACH))
+    times rows. Block: COPY_THREADS. Neighbouring threads copy neighbours: whole sectors, whatever the alignment.
+    """
+    number = numba.from_dtype(dtype)
+    u32, u64 = numba.uint32, numba.uint64
+
+    def repitch_kernel(source: Any, target: Any) -> None:
+        held = cuda.local.array(COPY_EACH, number)
+        rows, columns, padded = u32(source.shape[0]), u32(source.shape[1]), u32(target.shape[1])
+        across = u32((padded + u32(COPY_THREADS * COPY_EACH - 1)) // u32(COPY_THREADS * COPY_EACH))
+        block = u32(cuda.blockIdx.x)
+        row, first = u32(block // across), u32(block % across * u32(COPY_THREADS * COPY_EACH))
+        if row < rows:
+            for i in range(COPY_EACH):
+                column = u32(first + u32(i * COPY_THREADS) + u32(cuda.threadIdx.x))
+                held[i] = number(0)
+                if column < columns:
+                    held[i] = source[u64(row), u64(column)]
+            for i in range(COPY_EACH):
+                column = u32(first + u32(i * COPY_THREADS) + u32(cuda.threadIdx.x))
+                if column < padded:
+                    target[u64(row), u64(column)] = held[i]
+
+    return repitch_kernel
+
+
+@functools.cache
+def signature(dtype: np.dtype) -> Any:
+    strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
+    return numba.void(strided, strided)
+
+
+@functools.cache
+def kernel(dtype: np.dtype) -> Any:
+    return compile_kernel(copy_function(dtype), signature(dtype))
+
+
+def copy(panel: Matrix, scratch: int, stream: Any) -> Matrix:
+    """Enqueue the copy of a panel with contiguous lines into scratch memory; the copy as a matrix of its sides."""
+    (lines, length), itemsize = panel.shape, panel.dtype.itemsize
+    strides = pitch(length, itemsize), itemsize
+    padded = Matrix(scratch, (lines, strides[0] // itemsize), strides, panel.dtype)
+    grid = lines * ceil_div(padded.shape[1], COPY_THREADS * COPY_EACH)
+    enqueue(kernel(panel.dtype), grid, COPY_THREADS, stream, 0, panel, padded)
+    return Matrix(scratch, panel.shape, strides, panel.dtype)
+
+
+def variants() -> Iterable[Variant]:
+    for dtype in DTYPES:
+        yield Variant(f"repitch {dtype}", copy_function(dtype), signature(dtype))

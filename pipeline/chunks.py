@@ -1,0 +1,273 @@
+"""How an array's chunks lie in local files, and how a chunk's bytes become elements, and elements bytes.
+
+What is described here goes past zarr-python: one system call for a chunk's bytes, on the caller's thread, and one
+decoder of numcodecs straight into the memory that the elements are wanted in. zarr-python's metadata objects say what
+is done to the bytes; an array that is stored in any other way has no ``Layout``, and is left to zarr-python.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numcodecs
+import numcodecs.blosc
+import numpy as np
+import zarr
+from backports import zstd
+from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
+from zarr.storage import LocalStore
+
+KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")
+"""What makes bytes of bytes, by numcodecs' names; Zarr's format 3 knows some by these names and the rest, where
+zarr-python wrote them, by ``numcodecs.`` and these."""
+
+MISSING = 2**64 - 1
+"""Offset and length, in a shard's index, of an inner chunk that was never written."""
+
+Extent: TypeAlias = "tuple[int, int]"
+"""Offset and length, in bytes, of a chunk in its file."""
+
+
+class DamagedChunkError(ValueError):
+    """Stored bytes that stand for no chunk of the array."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Chunks that share a file, behind or before an index of where each lies."""
+
+    counts: tuple[int, ...]
+    """Chunks along each side of a shard."""
+    index_first: bool
+    index_codecs: tuple[Any, ...]
+    """As ``Layout.codecs``."""
+
+    @property
+    def index_nbytes(self) -> int:
+        return 16 * math.prod(self.counts) + 4 * len(self.index_codecs)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An array in local files whose chunks can be read without zarr."""
+
+    name: str
+    root: Path
+    key: Callable[[tuple[int, ...]], str]
+    """A file's name from the place of its chunk, or of its shard, in the array."""
+    chunks: tuple[int, ...]
+    dtype: np.dtype
+    """As stored, with the byte order that it has there."""
+    fill_value: Any
+    codecs: tuple[Any, ...] = ()
+    """numcodecs' codecs that encoded a chunk's bytes, in their order."""
+    transposed: bool = False
+    """Whether the elements of a chunk lie column by column."""
+    shards: Shards | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether a chunk's bytes are its elements, row by row, as they are in memory."""
+        return not self.codecs and not self.transposed and self.dtype.isnative
+
+    @property
+    def chunk_nbytes(self) -> int:
+        return math.prod(self.chunks) * self.dtype.itemsize
+
+    def file_name(self, chunk: tuple[int, ...]) -> str:
+        """The file that holds a chunk, below ``root``."""
+        if self.shards is not None:
+            chunk = tuple(place // count for place, count in zip(chunk, self.shards.counts, strict=True))
+        return self.key(chunk)
+
+
+def layout_of(array: zarr.Array[Any], name: str) -> Layout | None:
+    """How to read the array's files without zarr; None where its codecs or its store need zarr."""
+    if not isinstance(array.store, LocalStore):
+        return None
+    metadata: Any = array.metadata
+    layout = Layout(
+        name=name,
+        root=array.store.root / array.path,
+        key=metadata.encode_chunk_key,
+        chunks=array.chunks,
+        dtype=array.dtype,
+        fill_value=array.fill_value if array.fill_value is not None else 0,
+    )
+    if metadata.zarr_format == 2:
+        compressor = metadata.compressor
+        if metadata.filters or (compressor is not None and compressor.codec_id not in KNOWN_CODECS):
+            return None
+        codecs = () if compressor is None else (compressor,)
+        return replace(layout, codecs=codecs, transposed=metadata.order == "F" and array.ndim == 2)
+    chain: Sequence[Any] = metadata.codecs
+    if len(chain) == 1 and isinstance(chain[0], ShardingCodec):
+        index = _with_codecs(replace(layout, dtype=np.dtype(np.uint64)), chain[0].index_codecs)
+        if index is None or not index.dtype.isnative or index.transposed:
+            return None
+        if any(codec.codec_id != "crc32c" for codec in index.codecs):
+            return None  # the index would have no fixed size
+        counts = tuple(whole // part for whole, part in zip(array.shards or (), array.chunks, strict=True))
+        first = _plain_value(chain[0].index_location) == "start"
+        layout = replace(layout, shards=Shards(counts, first, index.codecs))
+        chain = chain[0].codecs
+    return _with_codecs(layout, chain)
+
+
+def _with_codecs(layout: Layout, chain: Sequence[Any]) -> Layout | None:
+    """The layout of chunks that went through a chain of codecs of format 3; None where one of them is not known."""
+    codecs = []
+    for codec in chain:
+        if isinstance(codec, TransposeCodec):
+            layout = replace(layout, transposed=layout.transposed != (tuple(codec.order) == (1, 0)))
+        elif isinstance(codec, BytesCodec):
+            little = _plain_value(codec.endian) in (None, "little")  # single bytes have no order
+            layout = replace(layout, dtype=layout.dtype.newbyteorder("<" if little else ">"))
+        else:
+            description = codec.to_dict()
+            known = description["name"].removeprefix("numcodecs.")
+            if known not in KNOWN_CODECS:
+                return None
+            settings = dict(description.get("configuration", {}))
+            if isinstance(settings.get("shuffle"), str):  # format 3 has names for it
+                settings["shuffle"] = getattr(numcodecs.blosc, settings["shuffle"].upper())
+            codecs.append(numcodecs.get_codec({"id": known, **settings}))
+    return replace(layout, codecs=tuple(codecs))
+
+
+def _plain_value(choice: Any) -> Any:
+    """An enumeration's member up to zarr 3.1, its plain value later."""
+    return getattr(choice, "value", choice)
+
+
+def find_chunk(
+    layout: Layout, descriptor: int, chunk: tuple[int, ...], indexes: dict[str, np.ndarray]
+) -> Extent | None:
+    """Where a chunk lies in its open file; None: it was never written.
+
+    indexes: of the shards that were opened so far, by file name; takes this one's. Threads may share it: at worst
+    two of them read the same index.
+    Raises DamagedChunkError for a shard whose index cannot be, OSError as reading does.
+    """
+    stored_nbytes = os.fstat(descriptor).st_size
+    if layout.shards is None:
+        return 0, stored_nbytes
+    name = layout.file_name(chunk)
+    index = indexes.get(name)
+    if index is None:
+        index = indexes[name] = _read_index(layout.shards, descriptor, stored_nbytes)
+    inside = tuple(place % count for place, count in zip(chunk, layout.shards.counts, strict=True))
+    offset, nbytes = (int(number) for number in index[inside])
+    if offset == nbytes == MISSING:
+        return None
+    if offset + nbytes > stored_nbytes:
+        raise DamagedChunkError(
+            f"the shard's index says bytes {offset} to {offset + nbytes}, and the file has {stored_nbytes}"
+        )
+    return offset, nbytes
+
+
+def _read_index(shards: Shards, descriptor: int, stored_nbytes: int) -> np.ndarray:
+    """Offset and length of every chunk of a shard: uint64, the shard's counts × 2."""
+    nbytes = shards.index_nbytes
+    if stored_nbytes < nbytes:
+        raise DamagedChunkError(f"the shard has {stored_nbytes} bytes and its index alone {nbytes}")
+    data = read_bytes(descriptor, 0 if shards.index_first else stored_nbytes - nbytes, nbytes)
+    decoded = decode(shards.index_codecs, data, 16 * math.prod(shards.counts), None)
+    return decoded.view("<u8").reshape(*shards.counts, 2)
+
+
+def read_bytes(descriptor: int, offset: int, nbytes: int) -> bytes:
+    """A stretch of a file; one call may give less than was asked for."""
+    found = os.pread(descriptor, nbytes, offset)
+    while len(found) < nbytes:
+        more = os.pread(descriptor, nbytes - len(found), offset + len(found))
+        if not more:
+            raise OSError(f"the file ended at byte {offset + len(found)} while it was being read")
+        found += more
+    return found
+
+
+def decode(codecs: Sequence[Any], data: Any, nbytes: int, room: np.ndarray | None) -> np.ndarray:
+    """The bytes of one chunk: uint8, exactly ``nbytes`` of them, in the room or in new memory.
+
+    codecs: in the order of encoding. data: the chunk as it is stored. room: ``nbytes`` of uint8, side by side, which
+    may be written even where the chunk then turns out to lie elsewhere.
+    Raises DamagedChunkError for what does not decode, fails its checksum, or has another length; MemoryError.
+    """
+    try:
+        for codec in reversed(codecs[1:]):
+            _stated_nbytes(codec, data)
+            data = codec.decode(data)
+        if codecs:
+            data = _decode_last(codecs[0], data, nbytes, room)
+    except (MemoryError, DamagedChunkError):
+        raise
+    except Exception as error:  # every codec has exceptions of its own
+        raise DamagedChunkError(f"{type(error).__name__}: {error}") from error
+    decoded = np.frombuffer(data, np.uint8)
+    if decoded.nbytes != nbytes:
+        raise DamagedChunkError(_length(decoded.nbytes, nbytes))
+    return decoded
+
+
+def _decode_last(codec: Any, data: Any, nbytes: int, room: np.ndarray | None) -> Any:
+    """Decode into given memory where the data says beforehand that it fills it: numcodecs does not say afterwards."""
+    if codec.codec_id not in _STATED_NBYTES:
+        return codec.decode(data)  # into memory of its own, whatever it is given
+    stated = _stated_nbytes(codec, data)
+    if stated is not None and stated > nbytes:
+        raise DamagedChunkError(_length(stated, nbytes))
+    if stated is not None and stated < nbytes:
+        return codec.decode(data)  # the first of several frames, or too short
+    return codec.decode(data, out=np.empty(nbytes, np.uint8) if room is None else room)
+
+
+def encode(layout: Layout, chunk: np.ndarray) -> np.ndarray:
+    """A whole chunk as it is stored: uint8. Takes the array's dtype; raises what codecs do."""
+    data: Any = np.ascontiguousarray(chunk.T if layout.transposed else chunk, layout.dtype)
+    for codec in layout.codecs:
+        data = codec.encode(data)
+    return np.frombuffer(data, np.uint8)
+
+
+def _length(found: int, expected: int) -> str:
+    return f"it decodes to {found} bytes and a chunk has {expected}"
+
+
+def _stated_nbytes(codec: Any, data: Any) -> int | None:
+    """What encoded data says about the length of what was encoded; None where it, or its codec, says nothing."""
+    stated = _STATED_NBYTES.get(codec.codec_id)
+    return None if stated is None else stated(data)
+
+
+def _zstd_nbytes(data: Any) -> int | None:
+    """What the first frame says; None where it says nothing, and numcodecs insists on filling what it is given."""
+    return zstd.get_frame_info(data).decompressed_size
+
+
+def _blosc_nbytes(data: Any) -> int:
+    """Blosc 1's header: bytes decoded, block size, bytes encoded, the last of which its decoder reads unchecked."""
+    decoded, _, encoded = struct.unpack_from("<III", data, 4)
+    if encoded != len(data):
+        raise DamagedChunkError(f"it has {len(data)} bytes and says that it has {encoded}")
+    return int(decoded)
+
+
+def _lz4_nbytes(data: Any) -> int:
+    """numcodecs puts the length of what was encoded before the block."""
+    return int(struct.unpack_from("<I", data)[0])
+
+
+_STATED_NBYTES: dict[str, Callable[[Any], int | None]] = {
+    "zstd": _zstd_nbytes,
+    "blosc": _blosc_nbytes,
+    "lz4": _lz4_nbytes,
+}
+"""For each codec that decodes into given memory, how to find the length beforehand."""
