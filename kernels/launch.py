@@ -169,7 +169,7 @@ def _exported_memory(owner: Any, interface: Any) -> Memory:
     strides = _contiguous_strides(shape, dtype.itemsize) if strides is None else tuple(strides)
     handle = interface.get("stream")
     stream = DEFAULT_STREAM if handle is None else _external_stream(handle, current_device())
-    return Memory(pointer, shape, strides, dtype, stream, read_only)
+    return Memory(pointer or 0, shape, strides, dtype, stream, read_only)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -294,7 +294,7 @@ def _on_device(
         queue = launch.launch_stream(stream, (memory_a, memory_b))
         out = _new_output(a, decision.shape, decision.dtype, queue)
         memory_out = launch.memory_of(out)
-        _, plan = _prepare(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
+        decision, plan = _prepare(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
     else:
         decision, plan = _prepare(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
         if memory_out.read_only:

@@ -210,6 +210,17 @@ def test_of_an_open_address_only_its_remainder_is_known() -> None:
         place % 256
 
 
+def test_an_empty_array_may_have_no_address(gpu: FakeGPU) -> None:
+    nothing = Array(0, (0, 64), "f4")
+    nothing._told["data"] = (None, False)
+    out = Array(BASES[2], (64, 64), "f4")
+    matmul(nothing, nothing, out, transpose_a=True)
+    (zeros,) = gpu.take()
+    assert zeros.kernel == "tiled_kernel"
+    matmul(Array(BASES[0], (64, 0), "f4"), nothing, out, accumulate=True)
+    assert gpu.take() == [], "nothing is added"
+
+
 def test_recordable_kernels_are_those_that_enqueue_alone() -> None:
     assert {kernel.name for kernel in ladder() if kernel.recordable} >= {
         "skinny", "warp-tiled", "double_tensor_core", "register-blocked", "tiled", "global-memory",
