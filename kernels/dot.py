@@ -19,6 +19,7 @@ import numpy as np
 from numba import cuda, types
 
 from tilewright.kernels import launch
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.errors import DTypeError, OptionError, ShapeError
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.mutex import lock, unlock
@@ -166,16 +167,6 @@ def _kernels(accumulator: Any, conjugate: bool) -> dict[str, Any]:
             partials[cuda.blockIdx.x] = total
 
     @cuda.jit
-    def second_pass(partials, out):  # type: ignore[no-untyped-def]
-        """One block; ``out`` has one element of the result's dtype."""
-        total = accumulator(zero)
-        for i in range(cuda.threadIdx.x, partials.shape[0], THREADS):
-            total += partials[i]
-        total = block_sum(total)
-        if cuda.threadIdx.x == 0:
-            out[0] = total
-
-    @cuda.jit
     def atomic(x, y, parts):  # type: ignore[no-untyped-def]
         """``parts``: one accumulator of zero, seen as its real parts (two for complex)."""
         total = block_sum(thread_sum(x, y))
@@ -197,10 +188,45 @@ def _kernels(accumulator: Any, conjugate: bool) -> dict[str, Any]:
 
     return {
         "block_partials": block_partials,
-        "second_pass": second_pass,
         "atomic": atomic,
         "mutex": mutex,
     }
+
+
+def second_pass_function(accumulator: Any) -> Any:
+    """The plain function of the kernel that adds up partial sums, in a fixed order.
+
+    partials: of the accumulator's type, contiguous; ``out``: one element of the result's dtype, written. One block of
+    `THREADS`; shared memory: `THREADS` accumulators.
+    """
+    zero = 0
+    block_sum = block_sum_of(accumulator)
+
+    def second_pass(partials, out):  # type: ignore[no-untyped-def]
+        total = accumulator(zero)
+        for i in range(cuda.threadIdx.x, partials.shape[0], THREADS):
+            total += partials[i]
+        total = block_sum(total)
+        if cuda.threadIdx.x == 0:
+            out[0] = total
+
+    return second_pass
+
+
+def second_pass_signature(accumulator: Any, result: np.dtype) -> Any:
+    element = launch.numba_type(result)
+    return types.void(types.Array(accumulator, 1, "C"), types.Array(element, 1, "C"))
+
+
+@functools.cache
+def _second_pass(accumulator: Any, result: np.dtype) -> Any:
+    return compile_kernel(second_pass_function(accumulator), second_pass_signature(accumulator, result))
+
+
+def _finish(partials: Any, out: Any, queue: Any) -> None:
+    """Enqueue the sum of ``partials``, one-dimensional, into ``out``, one element."""
+    kernel = _second_pass(launch.numba_type(partials.dtype), out.dtype)
+    launch.enqueue(kernel, 1, THREADS, queue, 0, partials, out)
 
 
 def _numpy(accumulator: Any) -> np.dtype:
@@ -212,19 +238,28 @@ def _on_device(
 ) -> Any:
     """The product as a device array of shape (), on the current GPU; ``finish`` is one of `FINISHES`."""
     accumulator = accumulator_type(result)
-    kernels = _kernels(accumulator, conjugate)
     wide = _numpy(accumulator)
-    launched = grid(len(x)), THREADS, queue
-    out = cuda.device_array(1, result, stream=queue)
-    if finish in ("second-pass", "host"):
-        partials = cuda.device_array(launched[0], wide, stream=queue)
-        _first_pass(x, y, result, conjugate, launched[0], partials, queue)
+    blocks = grid(x.shape[0])
+    out = cuda.device_array((), result, stream=queue)
+    element = _one_element(out)
+    if finish == "second-pass" and _vectorised(x, y):
+        from tilewright.kernels import dot_vectors
+        from tilewright.kernels.gemm.scratch import borrowed
+
+        with borrowed(blocks * wide.itemsize, queue, int(queue) if queue else 0) as scratch:
+            sums = launch.Memory(scratch, (blocks,), (wide.itemsize,), wide, queue, False)
+            dot_vectors.launch_partials(x, y, conjugate, blocks, sums, queue)
+            _finish(sums, element, queue)
+    elif finish in ("second-pass", "host"):
+        partials = cuda.device_array(blocks, wide, stream=queue)
+        _first_pass(x, y, result, conjugate, blocks, partials, queue)
         if finish == "second-pass":
-            kernels["second_pass"][1, THREADS, queue](partials, out)
+            _finish(partials, element, queue)
         else:
-            total = partials.copy_to_host(stream=queue).sum(keepdims=True)
-            out.copy_to_device(total.astype(result), stream=queue)
+            total = partials.copy_to_host(stream=queue).sum(dtype=wide)
+            out.copy_to_device(np.asarray(total.astype(result)), stream=queue)
     elif finish in ("atomic", "mutex"):
+        kernels, launched = _kernels(accumulator, conjugate), (blocks, THREADS, queue)
         total = cuda.to_device(np.zeros(1, wide), stream=queue)
         if finish == "atomic":
             parts = 2 if wide.kind == "c" else 1
@@ -234,22 +269,37 @@ def _on_device(
         else:
             mutexes = cuda.to_device(np.zeros(1, np.int32), stream=queue)
             kernels["mutex"][launched](x, y, mutexes, total)
-        kernels["second_pass"][1, THREADS, queue](total, out)
+        _finish(total, element, queue)
     else:
         raise OptionError(f"finish={finish!r} is unknown; it may be {', '.join(map(repr, FINISHES))}")
-    return launch.strided_view(out, (), ())
+    return out
+
+
+def _one_element(out: Any) -> Any:
+    """An array of shape () as one of shape (1,), for a kernel."""
+    if launch.SIMULATOR:
+        return launch.strided_view(out, (1,), (out.dtype.itemsize,))
+    return launch.Memory(launch.address(out), (1,), (out.dtype.itemsize,), out.dtype, out.stream, False)
+
+
+def _vectorised(x: Any, y: Any) -> bool:
+    """Whether the kernel of 16-byte loads takes both vectors."""
+    if launch.SIMULATOR:
+        return False
+    from tilewright.kernels import dot_vectors
+
+    return dot_vectors.suits(x, y)
 
 
 def _first_pass(
     x: Any, y: Any, result: np.dtype, conjugate: bool, blocks: int, partials: Any, queue: Any
 ) -> None:
     """Leave the sum of each block's products in ``partials``."""
-    if not launch.SIMULATOR:
+    if _vectorised(x, y):
         from tilewright.kernels import dot_vectors
 
-        if dot_vectors.suits(x, y):
-            dot_vectors.launch_partials(x, y, conjugate, blocks, partials, queue)
-            return
+        dot_vectors.launch_partials(x, y, conjugate, blocks, partials, queue)
+        return
     _kernels(accumulator_type(result), conjugate)["block_partials"][blocks, THREADS, queue](x, y, partials)
 
 
@@ -261,7 +311,6 @@ def _from_host(x: np.ndarray, y: np.ndarray, result: np.dtype, conjugate: bool) 
     order, so the streams' timing leaves no trace in the answer.
     """
     accumulator = accumulator_type(result)
-    kernels = _kernels(accumulator, conjugate)
     length = max(1, PIECE_NBYTES // max(x.itemsize, y.itemsize))
     pieces = max(1, ceil_div(len(x), length))
     sums = cuda.device_array(pieces, _numpy(accumulator))
@@ -284,7 +333,7 @@ def _from_host(x: np.ndarray, y: np.ndarray, result: np.dtype, conjugate: bool) 
                 blocks = grid(count)
                 parts = held[0][:count], held[1][:count]
                 _first_pass(*parts, result, conjugate, blocks, partials[:blocks], queue)
-                kernels["second_pass"][1, THREADS, queue](partials[:blocks], sums[piece : piece + 1])
+                _finish(partials[:blocks], sums[piece : piece + 1], queue)
             queue.synchronize()
 
     if len(x) == 0:
@@ -297,5 +346,5 @@ def _from_host(x: np.ndarray, y: np.ndarray, result: np.dtype, conjugate: bool) 
         with ThreadPoolExecutor(lanes) as pool:
             list(pool.map(multiply, range(lanes)))
     out = cuda.device_array(1, result)
-    kernels["second_pass"][1, THREADS](sums, out)
+    _finish(sums, out, launch.DEFAULT_STREAM)
     return out.copy_to_host()[0]

@@ -16,6 +16,7 @@ from numba import cuda, int32, types, uint32, uint64
 from numba.np.numpy_support import from_dtype
 
 from tilewright.kernels import launch
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.dot import THREADS, accumulator_type, block_sum_of
 from tilewright.kernels.ptx import global_array, half_value, load_vector
 
@@ -167,7 +168,7 @@ def launch_bounds(dtype: np.dtype) -> tuple[int, int]:
 
 @functools.cache
 def _kernel(dtype: np.dtype, conjugate: bool) -> Any:
-    return cuda.jit(signature(dtype), launch_bounds=launch_bounds(dtype))(source(dtype, conjugate))
+    return compile_kernel(source(dtype, conjugate), signature(dtype), launch_bounds=launch_bounds(dtype))
 
 
 def suits(x: Any, y: Any) -> bool:

@@ -22,6 +22,7 @@ from numba import cuda, int64, types, uint8, uint32, uint64
 
 from tilewright.kernels import histogram_tokens as tokens
 from tilewright.kernels import launch
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx import global_array, load_vector, shared_add, shared_address
@@ -136,7 +137,7 @@ BLOCKS_PER_MULTIPROCESSOR = 2
 
 @functools.cache
 def kernel(threads: int = THREADS, unroll: int = UNROLL) -> Any:
-    return cuda.jit(SIGNATURE)(source(threads, unroll))
+    return compile_kernel(source(threads, unroll), SIGNATURE)
 
 
 def launch_bytes(data: Any, start: int, stop: int, kind: Kind, counts: Any, stream: Any) -> None:

@@ -33,6 +33,7 @@ from typing import Any
 from numba import cuda, int32, int64, types, uint8, uint32, uint64
 
 from tilewright.kernels import launch
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.histogram_bytes import VECTOR, WORDS, multiprocessors
 from tilewright.kernels.histogram_tokens import BYTE, LETTER, LETTERS, Kind
 from tilewright.kernels.launch import ceil_div
@@ -471,7 +472,7 @@ LAUNCH_BOUNDS = (THREADS, BLOCKS_PER_MULTIPROCESSOR)
 
 @functools.cache
 def kernel() -> Any:
-    return cuda.jit(SIGNATURE, launch_bounds=LAUNCH_BOUNDS)(source())
+    return compile_kernel(source(), SIGNATURE, launch_bounds=LAUNCH_BOUNDS)
 
 
 def clear_large(offsets, bins, counts):  # type: ignore[no-untyped-def]
@@ -489,7 +490,7 @@ CLEAR_BLOCKS = 4096
 
 @functools.cache
 def _clear_kernel() -> Any:
-    return cuda.jit(CLEAR_SIGNATURE)(clear_large)
+    return compile_kernel(clear_large, CLEAR_SIGNATURE)
 
 
 def launch_documents(

@@ -11,7 +11,7 @@ from numba import cuda
 from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_portable import launch_portable
 from tilewright.kernels.histogram_tokens import BIGRAM, Kind
-from tilewright.kernels.launch import SIMULATOR
+from tilewright.kernels.launch import SIMULATOR, Memory, address
 from tilewright.kernels.transfer import upload
 
 ALONE_NBYTES = 1 << 20
@@ -76,7 +76,11 @@ def _count_alone(
 ) -> None:
     """Add the tokens of the document ``data[lo:hi]`` that begin in ``data[start:stop]`` to ``row``, (1,
     bins)."""
-    add_counts(data, lo, hi, start, stop, kind, row.reshape(kind.bins), queue)
+    if SIMULATOR:
+        counts = row.reshape(kind.bins)
+    else:  # Numba takes as long to make an array of the row as a launch takes
+        counts = Memory(address(row), (kind.bins,), (row.dtype.itemsize,), row.dtype, queue, False)
+    add_counts(data, lo, hi, start, stop, kind, counts, queue)
 
 
 def add_counts(

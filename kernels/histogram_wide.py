@@ -25,6 +25,7 @@ from numba import cuda, int32, int64, types, uint8, uint32, uint64
 from tilewright.kernels import histogram_bytes as narrow
 from tilewright.kernels import histogram_tokens as tokens
 from tilewright.kernels import launch
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.histogram_bytes import VECTOR, WORDS, count_byte, count_word, multiprocessors
 from tilewright.kernels.histogram_tokens import BIGRAM, CODE_MASK, Kind
 from tilewright.kernels.launch import ceil_div
@@ -354,12 +355,12 @@ CODEPOINT_SIGNATURE = types.void(types.uint64, _PLACE, _PLACE, _PLACE, _PLACE, _
 
 @functools.cache
 def bigram_kernel() -> Any:
-    return cuda.jit(BIGRAM_SIGNATURE)(bigram_source())
+    return compile_kernel(bigram_source(), BIGRAM_SIGNATURE)
 
 
 @functools.cache
 def codepoint_kernel() -> Any:
-    return cuda.jit(CODEPOINT_SIGNATURE)(codepoint_source())
+    return compile_kernel(codepoint_source(), CODEPOINT_SIGNATURE)
 
 
 def launch_wide(

@@ -12,9 +12,9 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -22,7 +22,14 @@ from numba import cuda
 from numba.core import config
 
 from tilewright.kernels.bfloat16 import BFLOAT16, device_functions, is_bfloat16
+from tilewright.kernels.compiled import (
+    DEFAULT_SHARED_NBYTES,
+    CompiledKernel,
+    argument_layout,
+    device_capability,
+)
 from tilewright.kernels.errors import DeviceUnavailableError, OptionError
+from tilewright.kernels.recording import ALIGNMENT, Plan, Recording
 
 SIMULATOR = bool(config.ENABLE_CUDASIM)
 """Whether this process runs Numba's CUDA simulator (``NUMBA_ENABLE_CUDASIM=1``) in place of a GPU."""
@@ -31,7 +38,7 @@ DEVICES = ("auto", "cuda", "cpu")
 DEFAULT_STREAM = 0
 LEGACY_DEFAULT_STREAM = 1
 """How ``__cuda_array_interface__`` spells the default stream, since its 0 would be ambiguous."""
-MAX_ALIGNMENT = 128
+MAX_ALIGNMENT = ALIGNMENT
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -98,6 +105,8 @@ def resolve_device(device: str, *, device_arrays: bool = False) -> str:
     Raises OptionError for any other word, or for ``cpu`` with device arrays, and DeviceUnavailableError for
     ``cuda`` where no GPU can be used: never a silent fall-back.
     """
+    if device == "auto" and device_arrays:
+        return "cuda"
     if device not in DEVICES:
         raise OptionError(f"device={device!r} is unknown; it may be {', '.join(map(repr, DEVICES))}")
     if device_arrays:
@@ -117,16 +126,71 @@ def resolve_device(device: str, *, device_arrays: bool = False) -> str:
     return device
 
 
-def as_device_array(value: Any) -> Any:
+class Memory(NamedTuple):
+    """Where an array lies on a device: all that a launch wants to know of it."""
+
+    pointer: int
+    """The address of the first element; 0 when it is empty."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In bytes."""
+    dtype: np.dtype
+    stream: Any
+    """The stream it was exported with, or `DEFAULT_STREAM`."""
+    read_only: bool
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def layout(self) -> tuple[tuple[int, ...], tuple[int, ...], np.dtype, int]:
+        """What a decision may depend on: shape, strides, dtype, and the address modulo `MAX_ALIGNMENT`."""
+        return self.shape, self.strides, self.dtype, self.pointer % MAX_ALIGNMENT
+
+
+def memory_of(value: Any) -> Memory:
+    """Where a device array lies. An array of another library is asked once: its answer takes it a microsecond."""
+    if getattr(value, "__cuda_ndarray__", False):
+        pointer, read_only = address(value), getattr(value, "read_only", False)
+        return Memory(pointer, value.shape, value.strides, value.dtype, value.stream, read_only)
+    if SIMULATOR:
+        return memory_of(cuda.as_cuda_array(value))
+    return _exported_memory(value, value.__cuda_array_interface__)
+
+
+def _exported_memory(owner: Any, interface: Any) -> Memory:
+    if interface.get("mask") is not None:
+        raise OptionError("masked device arrays are not supported; pass the data without its mask")
+    pointer, read_only = interface["data"]
+    dtype = _exported_dtype(owner, interface["typestr"])
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    strides = _contiguous_strides(shape, dtype.itemsize) if strides is None else tuple(strides)
+    handle = interface.get("stream")
+    stream = DEFAULT_STREAM if handle is None else _external_stream(handle, current_device())
+    return Memory(pointer or 0, shape, strides, dtype, stream, read_only)
+
+
+@functools.lru_cache(maxsize=1024)
+def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = [itemsize] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+def as_device_array(value: Any, memory: Memory | None = None) -> Any:
     """A Numba device array over the memory of ``value``, which keeps ``value`` alive. Copies nothing.
 
-    The exporter's stream is kept in the result's ``stream``; `wait_for_exporters` orders work after it.
+    ``memory`` is what `memory_of` said of it, where that was asked before. The exporter's stream is kept in the
+    result's ``stream``; `launch_stream` orders work after it.
     """
     if getattr(value, "__cuda_ndarray__", False):
         return value
     if SIMULATOR:
         return cuda.as_cuda_array(value)
-    return _exported_array()(value, value.__cuda_array_interface__)
+    return _exported_array()(value, memory_of(value) if memory is None else memory)
 
 
 @functools.cache
@@ -139,6 +203,11 @@ def _exported_dtype(owner: Any, typestr: str) -> np.dtype:
     of anything, and PyTorch 2.5 said ``<f2``; so the array itself is asked."""
     if typestr[1:] in ("V2", "f2") and is_bfloat16(getattr(owner, "dtype", None)):
         return BFLOAT16
+    return _dtype(typestr)
+
+
+@functools.lru_cache(maxsize=1024)
+def _dtype(typestr: str) -> np.dtype:
     return np.dtype(typestr)
 
 
@@ -152,26 +221,14 @@ def _exported_array() -> Any:
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
 
     class ExportedArray(DeviceNDArray):
-        def __new__(cls, owner: Any = None, interface: Any = None, **described: Any) -> Any:
-            return super().__new__(cls) if interface is not None else DeviceNDArray(**described)
+        def __new__(cls, owner: Any = None, memory: Any = None, **described: Any) -> Any:
+            return super().__new__(cls) if memory is not None else DeviceNDArray(**described)
 
-        def __init__(self, owner: Any, interface: Any) -> None:
-            if interface.get("mask") is not None:
-                raise OptionError("masked device arrays are not supported; pass the data without its mask")
+        def __init__(self, owner: Any, memory: Memory) -> None:
             self._owner = owner
-            self.pointer, self.read_only = interface["data"]
-            self.dtype = _exported_dtype(owner, interface["typestr"])
-            self.shape = tuple(interface["shape"])
+            self.pointer, self.shape, self.strides, self.dtype, self.stream, self.read_only = memory
             self.ndim = len(self.shape)
-            self.size = math.prod(self.shape)
-            strides = interface.get("strides")
-            if strides is None:
-                strides = [self.dtype.itemsize] * self.ndim
-                for axis in range(self.ndim - 2, -1, -1):
-                    strides[axis] = strides[axis + 1] * self.shape[axis + 1]
-            self.strides = tuple(strides)
-            handle = interface.get("stream")
-            self.stream = DEFAULT_STREAM if handle is None else _external_stream(handle, current_device())
+            self.size = memory.size
 
         @functools.cached_property
         def _whole(self) -> Any:
@@ -223,6 +280,8 @@ def transposed(array: Any) -> Any:
     """The transpose of a two-dimensional device array as a view (``DeviceNDArray.T`` would copy it)."""
     if SIMULATOR:
         return array.T
+    if isinstance(array, tuple):  # a matrix that is no Numba array
+        return array.transposed()  # type: ignore[attr-defined]
     return strided_view(array, array.shape[::-1], array.strides[::-1])
 
 
@@ -263,10 +322,7 @@ def device_index(array: Any) -> int:
 @functools.cache
 def capability(index: int) -> tuple[int, int] | None:
     """Compute capability of GPU ``index``, (9, 0) for Hopper; None in the simulator."""
-    if SIMULATOR:
-        return None
-    major, minor = cuda.gpus[index].compute_capability
-    return int(major), int(minor)
+    return None if SIMULATOR else device_capability(index)
 
 
 def as_stream(stream: Any) -> Any:
@@ -297,7 +353,7 @@ def launch_stream(stream: Any, arrays: Iterable[Any]) -> Any:
     """
     if SIMULATOR:
         return DEFAULT_STREAM
-    exported = [array.stream for array in arrays if array.stream]
+    exported = [array.stream for array in arrays if array.stream is not DEFAULT_STREAM and array.stream]
     if stream is not None:
         chosen = as_stream(stream)
     elif exported:
@@ -310,10 +366,6 @@ def launch_stream(stream: Any, arrays: Iterable[Any]) -> Any:
             event.record(other)
             event.wait(chosen)
     return chosen
-
-
-DEFAULT_SHARED_NBYTES = 48 * 1024
-"""What a block may have in shared memory without asking."""
 
 
 def allow_dynamic_shared(kernel: Any, nbytes: int) -> None:
@@ -331,6 +383,9 @@ def allow_dynamic_shared(kernel: Any, nbytes: int) -> None:
 def _raise_shared_limit(kernel: Any, nbytes: int, device: int) -> None:
     from numba.cuda.cudadrv.driver import binding, driver
 
+    if isinstance(kernel, CompiledKernel):
+        kernel.allow_shared(nbytes, device)
+        return
     (compiled,) = kernel.overloads.values()
     function = compiled._codelibrary.get_cufunc()
     attribute = binding.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -344,38 +399,34 @@ class _Frame(threading.local):
     """What CUDA allows for the arguments of a kernel, bytes."""
 
     def __init__(self) -> None:
-        self.arguments = ctypes.create_string_buffer(self.CAPACITY)
-        self.nbytes = ctypes.c_size_t()
+        arguments = ctypes.create_string_buffer(self.CAPACITY)
+        nbytes = ctypes.c_size_t()
         # CU_LAUNCH_PARAM_BUFFER_POINTER, ..., CU_LAUNCH_PARAM_BUFFER_SIZE, ..., CU_LAUNCH_PARAM_END
-        self._extra = (ctypes.c_void_p * 5)(
-            1, ctypes.addressof(self.arguments), 2, ctypes.addressof(self.nbytes), 0
-        )
-        self.address = ctypes.addressof(self._extra)
+        self._extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(arguments), 2, ctypes.addressof(nbytes), 0)
+        self.parts = arguments, nbytes, ctypes.addressof(self._extra)
+        """The buffer, how much of it is filled, and the address of what the driver is told of both."""
 
 
 _frame = _Frame()
 
 
-def _code(argument: Any) -> str:
-    """How Numba passes an argument of a type to a kernel, as `struct` writes it."""
-    if isinstance(argument, numba.types.Array):
-        # Two pointers that kernels never use, items, bytes of an item, address, sides, strides in bytes.
-        return "QQqqQ" + 2 * argument.ndim * "q"
-    if isinstance(argument, numba.types.Integer):
-        code = {8: "b", 16: "h", 32: "i", 64: "q"}[argument.bitwidth]
-        return code if argument.signed else code.upper()
-    return {numba.types.boolean: "?", numba.types.float32: "f", numba.types.float64: "d"}[argument]
+@functools.cache
+def _driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
 
 
 @functools.cache
 def _prepared(kernel: Any, device: int) -> tuple[Any, struct.Struct]:
-    """The driver's handle of a kernel of one eager signature on a device, and its arguments' layout."""
+    """The driver's handle of a kernel of one signature on a device, and its arguments' layout."""
+    if isinstance(kernel, CompiledKernel):
+        return kernel.function(device), kernel.layout
     from numba.cuda.cudadrv.driver import binding
 
     (compiled,) = kernel.overloads.values()
     function = compiled._codelibrary.get_cufunc()
-    layout = struct.Struct("".join(_code(argument) for argument in compiled.argument_types))
-    return binding.CUfunction(int(function.handle)), layout
+    return binding.CUfunction(int(function.handle)), argument_layout(compiled.argument_types)
 
 
 @functools.lru_cache(maxsize=256)
@@ -424,8 +475,6 @@ def enqueue(
     if SIMULATOR:
         kernel[grid, block, stream, shared_nbytes](*map(_as_signed, arguments))
         return
-    from cuda.bindings import driver
-
     function, layout = _prepared(kernel, current_device())
     flat: list[Any] = []
     for argument in arguments:
@@ -435,27 +484,68 @@ def enqueue(
             flat += argument.strides
         else:
             flat.append(argument)
-    layout.pack_into(_frame.arguments, 0, *flat)
-    _frame.nbytes.value = layout.size
     grid_x, grid_y, grid_z = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
     block_x, block_y, block_z = (block, 1, 1) if isinstance(block, int) else (*block, 1, 1)[:3]
-    handle = int(stream) if stream else 0
     shape = (grid_x, grid_y, grid_z, block_x, block_y, block_z)
+    name = kernel.py_func.__name__
+    if isinstance(stream, Recording):
+        stream.add(name, function, layout, flat, shape, shared_nbytes, cluster)
+        return
+    handle = int(stream) if stream else DEFAULT_STREAM
+    _start(name, function, layout, flat, shape, shared_nbytes, handle, cluster)
+
+
+def replay(plan: Plan, bases: Sequence[int], stream: Any) -> None:
+    """Enqueue the launches of a plan for the current device; ``bases`` are the addresses it left open."""
+    handle = int(stream) if stream else DEFAULT_STREAM
+    for step in plan.steps:
+        values = list(step.values)
+        for index, base, offset in step.places:
+            values[index] = bases[base] + offset
+        _start(
+            step.name,
+            step.function,
+            step.layout,
+            values,
+            step.shape,
+            step.shared_nbytes,
+            handle,
+            step.cluster,
+        )
+
+
+def _start(
+    name: str,
+    function: Any,
+    layout: struct.Struct,
+    values: list[Any],
+    shape: tuple[int, int, int, int, int, int],
+    shared_nbytes: int,
+    handle: int,
+    cluster: int,
+) -> None:
+    """Launch a kernel by the driver's handles; ``values`` are the arguments as ``layout`` packs them."""
+    driver = _driver()
+    arguments, nbytes, extra = _frame.parts
+    layout.pack_into(arguments, 0, *values)
+    nbytes.value = layout.size
     start: Any
     place: tuple[Any, ...]
     if cluster > 1:
         config = _cluster_config(*shape, shared_nbytes, handle, cluster)
-        start, place = driver.cuLaunchKernelEx, (config, function, 0, _frame.address)
+        start, place = driver.cuLaunchKernelEx, (config, function, 0, extra)
     else:
-        start, place = driver.cuLaunchKernel, (function, *shape, shared_nbytes, handle, 0, _frame.address)
+        start, place = driver.cuLaunchKernel, (function, *shape, shared_nbytes, handle, 0, extra)
     (status,) = start(*place)
+    if not status:
+        return
     if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
         # A thread that has not touched the GPU yet: Numba makes its context current.
         cuda.current_context()
         (status,) = start(*place)
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(
-            f"launching {kernel.py_func.__name__}: {status.name} (grid {shape[:3]}, block {shape[3:]}, "
+            f"launching {name}: {status.name} (grid {shape[:3]}, block {shape[3:]}, "
             f"{shared_nbytes} bytes of dynamic shared memory)"
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 from numba import cuda, types, uint32, uint64
 
 from tilewright.kernels import launch
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.ptx import global_array, load_vector
 
 THREADS = 512
@@ -39,7 +40,7 @@ def _kernel() -> Any:
             seen[0] = mixed
 
     signature = types.void(types.uint64, types.uint64, types.Array(types.uint32, 1, "C"))
-    return cuda.jit(signature)(read_all)
+    return compile_kernel(read_all, signature)
 
 
 @functools.cache

@@ -134,5 +134,8 @@ class GemmKernel:
     launch: Callable[[Any, Any, Any, bool, Any], None]
     portable: bool = False
     """Whether the simulator can run it: no inline PTX, no warp intrinsics."""
+    recordable: bool = False
+    """Whether ``launch`` looks at addresses only modulo `recording.ALIGNMENT`, and launches with `enqueue` alone, so
+    that its launches can be written down once and repeated for other arrays of the same layout."""
     variants: Callable[[], Iterable[Variant]] = no_variants
     """Every specialisation worth compiling in a test, without a GPU."""

@@ -37,6 +37,7 @@ from numba import cuda
 from numba.cuda import libdevice, types
 
 from tilewright.kernels import ptx
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
@@ -559,7 +560,7 @@ memory."""
 @functools.cache
 def compiled(tile: Tile, layout: Layout) -> Any:
     """The kernel for the current device, compiled once per process."""
-    return cuda.jit(SIGNATURE, launch_bounds=(tile.threads, tile.blocks))(kernel_function(tile, layout))
+    return compile_kernel(kernel_function(tile, layout), SIGNATURE, launch_bounds=(tile.threads, tile.blocks))
 
 
 def contiguous(strides: tuple[int, int], rows: int, columns: int, itemsize: int) -> tuple[bool, int] | None:
@@ -813,5 +814,6 @@ DOUBLE_TENSOR_CORE = GemmKernel(
     summary="float64 and complex128 on the float64 tensor cores, fed by a pipeline of asynchronous copies",
     supports=supports,
     launch=launch,
+    recordable=True,
     variants=variants,
 )

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
+from tilewright.kernels.compiled import compile_together, device_capability
 from tilewright.kernels.gemm import byte_mma, byte_mma_launch, byte_planes
 from tilewright.kernels.gemm.base import INTEGERS, Capability, GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES
@@ -36,6 +37,7 @@ from tilewright.kernels.gemm.wgmma_launch import (
     Output,
     Planes,
     compile_launchable,
+    compiled,
     launch_product,
     multiprocessors,
     output_of,
@@ -76,11 +78,13 @@ class Engine:
     """``config(kind_a, kind_b, c_type, plan_kind=-1)``: what `launch_product` takes first."""
     launch_product: Callable[..., None]
     """As `wgmma_launch.launch_product`."""
+    compiled: Callable[[Any, int], Launchable]
+    """``compiled(config, device)``: what `launch_product` launches."""
 
 
-WGMMA = Engine(Config, launch_product)
+WGMMA = Engine(Config, launch_product, compiled)
 """Hopper's, compute capability 9.0 alone."""
-MMA = Engine(byte_mma_launch.config_here, byte_mma_launch.launch_product)
+MMA = Engine(byte_mma_launch.config_here, byte_mma_launch.launch_product, byte_mma_launch.compiled)
 """``mma.sync``, which every GPU since 8.0 has."""
 
 
@@ -313,10 +317,27 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
             engine.launch_product(config, loaded[0], loaded[1], output, length, add, stream)
 
 
+@functools.cache
+def _compile_wide(
+    a: tuple[np.dtype, bool], b: tuple[np.dtype, bool], c_type: Any, engine: Engine, device: int
+) -> None:
+    """Have the kernels that `_wide` enqueues compiled, beside each other: one by one they take 20 s.
+
+    a, b: dtype of an operand, and whether it is turned.
+    """
+    configs = [engine.config(*names, c_type, plan_kind=kind) for kind, names in enumerate(SINGLE_KINDS)]
+    configs.append(engine.config("s8", "s8", c_type, plan_kind=RESIDUES))
+    needed = [engine.compiled(config, device) for config in configs]
+    needed += [_pass(*operand, residues, device) for operand in (a, b) for residues in (False, True)]
+    needed += [_reset(device), _decide(device)]
+    compile_together({launchable.kernel for launchable in needed}, device_capability(device))
+
+
 def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, engine: Engine) -> None:
     """Wider operands: find the range, then one product of bytes or one for each modulus, as the plan says."""
     device = current_device()
     where = layout(a.lines, b.lines, a.depth, multiprocessors(device), residues=True)
+    _compile_wide((a.dtype, a.turned), (b.dtype, b.turned), output.c_type, engine, device)
     with borrowed(where.nbytes, stream, stream_handle(stream)) as scratch:
         targets = scratch + where.planes_a, scratch + where.planes_b
         for first in range(0, a.depth, where.single_depth):

@@ -14,6 +14,7 @@ import numba
 import numpy as np
 from numba import cuda
 
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import (
     ELEMENTS,
     GemmKernel,
@@ -60,7 +61,7 @@ def element_function(a_dtype: np.dtype, b_dtype: np.dtype, result: np.dtype) -> 
 
 @functools.cache
 def _kernel(a: np.dtype, b: np.dtype, c: np.dtype) -> Any:
-    return cuda.jit(strided_signature(a, b, c), cache=True)(element_function(a, b, c))
+    return compile_kernel(element_function(a, b, c), strided_signature(a, b, c))
 
 
 def supports(problem: Problem) -> bool:
@@ -86,5 +87,6 @@ GLOBAL_MEMORY = GemmKernel(
     supports=supports,
     launch=launch,
     portable=True,
+    recordable=True,
     variants=variants,
 )

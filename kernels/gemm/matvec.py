@@ -22,6 +22,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels import ptx
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.launch import ceil_div
 
@@ -240,7 +241,7 @@ LAUNCH_BOUNDS = (WARPS * WARP, 3)
 @functools.cache
 def compiled(layout: Layout) -> Any:
     """The kernel for the current device, compiled once per process."""
-    return cuda.jit(SIGNATURE, launch_bounds=LAUNCH_BOUNDS)(kernel_function(layout))
+    return compile_kernel(kernel_function(layout), SIGNATURE, launch_bounds=LAUNCH_BOUNDS)
 
 
 BLOCKS_AT_ONCE = 3

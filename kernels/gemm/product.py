@@ -1,12 +1,12 @@
 """The public product: check everything, then hand the problem to a kernel or to the CPU twin.
 
-What depends only on shapes, strides, dtypes and options is decided once and remembered, so that a small
-product of device arrays costs little more than its launch.
+What depends only on shapes, strides, dtypes, options and alignment is decided once and remembered, down to the packed
+arguments of the launches (`tilewright.kernels.recording`), so that a small product of device arrays costs little more
+than its launch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +16,13 @@ import numpy as np
 from tilewright.kernels import launch
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
-from tilewright.kernels.gemm import check
+from tilewright.kernels.gemm import check, tuning
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem
+from tilewright.kernels.recording import Place, Plan, Recording
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], np.dtype, int]
-"""Shape, strides in bytes, dtype and alignment of an array: all that a decision depends on."""
+"""Shape, strides in bytes, dtype and address modulo `launch.MAX_ALIGNMENT` of an array: all that a decision depends
+on."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,8 @@ def matmul(
     Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError or
     DeviceUnavailableError before anything is launched.
     """
-    arrays = [array for array in (a, b, out) if array is not None]
-    on_device = [launch.is_device_array(array) for array in arrays]
-    if any(on_device) and not all(on_device):
+    on_device = launch.is_device_array(a), launch.is_device_array(b)
+    if on_device[0] != on_device[1] or (out is not None and launch.is_device_array(out) != on_device[0]):
         kinds = ", ".join(
             f"{name} is {type(array).__module__}.{type(array).__name__}"
             for name, array in (("a", a), ("b", b), ("out", out))
@@ -85,8 +86,8 @@ def matmul(
         raise error(f"host and device arrays are mixed: {kinds}; bring them all to one side")
     if accumulate and out is None:
         raise OptionError("accumulate=True adds to out, and no out was given")
-    where = launch.resolve_device(device, device_arrays=all(on_device))
-    if all(on_device):
+    where = launch.resolve_device(device, device_arrays=on_device[0])
+    if on_device[0]:
         return _on_device(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, stream)
 
     a, b, out = _host_operands(a, b, out)
@@ -134,19 +135,19 @@ def _host_operands(a: Any, b: Any, out: Any) -> tuple[np.ndarray, np.ndarray, np
 
 
 def _operand(layout: Layout) -> Operand:
-    shape, strides, dtype, alignment = layout
+    shape, strides, dtype, remainder = layout
     down, across = strides
     size = dtype.itemsize
-    return Operand(shape[0], shape[1], dtype, (down // size, across // size), alignment)
+    return Operand(shape[0], shape[1], dtype, (down // size, across // size), launch.alignment(remainder))
 
 
 def _transposed(layout: Layout) -> Layout:
-    shape, strides, dtype, alignment = layout
-    return shape[::-1], strides[::-1], dtype, alignment
+    shape, strides, dtype, remainder = layout
+    return shape[::-1], strides[::-1], dtype, remainder
 
 
 def _row_major(m: int, n: int, dtype: np.dtype) -> Layout:
-    return (m, n), (n * dtype.itemsize, dtype.itemsize), dtype, launch.MAX_ALIGNMENT
+    return (m, n), (n * dtype.itemsize, dtype.itemsize), dtype, 0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -160,7 +161,9 @@ def _decide(
     dtype: Any,
     precision: str,
     capability: Capability | None,
+    generation: int,
 ) -> Decision:
+    """``generation`` is `tuning.generation`: what was measured meanwhile decides anew."""
     from tilewright.kernels.gemm.select import select
 
     m, n, k = check.product_shape(a[0], b[0], transpose_a, transpose_b)
@@ -189,15 +192,56 @@ def _decide(
     return Decision((m, n), result, spans, select(problem))
 
 
-def _layout(array: Any) -> Layout:
-    return tuple(array.shape), tuple(array.strides), array.dtype, launch.alignment(launch.address(array))
+def _open_matrix(base: int, layout: Layout) -> Any:
+    """A matrix of a layout whose address is left open."""
+    from tilewright.kernels.gemm.repitch import Matrix
+
+    shape, strides, dtype, remainder = layout
+    place: Any = Place(base, 0, remainder)
+    return Matrix(place, (shape[0], shape[1]), (strides[0], strides[1]), dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _prepare(
+    a: Layout,
+    b: Layout,
+    out: Layout,
+    accumulate: bool,
+    transpose_a: bool,
+    transpose_b: bool,
+    dtype: Any,
+    precision: str,
+    home: int,
+    generation: int,
+) -> tuple[Decision, Plan | None]:
+    """The decision about a product on GPU ``home``, the current one, and its launches, where they can be written down.
+
+    Compiles what they need.
+    """
+    capability = launch.capability(home)
+    decision = _decide(
+        a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, capability, generation
+    )
+    kernel = decision.kernel
+    if kernel is None or not kernel.recordable or launch.SIMULATOR:
+        return decision, None
+    open_a, open_b, open_out = (_open_matrix(base, layout) for base, layout in enumerate((a, b, out)))
+    recording = Recording()
+    kernel.launch(
+        open_a.transposed() if transpose_a else open_a,
+        open_b.transposed() if transpose_b else open_b,
+        open_out,
+        accumulate,
+        recording,
+    )
+    return decision, recording.plan()
 
 
 def describe(a: Any, b: Any, c: Any, *, accumulate: bool = False, precision: str = "full") -> Problem:
     """The problem ``c (+)= a b`` of three device arrays, as kernels are asked whether they take it."""
-    views = [launch.as_device_array(array) for array in (a, b, c)]
-    home = launch.device_index(views[2])
-    of_a, of_b, of_c = (_operand(_layout(view)) for view in views)
+    memories = [launch.memory_of(array) for array in (a, b, c)]
+    home = launch.device_index(memories[2])
+    of_a, of_b, of_c = (_operand(memory.layout) for memory in memories)
     return Problem(of_a, of_b, of_c, accumulate, precision, launch.capability(home))
 
 
@@ -228,57 +272,56 @@ def _on_device(
     precision: str,
     stream: Any,
 ) -> Any:
-    from numba import cuda
-
-    view_a, view_b = launch.as_device_array(a), launch.as_device_array(b)
-    view_out = None if out is None else launch.as_device_array(out)
-    views = (view_a, view_b) if view_out is None else (view_a, view_b, view_out)
-    pointers = [launch.address(view) for view in views]
-    layouts = [
-        (view.shape, view.strides, view.dtype, launch.alignment(pointer))
-        for view, pointer in zip(views, pointers, strict=True)
-    ]
-    home = current = launch.current_device()
+    memory_a, memory_b = launch.memory_of(a), launch.memory_of(b)
+    memory_out = None if out is None else launch.memory_of(out)
     if launch.device_count() > 1:
-        homes = {launch.device_index(view) for view in views if view.size}
+        memories = (memory_a, memory_b) if memory_out is None else (memory_a, memory_b, memory_out)
+        homes = {launch.device_index(memory) for memory in memories if memory.size}
         if len(homes) > 1:
             raise OutputError(
                 f"the arrays lie on GPUs {sorted(homes)}; a product takes one: copy them to the same"
             )
-        home = homes.pop() if homes else current
-    decision = _decide(
-        layouts[0],
-        layouts[1],
-        None if view_out is None else layouts[2],
-        accumulate,
-        transpose_a,
-        transpose_b,
-        dtype,
-        precision,
-        launch.capability(home),
-    )
-    if view_out is not None:
-        if getattr(view_out, "read_only", False):
+        if homes and launch.current_device() not in homes:
+            from numba import cuda
+
+            with cuda.gpus[homes.pop()]:
+                return _on_device(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, stream)
+    home = launch.current_device()
+    layout_a, layout_b = memory_a.layout, memory_b.layout
+    options = (accumulate, transpose_a, transpose_b, dtype, precision)
+    if memory_out is None:
+        decision = _decide(layout_a, layout_b, None, *options, launch.capability(home), tuning.generation)
+        queue = launch.launch_stream(stream, (memory_a, memory_b))
+        out = _new_output(a, decision.shape, decision.dtype, queue)
+        memory_out = launch.memory_of(out)
+        decision, plan = _prepare(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
+    else:
+        decision, plan = _prepare(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
+        if memory_out.read_only:
             raise OutputError("out is read-only; pass an array that can be written")
-        for index, name in enumerate("ab"):
+        for name, memory, span in (("a", memory_a, decision.spans[0]), ("b", memory_b, decision.spans[1])):
             check.overlap(
-                name,
-                pointers[index],
-                views[index],
-                decision.spans[index],
-                pointers[2],
-                view_out,
-                decision.spans[2],
+                name, memory.pointer, memory, span, memory_out.pointer, memory_out, decision.spans[2]
             )
-    with contextlib.nullcontext() if home == current else cuda.gpus[home]:
-        queue = launch.launch_stream(stream, views)
-        if out is None:
-            out = _new_output(a, decision.shape, decision.dtype, queue)
-            view_out = launch.as_device_array(out)
-        if decision.kernel is not None:
-            op_a = launch.transposed(view_a) if transpose_a else view_a
-            op_b = launch.transposed(view_b) if transpose_b else view_b
-            decision.kernel.launch(op_a, op_b, view_out, accumulate, queue)
+        queue = launch.launch_stream(stream, (memory_a, memory_b, memory_out))
+    if plan is not None:
+        places = (memory_a.pointer, memory_b.pointer, memory_out.pointer)
+        if plan.scratch_nbytes:
+            from tilewright.kernels.gemm.scratch import borrowed
+
+            with borrowed(plan.scratch_nbytes, queue, int(queue) if queue else 0) as scratch:
+                launch.replay(plan, (*places, scratch), queue)
+        else:
+            launch.replay(plan, places, queue)
+    elif decision.kernel is not None:
+        view_a, view_b = launch.as_device_array(a, memory_a), launch.as_device_array(b, memory_b)
+        decision.kernel.launch(
+            launch.transposed(view_a) if transpose_a else view_a,
+            launch.transposed(view_b) if transpose_b else view_b,
+            launch.as_device_array(out, memory_out),
+            accumulate,
+            queue,
+        )
     return out
 
 
@@ -329,12 +372,10 @@ def kernel_name(
     if launch.resolve_device(device, device_arrays=on_device) == "cpu":
         return "cpu"
     if on_device:
-        layouts = [None if array is None else _layout(launch.as_device_array(array)) for array in (a, b, out)]
+        layouts = [None if array is None else launch.memory_of(array).layout for array in (a, b, out)]
     else:
         a, b = np.asarray(a), np.asarray(b)
-        layouts = [
-            (array.shape, _one_piece_strides(array), array.dtype, launch.MAX_ALIGNMENT) for array in (a, b)
-        ] + [None]
+        layouts = [(array.shape, _one_piece_strides(array), array.dtype, 0) for array in (a, b)] + [None]
     decision = _decide(
         layouts[0],
         layouts[1],
@@ -345,6 +386,7 @@ def kernel_name(
         dtype,
         precision,
         launch.capability(launch.current_device()),
+        tuning.generation,
     )
     return "none" if decision.kernel is None else decision.kernel.name
 

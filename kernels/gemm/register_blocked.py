@@ -19,6 +19,7 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels import ptx
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant, strided_signature
 from tilewright.kernels.launch import ceil_div, enqueue
 
@@ -144,7 +145,7 @@ def supports(problem: Problem) -> bool:
 @functools.cache
 def _kernel(dtype: np.dtype) -> Any:
     signature = strided_signature(dtype, dtype, dtype)
-    return cuda.jit(signature, launch_bounds=(THREADS, 2))(register_blocked_function(dtype))
+    return compile_kernel(register_blocked_function(dtype), signature, launch_bounds=(THREADS, 2))
 
 
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
@@ -169,5 +170,6 @@ REGISTER_BLOCKED = GemmKernel(
     summary="8 x 8 elements of C in a thread's registers, 128-bit loads; aligned row-major operands",
     supports=supports,
     launch=launch,
+    recordable=True,
     variants=variants,
 )

@@ -18,6 +18,7 @@ import numba
 import numpy as np
 from numba import cuda
 
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.launch import ceil_div, enqueue
 
@@ -136,7 +137,7 @@ def signature(dtype: np.dtype) -> Any:
 
 @functools.cache
 def kernel(dtype: np.dtype) -> Any:
-    return cuda.jit(signature(dtype))(copy_function(dtype))
+    return compile_kernel(copy_function(dtype), signature(dtype))
 
 
 def copy(panel: Matrix, scratch: int, stream: Any) -> Matrix:

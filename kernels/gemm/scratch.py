@@ -13,18 +13,22 @@ from numba import cuda
 
 from tilewright.kernels.launch import current_device
 from tilewright.kernels.memory import allocating
+from tilewright.kernels.recording import Recording
 
 _buffers: dict[tuple[int, int], Any] = {}
 _lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def borrowed(nbytes: int, stream: Any, handle: int) -> Iterator[int]:
+def borrowed(nbytes: int, stream: Any, handle: int) -> Iterator[Any]:
     """The address of at least ``nbytes`` of device memory that belong to ``stream`` of the current device.
 
     What is enqueued inside the ``with`` block may use it; work enqueued on the same stream later may use it
-    again, so one thread at a time enqueues. The memory stays until `release`.
+    again, so one thread at a time enqueues. The memory stays until `release`. For a recording it is a `Place`.
     """
+    if isinstance(stream, Recording):
+        yield stream.borrow(nbytes)
+        return
     with _lock:
         key = (current_device(), handle)
         buffer = _buffers.get(key)

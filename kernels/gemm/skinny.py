@@ -31,6 +31,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels import ptx
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm import double_tensor_core as tensor
 from tilewright.kernels.gemm import matvec
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
@@ -421,6 +422,8 @@ SIGNATURE = types.void(
 MAX_SPLITS = 1024
 FILL_STAGES = 6
 """What starting and ending a block costs, in stages of k."""
+SUM_STAGES = 4
+"""What the launch that adds up split products costs, in the same unit: where k is short, more than it saves."""
 MAX_PARTIAL_NBYTES = 64 * 2**20
 """Scratch memory for partial products."""
 SHORT_ROWS = 64
@@ -465,12 +468,13 @@ def choose_splits(blocks: int, depths: int, slots: int, partial_nbytes: int) -> 
     time.
 
     ``blocks`` are there without cutting, ``slots`` run at once, and each range costs ``partial_nbytes``.
-    Time is counted in stages of a block: waves of blocks times the stages of each, and the start of each.
+    Time is counted in stages of a block: waves of blocks times the stages of each, the start of each, and the sum.
     """
     most = max(1, min(MAX_SPLITS, depths, MAX_PARTIAL_NBYTES // partial_nbytes))
 
     def stages(splits: int) -> int:
-        return ceil_div(blocks * splits, slots) * (ceil_div(depths, splits) + FILL_STAGES)
+        summed = SUM_STAGES if splits > 1 else 0
+        return ceil_div(blocks * splits, slots) * (ceil_div(depths, splits) + FILL_STAGES) + summed
 
     return min(range(1, most + 1), key=stages)
 
@@ -504,7 +508,7 @@ RESERVED_NBYTES = 1024
 @functools.cache
 def compiled(tile: Tile, layout: Layout) -> Any:
     """The kernel for the current device, compiled once per process."""
-    return cuda.jit(SIGNATURE, launch_bounds=(tile.threads, 1))(kernel_function(tile, layout))
+    return compile_kernel(kernel_function(tile, layout), SIGNATURE, launch_bounds=(tile.threads, 1))
 
 
 def _lies_along_k(a: Matrix) -> bool:
@@ -708,5 +712,6 @@ SKINNY = GemmKernel(
     summary="m or n up to 64: the large operand streamed once through shared memory, k cut where m is short",
     supports=supports,
     launch=launch,
+    recordable=True,
     variants=variants,
 )

@@ -16,6 +16,7 @@ import numba
 import numpy as np
 from numba import cuda
 
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import (
     ELEMENTS,
     GemmKernel,
@@ -136,7 +137,7 @@ def tile_function(
 @functools.cache
 def _kernel(a: np.dtype, b: np.dtype, c: np.dtype, tile: Tile, a_by_rows: bool, b_by_rows: bool) -> Any:
     function = tile_function(a, b, c, tile, a_by_rows, b_by_rows)
-    return cuda.jit(strided_signature(a, b, c), cache=True)(function)
+    return compile_kernel(function, strided_signature(a, b, c))
 
 
 def _by_rows(array: Any) -> bool:
@@ -179,5 +180,6 @@ TILED = GemmKernel(
     supports=supports,
     launch=launch,
     portable=True,
+    recordable=True,
     variants=variants,
 )

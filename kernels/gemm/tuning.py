@@ -20,6 +20,9 @@ from tilewright.kernels.bfloat16 import dtype_name
 from tilewright.kernels.gemm.base import Problem
 from tilewright.kernels.launch import SIMULATOR
 
+generation = 0
+"""How often this process has measured: decisions made before are made anew."""
+
 
 def directory() -> Path:
     """Where figures are kept: ``$XDG_CACHE_HOME/tilewright/gemm``, by default below ``~/.cache``."""
@@ -81,5 +84,7 @@ def remember(fastest: Mapping[str, str]) -> Path | None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as draft:
         json.dump(_read(path) | dict(fastest), draft, indent=1, sort_keys=True)
     os.replace(draft.name, path)
+    global generation
     _read.cache_clear()
+    generation += 1
     return path

@@ -13,6 +13,7 @@ import numba
 import numpy as np
 from numba import cuda
 
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
@@ -31,7 +32,6 @@ from tilewright.kernels.gemm.warp_tiling import (
 )
 from tilewright.kernels.launch import (
     address,
-    allow_dynamic_shared,
     ceil_div,
     current_device,
     enqueue,
@@ -74,12 +74,11 @@ def signature(dtype: np.dtype) -> Any:
 
 @functools.cache
 def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str, device: int) -> tuple[Any, int]:
-    """The compiled kernel, and its bytes of shared memory, which the device was asked for."""
+    """The kernel, and its bytes of shared memory."""
     function = warp_tiled_function(dtype, tiling, a_layout, b_layout)
-    kernel = cuda.jit(signature(dtype), launch_bounds=tiling.launch_bounds)(function)
     nbytes = shared_nbytes(tiling, dtype.itemsize)
-    allow_dynamic_shared(kernel, nbytes)
-    return kernel, nbytes
+    bounds = tiling.launch_bounds
+    return compile_kernel(function, signature(dtype), launch_bounds=bounds, shared_nbytes=nbytes), nbytes
 
 
 def sum_function(dtype: np.dtype) -> Any:
@@ -153,12 +152,12 @@ def sum_signature(dtype: np.dtype) -> Any:
 
 @functools.cache
 def _sum_kernel(dtype: np.dtype) -> Any:
-    return cuda.jit(sum_signature(dtype))(sum_function(dtype))
+    return compile_kernel(sum_function(dtype), sum_signature(dtype))
 
 
 @functools.cache
 def _shared_sum_kernel(dtype: np.dtype) -> Any:
-    return cuda.jit(sum_signature(dtype))(shared_sum_function(dtype))
+    return compile_kernel(shared_sum_function(dtype), sum_signature(dtype))
 
 
 def enqueue_sum(partial: Matrix, c: Matrix, splits: int, accumulate: bool, stream: Any) -> None:
@@ -346,5 +345,6 @@ WARP_TILED = GemmKernel(
     summary="warp tiles, multi-stage asynchronous copies, fragments in registers; the ordinary cores",
     supports=supports,
     launch=launch,
+    recordable=True,
     variants=variants,
 )

@@ -17,12 +17,12 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
+from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import Capability, Variant
 from tilewright.kernels.gemm.wgmma import ARGUMENTS, kernel_function
 from tilewright.kernels.gemm.wgmma_config import Config
 from tilewright.kernels.launch import (
     address,
-    allow_dynamic_shared,
     ceil_div,
     current_device,
     enqueue,
@@ -48,7 +48,7 @@ def _checked(result: tuple[Any, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Launchable:
-    """A compiled kernel of scalars and how it is launched on the device it was compiled for."""
+    """A kernel of scalars and how it is launched."""
 
     kernel: Any
     threads: int
@@ -74,11 +74,13 @@ def compile_launchable(
     cluster: int = 1,
     blocks_per_multiprocessor: int = 1,
 ) -> Launchable:
-    """Compile ``function`` of scalars for the current device."""
-    kernel = cuda.jit(types.void(*argument_types), launch_bounds=(threads, blocks_per_multiprocessor))(
-        function
+    """``function`` of scalars, ready to be compiled for the current device: by its first launch, or together."""
+    kernel = compile_kernel(
+        function,
+        types.void(*argument_types),
+        launch_bounds=(threads, blocks_per_multiprocessor),
+        shared_nbytes=shared_nbytes,
     )
-    allow_dynamic_shared(kernel, shared_nbytes)
     return Launchable(kernel, threads, shared_nbytes, cluster)
 
 
@@ -213,7 +215,7 @@ def pass_variant(
 
 
 @functools.cache
-def _compiled(config: Config, device: int) -> Launchable:
+def compiled(config: Config, device: int) -> Launchable:
     return compile_launchable(
         kernel_function(config),
         ARGUMENTS,
@@ -298,7 +300,7 @@ def launch_product(
     """
     tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(output.columns, config.tile_n)
     device = current_device()
-    kernel = _compiled(config, device)
+    kernel = compiled(config, device)
     wanted = [(a, config.box_a), (b, config.box_b)]
     planes_c = output.planes if config.boxes and not accumulate else None
     if planes_c is not None:

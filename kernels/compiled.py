@@ -1,0 +1,214 @@
+"""From a kernel's function to what the driver launches: compiled once for a compute capability, and kept on disk.
+
+Numba turns the function into LLVM's language, NVIDIA's libraries turn that into machine code. Numba does the first one
+kernel at a time; the second, which takes as long, runs on several threads (`compile_together`). Machine code that was
+kept (`tilewright.kernels.code_cache`) is loaded as it is: nothing is compiled, nor looked at by Numba.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+from numba import cuda
+from numba.core import config
+
+from tilewright.kernels import code_cache
+from tilewright.kernels.code_cache import MachineCode
+
+COMPILING_THREADS = 8
+"""Kernels whose machine code is made at a time, at most."""
+SPECIFIC = (9, 0)
+"""From this compute capability on, code is for one architecture alone (sm_90a), which has all instructions."""
+
+DEFAULT_SHARED_NBYTES = 48 * 1024
+"""What a block may have in shared memory without asking."""
+
+Capability = tuple[int, int]
+
+
+def argument_layout(arguments: Iterable[Any]) -> struct.Struct:
+    """How Numba passes arguments of these types to a kernel, as `struct` writes it."""
+    return struct.Struct("".join(_code(argument) for argument in arguments))
+
+
+def _code(argument: Any) -> str:
+    if isinstance(argument, numba.types.Array):
+        # Two pointers that kernels never use, items, bytes of an item, address, sides, strides in bytes.
+        return "QQqqQ" + 2 * argument.ndim * "q"
+    if isinstance(argument, numba.types.Integer):
+        code = {8: "b", 16: "h", 32: "i", 64: "q"}[argument.bitwidth]
+        return code if argument.signed else code.upper()
+    return {numba.types.boolean: "?", numba.types.float32: "f", numba.types.float64: "d"}[argument]
+
+
+class CompiledKernel:
+    """A kernel of one signature, compiled for a GPU when it is first asked for there; any thread may ask."""
+
+    def __init__(
+        self, function: Any, signature: Any, launch_bounds: tuple[int, int] | None, shared_nbytes: int
+    ) -> None:
+        self.py_func = function
+        self.signature = signature
+        self.launch_bounds = launch_bounds
+        self.layout = argument_layout(signature.args)
+        """How a launch packs the arguments."""
+        self._shared_nbytes = shared_nbytes
+        self._lock = threading.Lock()
+        self._codes: dict[Capability, MachineCode] = {}
+        self._libraries: dict[Capability, Any] = {}
+        self._functions: dict[int, Any] = {}
+
+    def machine_code(self, capability: Capability) -> MachineCode:
+        """The code for GPUs of a compute capability: this process's, else the one on disk, else compiled."""
+        with self._lock:
+            return self._code(capability)
+
+    def function(self, device: int) -> Any:
+        """The driver's handle for launches on GPU ``device``, a ``CUfunction``."""
+        found = self._functions.get(device)
+        if found is None:
+            with self._lock:
+                found = self._functions.get(device) or self._load(device)
+        return found
+
+    def allow_shared(self, nbytes: int, device: int) -> None:
+        """Let launches on a GPU have more than 48 KiB of dynamic shared memory."""
+        self._allow_shared(self.function(device), nbytes, device)
+
+    def _allow_shared(self, function: Any, nbytes: int, device: int) -> None:
+        from cuda.bindings import driver
+
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        kernel, number = driver.CUkernel(int(function)), driver.CUdevice(device)
+        status = driver.cuKernelSetAttribute(attribute, nbytes, kernel, number)[0]
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{self.py_func.__name__}: {nbytes} bytes of shared memory: {status.name}")
+
+    def _key(self, capability: Capability) -> str | None:
+        """The name of the code on disk; None where it is not to be kept."""
+        from tilewright.kernels import fingerprint
+
+        if code_cache.directory() is None:
+            return None
+        told = (str(self.signature), self.launch_bounds, capability, fingerprint.surroundings())
+        try:
+            return fingerprint.fingerprint(self.py_func, *told)
+        except fingerprint.Unknown:  # somebody's own kernel, over objects that do not tell what they are
+            return None
+
+    def _code(self, capability: Capability, *, anew: bool = False) -> MachineCode:
+        if anew or capability not in self._codes:
+            key = self._key(capability)
+            code = None if key is None or anew else code_cache.load(key)
+            if code is None:
+                code = compile_function(self.py_func, self.signature, capability, self.launch_bounds)
+                if key is not None:
+                    code_cache.store(key, code)
+            self._codes[capability] = code
+        return self._codes[capability]
+
+    def _load(self, device: int) -> Any:
+        from cuda.bindings import driver
+
+        capability = device_capability(device)
+        if capability not in self._libraries:
+            try:
+                self._libraries[capability] = _loaded(self._code(capability))
+            except RuntimeError:
+                # Whole, but not what this driver takes: what was kept is replaced. Of new code it is the last word.
+                self._libraries[capability] = _loaded(self._code(capability, anew=True))
+        _, kernel = self._libraries[capability]
+        function = driver.CUfunction(int(kernel))  # which launches take for one: the context is the caller's
+        if self._shared_nbytes > DEFAULT_SHARED_NBYTES:
+            self._allow_shared(function, self._shared_nbytes, device)
+        self._functions[device] = function
+        return function
+
+
+def _loaded(code: MachineCode) -> tuple[Any, Any]:
+    """The driver's library of a kernel, which belongs to no context, and the kernel in it; RuntimeError if refused."""
+    from cuda.bindings import driver
+
+    status, library = driver.cuLibraryLoadData(code.cubin, [], [], 0, [], [], 0)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"loading the machine code of {code.entry}: {status.name}")
+    status, kernel = driver.cuLibraryGetKernel(library, code.entry.encode())
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"finding {code.entry} in its machine code: {status.name}")
+    return library, kernel
+
+
+@functools.cache
+def device_capability(device: int) -> Capability:
+    major, minor = cuda.gpus[device].compute_capability
+    return int(major), int(minor)
+
+
+def compile_function(
+    function: Any, signature: Any, capability: Capability, launch_bounds: tuple[int, int] | None
+) -> MachineCode:
+    """Machine code of a kernel's function, as ``numba.cuda.jit(signature, launch_bounds=...)`` makes it.
+
+    Needs no GPU. Numba's own way makes PTX first, which nobody reads, and holds its lock to the end.
+    """
+    from numba.cuda.compiler import compile_cuda, kernel_fixup
+    from numba.cuda.core.compiler_lock import global_compiler_lock
+    from numba.cuda.cudadrv import nvvm
+    from numba.cuda.cudadrv.driver import _have_nvjitlink
+
+    debug = bool(config.CUDA_DEBUGINFO_DEFAULT)
+    lto = _have_nvjitlink() and not debug
+    options: dict[str, Any] = {"fastmath": False, "opt": 3 if config.OPT else 0}
+    if debug:
+        options["g"] = None
+    target = (*capability, "a" if capability >= SPECIFIC else "")
+    with global_compiler_lock:
+        made = compile_cuda(
+            function,
+            numba.types.void,
+            signature.args,
+            debug=debug,
+            nvvm_options=options,
+            cc=capability,
+            lto=lto,
+        )
+        library = made.library
+        entry = str(made.fndesc.llvm_func_name)
+        kernel = library.get_function(entry)
+        kernel_fixup(kernel, debug)
+        nvvm.set_launch_bounds(kernel, launch_bounds)
+        if lto:
+            library.get_ltoir(cc=target)
+        else:
+            library.get_asm_strs(cc=target)
+    return MachineCode(entry, bytes(library.get_cubin(cc=target).code))
+
+
+def compile_kernel(
+    function: Any, signature: Any, *, launch_bounds: tuple[int, int] | None = None, shared_nbytes: int = 0
+) -> Any:
+    """A kernel of one signature for `tilewright.kernels.launch.enqueue`, compiled at its first launch on a GPU.
+
+    shared_nbytes: dynamic shared memory of its launches, where it is always the same. In the simulator this is
+    Numba's own kernel.
+    """
+    if config.ENABLE_CUDASIM:
+        return cuda.jit(signature)(function)
+    return CompiledKernel(function, signature, launch_bounds, shared_nbytes)
+
+
+def compile_together(kernels: Iterable[Any], capability: Capability) -> None:
+    """Have the machine code of several kernels ready, making what is missing on several threads."""
+    missing = [kernel for kernel in kernels if capability not in kernel._codes]
+    if not missing:
+        return
+    threads = min(len(missing), COMPILING_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="compile") as pool:
+        list(pool.map(lambda kernel: kernel.machine_code(capability), missing))

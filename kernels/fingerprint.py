@@ -1,0 +1,225 @@
+"""What a kernel's machine code depends on, as one short string: the name under which the code is kept on disk.
+
+A kernel is a Python function over constants that it closes over or finds in its module. Every one of them is looked at,
+through device functions and intrinsics, so that a changed constant is another kernel, whether the source changed or a
+test or a measurement set it. What a function of another package does is told by that package's version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import sys
+import types
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core.types import Type
+
+PACKAGES = (
+    "tilewright",
+    "numba",
+    "numba-cuda",
+    "llvmlite",
+    "numpy",
+    "cuda-bindings",
+    "cuda-core",
+    "ml_dtypes",
+)
+"""Whose versions the code depends on, as they are installed."""
+OUTSIDE = ("numba", "numba_cuda", "llvmlite", "numpy", "cuda", "ml_dtypes", *sys.stdlib_module_names)
+"""Packages whose functions stand for their version."""
+
+
+class Unknown(TypeError):
+    """A kernel refers to something whose meaning cannot be told: its code is not kept."""
+
+
+def fingerprint(function: Any, *more: Any) -> str:
+    """A hash, 64 hexadecimal digits, of a function's code, of all that it refers to, and of ``more`` plain values.
+
+    Raises Unknown where something that it refers to is neither a plain value, a dtype, a Numba type, an array, a
+    dataclass, a module nor a function.
+    """
+    digest = hashlib.sha256()
+    for piece in _walk((function, *more), {}):
+        digest.update(piece.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+@functools.cache
+def surroundings() -> tuple[str, ...]:
+    """What all kernels of a process depend on: versions, Numba's settings, and the source of this package."""
+    from cuda.bindings import nvjitlink, nvvm
+    from numba.cuda.core import config
+
+    told = [f"python {sys.version_info[:3]}", f"source {source_hash()}"]
+    for name in PACKAGES:
+        try:
+            told.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            told.append(f"{name} absent")
+    for library in (nvvm, nvjitlink):
+        try:
+            told.append(f"{library.__name__} {library.version()}")
+        except RuntimeError as error:  # the library is not installed: the driver links
+            told.append(f"{library.__name__} {type(error).__name__}")
+    told.append(f"opt {config.OPT} debug {config.CUDA_DEBUGINFO_DEFAULT} driver {_driver_version()}")
+    return tuple(told)
+
+
+def _driver_version() -> int:
+    from cuda.bindings import driver
+
+    try:
+        status, version = driver.cuDriverGetVersion()
+    except RuntimeError:  # no driver here, so nothing that it could have linked
+        return 0
+    return int(version) if status == driver.CUresult.CUDA_SUCCESS else 0
+
+
+@functools.cache
+def source_hash() -> str:
+    """A hash of every Python file of this package."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder)}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
+    """Strings that tell ``value`` apart from every other; the same in every process."""
+    kind = type(value)
+    if value is None or value is ... or kind in (bool, int, float, complex, str, bytes, range, slice):
+        yield f"{kind.__name__} {value!r}"
+        return
+    if isinstance(value, (np.generic, np.dtype)):
+        yield f"{kind.__name__} {value!r}"
+        return
+    if isinstance(value, Type):
+        yield f"numba {value}"
+        return
+    if isinstance(value, ir.Type):
+        yield f"llvm {value}"
+        return
+    if isinstance(value, ir.InlineAsm):
+        yield f"asm {value.function_type} {value.asm!r} {value.constraint!r} {value.side_effect}"
+        return
+    # Constants are told in full wherever they are met: whether two equal ones are one object depends on whether Python
+    # compiled the module just now or read it from its own cache.
+    if isinstance(value, np.ndarray):
+        yield f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+        return
+    if isinstance(value, tuple):
+        yield f"tuple of {len(value)}"
+        for item in value:
+            yield from _walk(item, seen)
+        return
+    if isinstance(value, frozenset):
+        yield f"frozenset of {len(value)}"
+        for item in sorted(value, key=repr):
+            yield from _walk(item, seen)
+        return
+    if isinstance(value, types.CodeType):
+        yield from _code(value, seen)
+        return
+    if id(value) in seen:
+        yield f"again {seen[id(value)][0]}"
+        return
+    seen[id(value)] = len(seen), value  # kept alive, so that its number is not given to another
+    if isinstance(value, list):
+        yield f"list of {len(value)}"
+        for item in value:
+            yield from _walk(item, seen)
+    elif isinstance(value, dict):
+        yield f"dict of {len(value)}"
+        for name in sorted(value, key=repr):
+            yield from _walk(name, seen)
+            yield from _walk(value[name], seen)
+    elif isinstance(value, set):
+        yield f"set of {len(value)}"
+        for item in sorted(value, key=repr):
+            yield from _walk(item, seen)
+    elif isinstance(value, enum.Enum):
+        yield f"enum {kind.__qualname__}.{value.name}"
+    elif isinstance(value, type):
+        yield f"class {value.__module__}.{value.__qualname__}"
+    elif isinstance(value, types.ModuleType):
+        yield f"module {value.__name__}"
+    elif isinstance(value, functools.partial):
+        yield "partial"
+        yield from _walk((value.func, value.args, value.keywords), seen)
+    elif hasattr(value, "py_func"):  # a device function
+        yield "device function"
+        yield from _walk((value.py_func, dict(value.targetoptions)), seen)
+    elif hasattr(value, "_defn"):  # an intrinsic
+        yield "intrinsic"
+        yield from _walk(value._defn, seen)
+    elif isinstance(value, types.FunctionType):
+        yield from _function(value, seen)
+    elif dataclasses.is_dataclass(value):
+        yield f"{kind.__module__}.{kind.__qualname__}"
+        for field in dataclasses.fields(value):
+            yield from _walk(getattr(value, field.name), seen)
+    elif _outside(value):
+        yield f"outside {value.__module__}.{value.__name__}"
+    else:
+        raise Unknown(f"a kernel refers to {value!r} of {kind}, which does not tell what it is")
+
+
+def _outside(value: Any) -> bool:
+    """Whether a value is something by name of a package whose version is told: a function, or what stands for one."""
+    package = str(getattr(value, "__module__", "")).partition(".")[0]
+    return package in OUTSIDE and bool(getattr(value, "__name__", ""))
+
+
+def _function(function: types.FunctionType, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
+    yield f"function {function.__module__}.{function.__qualname__}"
+    if str(function.__module__).partition(".")[0] in OUTSIDE:
+        return
+    yield from _code(function.__code__, seen)
+    yield from _walk((function.__defaults__, function.__kwdefaults__), seen)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield f"closure {name}"
+        try:
+            held = cell.cell_contents
+        except ValueError:  # bound later: an empty cell
+            yield "nothing"
+            continue
+        yield from _walk(held, seen)
+    names = _names(function.__code__)
+    for name in sorted(names):
+        if name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        yield f"global {name}"
+        yield from _walk(value, seen)
+        own = isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] not in OUTSIDE
+        for attribute in sorted(names) if own else ():
+            if hasattr(value, attribute):
+                yield f"attribute {attribute}"
+                yield from _walk(getattr(value, attribute), seen)
+
+
+def _code(code: types.CodeType, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
+    yield f"code {code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_freevars} {code.co_cellvars}"
+    for constant in code.co_consts:
+        yield from _walk(constant, seen)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names that a function and the functions within it look up in their module, or as attributes."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _names(constant)
+    return found

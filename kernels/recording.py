@@ -1,0 +1,101 @@
+"""Launches written down once, with the addresses of the arrays left open, and repeated with other addresses.
+
+What a kernel of the ladder does on the host, from choosing tiles to packing arguments, depends on the shapes, strides
+and dtypes of its operands, and on where they lie modulo `ALIGNMENT`. So it is done once: a `Recording` stands for the
+stream, a `Place` for an address, and what would have been launched becomes the steps of a `Plan`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+ALIGNMENT = 128
+"""What a recorded launch may know of an address is its remainder by this."""
+SCRATCH = 3
+"""The base of scratch memory; bases 0, 1 and 2 are A, B and C."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An address that is not known yet, but for its remainder by `ALIGNMENT`."""
+
+    base: int
+    """Which of the arrays it lies in."""
+    offset: int
+    """From the array's first element, in bytes."""
+    remainder: int
+    """Of the first element's address."""
+
+    def __add__(self, nbytes: int) -> Place:
+        return Place(self.base, self.offset + nbytes, self.remainder)
+
+    def __mod__(self, divisor: int) -> int:
+        if ALIGNMENT % divisor:
+            raise ValueError(f"of an open address only remainders by divisors of {ALIGNMENT} are known")
+        return (self.remainder + self.offset) % divisor
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch."""
+
+    name: str
+    """Of the kernel, for errors."""
+    function: Any
+    """The driver's handle."""
+    layout: Any
+    """`struct.Struct` of the arguments."""
+    values: tuple[Any, ...]
+    """What is packed; anything where a place is."""
+    places: tuple[tuple[int, int, int], ...]
+    """(index in values, base, offset) of every address."""
+    shape: tuple[int, int, int, int, int, int]
+    """Grid and block."""
+    shared_nbytes: int
+    cluster: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Launches in their order, on one stream of one device."""
+
+    steps: tuple[Step, ...]
+    scratch_nbytes: int
+    """Scratch memory that the launches use one after the other."""
+
+
+class Recording:
+    """What a kernel is given for a stream while its launches are written down."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+        self._scratch_nbytes = 0
+
+    def __int__(self) -> int:
+        return 0  # a stream's handle is asked for, to borrow scratch memory for it
+
+    def borrow(self, nbytes: int) -> Place:
+        self._scratch_nbytes = max(self._scratch_nbytes, nbytes)
+        return Place(SCRATCH, 0, 0)
+
+    def add(
+        self,
+        name: str,
+        function: Any,
+        layout: Any,
+        values: list[Any],
+        shape: tuple[int, int, int, int, int, int],
+        shared_nbytes: int,
+        cluster: int,
+    ) -> None:
+        places = tuple(
+            (index, value.base, value.offset)
+            for index, value in enumerate(values)
+            if isinstance(value, Place)
+        )
+        known = tuple(0 if isinstance(value, Place) else value for value in values)
+        self._steps.append(Step(name, function, layout, known, places, shape, shared_nbytes, cluster))
+
+    def plan(self) -> Plan:
+        return Plan(tuple(self._steps), self._scratch_nbytes)

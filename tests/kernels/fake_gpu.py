@@ -1,0 +1,107 @@
+"""A GPU that is not there: what a launch hands to the driver is written down, so that the way there runs anywhere."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tilewright.kernels import compiled, launch
+from tilewright.kernels.gemm import double_tensor_core, product, scratch, skinny, tuning, warp_tiled_launch
+
+SCRATCH = 0x600000000000
+PROCESSORS = 132
+
+
+class Launched(NamedTuple):
+    """One call of the driver's."""
+
+    kernel: str
+    shape: tuple[int, ...]
+    shared_nbytes: int
+    stream: int
+    values: tuple[Any, ...]
+
+
+class Array:
+    """An array of another library, on the GPU that is not there; ``reads`` counts how often it was asked."""
+
+    def __init__(
+        self,
+        pointer: int,
+        shape: tuple[int, ...],
+        dtype: str,
+        strides: tuple[int, ...] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self.reads = 0
+        self._told = {
+            "shape": shape,
+            "typestr": np.dtype(dtype).str,
+            "data": (pointer, read_only),
+            "strides": strides,
+            "version": 3,
+        }
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        self.reads += 1
+        return self._told
+
+
+class FakeGPU:
+    """Launches in their order; every kernel's handle is itself."""
+
+    def __init__(self, seconds: float) -> None:
+        self.launched: list[Launched] = []
+        self._seconds = seconds
+
+    def cuLaunchKernel(self, kernel: Any, *rest: Any) -> tuple[int]:
+        *shape, shared_nbytes, stream, _, extra = rest
+        if self._seconds:
+            time.sleep(self._seconds)  # other threads run, as they do while the driver works
+        told = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
+        arguments, nbytes = told[1], ctypes.c_size_t.from_address(told[3] or 0).value
+        values = kernel.layout.unpack(ctypes.string_at(arguments or 0, nbytes))
+        self.launched.append(
+            Launched(kernel.py_func.__name__, tuple(shape), shared_nbytes, stream, tuple(values))
+        )
+        return (0,)
+
+    def take(self) -> list[Launched]:
+        found, self.launched = self.launched, []
+        return found
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0) -> FakeGPU:
+    """One Hopper GPU in place of whatever is there; a launch takes it so many seconds."""
+    fake = FakeGPU(seconds)
+    driver = SimpleNamespace(cuLaunchKernel=fake.cuLaunchKernel, CUresult=SimpleNamespace(CUDA_SUCCESS=0))
+    monkeypatch.setattr(launch, "_driver", lambda: driver)
+    monkeypatch.setattr(launch, "_prepared", lambda kernel, device: (kernel, kernel.layout))
+    monkeypatch.setattr(launch, "device_count", lambda: 1)
+    monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
+    for module in (skinny, double_tensor_core):
+        monkeypatch.setattr(module, "capability", lambda device: (9, 0))
+        monkeypatch.setattr(module, "allow_dynamic_shared", lambda kernel, nbytes: None)
+    monkeypatch.setattr(double_tensor_core, "multiprocessors", lambda device: PROCESSORS)
+    monkeypatch.setattr(warp_tiled_launch, "_multiprocessors", lambda device: PROCESSORS)
+    monkeypatch.setattr(compiled, "device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(tuning, "_file", lambda: None)
+    # Scratch memory is borrowed for a recording as ever, else it lies at one place.
+    borrowed = scratch.borrowed
+
+    def at_one_place(nbytes: int, stream: Any, handle: int) -> Any:
+        return borrowed(nbytes, stream, handle) if hasattr(stream, "plan") else nullcontext(SCRATCH)
+
+    for module in (scratch, skinny, warp_tiled_launch, double_tensor_core):
+        monkeypatch.setattr(module, "borrowed", at_one_place)
+    for decision in (product._prepare, product._decide):
+        decision.cache_clear()
+        monkeypatch.setattr(product, decision.__name__, decision.__wrapped__)
+    return fake

@@ -1,0 +1,227 @@
+"""A product that was multiplied before: the same launches, the same checks, and little more than the launch."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernels import fake_gpu
+from tests.kernels.fake_gpu import Array, FakeGPU
+from tilewright.kernels import launch, matmul
+from tilewright.kernels.errors import OutputError, ShapeError
+from tilewright.kernels.gemm import product, tuning
+from tilewright.kernels.gemm.repitch import Matrix
+from tilewright.kernels.gemm.select import ladder, select
+from tilewright.kernels.recording import Place
+
+pytestmark = pytest.mark.skipif(launch.SIMULATOR, reason="the simulator launches in its own way")
+
+BASES = (0x700000000000, 0x710000000000, 0x720000000000)
+MOST_CALLS = 90
+"""Calls of functions, Python's and C's, in a repeated product, where there were some 200 before launches were recorded.
+A quick machine makes ten of them in a microsecond."""
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
+    return remembering(monkeypatch, fake_gpu.install(monkeypatch))
+
+
+def remembering(monkeypatch: pytest.MonkeyPatch, fake: FakeGPU) -> FakeGPU:
+    """Decisions kept as ever, but in caches that end with the test."""
+    for name in ("_prepare", "_decide"):
+        monkeypatch.setattr(product, name, functools.lru_cache(getattr(product, name)))
+    return fake
+
+
+def matrices(
+    m: int, n: int, k: int, dtype: str, transpose: str, shift: int = 0, padding: int = 0
+) -> list[Array]:
+    """a, b and out; ``transpose`` names those that lie by columns, ``shift`` is in bytes."""
+    found = []
+    for base, name, (rows, columns) in zip(BASES, "abc", ((m, k), (k, n), (m, n)), strict=True):
+        size = np.dtype(dtype).itemsize
+        strides = ((columns + padding) * size, size)
+        if name in transpose:
+            strides = (size, (rows + padding) * size)
+        found.append(Array(base + shift, (rows, columns), dtype, strides))
+    return found
+
+
+def matrix(array: Array) -> Matrix:
+    """The same as kernels take it, at its true address."""
+    memory = launch.memory_of(array)
+    rows, columns = memory.shape
+    return Matrix(memory.pointer, (rows, columns), (memory.strides[0], memory.strides[1]), memory.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i4", "f2"])
+@pytest.mark.parametrize(
+    "sides", [(64, 64, 64), (1, 300, 1000), (511, 513, 65), (4096, 4128, 512), (40, 64, 8192)]
+)
+@pytest.mark.parametrize("transpose", ["", "a", "bc", "abc"])
+@pytest.mark.parametrize(("shift", "padding"), [(0, 0), (16, 4), (48, 3)])
+def test_what_is_repeated_is_what_is_launched(
+    dtype: str, sides: tuple[int, int, int], transpose: str, shift: int, padding: int, gpu: FakeGPU
+) -> None:
+    a, b, out = matrices(*sides, dtype, transpose, shift, padding)
+    kernel = select(product.describe(a, b, out))
+    if not kernel.recordable:
+        assert kernel.name in ("exact-integer-wgmma", "float16-wgmma"), (
+            "which encode addresses in tensor maps"
+        )
+        return
+    kernel.launch(*(matrix(array) for array in (a, b, out)), False, 0)
+    direct = gpu.take()
+    assert direct
+    for moved in (0, 1 << 20, 2 << 30):
+        arrays = matrices(*sides, dtype, transpose, shift + moved, padding)
+        matmul(*arrays)
+        expected = [
+            launched._replace(
+                values=tuple(
+                    value + moved if isinstance(value, int) and value >= BASES[0] else value
+                    for value in launched.values
+                )
+            )
+            for launched in direct
+        ]
+        assert gpu.take() == expected
+
+
+def test_scratch_memory_may_move(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = matrices(64, 64, 8192, "f4", "")
+    matmul(*arrays)
+    first = gpu.take()
+    assert len(first) == 2, "k is cut, and the parts added up"
+    matmul(*arrays)
+    assert gpu.take() == first
+    assert any(value == fake_gpu.SCRATCH for value in first[0].values)
+
+
+def test_a_short_k_is_one_launch(gpu: FakeGPU) -> None:
+    matmul(*matrices(64, 64, 64, "f4", ""))
+    assert len(gpu.take()) == 1
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_a_repeated_product_calls_few_functions(dtype: str, gpu: FakeGPU) -> None:
+    arrays = matrices(64, 64, 64, dtype, "")
+    for _ in range(2):
+        matmul(*arrays)
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    reads = [array.reads for array in arrays]
+    sys.setprofile(count)
+    try:
+        matmul(*arrays)
+    finally:
+        sys.setprofile(None)
+    print(f"a repeated product of {dtype} calls {calls} functions")
+    assert 10 < calls <= MOST_CALLS
+    assert [array.reads for array in arrays] == [count + 1 for count in reads], "each is asked once"
+
+
+def test_a_repeated_product_is_checked(gpu: FakeGPU) -> None:
+    a, b, out = matrices(64, 64, 64, "f4", "")
+    matmul(a, b, out)
+    gpu.take()
+    with pytest.raises(OutputError, match="out overlaps b"):
+        matmul(a, b, Array(BASES[1] + 128, (64, 64), "f4"))
+    with pytest.raises(OutputError, match="read-only"):
+        matmul(a, b, Array(BASES[2], (64, 64), "f4", read_only=True))
+    with pytest.raises(OutputError, match="has shape"):
+        matmul(a, b, Array(BASES[2], (64, 63), "f4"))
+    with pytest.raises(ShapeError, match="inner sides differ"):
+        matmul(a, Array(BASES[1], (63, 64), "f4"), out)
+    assert gpu.take() == []
+
+
+def test_arrays_on_two_devices_are_refused(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = matrices(64, 64, 64, "f4", "")
+    matmul(*arrays)
+    monkeypatch.setattr(launch, "device_count", lambda: 2)
+    monkeypatch.setattr(launch, "device_index", lambda memory: int(memory.pointer >= BASES[1]))
+    with pytest.raises(OutputError, match=r"GPUs \[0, 1\]"):
+        matmul(*arrays)
+
+
+def test_alignment_is_part_of_a_decision(gpu: FakeGPU) -> None:
+    matmul(*matrices(64, 64, 64, "f4", ""))
+    matmul(*matrices(64, 64, 64, "f4", "", shift=4))
+    matmul(*matrices(64, 64, 64, "f4", ""))
+    aligned, shifted, again = gpu.take()
+    assert aligned == again
+    assert product._prepare.cache_info().misses == 2
+    assert shifted.values != aligned.values
+
+
+def test_what_was_measured_decides_anew(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = matrices(512, 512, 512, "f4", "")
+    matmul(*arrays)
+    first = gpu.take()[0].kernel
+    monkeypatch.setattr(tuning, "preferred", lambda problem: "register-blocked")
+    matmul(*arrays)
+    assert gpu.take()[0].kernel == first, "nothing says that it changed"
+    monkeypatch.setattr(tuning, "generation", tuning.generation + 1)
+    matmul(*arrays)
+    assert gpu.take()[0].kernel != first
+
+
+def test_threads_have_arguments_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = remembering(monkeypatch, fake_gpu.install(monkeypatch, seconds=0.0005))
+    products = [matrices(64, 64, 64, "f4", "", shift=place << 20) for place in range(8)]
+
+    def multiply(place: int) -> None:
+        for _ in range(10):
+            matmul(*products[place])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(multiply, range(8)))
+    launched = gpu.take()
+    assert len(launched) == 80
+    shifts = [
+        tuple(
+            value - base
+            for value, base in zip(sorted(v for v in one.values if v >= BASES[0]), BASES, strict=True)
+        )
+        for one in launched
+    ]
+    assert all(len(set(shift)) == 1 for shift in shifts), "a launch mixes the arrays of two threads"
+    assert sorted(shift[0] for shift in shifts) == sorted(
+        (place << 20) for place in range(8) for _ in range(10)
+    )
+
+
+def test_of_an_open_address_only_its_remainder_is_known() -> None:
+    place = Place(1, 0, 48) + 100
+    assert (place.base, place.offset) == (1, 100)
+    assert (place % 16, place % 128, place % 4) == (4, 20, 0)
+    with pytest.raises(ValueError, match="divisors of 128"):
+        place % 256
+
+
+def test_an_empty_array_may_have_no_address(gpu: FakeGPU) -> None:
+    nothing = Array(0, (0, 64), "f4")
+    nothing._told["data"] = (None, False)
+    out = Array(BASES[2], (64, 64), "f4")
+    matmul(nothing, nothing, out, transpose_a=True)
+    (zeros,) = gpu.take()
+    assert zeros.kernel == "tiled_kernel"
+    matmul(Array(BASES[0], (64, 0), "f4"), nothing, out, accumulate=True)
+    assert gpu.take() == [], "nothing is added"
+
+
+def test_recordable_kernels_are_those_that_enqueue_alone() -> None:
+    assert {kernel.name for kernel in ladder() if kernel.recordable} >= {
+        "skinny", "warp-tiled", "double_tensor_core", "register-blocked", "tiled", "global-memory",
+    }  # fmt: skip
