@@ -217,7 +217,7 @@ def read_range(document: Document, start: int, stop: int, target: np.ndarray) ->
         while done < stop - start:
             got = os.preadv(descriptor, [view[done:]], start + done)
             if got == 0:
-                raise _ended(document, start + done)
+                raise _ended(document, descriptor)
             done += got
 
 
@@ -250,7 +250,7 @@ def _stored_blocks(document: Document) -> Iterator[bytes]:
         while done < document.nbytes:
             block = os.pread(descriptor, min(STORED_NBYTES, document.nbytes - done), done)
             if not block:
-                raise _ended(document, done)
+                raise _ended(document, descriptor)
             done += len(block)
             yield block
 
@@ -270,7 +270,8 @@ def _opened(document: Document) -> Iterator[int]:
         raise CorpusError(f"cannot read {document.name}: {error.strerror}") from error
 
 
-def _ended(document: Document, at: int) -> CorpusError:
+def _ended(document: Document, descriptor: int) -> CorpusError:
+    at = os.fstat(descriptor).st_size  # not where a read found nothing: several read behind the end at once
     return CorpusError(
         f"{document.name} ended at byte {at} while it was read and had {document.nbytes} bytes when the corpus"
         " was listed; count it when nothing writes to it"

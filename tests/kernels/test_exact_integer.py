@@ -365,7 +365,7 @@ def test_layouts(
 def test_every_tile_of_mma(tile: byte_mma.Tile, m: int, n: int, k: int, rng: np.random.Generator) -> None:
     """Several tiles a block, those of smaller devices too; bytes, then a few residues, then all of them."""
     config = functools.partial(byte_mma.Config, tile=tile)
-    engine = Engine(config, byte_mma_launch.launch_product)
+    engine = Engine(config, byte_mma_launch.launch_product, byte_mma_launch.compiled)
     a, b = rng.integers(-128, 127, (m, k)), rng.integers(0, 255, (k, n))
     exact = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int64)
     np.testing.assert_array_equal(product(engine, a, b, np.int64), exact)
