@@ -41,10 +41,12 @@ SETTINGS = (
     Setting("tilewright.tiles", 8, "tiles",
             "tiles that C is cut into at least; up to this many workers give the same tiles and the same bits"),
     Setting("tilewright.read-threads", 8, "threads",
-            "threads of one worker that read and decode chunks, or on a GPU read text"),
+            "threads of one worker that read and decode chunks, or on a GPU read text; local files on a CPU: at most"
+            " its cores"),
     Setting("tilewright.decompress-threads", None, "threads",
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
-    Setting("tilewright.write-threads", 8, "threads", "threads of one worker that encode and write chunks"),
+    Setting("tilewright.write-threads", 8, "threads",
+            "threads of one worker that encode and write chunks; as read-threads on a CPU"),
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"

@@ -26,7 +26,7 @@ import numpy as np
 import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.errors import BaseZarrError
-from zarr.storage import MemoryStore
+from zarr.storage import LocalStore, MemoryStore
 
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.chunks import (
@@ -650,6 +650,11 @@ def remove_drafts(folder: Path) -> None:
     for path in folder.rglob("*.partial"):
         if DRAFT_NAME.search(path.name):
             path.unlink(missing_ok=True)
+
+
+def is_local(array: zarr.Array[Any]) -> bool:
+    """Whether an array's chunks are files of this host."""
+    return isinstance(array.store, LocalStore)
 
 
 def local_path(target: Source) -> Path | None:

@@ -240,8 +240,8 @@ def _attempt(
         plan=plan,
         device=facts[0].device,
         precision=job.precision,
-        read_threads=config.get("read-threads"),
-        write_threads=config.get("write-threads"),
+        read_threads=_threads("read-threads", facts, job.a, job.b),
+        write_threads=_threads("write-threads", facts, job.a, job.b),
         run=uuid.uuid4().hex[:12],
     )
     ledger = None
@@ -419,6 +419,11 @@ def _plan(
     b = store.as_stored_matrix(right, transpose=transpose_b)
     parent = Parent(a.rows, b.columns, a.columns, transpose_a, transpose_b)
     limits = _limits(facts, device_memory, c_dtype, precision, parent)
+    limits = replace(
+        limits,
+        read_threads=_threads("read-threads", facts, left, right),
+        write_threads=_threads("write-threads", facts, left, right),
+    )
     if most_nbytes is not None:
         limits = replace(limits, device_nbytes=min(limits.device_nbytes, most_nbytes))
     if isinstance(out, zarr.Array):
@@ -461,10 +466,17 @@ def _limits(
         on_host=on_host,
         panel_nbytes=config.get("panel-nbytes"),
         tiles=config.get("tiles"),
-        read_threads=config.get("read-threads"),
-        write_threads=config.get("write-threads"),
         workspace_nbytes=workspace,
     )
+
+
+def _threads(name: str, facts: list[WorkerFacts], *inputs: zarr.Array[Any]) -> int:
+    """Threads that move chunks. Where the CPU multiplies and the chunks are in local files, more of them than cores
+    only hold more memory; elsewhere they wait for the bus, or for another host."""
+    most: int = config.get(name)
+    if facts[0].device == "cpu" and all(store.is_local(array) for array in inputs):
+        return min(most, min(fact.cores for fact in facts))
+    return most
 
 
 def _workspace(
