@@ -359,18 +359,22 @@ def _native(array: zarr.Array[Any]) -> np.dtype:
 
 def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) -> None:
     """The output replaces or fills its place, so it must not be where a factor is read from."""
-    path = store.local_path(out)
+    path = store.local_path(store.name_of(out))
     for role, factor in (("A", left), ("B", right)):
         same = store.name_of(out) == store.name_of(factor)
         factor_path = store.local_path(store.name_of(factor))
         if path is not None and factor_path is not None:
-            same = path.resolve() == factor_path.resolve()
-            if not same and (
-                path.resolve() in factor_path.resolve().parents
-                or factor_path.resolve() in path.resolve().parents
-            ):
+            ours, theirs = path.resolve(), factor_path.resolve()
+            same = ours == theirs
+            if not same and (ours in theirs.parents or theirs in ours.parents):
                 raise OutputError(
                     f"output: {path} and {role}, {factor_path}, lie one inside the other; give C a place of its own"
+                )
+            growing = store.partial_path(path).resolve()
+            if not isinstance(out, zarr.Array) and (growing == theirs or growing in theirs.parents):
+                raise OutputError(
+                    f"output: {path} would grow at {store.partial_path(path)}, where {role} lies; give C another"
+                    " name"
                 )
         if same:
             raise OutputError(f"output: {store.name_of(out)} is also {role}; C needs a place of its own")
