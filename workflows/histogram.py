@@ -198,9 +198,17 @@ def store_counts(counts: np.ndarray, path: Path, attributes: dict[str, Any]) -> 
     chunks = counts.shape if counts.ndim == 1 else (min(rows, len(counts)), counts.shape[1])
     output = store.create_output(path, counts.shape, counts.dtype, chunks, compressed=True, overwrite=True)
     try:
-        output.array[...] = counts
+        # One chunk after the other: zarr-python writes many at once, and goes on with the rest when one has failed.
+        if counts.ndim == 1:
+            store.write_region(output.array, (slice(0, len(counts)),), counts)
+        else:
+            whole = (slice(0, counts.shape[0]), slice(0, counts.shape[1]))
+            for piece in store.region_writes(output.array, whole):
+                piece.write([counts[piece.source]])
         output.array.attrs.update(attributes)
         output.publish()
+    except StoreError:
+        raise
     except OSError as error:
         raise StoreError(f"output: cannot write {path}: {error.strerror or error}") from error
     finally:
