@@ -42,6 +42,9 @@ MOST_GROUPS = 4
 INTEGER_VECTORS = 4
 """Vectors of each round for integers: what hides in one shows in another."""
 
+MOST_ROUNDS = 64
+"""With as many, an error that one round misses with a probability of a half escapes once in 2^64 times."""
+
 INPUT_EPSILON = {"tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 """Relative error of an operand rounded to the precision that was asked for."""
 
@@ -175,10 +178,13 @@ def verify_product(
     ShapeError
         The sides do not match.
     OptionError
-        ``rounds`` is less than one.
+        ``rounds`` is less than one, or more than `MOST_ROUNDS`.
     """
-    if rounds < 1:
-        raise OptionError(f"rounds={rounds}: at least one round is needed to check anything")
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise OptionError(
+            f"rounds={rounds}: it must be from 1 to {MOST_ROUNDS} (tilewright.verify-rounds), since each"
+            " holds vectors of its own in memory"
+        )
     start = time.perf_counter()
     left, right, result = _Side(a, transpose_a), _Side(b, transpose_b), _Side(c, False)
     (m, k), (k_right, n) = left.shape, right.shape
