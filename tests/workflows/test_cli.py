@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import itertools
 import json
 import logging
@@ -14,11 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner, Result
+from zarr.storage import LocalStore
 
 from tilewright.kernels.gemm import base
 from tilewright.kernels.histogram_tokens import KINDS
@@ -209,6 +212,36 @@ def test_histogram_files_hold_what_was_counted(run: Run, here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == [
         "f.csv", "f.json", "f.png", "f.zarr", "one.txt", "two.txt"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("per_document", [["--per-document"], []])
+def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, per_document: list[str]
+) -> None:
+    monkeypatch.setattr("tilewright.workflows.histogram.CHUNK_NBYTES", 1)  # a chunk for each document
+    for name in ("one.txt", "two.txt", "three.txt"):
+        (here / name).write_bytes(b"text")
+    before = everything(here)
+    refused = []
+
+    def full(*arguments: object) -> None:
+        refused.append(arguments)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def put(store: LocalStore, key: str, *arguments: Any, **options: Any) -> Any:
+        return full(key) if key.startswith("c/") else put_for_real(store, key, *arguments, **options)
+
+    put_for_real = LocalStore.set
+    monkeypatch.setattr(LocalStore, "set", put)
+    monkeypatch.setattr("tilewright.pipeline.store._write_fully", full)
+    result = run(
+        "histogram", "one.txt", "two.txt", "three.txt", "--by", "letter", "--out", "f.zarr", *per_document
+    )
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("error: cannot write")
+    assert "No space left on device" in result.stderr
+    assert len(refused) == 1, "nothing is written behind the first failure"
+    assert everything(here) == before
 
 
 # Bad input ----------------------------------------------------------------------------------------------
