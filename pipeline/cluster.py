@@ -137,9 +137,8 @@ def _cuda_cluster(options: dict[str, Any]) -> Any:
     from tilewright.kernels.device import devices, why_no_gpu
 
     if not devices():
-        raise DeviceUnavailableError(
-            f"the cuda profile needs a GPU: {why_no_gpu()}; use --profile local or cpu"
-        )
+        why = why_no_gpu().removeprefix("No GPU: ").removesuffix(".")
+        raise DeviceUnavailableError(f"the cuda profile needs a GPU: {why}; use --profile local or cpu")
     from dask_cuda import LocalCUDACluster
 
     return LocalCUDACluster(**options)

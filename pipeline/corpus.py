@@ -18,6 +18,7 @@ import numpy as np
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import decompress
 from tilewright.pipeline.errors import CorpusError
+from tilewright.pipeline.events import counted
 
 MOST_DOCUMENTS = 4096
 """Documents in one piece: opening more would make a piece long however small they are."""
@@ -127,10 +128,13 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -
     notes = [
         note
         for count, note in (
-            (repeated, f"{repeated} files are named more than once and count once"),
-            (links, f"{links} links to folders are not followed; name the folders themselves to count them"),
-            (broken, f"{broken} links lead nowhere and are not counted"),
-            (special, f"{special} sockets, pipes or devices are not counted"),
+            (repeated, f"{counted(repeated, 'file')} named more than once, counted once"),
+            (
+                links,
+                f"{counted(links, 'link')} to folders not followed; name the folders themselves to count them",
+            ),
+            (broken, f"{counted(broken, 'link')} to nowhere not counted"),
+            (special, f"{counted(special, 'special file')} (socket, pipe or device) not counted"),
         )
         if count
     ]

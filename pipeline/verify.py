@@ -29,7 +29,7 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.thin import WIDE_DTYPES, add_thin_product, widen
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import OptionError, ShapeError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, ignore
+from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, counted, ignore
 from tilewright.pipeline.store import RegionRead, as_stored_matrix, name_of, region_reads
 from tilewright.pipeline.submit import run_bounded, window_of
 
@@ -74,14 +74,15 @@ class Verification:
         if not self.conclusive:
             return "verification could compare nothing: every sum meets NaN or infinity"
         exact = self.tolerance == 0
+        wrong = int(self.largest_error) if exact else 0
         measure = (
-            f"{self.largest_error:.0f} sums differ"
+            f"{counted(wrong, 'sum')} differ{'s' * (wrong == 1)}"
             if exact
             else f"largest error {self.largest_error:.3g} of {self.tolerance:.3g} allowed"
         )
         rest = f", {self.unchecked} sums met NaN or infinity and were not compared" if self.unchecked else ""
         if self.passed:
-            return f"verified in {self.rounds} rounds and {self.seconds:.2f} s: {measure}{rest}"
+            return f"verified in {counted(self.rounds, 'round')} and {self.seconds:.2f} s: {measure}{rest}"
         assert self.worst is not None
         row, first, stop = self.worst
         return (

@@ -17,7 +17,7 @@ from tilewright.pipeline import store
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
-from tilewright.pipeline.events import Listener, Notice, ignore
+from tilewright.pipeline.events import Listener, Notice, counted, ignore
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
 from tilewright.pipeline.submit import survey
 
@@ -77,8 +77,8 @@ def histogram(
         listener(Notice(note))
     with open_cluster(cluster, cluster_file) as client:
         facts = survey(client, device)
-        workers = f"{len(facts)} worker{'s' if len(facts) != 1 else ''}"
-        listener(Notice(f"counting {len(corpus.documents)} documents on {facts[0].name} with {workers}"))
+        documents, workers = counted(len(corpus.documents), "document"), counted(len(facts), "worker")
+        listener(Notice(f"counting {documents} on {facts[0].name} with {workers}"))
         return count_corpus(
             client,
             corpus,

@@ -26,7 +26,7 @@ from tilewright.pipeline.errors import (
     StoreError,
     VerificationError,
 )
-from tilewright.pipeline.events import Listener, Notice, ignore
+from tilewright.pipeline.events import Listener, Notice, counted, ignore
 from tilewright.pipeline.execute import MatmulRun, run_tiles
 from tilewright.pipeline.ledger import Ledger, Past, fingerprint, read_past
 from tilewright.pipeline.plan import Limits, MatmulPlan, format_nbytes, no_workspace
@@ -524,10 +524,10 @@ def _open_output(
 
 def _choice(facts: list[WorkerFacts], plan: MatmulPlan) -> str:
     """One sentence about where the work runs."""
-    count = f"{len(facts)} worker{'s' if len(facts) != 1 else ''}"
+    workers, tiles = counted(len(facts), "worker"), counted(plan.tile_count, "tile")
     return (
-        f"multiplying on {facts[0].name} with {count}: {plan.tile_count} tiles of"
-        f" {plan.tile_rows} × {plan.tile_columns}, {format_nbytes(plan.device_peak_nbytes)} a worker"
+        f"multiplying on {facts[0].name} with {workers}: {tiles} of {plan.tile_rows} × {plan.tile_columns},"
+        f" {format_nbytes(plan.device_peak_nbytes)} a worker"
     )
 
 
