@@ -78,6 +78,10 @@ def open_cluster(
     if isinstance(cluster, Client):
         yield cluster
         return
+    if not isinstance(cluster, str):
+        raise ClusterError(
+            f"cluster={cluster!r}: it must be a profile's name, a scheduler's address or a distributed.Client"
+        )
     if "://" in cluster:
         profile: dict[str, Any] = {"kind": "existing", "address": cluster}
     else:

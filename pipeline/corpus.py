@@ -144,9 +144,10 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -
 def _stat(path: str) -> os.stat_result:
     try:
         return os.stat(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = error.strerror if isinstance(error, OSError) else error
         raise CorpusError(
-            f"cannot find {path}: {error.strerror}; name files or folders that exist"
+            f"cannot find {path or repr(path)}: {reason}; name files or folders that exist"
         ) from error
 
 

@@ -119,8 +119,9 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
                 f"{role}: there is no Zarr array at {name}; give the path of an array"
             ) from error
         except (BaseZarrError, ValueError, KeyError) as error:
+            reason = f"its metadata lack {error}" if isinstance(error, KeyError) else error
             raise StoreError(
-                f"{role}: {name} is not a Zarr array ({error}); give the path of an array"
+                f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"
             ) from error
         except (OSError, ImportError) as error:
             raise StoreError(f"{role}: cannot open {name}: {error}") from error

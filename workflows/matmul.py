@@ -319,8 +319,8 @@ def plan_matmul(
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError
     for fewer workers than one.
     """
-    if workers < 1:
-        raise OptionError(f"workers={workers}: a product needs one worker or more")
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise OptionError(f"workers={workers!r}: a product needs a whole number of workers, one or more")
     left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
     if cluster is None:
         facts = [_facts_here(device, host_memory)] * workers

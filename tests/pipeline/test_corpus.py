@@ -72,6 +72,9 @@ def test_errors_name_what_is_missing(tmp_path: Path) -> None:
         list_corpus([])
     with pytest.raises(CorpusError, match=r"cannot find .*nowhere: No such file"):
         list_corpus([tmp_path / "nowhere"])
+    for name in ("", "a\0b"):
+        with pytest.raises(CorpusError, match="cannot find "):
+            list_corpus([name])
     (tmp_path / "empty").mkdir()
     with pytest.raises(CorpusError, match=r"no files in .*empty"):
         list_corpus([tmp_path / "empty"])

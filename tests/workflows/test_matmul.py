@@ -689,8 +689,9 @@ def test_what_is_no_path_is_named(wrong: Any, tmp_path: Path) -> None:
 
 def test_a_plan_is_for_one_worker_at_least(tmp_path: Path) -> None:
     path = put(tmp_path / "a", np.ones((3, 3)))
-    with pytest.raises(OptionError, match="workers=0"):
-        tw.plan_matmul(path, path, workers=0, device="cpu")
+    for workers in (0, 2.5, "4", True):
+        with pytest.raises(OptionError, match=f"workers={workers!r}: a product needs a whole number"):
+            tw.plan_matmul(path, path, workers=workers, device="cpu")  # type: ignore[arg-type]
 
 
 def test_every_panel_and_every_tile_leaves_a_span(
