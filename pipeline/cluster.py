@@ -14,7 +14,7 @@ import yaml
 from distributed import Client, LocalCluster
 
 from tilewright.pipeline import config
-from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError
+from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 
 Cluster: TypeAlias = "str | Client"
 """A profile's name, a scheduler's address, or a client."""
@@ -71,7 +71,8 @@ def open_cluster(
     Raises
     ------
     ClusterError
-        The profile is not known, the scheduler does not answer, or a cluster class refused its arguments.
+        The profile is not known, the scheduler does not answer, a cluster class refused its arguments, or worker
+        processes did not start.
     DeviceUnavailableError
         A ``cuda`` profile on a machine without a usable GPU.
     """
@@ -117,6 +118,13 @@ def _start(stack: ExitStack, name: str, profile: dict[str, Any]) -> Client:
                 server = stack.enter_context(_cuda_cluster(profile))
     except (TypeError, ValueError) as error:
         raise ClusterError(f"profile {name!r}: the cluster refused its options {profile}: {error}") from error
+    except TilewrightError:
+        raise
+    except RuntimeError as error:
+        raise ClusterError(
+            f"profile {name!r}: its worker processes did not start ({error}); they import the script that starts them,"
+            ' so its work has to stand under `if __name__ == "__main__":`'
+        ) from error
     return stack.enter_context(Client(server))
 
 

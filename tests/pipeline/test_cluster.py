@@ -124,6 +124,18 @@ def test_what_names_no_cluster_is_refused(cluster: Any) -> None:
         pass
 
 
+def test_a_script_that_its_workers_cannot_import_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**options: Any) -> None:
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr("tilewright.pipeline.cluster.LocalCluster", fail)
+    with (
+        pytest.raises(ClusterError, match=r"Nanny failed to start.*__name__ == \"__main__\""),
+        open_cluster("cpu"),
+    ):
+        pass
+
+
 def test_every_setting_has_an_environment_name_and_is_documented() -> None:
     names = [setting.name for setting in config.SETTINGS]
     assert len(set(names)) == len(names)
