@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import lane_by_lane
-from tests.kernels.lane_by_lane import WARP, Block, _current, _Flat
+from tests.kernels.lane_by_lane import WARP, Block, _current, _Flat, byte_dot, byte_permute, byte_rotate
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.kernels.launch import SIMULATOR, ceil_div
@@ -89,24 +89,6 @@ class _Cuda(lane_by_lane._Cuda):
         return bits.bit_count()
 
 
-def _bytes(a: int, b: int) -> list[int]:
-    return [(word >> 8 * place) & 0xFF for word in (a, b) for place in range(4)]
-
-
-def _byte_permute(a: int, b: int, selector: int) -> int:
-    return sum(_bytes(a, b)[(selector >> 4 * place) & 7] << 8 * place for place in range(4))
-
-
-def _byte_rotate(a: int, b: int, n: int) -> int:
-    """As the PTX manual's table of ``prmt.b4e`` has it."""
-    chosen = {0: (5, 6, 7, 0), 1: (6, 7, 0, 1), 2: (7, 0, 1, 2), 3: (0, 1, 2, 3)}[n & 3]
-    return sum(_bytes(a, b)[source] << 8 * (3 - place) for place, source in enumerate(chosen))
-
-
-def _byte_dot(a: int, b: int, c: int) -> int:
-    return c + sum(x * y for x, y in zip(_bytes(a, 0)[:4], _bytes(b, 0)[:4], strict=True))
-
-
 def _shared_add(address: int, amount: int) -> None:
     place, rest = divmod(address - BASE, 4)
     assert rest == 0
@@ -140,7 +122,9 @@ def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, f"int{bits}", _integer(bits, True, f"i{bits // 8}"), raising=False)
     monkeypatch.setattr(module, "cuda", _Cuda())
     monkeypatch.setattr(module, "global_array", lambda address, dtype: _Flat(address, dtype.numpy))
-    for function in (_byte_permute, _byte_rotate, _byte_dot, _shared_add, _load_vector, _store_vector):
+    for function in (byte_permute, byte_rotate, byte_dot):
+        monkeypatch.setattr(module, function.__name__, function)
+    for function in (_shared_add, _load_vector, _store_vector):
         monkeypatch.setattr(module, function.__name__[1:], function)
     monkeypatch.setattr(module, "shared_address", lambda array: BASE)
 
