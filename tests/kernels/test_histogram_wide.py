@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +20,6 @@ from tilewright.kernels.launch import SIMULATOR
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
-from numba import cuda
-
-from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels import histogram_wide as module
 
 THREADS = 160
@@ -228,21 +224,3 @@ def test_decoded(character: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "uint32", lambda value: value)
     four = int.from_bytes((character.encode() + b"\xff\xff")[:4], "little")
     assert module.decoded.py_func(four) == ord(character)
-
-
-@pytest.mark.parametrize("kind", ["bigram", "codepoint"])
-def test_compiles_without_spilling(kind: str, tmp_path: Path) -> None:
-    """In the registers that a block of all threads leaves to each."""
-    if kind == "bigram":
-        text, _ = cuda.compile_ptx(module.bigram_source(), module.BIGRAM_SIGNATURE.args, cc=(9, 0))
-    else:
-        text, _ = cuda.compile_ptx(
-            module.codepoint_source(),
-            module.CODEPOINT_SIGNATURE.args,
-            cc=(9, 0),
-            launch_bounds=module.CODEPOINT_BOUNDS,
-        )
-    report = assemble(text, "sm_90", tmp_path)
-    assert_no_spills(report)
-    (registers,) = (int(words.split()[-2]) for words in report.split(",") if " registers" in words)
-    assert registers * module.THREADS <= 1 << 16, report
