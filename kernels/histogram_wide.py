@@ -131,44 +131,41 @@ def count_value(table, value, counts):  # type: ignore[no-untyped-def]
 
 
 @cuda.jit(device=True, inline="always")
-def four_bytes(address, i, hi):  # type: ignore[no-untyped-def]
-    """The bytes at ``address + i`` up to three behind it, the first lowest; ``i < hi``, where the text ends.
-
-    Reads the aligned words around them, none that begins at the end or behind it.
-    """
-    at = uint64(address) + uint64(i)
-    words = global_array(at & ~uint64(3), uint32)
-    behind = uint32(0)
-    if (at | uint64(3)) + uint64(1) < uint64(address) + uint64(hi):
-        behind = words[uint64(1)]
-    return funnel_right(words[uint64(0)], behind, (uint32(at) & uint32(3)) << uint32(3))
-
-
-@cuda.jit(device=True, inline="always")
-def word_ahead(address, i, lo):  # type: ignore[no-untyped-def]
-    """The four bytes ahead of ``address + i``, a multiple of 4; 0 for those ahead of ``address + lo``."""
-    known = i - lo
-    word = uint32(0)
-    if known > 0:
+def word_ahead(address, data, i, lo):  # type: ignore[no-untyped-def]
+    """The four bytes ahead of ``data[i]``, whose address is a multiple of 4; 0 for those ahead of ``data[lo]``."""
+    if i - lo >= 4:
         words = global_array(uint64(address) + uint64(i) - uint64(4), uint32)
-        word = words[uint64(0)]
-        if known < 4:
-            unknown = uint32(32) - (uint32(known) << uint32(3))
-            word = (word >> unknown) << unknown
+        return words[uint64(0)]
+    word = uint32(0)
+    for distance in range(1, 4):
+        if i - distance >= lo:
+            word |= uint32(data[i - distance]) << uint32(32 - 8 * distance)
     return word
 
 
 @cuda.jit(device=True, inline="always")
-def word_behind(address, i, hi):  # type: ignore[no-untyped-def]
-    """The four bytes at ``address + i``, a multiple of 4, and behind it; 0 for those from ``address + hi`` on."""
-    known = hi - i
-    word = uint32(0)
-    if known > 0:
+def word_behind(address, data, i, hi):  # type: ignore[no-untyped-def]
+    """The four bytes from ``data[i]`` on, whose address is a multiple of 4; 0 for ``data[hi]`` and those behind it."""
+    if hi - i >= 4:
         words = global_array(uint64(address) + uint64(i), uint32)
-        word = words[uint64(0)]
-        if known < 4:
-            word &= (uint32(1) << (uint32(known) << uint32(3))) - uint32(1)
+        return words[uint64(0)]
+    word = uint32(0)
+    for distance in range(3):
+        if i + distance < hi:
+            word |= uint32(data[i + distance]) << uint32(8 * distance)
     return word
+
+
+@cuda.jit(device=True, inline="always")
+def four_bytes(words, place, behind):  # type: ignore[no-untyped-def]
+    """The bytes of a vector from ``place`` on, the first lowest: its ``words`` in memory, where a thread can choose
+    among them, and the one ``behind`` it, whose memory may not be the text's.
+    """
+    word = place >> uint32(2)
+    following = behind
+    if word < uint32(WORDS - 1):
+        following = words[uint64(word + uint32(1))]
+    return funnel_right(words[uint64(word)], following, (place & uint32(3)) << uint32(3))
 
 
 @cuda.jit(device=True, inline="always")
@@ -414,13 +411,15 @@ def codepoint_source() -> Callable[..., None]:
                 high |= around[word]
             if high & uint32(HIGH_BITS):
                 here = start + int64(head + vector * uint64(VECTOR))
-                around[0] = word_ahead(address, here, lo)
-                around[WORDS + 1] = word_behind(address, here + int64(VECTOR), hi)
+                around[0] = word_ahead(address, data, here, lo)
+                around[WORDS + 1] = word_behind(address, data, here + int64(VECTOR), hi)
+                here_words = global_array(uint64(address) + uint64(here), uint32)
                 good, bad = characters_in(around)
                 replaced += uint32(cuda.popc(bad))
                 while good:
-                    i = here + int64(cuda.ffs(int32(good)) - 1)
-                    count_code(table, decoded(four_bytes(address, i, hi)), counts)
+                    place = uint32(cuda.ffs(int32(good)) - 1)
+                    four = four_bytes(here_words, place, around[WORDS + 1])
+                    count_code(table, decoded(four), counts)
                     good &= good - uint32(1)
             vector += step
         shared_add(byte_table + uint32(4 * COLUMNS * REPLACED_ROW) + column, replaced)

@@ -112,7 +112,8 @@ def counted(
     class Document(_FlatIntegers):
         def __getitem__(self, index: Any) -> int:
             at = self._address + int(index) * self._dtype.itemsize
-            assert first - self._dtype.itemsize < at < last, "read a word without a byte of the text"
+            assert first <= at, "read what lies ahead of the text"
+            assert at + self._dtype.itemsize <= last, "read what lies behind the text"
             return super().__getitem__(index)
 
     monkeypatch.setattr(module, "global_array", Document)
