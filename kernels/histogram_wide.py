@@ -180,7 +180,7 @@ def plane(around, bit):  # type: ignore[no-untyped-def]
     first = byte_dot(around[1] & mask, high, byte_dot(around[0] & mask, low, uint32(0)))
     second = byte_dot(around[3] & mask, high, byte_dot(around[2] & mask, low, uint32(0)))
     third = byte_dot(around[5] & mask, high, byte_dot(around[4] & mask, low, uint32(0)))
-    return (first + (second << uint32(8)) + (third << uint32(16))) >> uint32(bit)
+    return uint32(first | second << uint32(8) | third << uint32(16)) >> uint32(bit)
 
 
 @cuda.jit(device=True, inline="always")
@@ -220,7 +220,10 @@ def characters_in(around):  # type: ignore[no-untyped-def]
     taken |= (of_four & fourth) << uint32(3)
     good = of_two & second | of_three & third | of_four & fourth
     bad = leads & ~good | continues & ~taken
-    return good >> uint32(BYTES_AHEAD) & uint32(PLACES), bad >> uint32(BYTES_AHEAD) & uint32(PLACES)
+    return (
+        uint32(good >> uint32(BYTES_AHEAD) & uint32(PLACES)),
+        uint32(bad >> uint32(BYTES_AHEAD) & uint32(PLACES)),
+    )
 
 
 @cuda.jit(device=True, inline="always")
@@ -419,8 +422,8 @@ def codepoint_source() -> Callable[..., None]:
                 while good:
                     place = uint32(cuda.ffs(int32(good)) - 1)
                     four = four_bytes(here_words, place, around[WORDS + 1])
-                    count_code(table, decoded(four), counts)
-                    good &= good - uint32(1)
+                    count_code(table, uint32(decoded(four)), counts)
+                    good = uint32(good & (good - uint32(1)))
             vector += step
         shared_add(byte_table + uint32(4 * COLUMNS * REPLACED_ROW) + column, replaced)
         if cuda.blockIdx.x == 0:  # the bytes ahead of the first whole vector and behind the last
