@@ -78,6 +78,10 @@ def open_cluster(
     if isinstance(cluster, Client):
         yield cluster
         return
+    if not isinstance(cluster, str):
+        raise ClusterError(
+            f"cluster={cluster!r}: it must be a profile's name, a scheduler's address or a distributed.Client"
+        )
     if "://" in cluster:
         profile: dict[str, Any] = {"kind": "existing", "address": cluster}
     else:
@@ -137,9 +141,8 @@ def _cuda_cluster(options: dict[str, Any]) -> Any:
     from tilewright.kernels.device import devices, why_no_gpu
 
     if not devices():
-        raise DeviceUnavailableError(
-            f"the cuda profile needs a GPU: {why_no_gpu()}; use --profile local or cpu"
-        )
+        why = why_no_gpu().removeprefix("No GPU: ").removesuffix(".")
+        raise DeviceUnavailableError(f"the cuda profile needs a GPU: {why}; use --profile local or cpu")
     from dask_cuda import LocalCUDACluster
 
     return LocalCUDACluster(**options)

@@ -51,7 +51,7 @@ SETTINGS = (
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"
             " takes 64 times as much, or of 8 MiB if that is less"),
-    Setting("tilewright.verify-rounds", 2, "rounds", "independent rounds of the check of a product"),
+    Setting("tilewright.verify-rounds", 2, "rounds", "independent rounds of the check of a product, at most 64"),
     Setting("tilewright.cluster-file", None, "path",
             "the profiles file; unset: cluster.yaml in the working directory, else the one that is installed"),
 )  # fmt: skip
@@ -105,7 +105,7 @@ def as_nbytes(value: int | float | str, name: str) -> int:
         if isinstance(value, str) and not any(letter.isdigit() for letter in value):
             raise ValueError("no number")  # Dask reads the empty text as one byte
         nbytes = int(parse_bytes(value))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise OptionError(
             f"{name}: {value!r} is no size in bytes; write a number, or say 512MiB or 8GiB"
         ) from error

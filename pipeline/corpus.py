@@ -18,6 +18,7 @@ import numpy as np
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import decompress
 from tilewright.pipeline.errors import CorpusError
+from tilewright.pipeline.events import counted
 
 MOST_DOCUMENTS = 4096
 """Documents in one piece: opening more would make a piece long however small they are."""
@@ -127,10 +128,13 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -
     notes = [
         note
         for count, note in (
-            (repeated, f"{repeated} files are named more than once and count once"),
-            (links, f"{links} links to folders are not followed; name the folders themselves to count them"),
-            (broken, f"{broken} links lead nowhere and are not counted"),
-            (special, f"{special} sockets, pipes or devices are not counted"),
+            (repeated, f"{counted(repeated, 'file')} named more than once, counted once"),
+            (
+                links,
+                f"{counted(links, 'link')} to folders not followed; name the folders themselves to count them",
+            ),
+            (broken, f"{counted(broken, 'link')} to nowhere not counted"),
+            (special, f"{counted(special, 'special file')} (socket, pipe or device) not counted"),
         )
         if count
     ]
@@ -140,9 +144,10 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -
 def _stat(path: str) -> os.stat_result:
     try:
         return os.stat(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = error.strerror if isinstance(error, OSError) else error
         raise CorpusError(
-            f"cannot find {path}: {error.strerror}; name files or folders that exist"
+            f"cannot find {path or repr(path)}: {reason}; name files or folders that exist"
         ) from error
 
 

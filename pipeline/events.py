@@ -74,6 +74,11 @@ def ignore(event: Event) -> None:
     """The listener of those who do not listen."""
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, as a message says it: ``1 tile``, ``0 tiles``, ``8 tiles``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def describe(event: Event) -> dict[str, Any]:
     """The event as one flat JSON-ready object, its type under ``event``.
 

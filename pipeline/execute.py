@@ -12,7 +12,7 @@ from distributed import Client
 
 from tilewright.pipeline import tasks
 from tilewright.pipeline.errors import DeviceMemoryError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, counted
 from tilewright.pipeline.plan import MatmulPlan, Tile, format_nbytes
 from tilewright.pipeline.stream import THREADS, Product, TileReport
 from tilewright.pipeline.submit import run_bounded, run_combined, window_of
@@ -60,7 +60,7 @@ class MatmulRun:
             ),
             self._busy(),
             f"read {format_nbytes(self.read_nbytes)}, wrote {format_nbytes(plan.write_nbytes)},"
-            f" {plan.tile_count} tiles"
+            f" {counted(plan.tile_count, 'tile')}"
             + (f", {self.resumed} of them from an earlier run" if self.resumed else ""),
         ]
         if self.verification is not None:

@@ -20,6 +20,7 @@ import numpy as np
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.memory import format_nbytes as format_nbytes
 from tilewright.pipeline.errors import PlanError, ShapeError
+from tilewright.pipeline.events import counted
 
 PANEL_BUFFERS = 2
 """Panels of A and of B that a worker holds at least: one being multiplied while the next is filled."""
@@ -242,7 +243,7 @@ class MatmulPlan:
                 "tiles",
                 (
                     f"{self.grid[0]} × {self.grid[1]} of {self.tile_rows} × {self.tile_columns}"
-                    f" for {self.workers} worker{'s' if self.workers != 1 else ''}"
+                    f" for {counted(self.workers, 'worker')}"
                 ),
             ),
             (

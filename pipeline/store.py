@@ -16,6 +16,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import RawIOBase
@@ -71,6 +72,8 @@ LEAST_USEFUL_SHARE = 1 / 16
 def name_of(source: Source) -> str:
     """What to call an array in messages: its path or URL."""
     if isinstance(source, zarr.Array):
+        if isinstance(source.store, LocalStore):
+            return str(source.store.root / source.path)
         return str(source.store_path)
     return os.fspath(source)
 
@@ -81,6 +84,16 @@ def check_source(source: Any, role: str) -> None:
         raise StoreError(
             f"{role}: found {type(source).__module__}.{type(source).__qualname__}; it must be a path, a URL or a"
             " zarr.Array (tilewright.kernels.matmul multiplies arrays in memory)"
+        )
+    if isinstance(source, zarr.Array):
+        return
+    text = os.fspath(source)
+    if not text:
+        raise StoreError(f"{role}: found an empty name; it must be a path, a URL or a zarr.Array")
+    if text == "~" or text.startswith("~/"):
+        raise StoreError(
+            f"{role}: {text} begins with a tilde, which only shells read as the home folder; pass"
+            " os.path.expanduser(path), or ./~ for a folder of that name"
         )
 
 
@@ -106,8 +119,9 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
                 f"{role}: there is no Zarr array at {name}; give the path of an array"
             ) from error
         except (BaseZarrError, ValueError, KeyError) as error:
+            reason = f"its metadata lack {error}" if isinstance(error, KeyError) else error
             raise StoreError(
-                f"{role}: {name} is not a Zarr array ({error}); give the path of an array"
+                f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"
             ) from error
         except (OSError, ImportError) as error:
             raise StoreError(f"{role}: cannot open {name}: {error}") from error
@@ -674,20 +688,33 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     ------
     OutputExistsError
         Something stands at the target and ``overwrite`` is false; or it is true and what stands there is not ours
-        to remove: anything but a Zarr array, which a slip of the pen must not delete.
+        to remove: anything but a Zarr array, which a slip of the pen must not delete. A link is neither, wherever
+        it leads: a folder cannot be renamed to it, and what it leads to is left alone.
+    StoreError
+        The target cannot be looked at: its folder is closed to us, its name is too long or empty.
     """
     check_source(target, "output")
     if isinstance(target, zarr.Array):
         return
     path = local_path(target)
-    if overwrite:
-        if path is not None and path.exists() and not is_array_folder(path):
+    if path is not None:
+        try:
+            path.lstat()
+            taken = True
+        except FileNotFoundError:
+            taken = False
+        except (OSError, ValueError) as error:
+            raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
+        if taken and path.is_symlink():
+            raise OutputExistsError(
+                f"output: {path} is a link to {path.readlink()}; name what it leads to, or choose another path"
+            )
+        if taken and overwrite and not is_array_folder(path):
             raise OutputExistsError(
                 f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
             )
+    elif overwrite:
         return
-    if path is not None:
-        taken = path.exists()
     else:
         try:
             zarr.open(os.fspath(target), mode="r")
@@ -696,7 +723,7 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
             taken = False
         except (OSError, ImportError, ValueError) as error:
             raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
-    if taken:
+    if taken and not overwrite:
         raise OutputExistsError(
             f"output: {name_of(target)} exists; choose another path, or ask to overwrite it (--overwrite)"
         )
@@ -748,6 +775,9 @@ def create_output(
     except StoreError:
         raise
     except (OSError, BaseZarrError, ValueError, ImportError) as error:
+        if path is not None:
+            with suppress(OSError):
+                partial_path(path).rmdir()  # only where it is empty: another run's has its metadata at least
         raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
     return Output(array, path, overwrite, lock)
 

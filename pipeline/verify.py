@@ -29,7 +29,7 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.thin import WIDE_DTYPES, add_thin_product, widen
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import OptionError, ShapeError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, ignore
+from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, counted, ignore
 from tilewright.pipeline.store import RegionRead, as_stored_matrix, name_of, region_reads
 from tilewright.pipeline.submit import run_bounded, window_of
 
@@ -41,6 +41,9 @@ MOST_GROUPS = 4
 
 INTEGER_VECTORS = 4
 """Vectors of each round for integers: what hides in one shows in another."""
+
+MOST_ROUNDS = 64
+"""With as many, an error that one round misses with a probability of a half escapes once in 2^64 times."""
 
 INPUT_EPSILON = {"tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 """Relative error of an operand rounded to the precision that was asked for."""
@@ -71,14 +74,15 @@ class Verification:
         if not self.conclusive:
             return "verification could compare nothing: every sum meets NaN or infinity"
         exact = self.tolerance == 0
+        wrong = int(self.largest_error) if exact else 0
         measure = (
-            f"{self.largest_error:.0f} sums differ"
+            f"{counted(wrong, 'sum')} differ{'s' * (wrong == 1)}"
             if exact
             else f"largest error {self.largest_error:.3g} of {self.tolerance:.3g} allowed"
         )
         rest = f", {self.unchecked} sums met NaN or infinity and were not compared" if self.unchecked else ""
         if self.passed:
-            return f"verified in {self.rounds} rounds and {self.seconds:.2f} s: {measure}{rest}"
+            return f"verified in {counted(self.rounds, 'round')} and {self.seconds:.2f} s: {measure}{rest}"
         assert self.worst is not None
         row, first, stop = self.worst
         return (
@@ -175,10 +179,13 @@ def verify_product(
     ShapeError
         The sides do not match.
     OptionError
-        ``rounds`` is less than one.
+        ``rounds`` is less than one, or more than `MOST_ROUNDS`.
     """
-    if rounds < 1:
-        raise OptionError(f"rounds={rounds}: at least one round is needed to check anything")
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise OptionError(
+            f"rounds={rounds}: it must be from 1 to {MOST_ROUNDS} (tilewright.verify-rounds), since each"
+            " holds vectors of its own in memory"
+        )
     start = time.perf_counter()
     left, right, result = _Side(a, transpose_a), _Side(b, transpose_b), _Side(c, False)
     (m, k), (k_right, n) = left.shape, right.shape

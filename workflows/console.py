@@ -48,7 +48,8 @@ class Command(click.Command):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.params += [
+        self.params = [  # a list of its own: a benchmark's is that of its module, which may be asked for again
+            *self.params,
             click.Option(["--quiet", "-q"], is_flag=True, expose_value=False, callback=_remember(_QUIET),
                          help="No progress and no notices, only the result."),
             click.Option(["--debug"], is_flag=True, expose_value=False, callback=_remember(_DEBUG),

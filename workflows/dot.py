@@ -10,7 +10,7 @@ from typing import Any
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import ShapeError
-from tilewright.pipeline.events import Listener, Notice, ignore
+from tilewright.pipeline.events import Listener, Notice, counted, ignore
 from tilewright.pipeline.store import Source, name_of, open_array
 from tilewright.pipeline.submit import survey
 
@@ -76,9 +76,7 @@ def dot(
         )
     with open_cluster(cluster, cluster_file) as client:
         facts = survey(client, device)
-        listener(
-            Notice(f"multiplying on {facts[0].name} with {len(facts)} worker{'s' if len(facts) != 1 else ''}")
-        )
+        listener(Notice(f"multiplying on {facts[0].name} with {counted(len(facts), 'worker')}"))
         return dot_stored(client, left, right, device=facts[0].device, listener=listener)
 
 

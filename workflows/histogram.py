@@ -17,7 +17,7 @@ from tilewright.pipeline import store
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
-from tilewright.pipeline.events import Listener, Notice, ignore
+from tilewright.pipeline.events import Listener, Notice, counted, ignore
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
 from tilewright.pipeline.submit import survey
 
@@ -77,8 +77,8 @@ def histogram(
         listener(Notice(note))
     with open_cluster(cluster, cluster_file) as client:
         facts = survey(client, device)
-        workers = f"{len(facts)} worker{'s' if len(facts) != 1 else ''}"
-        listener(Notice(f"counting {len(corpus.documents)} documents on {facts[0].name} with {workers}"))
+        documents, workers = counted(len(corpus.documents), "document"), counted(len(facts), "worker")
+        listener(Notice(f"counting {documents} on {facts[0].name} with {workers}"))
         return count_corpus(
             client,
             corpus,
@@ -198,9 +198,17 @@ def store_counts(counts: np.ndarray, path: Path, attributes: dict[str, Any]) -> 
     chunks = counts.shape if counts.ndim == 1 else (min(rows, len(counts)), counts.shape[1])
     output = store.create_output(path, counts.shape, counts.dtype, chunks, compressed=True, overwrite=True)
     try:
-        output.array[...] = counts
+        # One chunk after the other: zarr-python writes many at once, and goes on with the rest when one has failed.
+        if counts.ndim == 1:
+            store.write_region(output.array, (slice(0, len(counts)),), counts)
+        else:
+            whole = (slice(0, counts.shape[0]), slice(0, counts.shape[1]))
+            for piece in store.region_writes(output.array, whole):
+                piece.write([counts[piece.source]])
         output.array.attrs.update(attributes)
         output.publish()
+    except StoreError:
+        raise
     except OSError as error:
         raise StoreError(f"output: cannot write {path}: {error.strerror or error}") from error
     finally:

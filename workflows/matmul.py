@@ -26,7 +26,7 @@ from tilewright.pipeline.errors import (
     StoreError,
     VerificationError,
 )
-from tilewright.pipeline.events import Listener, Notice, ignore
+from tilewright.pipeline.events import Listener, Notice, counted, ignore
 from tilewright.pipeline.execute import MatmulRun, run_tiles
 from tilewright.pipeline.ledger import Ledger, Past, fingerprint, read_past
 from tilewright.pipeline.plan import Limits, MatmulPlan, format_nbytes, no_workspace
@@ -319,8 +319,8 @@ def plan_matmul(
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError
     for fewer workers than one.
     """
-    if workers < 1:
-        raise OptionError(f"workers={workers}: a product needs one worker or more")
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise OptionError(f"workers={workers!r}: a product needs a whole number of workers, one or more")
     left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
     if cluster is None:
         facts = [_facts_here(device, host_memory)] * workers
@@ -359,18 +359,22 @@ def _native(array: zarr.Array[Any]) -> np.dtype:
 
 def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) -> None:
     """The output replaces or fills its place, so it must not be where a factor is read from."""
-    path = store.local_path(out)
+    path = store.local_path(store.name_of(out))
     for role, factor in (("A", left), ("B", right)):
         same = store.name_of(out) == store.name_of(factor)
         factor_path = store.local_path(store.name_of(factor))
         if path is not None and factor_path is not None:
-            same = path.resolve() == factor_path.resolve()
-            if not same and (
-                path.resolve() in factor_path.resolve().parents
-                or factor_path.resolve() in path.resolve().parents
-            ):
+            ours, theirs = path.resolve(), factor_path.resolve()
+            same = ours == theirs
+            if not same and (ours in theirs.parents or theirs in ours.parents):
                 raise OutputError(
                     f"output: {path} and {role}, {factor_path}, lie one inside the other; give C a place of its own"
+                )
+            growing = store.partial_path(path).resolve()
+            if not isinstance(out, zarr.Array) and (growing == theirs or growing in theirs.parents):
+                raise OutputError(
+                    f"output: {path} would grow at {store.partial_path(path)}, where {role} lies; give C another"
+                    " name"
                 )
         if same:
             raise OutputError(f"output: {store.name_of(out)} is also {role}; C needs a place of its own")
@@ -520,10 +524,10 @@ def _open_output(
 
 def _choice(facts: list[WorkerFacts], plan: MatmulPlan) -> str:
     """One sentence about where the work runs."""
-    count = f"{len(facts)} worker{'s' if len(facts) != 1 else ''}"
+    workers, tiles = counted(len(facts), "worker"), counted(plan.tile_count, "tile")
     return (
-        f"multiplying on {facts[0].name} with {count}: {plan.tile_count} tiles of"
-        f" {plan.tile_rows} × {plan.tile_columns}, {format_nbytes(plan.device_peak_nbytes)} a worker"
+        f"multiplying on {facts[0].name} with {workers}: {tiles} of {plan.tile_rows} × {plan.tile_columns},"
+        f" {format_nbytes(plan.device_peak_nbytes)} a worker"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import dask
 import pytest
@@ -106,7 +107,20 @@ def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 def test_the_cuda_profile_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.kernels.device.devices", list)
-    with pytest.raises(DeviceUnavailableError, match="cuda profile needs a GPU"), open_cluster("cuda"):
+    monkeypatch.setattr("tilewright.kernels.device.why_no_gpu", lambda: "No GPU: it was sold.")
+    with (
+        pytest.raises(DeviceUnavailableError, match=r"the cuda profile needs a GPU: it was sold; use"),
+        open_cluster("cuda"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("cluster", [None, 3])
+def test_what_names_no_cluster_is_refused(cluster: Any) -> None:
+    with (
+        pytest.raises(ClusterError, match=f"cluster={cluster}: it must be a profile's name"),
+        open_cluster(cluster),
+    ):
         pass
 
 
@@ -121,7 +135,7 @@ def test_every_setting_has_an_environment_name_and_is_documented() -> None:
 def test_sizes_are_read_and_refused_by_name() -> None:
     assert config.get("device-memory", "8GiB") == 8 * 2**30
     assert config.get("device-memory", 123) == 123
-    for wrong in ("lots", "-3", "0", "", "GiB"):
+    for wrong in ("lots", "-3", "0", "", "GiB", "1e400", "nan", [1]):
         with pytest.raises(OptionError, match="device-memory"):
             config.get("device-memory", wrong)
 

@@ -44,7 +44,7 @@ def test_a_file_named_twice_counts_once(tmp_path: Path) -> None:
     one = write(tmp_path / "one", b"x")
     corpus = list_corpus([one, tmp_path, one])
     assert len(corpus.documents) == 1
-    assert corpus.notes == ("2 files are named more than once and count once",)
+    assert corpus.notes == ("2 files named more than once, counted once",)
 
 
 def test_links_to_files_count_and_links_to_folders_are_told_of(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_links_to_files_count_and_links_to_folders_are_told_of(tmp_path: Path) -
     corpus = list_corpus([tmp_path])
     assert [Path(document.name).name for document in corpus.documents] == ["again", "one"]
     (note,) = corpus.notes
-    assert note.startswith("1 links to folders are not followed")
+    assert note.startswith("1 link to folders not followed")
 
 
 def test_pipes_are_told_of_and_never_opened(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_pipes_are_told_of_and_never_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     corpus = list_corpus([tmp_path])
     assert len(corpus.documents) == 1
-    assert "1 sockets, pipes or devices" in corpus.notes[0]
+    assert corpus.notes == ("1 special file (socket, pipe or device) not counted",)
     with pytest.raises(CorpusError, match=r"pipe is neither a file nor a folder"):
         list_corpus([tmp_path / "pipe"])
 
@@ -72,6 +72,9 @@ def test_errors_name_what_is_missing(tmp_path: Path) -> None:
         list_corpus([])
     with pytest.raises(CorpusError, match=r"cannot find .*nowhere: No such file"):
         list_corpus([tmp_path / "nowhere"])
+    for name in ("", "a\0b"):
+        with pytest.raises(CorpusError, match="cannot find "):
+            list_corpus([name])
     (tmp_path / "empty").mkdir()
     with pytest.raises(CorpusError, match=r"no files in .*empty"):
         list_corpus([tmp_path / "empty"])
@@ -138,6 +141,6 @@ def test_links_that_lead_nowhere_are_noted_below_a_folder_and_refused_by_name(tm
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     found = list_corpus([tmp_path])
     assert [document.nbytes for document in found.documents] == [3]
-    assert found.notes == ("2 links lead nowhere and are not counted",)
+    assert found.notes == ("2 links to nowhere not counted",)
     with pytest.raises(CorpusError, match="cannot find"):
         list_corpus([tmp_path / "gone"])

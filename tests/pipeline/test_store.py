@@ -365,6 +365,10 @@ def test_an_array_that_only_zarr_can_read_names_its_damaged_chunk(tmp_path: Path
 def test_open_names_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"A: there is no Zarr array at .*nope"):
         store.open_array(tmp_path / "nope", ndim=2, role="A")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "array"}')
+    with pytest.raises(StoreError, match=r"half is not a Zarr array \(its metadata lack 'data_type'\)"):
+        store.open_array(tmp_path / "half", ndim=2, role="A")
     zarr.open_group(tmp_path / "group", mode="w")
     with pytest.raises(StoreError, match=r"B: .*group is not a Zarr array"):
         store.open_array(tmp_path / "group", ndim=2, role="B")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import itertools
 import json
 import logging
@@ -14,11 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner, Result
+from zarr.storage import LocalStore
 
 from tilewright.kernels.gemm import base
 from tilewright.kernels.histogram_tokens import KINDS
@@ -211,6 +214,36 @@ def test_histogram_files_hold_what_was_counted(run: Run, here: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("per_document", [["--per-document"], []])
+def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, per_document: list[str]
+) -> None:
+    monkeypatch.setattr("tilewright.workflows.histogram.CHUNK_NBYTES", 1)  # a chunk for each document
+    for name in ("one.txt", "two.txt", "three.txt"):
+        (here / name).write_bytes(b"text")
+    before = everything(here)
+    refused = []
+
+    def full(*arguments: object) -> None:
+        refused.append(arguments)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def put(store: LocalStore, key: str, *arguments: Any, **options: Any) -> Any:
+        return full(key) if key.startswith("c/") else put_for_real(store, key, *arguments, **options)
+
+    put_for_real = LocalStore.set
+    monkeypatch.setattr(LocalStore, "set", put)
+    monkeypatch.setattr("tilewright.pipeline.store._write_fully", full)
+    result = run(
+        "histogram", "one.txt", "two.txt", "three.txt", "--by", "letter", "--out", "f.zarr", *per_document
+    )
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("error: cannot write")
+    assert "No space left on device" in result.stderr
+    assert len(refused) == 1, "nothing is written behind the first failure"
+    assert everything(here) == before
+
+
 # Bad input ----------------------------------------------------------------------------------------------
 
 
@@ -251,6 +284,9 @@ BAD = [
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--cluster-file", "broken.yaml"], ["broken.yaml", "YAML"]),
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--device-memory", "9"], ["9 B", "needs "]),
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--device-memory", "much"], ["'much' is no size", "8GiB"]),
+    (["matmul", "a.zarr", "b.zarr", "c.zarr", "--device-memory", "1e400"], ["'1e400' is no size", "8GiB"]),
+    (["verify", "a.zarr", "b.zarr", "b.zarr", "--rounds", "1000000"], ["rounds=1000000", "1 to 64"]),
+    (["matmul", "a.zarr", "b.zarr", "c.zarr", "--dtype", "float16", "--precision", "tf32"], ["tf32"]),
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--dtype", "word"], ["'word' is not an element type"]),
     (["plan", "a.zarr", "a.zarr"], ["6 columns", "8 rows"]),
     (["verify", "a.zarr", "b.zarr", "a.zarr"], ["8 × 6", "8 × 4"]),
@@ -300,6 +336,21 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         ["plan", "a.zarr", "b.zarr", "--workers", "0"],
         ["nonsense"],
         ["bench", "nonsense"],
+        ["bench", "gemm", "--seconds", "-1"],
+        ["bench", "gemm", "--plot", "f.pdf"],
+        ["bench", "io", "--plot", "none/f.png"],
+        ["bench", "e2e", "--n", "0"],
+        ["bench", "e2e", "--chunk", "0"],
+        ["bench", "e2e", "--workers", "0"],
+        ["bench", "e2e", "--repeats", "0"],
+        ["bench", "e2e", "--dtype", "potato"],
+        ["bench", "e2e", "--dtype", "complex64"],
+        ["bench", "e2e", "--timeline", "f.pdf"],
+        ["bench", "dot", "--dtype", "U4"],
+        ["bench", "dot", "--nbytes", "3"],
+        ["bench", "histogram", "--nbytes", "0"],
+        ["bench", "histogram", "--nbytes", "8 potatoes"],
+        ["bench", "corpus", "--repeats", "0"],
         ["--nonsense"],
     ],
     ids=" ".join,

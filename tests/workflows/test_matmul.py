@@ -565,6 +565,56 @@ class TestBadInput:
         a = put(tmp_path / "a", np.ones((2, 2)))
         self.check(tmp_path, OutputError, "inside the other", a, a, a / "inner", cluster=client)
 
+    def test_the_output_would_grow_where_an_input_lies(self, client: Client, tmp_path: Path) -> None:
+        a = put(tmp_path / "a", np.ones((2, 2)))
+        b = put(tmp_path / "c.partial", np.ones((2, 2)))
+        inner = put(tmp_path / "d.partial" / "inner", np.ones((2, 2)))
+        self.check(
+            tmp_path, OutputError, "would grow at .*where B lies", a, b, tmp_path / "c", cluster=client
+        )
+        self.check(tmp_path, OutputError, "where A lies", inner, a, tmp_path / "d", cluster=client)
+        assert (zarr.open_array(b)[...] == 1).all()
+
+    def test_an_open_output_is_an_input(
+        self, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        put(tmp_path / "a", np.ones((2, 2)))
+        out = zarr.open_array(tmp_path / "a", mode="r+")
+        self.check(tmp_path, OutputError, "also A", "a", "a", out, cluster=client)
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_a_link_is_no_place_for_an_output(self, client: Client, tmp_path: Path, overwrite: bool) -> None:
+        a = put(tmp_path / "a", np.ones((2, 2)))
+        put(tmp_path / "old", np.zeros((2, 2)))
+        for name, target in (("link", "old"), ("broken", "nowhere")):
+            (tmp_path / name).symlink_to(target)
+            self.check(
+                tmp_path, OutputExistsError, f"is a link to {target}; name what it leads to", a, a, tmp_path / name,
+                cluster=client, overwrite=overwrite,
+            )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("name", "match"),
+        [
+            ("", "empty name"),
+            ("~/c", "begins with a tilde"),
+            ("x" * 300, "cannot look at x+: .*too long"),
+            ("a\0b", "cannot look at .*null"),
+            ("file/c", "cannot look at file/c: .*Not a directory"),
+        ],
+    )
+    def test_names_that_no_output_can_have(
+        self, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, match: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        a = put(tmp_path / "a", np.ones((2, 2)))
+        (tmp_path / "file").write_text("no folder")
+        for overwrite in (False, True):
+            self.check(
+                tmp_path, StoreError, f"output: .*{match}", a, a, name, cluster=client, overwrite=overwrite
+            )
+
     def test_a_growing_output_of_another_run_or_of_somebody_else(
         self, client: Client, tmp_path: Path
     ) -> None:
@@ -639,8 +689,9 @@ def test_what_is_no_path_is_named(wrong: Any, tmp_path: Path) -> None:
 
 def test_a_plan_is_for_one_worker_at_least(tmp_path: Path) -> None:
     path = put(tmp_path / "a", np.ones((3, 3)))
-    with pytest.raises(OptionError, match="workers=0"):
-        tw.plan_matmul(path, path, workers=0, device="cpu")
+    for workers in (0, 2.5, "4", True):
+        with pytest.raises(OptionError, match=f"workers={workers!r}: a product needs a whole number"):
+            tw.plan_matmul(path, path, workers=workers, device="cpu")  # type: ignore[arg-type]
 
 
 def test_every_panel_and_every_tile_leaves_a_span(

@@ -18,8 +18,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import click
+import numpy as np
+
 from tilewright.kernels import launch
-from tilewright.pipeline.errors import TilewrightError
+from tilewright.pipeline import config
+from tilewright.pipeline.errors import OptionError, TilewrightError
 
 LEAST_SAMPLE_SECONDS = 20e-3
 """Short work is repeated within a sample until it takes this long: on a GPU the host's share, which launches
@@ -39,6 +43,62 @@ LIBRARIES = (
     "cupy",
     "torch",
 )
+
+COUNT = click.IntRange(min=1)
+SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+class Size(click.ParamType):
+    """Bytes, as a number or with a unit."""
+
+    name = "size"
+
+    def __init__(self, least: int = 1) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            nbytes = config.as_nbytes(value, param.opts[0] if param is not None else self.name)
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
+        if nbytes < self.least:
+            self.fail(f"{value!r} is {nbytes} bytes; it must be {self.least} or more", param, ctx)
+        return nbytes
+
+
+class ElementType(click.ParamType):
+    """The name of a dtype, of the kinds that a benchmark can draw numbers of."""
+
+    name = "dtype"
+
+    def __init__(self, kinds: str) -> None:
+        self.kinds = kinds
+        """NumPy's letters for them: ``i``, ``u``, ``f``, ``c``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        names = {"i": "integers", "u": "unsigned integers", "f": "floats", "c": "complex numbers"}
+        try:
+            if np.dtype(value).kind in self.kinds:
+                return str(value)
+        except TypeError:
+            pass
+        allowed = ", ".join(names[kind] for kind in self.kinds)
+        self.fail(f"{value!r} cannot be measured; allowed are NumPy's names of {allowed}", param, ctx)
+
+
+class Picture(click.Path):
+    """A PNG file that can be written: told before hours of measuring, not after."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.suffix != ".png":
+            self.fail(f"{value!r} must end in .png", param, ctx)
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no folder {str(path.parent)!r}; create it, or choose another", param, ctx)
+        return path
 
 
 class WrongAnswer(TilewrightError):

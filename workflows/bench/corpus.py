@@ -36,7 +36,7 @@ from tilewright.pipeline.histogram import share_of_cores
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.store import run_all
 from tilewright.pipeline.submit import survey
-from tilewright.workflows.bench.common import BenchReport, Row, WrongAnswer, machine
+from tilewright.workflows.bench.common import COUNT, BenchReport, Picture, Row, WrongAnswer, machine
 from tilewright.workflows.bench.e2e import bus_rate
 from tilewright.workflows.histogram import histogram
 
@@ -388,11 +388,11 @@ def describe_floors(details: Sequence[dict[str, Any]]) -> str:
 @click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
 @click.option("--folder", type=click.Path(file_okay=False, exists=True, path_type=Path),
               help="Where the text goes, such as /dev/shm; default: a temporary folder.")  # fmt: skip
-@click.option("--repeats", default=3, show_default=True, help="Timed runs of ours.")
+@click.option("--repeats", type=COUNT, default=3, show_default=True, help="Timed runs of ours.")
 @click.option("--no-peer", is_flag=True, help="Leave dask.delayed out.")
 @click.option("--peer-nbytes", metavar="SIZE", help="What the peer counts at most; default: everything.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the rates as bars.")
+@click.option("--plot", type=Picture(), help="Draw the rates as bars.")
 def command(
     nbytes: str,
     file_nbytes: str,

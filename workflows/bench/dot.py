@@ -9,6 +9,7 @@ import functools
 import importlib
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +18,17 @@ import numpy as np
 from tilewright.kernels import dot, launch
 from tilewright.kernels.dot_host import dot_host
 from tilewright.kernels.errors import OptionError
-from tilewright.workflows.bench.common import BenchReport, Contestant, Row, machine, measure
+from tilewright.workflows.bench.common import (
+    SECONDS,
+    BenchReport,
+    Contestant,
+    ElementType,
+    Picture,
+    Row,
+    Size,
+    machine,
+    measure,
+)
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "int8", "int32", "int64")
 LADDER_DTYPES = ("float32", "int64")
@@ -213,14 +224,22 @@ def _library(name: str) -> Any:
 
 @click.command("dot")
 @click.option(
-    "--dtype", "dtypes", multiple=True, default=DTYPES, show_default=True, help="May be given more than once."
+    "--dtype",
+    "dtypes",
+    type=ElementType("iufc"),
+    multiple=True,
+    default=DTYPES,
+    show_default=True,
+    help="May be given more than once.",
 )
-@click.option("--nbytes", type=int, default=DEFAULT_NBYTES, show_default=True, help="Bytes of each vector.")
+@click.option(
+    "--nbytes", type=Size(least=16), default=DEFAULT_NBYTES, show_default=True, help="Bytes of each vector."
+)
 @click.option("--device", type=click.Choice(launch.DEVICES), default="auto", show_default=True)
-@click.option("--seconds", type=float, default=1.0, show_default=True, help="Time for each contestant.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Write a bar plot to this PNG file.")
+@click.option("--seconds", type=SECONDS, default=1.0, show_default=True, help="Time for each contestant.")
+@click.option("--plot", type=Picture(), help="Write a bar plot to this PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(plot: str | None, as_json: bool, **options: Any) -> None:
+def command(plot: Path | None, as_json: bool, **options: Any) -> None:
     """Measure the dot product beside other libraries', after checking every answer."""
     from tilewright.workflows.console import is_quiet, print_result
 

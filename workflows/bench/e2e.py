@@ -27,12 +27,21 @@ import zarr
 from distributed import Client, LocalCluster
 
 from tilewright.pipeline import config
-from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
+from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone
 from tilewright.pipeline.execute import MatmulRun
 from tilewright.pipeline.plan import format_nbytes
 from tilewright.pipeline.store import RegionRead, region_reads, run_all
-from tilewright.workflows.bench.common import BenchReport, Row, WrongAnswer, forget_pages, machine
+from tilewright.workflows.bench.common import (
+    COUNT,
+    BenchReport,
+    ElementType,
+    Picture,
+    Row,
+    WrongAnswer,
+    forget_pages,
+    machine,
+)
 from tilewright.workflows.bench.timeline import Timeline, plot_timelines
 from tilewright.workflows.matmul import matmul
 from tilewright.workflows.verify import verify
@@ -351,14 +360,26 @@ def bus_rate(nbytes: int = 2**28) -> float:
 
 @click.command("e2e")
 @click.option(
-    "--n", "sides", multiple=True, type=int, default=(8192,), show_default=True, help="Sides of the matrices."
+    "--n",
+    "sides",
+    multiple=True,
+    type=COUNT,
+    default=(8192,),
+    show_default=True,
+    help="Sides of the matrices.",
 )
 @click.option(
-    "--dtype", "dtypes", multiple=True, default=("float32",), show_default=True, help="What is stored."
+    "--dtype",
+    "dtypes",
+    type=ElementType("iuf"),
+    multiple=True,
+    default=("float32",),
+    show_default=True,
+    help="What is stored.",
 )
-@click.option("--chunk", default=4096, show_default=True, help="Sides of the stored chunks.")
+@click.option("--chunk", type=COUNT, default=4096, show_default=True, help="Sides of the stored chunks.")
 @click.option(
-    "--workers", multiple=True, type=int, default=(1,), show_default=True, help="GPUs, or CPU processes."
+    "--workers", multiple=True, type=COUNT, default=(1,), show_default=True, help="GPUs, or CPU processes."
 )
 @click.option("--device-memory", help="What tiles and panels may take on each worker, such as 4GiB.")
 @click.option(
@@ -370,14 +391,14 @@ def bus_rate(nbytes: int = 2**28) -> float:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where matrices go; default: a temporary folder.",
 )
-@click.option("--repeats", default=3, show_default=True, help="Timed runs of ours.")
+@click.option("--repeats", type=COUNT, default=3, show_default=True, help="Timed runs of ours.")
 @click.option("--no-peer", is_flag=True, help="Leave dask.array out.")
 @click.option("--cold", is_flag=True, help="Drop the inputs from the page cache before each run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the rates as bars.")
+@click.option("--plot", type=Picture(), help="Draw the rates as bars.")
 @click.option(
     "--timeline",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=Picture(),
     help="Draw when each stage of each worker was busy, in the last run of ours, and write a PNG.",
 )
 def command(
@@ -403,9 +424,6 @@ def command(
     from tilewright.kernels.launch import resolve_device
 
     gpu = resolve_device(device) == "cuda"
-    for dtype in dtypes:
-        if np.dtype(dtype).kind not in "iuf":
-            raise OptionError(f"--dtype {dtype}: integers and real floats can be drawn")
     cases = [
         Case(n, dtype, chunk, count, device_memory, values, repeats, 0 if no_peer else min(2, repeats))
         for n in sides

@@ -12,6 +12,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -27,7 +28,7 @@ from tilewright.kernels.gemm.product import describe, kernel_name
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gemm.tiled import TILED
 from tilewright.kernels.tolerance import tolerance
-from tilewright.workflows.bench.common import BenchReport, Contestant, Row, machine, measure
+from tilewright.workflows.bench.common import SECONDS, BenchReport, Contestant, Picture, Row, machine, measure
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "int32", "int64")
 CHOSEN = "tilewright: "
@@ -411,11 +412,11 @@ def _sizes(context: click.Context, parameter: click.Parameter, texts: tuple[str,
 @click.option("--chosen-only", is_flag=True, help="Leave out the kernels that matmul would not choose.")
 @click.option("--tune", is_flag=True, help="Remember the fastest kernel of each case for matmul to choose.")
 @click.option(
-    "--seconds", type=float, default=2.0, show_default=True, help="Time for each contestant, about."
+    "--seconds", type=SECONDS, default=2.0, show_default=True, help="Time for each contestant, about."
 )
-@click.option("--plot", type=click.Path(dir_okay=False), help="Write a bar plot to this PNG file.")
+@click.option("--plot", type=Picture(), help="Write a bar plot to this PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(plot: str | None, as_json: bool, chosen_only: bool, **options: Any) -> None:
+def command(plot: Path | None, as_json: bool, chosen_only: bool, **options: Any) -> None:
     """Measure the matrix product beside the vendor's library, after checking every answer."""
     from tilewright.workflows.console import is_quiet, print_result
 

@@ -22,7 +22,16 @@ from tilewright.kernels import DocumentOffsets, histogram, launch
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_tokens import KINDS, Kind, kind_named
-from tilewright.workflows.bench.common import BenchReport, Contestant, Row, machine, measure
+from tilewright.workflows.bench.common import (
+    SECONDS,
+    BenchReport,
+    Contestant,
+    Picture,
+    Row,
+    Size,
+    machine,
+    measure,
+)
 
 TEXTS = ("uniform", "english", "one-letter", "real")
 DEFAULT_NBYTES = 1 << 30
@@ -333,13 +342,13 @@ def run_sweep(nbytes: int = DEFAULT_NBYTES) -> Any:
     type=click.Choice(tuple(KINDS)),
     help="May be repeated.",
 )
-@click.option("--nbytes", type=int, default=DEFAULT_NBYTES, show_default=True, help="Bytes of each text.")
+@click.option("--nbytes", type=Size(), default=DEFAULT_NBYTES, show_default=True, help="Bytes of each text.")
 @click.option("--device", type=click.Choice(launch.DEVICES), default="auto", show_default=True)
-@click.option("--seconds", type=float, default=1.0, show_default=True, help="Time for each contestant.")
+@click.option("--seconds", type=SECONDS, default=1.0, show_default=True, help="Time for each contestant.")
 @click.option("--sweep", is_flag=True, help="Time the byte kernel over launch shapes instead.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Write a plot to this PNG file.")
+@click.option("--plot", type=Picture(), help="Write a plot to this PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(sweep: bool, plot: str | None, as_json: bool, nbytes: int, **options: Any) -> None:
+def command(sweep: bool, plot: Path | None, as_json: bool, nbytes: int, **options: Any) -> None:
     """Measure histograms beside other libraries', after checking every answer."""
     from tilewright.workflows.console import is_quiet, print_result
 

@@ -33,7 +33,16 @@ from tilewright.pipeline import config
 from tilewright.pipeline.plan import Limits, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix, region_reads, region_writes, run_all
 from tilewright.pipeline.stream import CudaUnit, Product, Unit
-from tilewright.workflows.bench.common import BenchReport, Contestant, Row, forget_pages, machine, measure
+from tilewright.workflows.bench.common import (
+    SECONDS,
+    BenchReport,
+    Contestant,
+    Picture,
+    Row,
+    forget_pages,
+    machine,
+    measure,
+)
 
 LAYOUTS = ("plain", "zstd", "shards")
 """Uncompressed chunks; chunks compressed by Zstandard; uncompressed inner chunks, SHARD × SHARD to a file."""
@@ -518,11 +527,11 @@ def _library(name: str) -> Any:
     help="Where matrices go; default: a temporary folder.",
 )
 @click.option(
-    "--seconds", type=float, default=0.5, show_default=True, help="Time for each contestant, about."
+    "--seconds", type=SECONDS, default=0.5, show_default=True, help="Time for each contestant, about."
 )
-@click.option("--plot", type=click.Path(dir_okay=False), help="Write a bar plot to this PNG file.")
+@click.option("--plot", type=Picture(), help="Write a bar plot to this PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(nbytes: str, folder: Path | None, plot: str | None, as_json: bool, **options: Any) -> None:
+def command(nbytes: str, folder: Path | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Measure reading and writing Zarr matrices beside other libraries, after checking every answer."""
     from tilewright.workflows.console import is_quiet, print_result
 
