@@ -10,12 +10,13 @@ hold if nearly all of them are alike. Where they might be, because one of the fi
 vector comes again in its thirteenth, the columns are added up before the thirteenth.
 
 What limits this kernel is not the memory but the instructions, and among them those of the unit for shifts
-and logic, which takes one in two cycles. So most of a byte's way is dot products of bytes, which run
-elsewhere: one finds the counter's word, since a row of the four interleaved tables of a block is 128 times
-four bytes long, another brings the byte down so that a permutation makes the amount to add of its lowest two
-bits, and others add up the columns. Both halves of a warp go through the same instructions, each with a
-document of its own. A row is cleared as it is read, and of text without bytes above 127 only the lower half
-of the rows is. The text is loaded ahead, across documents: while columns are added up, the next one arrives.
+and logic, which takes one in two cycles. So what can is left to dot products of bytes, which run elsewhere:
+they bring a byte down so that a permutation makes the amount to add of its lowest two bits, and they add up
+the columns. Another permutation makes the counter's place, since a row of the eight interleaved tables of a
+block is 256 times four bytes long: the byte's upper six bits, as they stand, are the place's second byte.
+Both halves of a warp go through the same instructions, each with a document of its own. A row is cleared as
+it is read, and of text without bytes above 127 only the lower half of the rows is. The text is loaded ahead,
+across documents: while columns are added up, the next one arrives.
 
 Work is cut by weight: a document weighs its bytes and `OVERHEAD` for its row of counts. The weight ahead of
 document d is ``offsets[d] - offsets[0] + d * OVERHEAD``, which a search by 16 lanes at once inverts, so
@@ -39,6 +40,8 @@ from tilewright.kernels.histogram_tokens import BYTE, LETTER, LETTERS, Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx import (
     byte_dot,
+    byte_dot_high,
+    byte_dot_low,
     byte_permute,
     byte_rotate,
     global_array,
@@ -46,10 +49,13 @@ from tilewright.kernels.ptx import (
     shared_add,
     shared_address,
     store_vector,
-    store_vector_streaming,
 )
 
 WARP = 32
+WARPS = 8
+"""Warps of a block. Their tables interleave: a row takes 128 bytes of each, so that the next one begins where a
+permutation finds it, 1024 bytes further: four for each step of a byte's upper six bits, in place, a byte further up."""
+THREADS = WARP * WARPS
 HALF = WARP // 2
 """Lanes that count a document: those whose number has the same third bit, so that any eight neighbours read all banks
 when columns are added up."""
@@ -58,19 +64,16 @@ HALF_LANES = 0x0F0F0F0F
 FULL_MASK = 0xFFFFFFFF
 ROWS = 64
 """Words of a column: four byte values each."""
+ROW_WORDS = WARP * WARPS
+SHARED_NBYTES = 4 * ROWS * ROW_WORDS
 GROUP = 4
 """Vectors that a lane has under way at once."""
+REGISTERS = GROUP * WORDS
+STRIDE = GROUP * HALF
+"""Vectors that half a warp has under way at once."""
 GROUPS = 4
 """Groups between two additions of the columns; one less where counters could overflow: 3 × 4 × 16 bytes and two more
 stay below 256."""
-DOT_PLACES = True
-"""Whether a counter's place comes from a dot product instead of a permutation."""
-DOT_BYTES = True
-"""Whether a word's upper bytes are brought down by dot products instead of shifts."""
-SKIP = True
-"""Whether rows of bytes above 127 are left alone where no lane met any."""
-STREAM = False
-"""Whether counts are stored as data that is not read again soon."""
 OVERHEAD = 2048
 """What a document's row costs, in bytes of text that are counted in the same time."""
 LARGE = 32 << 10
@@ -79,6 +82,10 @@ MIN_SLICE = 4096
 WARPS_PER_MULTIPROCESSOR = 24
 ROUNDS = 2
 """Slices for each half warp that fits the GPU: with more than one, those that finish early take what is left."""
+PAIRED_SUMS = True
+"""Whether columns are added up for two byte values at once."""
+SUM_BITS = 15
+"""Bits of one of two sums that share a word: a row's sum of 16 counters of eight bits is below 2**12."""
 SUMS = 16
 """Byte values that a lane adds up: four words of each column of its half."""
 QUADS = HALF // WORDS
@@ -88,26 +95,13 @@ ABREAST = 4
 PARTS = ABREAST * WORDS
 BANDS = ROWS // HALF
 """Rows that a lane adds up."""
+BAND_WORDS = HALF * ROW_WORDS
 NONE = 256
 """What stands for no byte."""
 UPPER = 0x80808080
 """The bits that only bytes above 127 have."""
 
 
-def warps_of(dot_places: bool) -> int:
-    """Warps of a block. Their tables interleave: a row takes 128 bytes of each, so that the next one begins where a dot
-    product (by 128, of the byte's upper six bits in place) or a permutation (a byte further) finds it.
-    """
-    return 4 if dot_places else 8
-
-
-def shared_nbytes(dot_places: bool) -> int:
-    return 4 * ROWS * WARP * warps_of(dot_places)
-
-
-WARPS = warps_of(DOT_PLACES)
-THREADS = WARP * WARPS
-SHARED_NBYTES = shared_nbytes(DOT_PLACES)
 BLOCKS_PER_MULTIPROCESSOR = WARPS_PER_MULTIPROCESSOR // WARPS
 
 
@@ -118,26 +112,7 @@ def amount(one, value):  # type: ignore[no-untyped-def]
 
 
 @cuda.jit(device=True, inline="always")
-def lowered(word, place, dots):  # type: ignore[no-untyped-def]
-    """A word with its byte ``place`` lowest; what is above does not matter."""
-    if dots:
-        return byte_dot(word, uint32(1 << 8 * place), uint32(0))
-    return word >> uint32(8 * place)
-
-
-@cuda.jit(device=True, inline="always")
-def count_by_dots(word, column, pair, one, table, dot_bytes):  # type: ignore[no-untyped-def]
-    """Count the four bytes of ``word``: its row begins 128 times the byte, without its lowest two bits, behind the
-    lane's ``column`` (an address).
-    """
-    rows = word & uint32(0xFCFCFCFC)
-    for place in range(4):
-        target = byte_dot(rows, uint32(128 << 8 * place), column)
-        shared_add(target, amount(one, lowered(word, place, dot_bytes) if place else word))
-
-
-@cuda.jit(device=True, inline="always")
-def count_by_permutation(word, column, pair, one, table, dot_bytes):  # type: ignore[no-untyped-def]
+def count_word(word, column, pair, one, table):  # type: ignore[no-untyped-def]
     """Count the four bytes of ``word``.
 
     A counter's place is, from the lowest bit on: nothing in a word (2 bits), the lane (5), the warp (3), the
@@ -147,16 +122,13 @@ def count_by_permutation(word, column, pair, one, table, dot_bytes):  # type: ig
     rows = (word & uint32(0xFCFCFCFC)) | pair
     for place in range(4):
         target = byte_permute(rows, column, uint32(0x5504 + 16 * place)) + table
-        shared_add(target, amount(one, lowered(word, place, dot_bytes) if place else word))
+        # A dot product brings the byte down; what is above it does not matter.
+        value = byte_dot(word, uint32(1 << 8 * place), uint32(0)) if place else word
+        shared_add(target, amount(one, value))
 
 
 @cuda.jit(device=True, inline="always")
-def count_byte_by_dots(value, column, pair, one, table):  # type: ignore[no-untyped-def]
-    shared_add(byte_dot(value & uint32(0xFC), uint32(128), column), amount(one, value))
-
-
-@cuda.jit(device=True, inline="always")
-def count_byte_by_permutation(value, column, pair, one, table):  # type: ignore[no-untyped-def]
+def count_byte(value, column, pair, one, table):  # type: ignore[no-untyped-def]
     rows = (value & uint32(0xFC)) | pair
     shared_add(byte_permute(rows, column, uint32(0x5504)) + table, amount(one, value))
 
@@ -185,29 +157,14 @@ def vote(flag):  # type: ignore[no-untyped-def]
     return uint32(cuda.ballot_sync(FULL_MASK, flag))
 
 
-def source(
-    group: int = GROUP,
-    groups: int = GROUPS,
-    dot_places: bool = DOT_PLACES,
-    dot_bytes: bool = DOT_BYTES,
-    skip: bool = SKIP,
-    stream: bool = STREAM,
-) -> Callable[..., None]:
+def source() -> Callable[..., None]:
     """``documents(address, offsets, weight, code, bins, counts)``: a slice of ``weight`` for every half warp of
     the grid.
 
     ``address`` is the text's; ``counts`` is int64[documents * bins], rows side by side, its address a
     multiple of 16. Rows of documents up to `LARGE` are written whole, an empty one's too; larger ones are
-    added to. Block: 32 `warps_of` threads; dynamic shared memory: `shared_nbytes`.
+    added to. Block: `THREADS`; dynamic shared memory: `SHARED_NBYTES`.
     """
-    registers_needed = group * WORDS
-    stride = group * HALF
-    warps = warps_of(dot_places)
-    row_words = WARP * warps
-    band_words = HALF * row_words
-    count_word = count_by_dots if dot_places else count_by_permutation
-    count_byte = count_byte_by_dots if dot_places else count_byte_by_permutation
-    store = store_vector_streaming if stream else store_vector
 
     @cuda.jit(device=True, inline="always")
     def begin_part(address, begin, end, index, registers):  # type: ignore[no-untyped-def]
@@ -224,7 +181,7 @@ def source(
         text = global_array(first, uint8)
         cursor = first + head + uint64(index) * uint64(VECTOR)
         words = global_array(cursor, uint32)
-        for turn in range(group):
+        for turn in range(GROUP):
             if int32(vectors - int32(index)) > int32(turn * HALF):
                 load_vector(registers, uint32(turn * WORDS), words, uint64(turn * HALF * WORDS))
         ahead = uint32(NONE)
@@ -240,18 +197,32 @@ def source(
     def add_row(words, row, index, zeros, part, sums, band):  # type: ignore[no-untyped-def]
         """Add the columns of the half's row at ``row`` to the lane's ``sums`` and clear them.
 
+        A dot product of two bytes with 1 and 2**15 adds up two byte values side by side.
+
         The half has every second four columns; neighbouring lanes begin with different ones.
         """
+        low = uint32(0)
+        high = uint32(0)
+        both = uint32(1 << 16 + SUM_BITS | 1)
         for first in range(0, QUADS, ABREAST):
             for turn in range(ABREAST):
                 place = row + ((index + uint32(first + turn)) & uint32(QUADS - 1)) * uint32(2 * WORDS)
                 load_vector(part, uint32(turn * WORDS), words, place)
                 store_vector(words, place, zeros, uint32(0))
             for word in range(PARTS):
-                for counter in range(4):
-                    sums[4 * band + counter] = byte_dot(
-                        part[word], uint32(1 << 8 * counter), sums[4 * band + counter]
-                    )
+                if PAIRED_SUMS:
+                    low = byte_dot_low(both, part[word], low)
+                    high = byte_dot_high(both, part[word], high)
+                else:
+                    for counter in range(4):
+                        sums[4 * band + counter] = byte_dot(
+                            part[word], uint32(1 << 8 * counter), sums[4 * band + counter]
+                        )
+        if PAIRED_SUMS:
+            sums[4 * band] += low & uint32((1 << SUM_BITS) - 1)
+            sums[4 * band + 1] += low >> uint32(SUM_BITS)
+            sums[4 * band + 2] += high & uint32((1 << SUM_BITS) - 1)
+            sums[4 * band + 3] += high >> uint32(SUM_BITS)
 
     @cuda.jit(device=True, inline="always")
     def clear_row(words, row, index, zeros):  # type: ignore[no-untyped-def]
@@ -266,24 +237,19 @@ def source(
         half = (lane >> uint32(2)) & uint32(1)
         index = (lane & uint32(3)) | ((lane >> uint32(1)) & uint32(12))  # the lane's number in its half
         table = shared_address(words)
-        if dot_places:
-            column = table + ((warp << uint32(7)) | (lane << uint32(2)))
-            pair = uint32(0)
-        else:
-            column = (lane << uint32(2)) | ((warp & uint32(1)) << uint32(7))
-            pair = (warp >> uint32(1)) * uint32(0x01010101)
-        rows = (
-            warp * uint32(WARP) + half * uint32(WORDS) + index * uint32(row_words)
-        )  # where this lane adds up
+        column = (lane << uint32(2)) | ((warp & uint32(1)) << uint32(7))
+        pair = (warp >> uint32(1)) * uint32(0x01010101)
+        # where this lane adds up
+        rows = warp * uint32(WARP) + half * uint32(WORDS) + index * uint32(ROW_WORDS)
         zeros = cuda.local.array(WORDS, uint32)
         part = cuda.local.array(PARTS, uint32)
-        registers = cuda.local.array(registers_needed, uint32)
+        registers = cuda.local.array(REGISTERS, uint32)
         sums = cuda.local.array(SUMS, uint32)
         wide = cuda.local.array(WORDS, int64)
         for word in range(WORDS):
             zeros[word] = uint32(0)
         for band in range(BANDS):
-            clear_row(words, rows + uint32(band * band_words), index, zeros)
+            clear_row(words, rows + uint32(band * BAND_WORDS), index, zeros)
         for place in range(SUMS):
             sums[place] = uint32(0)
         cuda.syncwarp()  # the table is clear before any lane counts
@@ -291,7 +257,7 @@ def source(
         last = int64(offsets.shape[0] - 1)
         origin = offsets[uint64(0)]
         total = weight_ahead(offsets[uint64(last)], origin, last)
-        unit = (int64(cuda.blockIdx.x) * int64(warps) + int64(warp)) * int64(2) + int64(half)
+        unit = (int64(cuda.blockIdx.x) * int64(WARPS) + int64(warp)) * int64(2) + int64(half)
         slice_begin = unit * weight
         slice_end = min(slice_begin + weight, total)
 
@@ -340,43 +306,37 @@ def source(
                 words_ahead = global_array(cursor, uint32)
                 # Each vector's own question whether it is there splits the code into pieces, which cannot share
                 # constants nor wait for memory together.
-                if vote(rest > int32(0) and rest < int32(stride)) == uint32(0):
+                if vote(rest > int32(0) and rest < int32(STRIDE)) == uint32(0):
                     if rest > int32(0):
-                        for turn in range(group):
+                        for turn in range(GROUP):
                             for word in range(WORDS):
-                                count_word(
-                                    registers[turn * WORDS + word], column, pair, one, table, dot_bytes
-                                )
-                                if skip:
-                                    seen |= registers[turn * WORDS + word]
-                            if left > int32(stride + turn * HALF):
+                                count_word(registers[turn * WORDS + word], column, pair, one, table)
+                                seen |= registers[turn * WORDS + word]
+                            if left > int32(STRIDE + turn * HALF):
                                 load_vector(
                                     registers,
                                     uint32(turn * WORDS),
                                     words_ahead,
-                                    uint64((stride + turn * HALF) * WORDS),
+                                    uint64((STRIDE + turn * HALF) * WORDS),
                                 )
                 else:
-                    for turn in range(group):
+                    for turn in range(GROUP):
                         if left > int32(turn * HALF):
                             for word in range(WORDS):
-                                count_word(
-                                    registers[turn * WORDS + word], column, pair, one, table, dot_bytes
-                                )
-                                if skip:
-                                    seen |= registers[turn * WORDS + word]
-                        if left > int32(stride + turn * HALF):
+                                count_word(registers[turn * WORDS + word], column, pair, one, table)
+                                seen |= registers[turn * WORDS + word]
+                        if left > int32(STRIDE + turn * HALF):
                             load_vector(
                                 registers,
                                 uint32(turn * WORDS),
                                 words_ahead,
-                                uint64((stride + turn * HALF) * WORDS),
+                                uint64((STRIDE + turn * HALF) * WORDS),
                             )
-                cursor += uint64(stride * VECTOR)
-                rest = int32(rest - int32(stride))
+                cursor += uint64(STRIDE * VECTOR)
+                rest = int32(rest - int32(STRIDE))
                 turns = uint32(turns + uint32(1))
-                more = turns < uint32(groups) and vote(rest > int32(0)) != uint32(0)
-                if more and turns == uint32(groups - 1):
+                more = turns < uint32(GROUPS) and vote(rest > int32(0)) != uint32(0)
+                if more and turns == uint32(GROUPS - 1):
                     # Of 258 bytes all but two are alike only where one of these words comes again.
                     again = registers[0] == first0 or registers[1] == first1 or registers[2] == first2
                     more = vote(again and rest > int32(index)) == uint32(0)
@@ -405,16 +365,16 @@ def source(
                 cursor, rest, byte_ahead, byte_behind = begin_part(address, begin, end, index, registers)
 
             if full:
-                both = not skip or vote((seen & uint32(UPPER)) != uint32(0)) != uint32(0)
+                both = vote((seen & uint32(UPPER)) != uint32(0)) != uint32(0)
                 cuda.syncwarp()  # every lane's counts are in before they are added up
                 for band in range(BANDS // 2):
-                    add_row(words, rows + uint32(band * band_words), index, zeros, part, sums, band)
+                    add_row(words, rows + uint32(band * BAND_WORDS), index, zeros, part, sums, band)
                 if both:
                     for band in range(BANDS // 2, BANDS):
                         if code == BYTE:
-                            add_row(words, rows + uint32(band * band_words), index, zeros, part, sums, band)
+                            add_row(words, rows + uint32(band * BAND_WORDS), index, zeros, part, sums, band)
                         else:  # only ASCII is asked for
-                            clear_row(words, rows + uint32(band * band_words), index, zeros)
+                            clear_row(words, rows + uint32(band * BAND_WORDS), index, zeros)
                 cuda.syncwarp()  # and cleared before the next is counted
 
             if vote(finished) != uint32(0):
@@ -448,8 +408,8 @@ def source(
                             wide[2] = int64(sums[4 * band + 2] if odd_lane else low)
                             wide[3] = int64(sums[4 * band + 3] if odd_lane else high)
                             if finished and row_whole:
-                                store(counts, pair_at + uint64(4 * HALF * band), wide, uint32(0))
-                                store(counts, pair_at + uint64(4 * HALF * band + 4), wide, uint32(2))
+                                store_vector(counts, pair_at + uint64(4 * HALF * band), wide, uint32(0))
+                                store_vector(counts, pair_at + uint64(4 * HALF * band + 4), wide, uint32(2))
                 if finished:
                     for place in range(SUMS):
                         sums[place] = uint32(0)

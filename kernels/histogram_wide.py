@@ -10,6 +10,12 @@ ASCII, which is most of what texts consist of, has counters of 32 bits beside th
 care, and adding one without asking for the sum has a second advantage: lanes that meet in one counter are
 counted together, while additions that return a value take turns.
 
+Characters of several bytes, and malformed ones, are found in sixteen places at once: the bits of the bytes
+around a vector are turned into masks of one bit for each byte, and a few logical operations on these hold all
+the rules of UTF-8, those of the length of what is malformed among them. Malformed ones are then only a number
+of bits, which a thread adds up by itself: in noise they are a third of all bytes, and one counter for all
+would make every lane wait for every other. What is well-formed needs no further checks to be decoded.
+
 The bank of a counter mixes both bytes of its value. In the order of the values, the pairs of one letter would
 lie side by side, or the pairs that begin with a blank all in one bank, and lanes would wait for each other.
 """
@@ -26,8 +32,16 @@ from tilewright.kernels import histogram_bytes as narrow
 from tilewright.kernels import histogram_tokens as tokens
 from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel
-from tilewright.kernels.histogram_bytes import VECTOR, WORDS, count_byte, count_word, multiprocessors
-from tilewright.kernels.histogram_tokens import BIGRAM, CODE_MASK, Kind
+from tilewright.kernels.histogram_bytes import (
+    BYTES,
+    COLUMNS,
+    VECTOR,
+    WORDS,
+    count_byte,
+    count_word,
+    multiprocessors,
+)
+from tilewright.kernels.histogram_tokens import BIGRAM, CODE_MASK, REPLACEMENT, Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx import (
     byte_dot,
@@ -58,6 +72,14 @@ THREADS = 1024
 ASCII_VALUES = ASCII_END * ASCII_END
 WORDS_AND_NEXT = WORDS + 1
 """The words of a vector and the byte behind it."""
+WORDS_AROUND = WORDS + 2
+"""The word ahead of a vector, its own, and the one behind it."""
+BYTES_AHEAD = 4
+"""Bits of a mask that stand for bytes ahead of the vector."""
+PLACES = (1 << VECTOR) - 1
+REPLACED_ROW = BYTES
+"""The row of the byte table, behind those of the byte values, that counts malformed characters."""
+BYTE_WORDS = narrow.TABLE_WORDS + COLUMNS
 
 character_at = cuda.jit(device=True, inline="always")(tokens.character_at)
 
@@ -109,35 +131,127 @@ def count_value(table, value, counts):  # type: ignore[no-untyped-def]
 
 
 @cuda.jit(device=True, inline="always")
-def four_bytes(address, i):  # type: ignore[no-untyped-def]
-    """The bytes at ``address + i`` up to three behind it, the first lowest.
-
-    Reads the two aligned words around them: up to seven bytes behind the first, and none ahead of its word.
-    """
-    at = uint64(address) + uint64(i)
-    words = global_array(at & ~uint64(3), uint32)
-    return funnel_right(words[uint64(0)], words[uint64(1)], (uint32(at) & uint32(3)) << uint32(3))
+def word_ahead(address, data, i, lo):  # type: ignore[no-untyped-def]
+    """The four bytes ahead of ``data[i]``, whose address is a multiple of 4; 0 for those ahead of ``data[lo]``."""
+    if i - lo >= 4:
+        words = global_array(uint64(address) + uint64(i) - uint64(4), uint32)
+        return words[uint64(0)]
+    word = uint32(0)
+    for distance in range(1, 4):
+        if i - distance >= lo:
+            word |= uint32(data[i - distance]) << uint32(32 - 8 * distance)
+    return word
 
 
 @cuda.jit(device=True, inline="always")
-def usual_character(four):  # type: ignore[no-untyped-def]
-    """Length << 16 | code of a well-formed character of two or three bytes, the first lowest; else 0.
+def word_behind(address, data, i, hi):  # type: ignore[no-untyped-def]
+    """The four bytes from ``data[i]`` on, whose address is a multiple of 4; 0 for ``data[hi]`` and those behind it."""
+    if hi - i >= 4:
+        words = global_array(uint64(address) + uint64(i), uint32)
+        return words[uint64(0)]
+    word = uint32(0)
+    for distance in range(3):
+        if i + distance < hi:
+            word |= uint32(data[i + distance]) << uint32(8 * distance)
+    return word
 
-    Four bytes and everything malformed are left to the decoder that knows all the rules.
+
+@cuda.jit(device=True, inline="always")
+def four_bytes(words, place, behind):  # type: ignore[no-untyped-def]
+    """The bytes of a vector from ``place`` on, the first lowest: its ``words`` in memory, where a thread can choose
+    among them, and the one ``behind`` it, whose memory may not be the text's.
     """
-    if four & uint32(0xC0E0) == uint32(0x80C0):
-        code = (four & uint32(0x1F)) << uint32(6) | (four >> uint32(8)) & uint32(0x3F)
-        return uint32(2 << 16) | code if code >= uint32(0x80) else uint32(0)
-    if four & uint32(0xC0C0F0) == uint32(0x8080E0):
-        code = (
+    word = place >> uint32(2)
+    following = behind
+    if word < uint32(WORDS - 1):
+        following = words[uint64(word + uint32(1))]
+    return funnel_right(words[uint64(word)], following, (place & uint32(3)) << uint32(3))
+
+
+@cuda.jit(device=True, inline="always")
+def plane(around, bit):  # type: ignore[no-untyped-def]
+    """Bit ``bit`` of the 24 bytes ``around``, side by side, the first byte's lowest.
+
+    A dot product of bytes with powers of two brings those of four bytes together.
+    """
+    mask = uint32(0x01010101 << bit)
+    low = uint32(0x08040201)
+    high = uint32(0x80402010)
+    first = byte_dot(around[1] & mask, high, byte_dot(around[0] & mask, low, uint32(0)))
+    second = byte_dot(around[3] & mask, high, byte_dot(around[2] & mask, low, uint32(0)))
+    third = byte_dot(around[5] & mask, high, byte_dot(around[4] & mask, low, uint32(0)))
+    return uint32(first | second << uint32(8) | third << uint32(16)) >> uint32(bit)
+
+
+@cuda.jit(device=True, inline="always")
+def characters_in(around):  # type: ignore[no-untyped-def]
+    """Where, in the vector in the middle of ``around``, well-formed characters of several bytes begin, and where
+    malformed ones: two masks with the first byte's bit lowest.
+
+    As `histogram_tokens.character_at`, for all places at once: in masks of 24 bits, ``mask >> n`` says of each
+    byte what ``mask`` says of the n-th behind it.
+    """
+    bit0 = plane(around, 0)
+    bit1 = plane(around, 1)
+    bit2 = plane(around, 2)
+    bit3 = plane(around, 3)
+    bit4 = plane(around, 4)
+    bit5 = plane(around, 5)
+    bit6 = plane(around, 6)
+    bit7 = plane(around, 7)
+    continues = bit7 & ~bit6
+    leads = bit7 & bit6
+    some = bit1 | bit2 | bit3
+    of_two = leads & ~bit5 & (bit4 | some)  # not C0 and C1
+    of_three = leads & bit5 & ~bit4
+    of_four = leads & bit5 & bit4 & ~bit3 & ~(bit2 & (bit1 | bit0))  # up to F4
+    # Second bytes that would make overlong forms (E0, F0), surrogates (ED), and what lies above U+10FFFF (F4).
+    nothing = ~(some | bit0)
+    from_a0 = bit5 >> uint32(1)
+    from_90 = (bit5 | bit4) >> uint32(1)
+    barred = of_three & (nothing & ~from_a0 | bit3 & bit2 & ~bit1 & bit0 & from_a0)
+    barred |= of_four & (nothing & ~from_90 | bit2 & from_90)
+    second = (continues >> uint32(1)) & ~barred
+    third = second & (continues >> uint32(2))
+    fourth = third & (continues >> uint32(3))
+    long = of_three | of_four
+    # Continuations that belong to what began before them, well-formed or not.
+    taken = ((of_two | long) & second) << uint32(1) | (long & third) << uint32(2)
+    taken |= (of_four & fourth) << uint32(3)
+    good = of_two & second | of_three & third | of_four & fourth
+    bad = leads & ~good | continues & ~taken
+    return (
+        uint32(good >> uint32(BYTES_AHEAD) & uint32(PLACES)),
+        uint32(bad >> uint32(BYTES_AHEAD) & uint32(PLACES)),
+    )
+
+
+@cuda.jit(device=True, inline="always")
+def decoded(four):  # type: ignore[no-untyped-def]
+    """The code of the well-formed character of two to four bytes that begins with the lowest byte of ``four``."""
+    if four & uint32(0x20) == uint32(0):
+        return (four & uint32(0x1F)) << uint32(6) | (four >> uint32(8)) & uint32(0x3F)
+    if four & uint32(0x10) == uint32(0):
+        return (
             (four & uint32(0xF)) << uint32(12)
             | (four >> uint32(2)) & uint32(0xFC0)
             | (four >> uint32(16)) & uint32(0x3F)
         )
-        # Below are overlong forms, at 0xD800 to 0xDFFF surrogates.
-        if code >= uint32(0x800) and code >> uint32(11) != uint32(0x1B):
-            return uint32(3 << 16) | code
-    return uint32(0)
+    return (
+        (four & uint32(0x7)) << uint32(18)
+        | (four << uint32(4)) & uint32(0x3F000)
+        | (four >> uint32(10)) & uint32(0xFC0)
+        | (four >> uint32(24)) & uint32(0x3F)
+    )
+
+
+@cuda.jit(device=True, inline="always")
+def count_code(table, code, counts):  # type: ignore[no-untyped-def]
+    """Count one character."""
+    if code >= uint32(VALUES):
+        cuda.atomic.add(counts, int64(code), int64(1))
+    else:
+        count_value(table, code, counts)
 
 
 @cuda.jit(device=True, inline="always")
@@ -146,11 +260,7 @@ def count_character(table, data, i, lo, hi, counts):  # type: ignore[no-untyped-
     character = character_at(data, i, lo, hi)
     if character == 0:
         return
-    code = character & CODE_MASK
-    if code >= VALUES:
-        cuda.atomic.add(counts, code, int64(1))
-        return
-    count_value(table, uint32(code), counts)
+    count_code(table, uint32(character & CODE_MASK), counts)
 
 
 @cuda.jit(device=True, inline="always")
@@ -271,8 +381,9 @@ def codepoint_source() -> Callable[..., None]:
     Adds the characters that begin at ``data[start:stop]`` of the document ``data[lo:hi]`` to ``counts``.
 
     ``data`` begins at ``address``. Every byte is counted in a table like the byte kernel's, of which only
-    ASCII is used in the end; the others are then decoded one by one. Block: `THREADS`; dynamic shared memory:
-    both tables, 192 KiB; any number of blocks.
+    ASCII is used in the end; of the others `characters_in` a vector finds where characters begin. Each thread
+    counts the malformed ones by itself. Block: `THREADS`; dynamic shared memory: `CODEPOINT_NBYTES`; any
+    number of blocks.
     """
 
     def codepoints(address, start, stop, lo, hi, counts):  # type: ignore[no-untyped-def]
@@ -281,7 +392,7 @@ def codepoint_source() -> Callable[..., None]:
         byte_words = words[PACKED_WORDS:]
         byte_table = table + uint32(PACKED_NBYTES)
         thread = uint32(cuda.threadIdx.x)
-        clear(words, PACKED_WORDS + narrow.TABLE_WORDS, thread)
+        clear(words, PACKED_WORDS + BYTE_WORDS, thread)
         cuda.syncthreads()  # all counters are zero before any thread counts
 
         column = narrow.column_of(thread)
@@ -291,38 +402,30 @@ def codepoint_source() -> Callable[..., None]:
         vectors = (length - head) // uint64(VECTOR)
         data = global_array(address, uint8)
         body = global_array(first + head, uint32)
-        registers = cuda.local.array(WORDS, uint32)
+        around = cuda.local.array(WORDS_AROUND, uint32)
+        replaced = uint32(0)
         step = uint64(cuda.gridDim.x) * uint64(THREADS)
         vector = uint64(cuda.blockIdx.x) * uint64(THREADS) + uint64(thread)
         while vector < vectors:
-            load_vector(registers, uint32(0), body, vector * uint64(WORDS))
+            load_vector(around, uint32(1), body, vector * uint64(WORDS))
             high = uint32(0)
-            for word in range(WORDS):
-                count_word(registers[word], column, byte_table)
-                high |= registers[word]
+            for word in range(1, WORDS + 1):
+                count_word(around[word], column, byte_table)
+                high |= around[word]
             if high & uint32(HIGH_BITS):
-                # A bit for each byte that is not ASCII: the product brings the top bits of a word side by
-                # side.
-                mask = uint32(0)
-                for word in range(WORDS):
-                    tops = (registers[word] & uint32(HIGH_BITS)) >> uint32(7)
-                    mask |= (((tops * uint32(0x01020408)) >> uint32(24)) & uint32(0xF)) << uint32(4 * word)
                 here = start + int64(head + vector * uint64(VECTOR))
-                while mask:
-                    place = uint32(cuda.ffs(int32(mask)) - 1)
-                    i = here + int64(place)
-                    usual = uint32(0)
-                    if i + int64(2 * 4) <= hi:
-                        usual = usual_character(four_bytes(address, i))
-                    if usual:
-                        value = usual & uint32(VALUES - 1)
-                        count_value(table, value, counts)
-                        # Its other bytes, as far as they lie in this vector, are done with.
-                        mask &= ~((uint32(1) << (usual >> uint32(16))) - uint32(1) << place)
-                    else:
-                        count_character(table, data, i, lo, hi, counts)
-                        mask &= mask - uint32(1)
+                around[0] = word_ahead(address, data, here, lo)
+                around[WORDS + 1] = word_behind(address, data, here + int64(VECTOR), hi)
+                here_words = global_array(uint64(address) + uint64(here), uint32)
+                good, bad = characters_in(around)
+                replaced += uint32(cuda.popc(bad))
+                while good:
+                    place = uint32(cuda.ffs(int32(good)) - 1)
+                    four = four_bytes(here_words, place, around[WORDS + 1])
+                    count_code(table, uint32(decoded(four)), counts)
+                    good = uint32(good & (good - uint32(1)))
             vector += step
+        shared_add(byte_table + uint32(4 * COLUMNS * REPLACED_ROW) + column, replaced)
         if cuda.blockIdx.x == 0:  # the bytes ahead of the first whole vector and behind the last
             for turn in range(2):
                 place = uint64(thread) + (head + vectors * uint64(VECTOR) if turn else uint64(0))
@@ -338,18 +441,20 @@ def codepoint_source() -> Callable[..., None]:
             total = counted(words, value)
             if total:
                 cuda.atomic.add(counts, value, int64(total))
-        if thread < uint32(ASCII_END):
-            ascii_total = narrow.row_sum(byte_words, thread)
-            if ascii_total:
-                cuda.atomic.add(counts, thread, int64(ascii_total))
+        if thread <= uint32(ASCII_END):
+            malformed = thread == uint32(ASCII_END)
+            row_total = narrow.row_sum(byte_words, uint32(REPLACED_ROW) if malformed else thread)
+            if row_total:
+                cuda.atomic.add(counts, uint32(REPLACEMENT) if malformed else thread, int64(row_total))
 
     return codepoints
 
 
 BIGRAM_NBYTES = PACKED_NBYTES + 4 * ASCII_WORDS
-CODEPOINT_NBYTES = PACKED_NBYTES + narrow.TABLE_NBYTES
+CODEPOINT_NBYTES = PACKED_NBYTES + 4 * BYTE_WORDS
 _PLACE, _COUNTS = types.int64, types.Array(types.int64, 1, "C")
 BIGRAM_SIGNATURE = types.void(types.uint64, _PLACE, _PLACE, _COUNTS)
+CODEPOINT_BOUNDS = (THREADS, 1)
 CODEPOINT_SIGNATURE = types.void(types.uint64, _PLACE, _PLACE, _PLACE, _PLACE, _COUNTS)
 
 
@@ -360,7 +465,7 @@ def bigram_kernel() -> Any:
 
 @functools.cache
 def codepoint_kernel() -> Any:
-    return compile_kernel(codepoint_source(), CODEPOINT_SIGNATURE)
+    return compile_kernel(codepoint_source(), CODEPOINT_SIGNATURE, launch_bounds=CODEPOINT_BOUNDS)
 
 
 def launch_wide(

@@ -136,31 +136,6 @@ def store_vector(typingctx, array, index, registers, register_index):  # type: i
     return types.void(array, index, registers, register_index), generate
 
 
-@intrinsic
-def store_vector_streaming(typingctx, array, index, registers, register_index):  # type: ignore[no-untyped-def]
-    """``st.global.cs.v2.b64``: as ``store_vector``, of two 64-bit integers to global memory, as data that is not read
-    again soon: the cache gives it up before other data.
-    """
-    if not _require_array(registers, array) or not registers.dtype == array.dtype == types.int64:
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array_type, index_type, registers_type, register_index_type = signature.args
-        source = _element_pointer(
-            context, builder, registers_type, arguments[2], register_index_type, arguments[3]
-        )
-        target = _element_pointer(context, builder, array_type, arguments[0], index_type, arguments[1])
-        wide = ir.IntType(64)
-        values = [builder.load(builder.gep(source, [ir.Constant(ir.IntType(32), lane)])) for lane in range(2)]
-        function = ir.FunctionType(ir.VoidType(), [wide] * 3)
-        text = "st.global.cs.v2.b64 [$0], {$1, $2};"
-        assembly = ir.InlineAsm(function, text, "l,l,l,~{memory}", side_effect=True)
-        builder.call(assembly, [builder.ptrtoint(target, wide), *values])
-        return context.get_dummy_value()
-
-    return types.void(array, index, registers, register_index), generate
-
-
 def _same_scalar(registers: Any, array: Any) -> bool:
     return registers.dtype in (array.dtype, getattr(array.dtype, "underlying_float", None))
 
@@ -957,6 +932,12 @@ lowest first; only the lowest two bits of n count. ``byte_rotate(1, 0, n)`` is 1
 
 byte_dot = _pure("dp4a.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``byte_dot(a, b, c)``: c plus the products of the four bytes of a with those of b, all unsigned."""
+
+byte_dot_low = _pure("dp2a.lo.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``byte_dot_low(a, b, c)``: c plus the products of the two 16-bit halves of a with the lower two bytes of b, all
+unsigned."""
+byte_dot_high = _pure("dp2a.hi.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``byte_dot_high(a, b, c)``: the same with the upper two bytes of b."""
 
 funnel_right = _pure("shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``funnel_right(low, high, shift)``: the low word of (high:low) >> shift, for shifts up to 32."""

@@ -36,14 +36,10 @@ class Element:
         return numba.from_dtype(self.dtype)
 
 
-BY_HALVES = True
-"""Whether 64-bit integers are multiplied by `wide_integer`; else as ``total + left * right``."""
-
-
 def element_of(dtype: np.dtype) -> Element:
     if dtype == np.complex64:
         return Element(dtype, numba.float32, 2)
-    return Element(dtype, numba.from_dtype(dtype), 1, BY_HALVES and dtype.itemsize == 8)
+    return Element(dtype, numba.from_dtype(dtype), 1, dtype == np.uint64)
 
 
 def multiply_line(element: Element, tiling: Tiling) -> Any:
@@ -88,16 +84,17 @@ def multiply_line(element: Element, tiling: Tiling) -> Any:
             else:
                 total[t + 1] += left[x + 1] * right[y]
 
-    multiply_halves = wide_integer.multiply_add
+    multiply_halves, in_another_register = wide_integer.multiply_add, wide_integer.in_another_register
 
     @cuda.jit(device=True, inline="always")
     def multiply_wide(line: Any, total: Any, high: Any, left: Any, right: Any, half: Any) -> None:
+        x = right[half * thread_n + line] if by_columns else left[half * thread_m + line]
+        x0 = in_another_register(x)
         for step in range(length):
             along = step if line % 2 == 0 else length - 1 - step
             i, j = (along, line) if by_columns else (line, along)
-            multiply_halves(
-                total, high, i * thread_n + j, left[half * thread_m + i], right[half * thread_n + j]
-            )
+            y = left[half * thread_m + i] if by_columns else right[half * thread_n + j]
+            multiply_halves(total, high, i * thread_n + j, x, x0, y)
 
     if element.by_halves:
         return multiply_wide

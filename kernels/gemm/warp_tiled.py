@@ -328,7 +328,7 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
             ptx.unroll(multiply, lines, (total, high, left, right, last_step % 2))
         ptx.wait_copies(0)
         if by_halves:
-            settle(total, high, lines_of_slab, shared, thread)
+            settle(total, high, lines_of_slab, shared, thread, u32(slabs * u32(block_k)))
 
         ptx.unroll(
             store_row,

@@ -50,7 +50,7 @@ class Config:
     stages: int = 4
     cluster: int = 2
     """Blocks of a cluster below each other: they share B."""
-    group: int = 8
+    group: int = 4
     """Cluster tiles below each other before the walk moves on in n."""
     boxes: int = 0
     """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, through which a C of 16 bits leaves

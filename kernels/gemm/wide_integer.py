@@ -10,7 +10,12 @@ whose last two sums belong to a row of A and to a column of B: the block works t
 What it buys: on Hopper one unit of a multiprocessor multiplies integers, 64 a clock, a result of 64 bits counting
 twice. Three multiplications an element take four turns of it, so at most 16 elements a clock; two take three turns.
 The two additions run on a unit of their own, if they are kept there: left alone, the compiler makes half of them
-multiplications by one, and all is lost. Hence the third operand of the additions, a zero that it does not know.
+multiplications by one, and all is lost. So each adds a third number, which only the adding unit can. It is a one:
+
+    sum(x0 y1 + x1 y0) = sum((x0 + y0 + 1) (x1 + y1 + 1)) - sum(x0 x1 + x0 + x1) - sum(y0 y1 + y0 + y1) - sum(1)
+
+modulo 2^32. A constant is part of the instruction; a zero that the compiler does not know would be read from a
+register by every addition.
 
 Source: Winograd, "A new algorithm for inner product", 1968; applied to halves of a number rather than to pairs of k.
 """
@@ -32,14 +37,28 @@ SHARES = 4
 
 
 @cuda.jit(device=True, inline="always")
-def multiply_add(total: Any, high: Any, t: Any, x: Any, y: Any) -> None:
-    """``total[t] += x0 y0`` (uint64), ``high[t] += (x0 + y0) (x1 + y1)`` (uint32)."""
+def in_another_register(x: Any) -> Any:
+    """The low half of x (uint64) in a register of the compiler's choice.
+
+    Low halves come from memory in even registers, sums of 64 bits begin at even ones, and of each kind, even and odd,
+    an instruction reads two registers at a time: without this, every wide multiply-add would wait a cycle. What is
+    added is a zero that the compiler does not know, or it would leave the number where it is.
+    """
     zero = numba.uint32(cuda.blockIdx.y)  # the grid has no second axis
-    x0, x1 = numba.uint32(x), numba.uint32(x >> numba.uint64(32))
+    return numba.uint32(numba.uint32(x) + zero)
+
+
+@cuda.jit(device=True, inline="always")
+def multiply_add(total: Any, high: Any, t: Any, x: Any, x0: Any, y: Any) -> None:
+    """``total[t] += x0 y0`` (uint64), ``high[t] += (x0 + y0 + 1) (x1 + y1 + 1)`` (uint32).
+
+    ``x0`` is x's low half once more, `in_another_register`; one of them serves a line of products.
+    """
+    one = numba.uint32(1)
     y0, y1 = numba.uint32(y), numba.uint32(y >> numba.uint64(32))
     total[t] = ptx.multiply_add_wide(x0, y0, total[t])
-    low_sum = numba.uint32(numba.uint32(x0 + y0) + zero)
-    high_sum = numba.uint32(numba.uint32(x1 + y1) + zero)
+    low_sum = numba.uint32(numba.uint32(numba.uint32(x) + y0) + one)
+    high_sum = numba.uint32(numba.uint32(numba.uint32(x >> numba.uint64(32)) + y1) + one)
     high[t] = ptx.multiply_add_low(low_sum, high_sum, high[t])
 
 
@@ -50,11 +69,13 @@ def line_passes(tiling: Tiling) -> int:
 
 
 def line_functions(tiling: Tiling) -> tuple[Any, Any]:
-    """Device functions ``add_lines(lines, shared, slab, thread)`` and ``settle(total, high, lines, shared, thread)``.
+    """Device functions ``add_lines(lines, shared, slab, thread)`` and ``settle(total, high, lines, shared, thread,
+    depth)``.
 
-    ``add_lines`` adds a thread's part of the slab at ``shared[slab]`` to its sums of x0 x1 (or y0 y1), 2
-    `line_passes` uint32. ``settle`` turns ``total`` and ``high`` into the sums of products: all threads call it, and
-    no copy to shared memory, which it uses, may be under way.
+    ``add_lines`` adds a thread's part of the slab at ``shared[slab]`` to its sums of x0 x1 + x0 + x1, or of y's, 2
+    `line_passes` uint32. ``settle`` turns ``total`` and ``high``, after ``depth`` elements of k with those filled in
+    as zeros, into the sums of products: all threads call it, and no copy to shared memory, which it uses, may be under
+    way.
     """
     vector, passes, threads = vector_elements(ITEMSIZE), line_passes(tiling), tiling.threads
     block_m, block_n, block_k = tiling.block_m, tiling.block_n, tiling.block_k
@@ -82,7 +103,8 @@ def line_functions(tiling: Tiling) -> tuple[Any, Any]:
                 ptx.load_vector(loaded, 0, shared, place + u64(u32(q) * pitch))
                 for v in range(vector):
                     low, high = u32(loaded[v]), u32(loaded[v] >> u64(32))
-                    lines[p * vector + v] = ptx.multiply_add_low(low, high, lines[p * vector + v])
+                    both_halves = u32(u32(low + high) + lines[p * vector + v])
+                    lines[p * vector + v] = ptx.multiply_add_low(low, high, both_halves)
 
     @cuda.jit(device=True, inline="always")
     def take_off(high: Any, shared: Any, origin: Any, vectors: Any, lanes: Any, rows: Any) -> None:
@@ -100,7 +122,7 @@ def line_functions(tiling: Tiling) -> tuple[Any, Any]:
                             high[i * thread_n + place] = u32(high[i * thread_n + place] - u32(sums[v]))
 
     @cuda.jit(device=True, inline="always")
-    def settle(total: Any, high: Any, lines: Any, shared: Any, thread: Any) -> None:
+    def settle(total: Any, high: Any, lines: Any, shared: Any, thread: Any, depth: Any) -> None:
         cuda.syncthreads()  # everyone has read the last slab, which the sums overwrite
         sums = cuda.local.array(vector, u64)
         for p in range(passes):
@@ -117,6 +139,6 @@ def line_functions(tiling: Tiling) -> tuple[Any, Any]:
         take_off(high, shared, u64(row), vectors_m, lanes_m, True)
         take_off(high, shared, u64(column) + u64(block_m), vectors_n, lanes_n, False)
         for t in range(thread_m * thread_n):
-            total[t] = u64(total[t] + (u64(high[t]) << u64(32)))
+            total[t] = u64(total[t] + (u64(u32(high[t] - u32(depth))) << u64(32)))
 
     return add_lines, settle

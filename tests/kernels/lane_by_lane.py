@@ -349,6 +349,41 @@ def _store_pair(array: Any, index: int, left: int, right: int) -> None:
     array[index], array[index + 1] = left, right
 
 
+def _bytes(a: int, b: int) -> list[int]:
+    return [(word >> 8 * place) & 0xFF for word in (a, b) for place in range(4)]
+
+
+def byte_permute(a: int, b: int, selector: int) -> int:
+    """``prmt`` without a sign: `ptx.byte_permute`."""
+    return sum(_bytes(a, b)[(selector >> 4 * place) & 7] << 8 * place for place in range(4))
+
+
+def byte_rotate(a: int, b: int, n: int) -> int:
+    """As the PTX manual's table of ``prmt.b4e`` has it: `ptx.byte_rotate`."""
+    chosen = {0: (5, 6, 7, 0), 1: (6, 7, 0, 1), 2: (7, 0, 1, 2), 3: (0, 1, 2, 3)}[n & 3]
+    return sum(_bytes(a, b)[source] << 8 * (3 - place) for place, source in enumerate(chosen))
+
+
+def byte_dot(a: int, b: int, c: int) -> int:
+    """``dp4a`` of unsigned bytes: `ptx.byte_dot`."""
+    return c + sum(x * y for x, y in zip(_bytes(a, 0)[:4], _bytes(b, 0)[:4], strict=True))
+
+
+def byte_dot_low(a: int, b: int, c: int) -> int:
+    """``dp2a.lo`` of unsigned numbers: `ptx.byte_dot_low`."""
+    return c + (a & 0xFFFF) * (b & 0xFF) + (a >> 16) * (b >> 8 & 0xFF)
+
+
+def byte_dot_high(a: int, b: int, c: int) -> int:
+    """``dp2a.hi`` of unsigned numbers: `ptx.byte_dot_high`."""
+    return byte_dot_low(a, b >> 16, c)
+
+
+def funnel_right(low: int, high: int, shift: int) -> int:
+    """``shf.r.clamp``: `ptx.funnel_right`."""
+    return ((high << 32 | low) >> min(shift, 32)) & 0xFFFFFFFF
+
+
 INTEGER_TYPES = SimpleNamespace(
     **{name: Integer(name) for name in (f"{sign}int{8 << i}" for sign in ("", "u") for i in range(4))}
 )

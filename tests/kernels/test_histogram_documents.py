@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from tests.kernels import lane_by_lane
-from tests.kernels.lane_by_lane import WARP, Block, _current, _Flat
+from tests.kernels.lane_by_lane import (
+    WARP,
+    Block,
+    _current,
+    _Flat,
+    byte_dot,
+    byte_dot_high,
+    byte_dot_low,
+    byte_permute,
+    byte_rotate,
+)
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.kernels.launch import SIMULATOR, ceil_div
@@ -27,18 +37,13 @@ BASE = 0x400
 """Where the table begins in the block's shared window: not at its beginning."""
 DEVICE_FUNCTIONS = (
     "amount",
-    "lowered",
-    "count_by_dots",
-    "count_by_permutation",
-    "count_byte_by_dots",
-    "count_byte_by_permutation",
+    "count_word",
+    "count_byte",
     "weight_ahead",
     "exchanged",
     "other_case",
     "vote",
 )
-WAYS = [{}, {"dot_bytes": False}, {"dot_places": False}, {"dot_places": False, "dot_bytes": False}]
-"""Every way to find a counter's place and the byte's lowest two bits."""
 
 
 def _integer(bits: int, signed: bool, dtype: Any) -> Any:
@@ -94,31 +99,12 @@ class _Cuda(lane_by_lane._Cuda):
         return bits.bit_count()
 
 
-def _bytes(a: int, b: int) -> list[int]:
-    return [(word >> 8 * place) & 0xFF for word in (a, b) for place in range(4)]
-
-
-def _byte_permute(a: int, b: int, selector: int) -> int:
-    return sum(_bytes(a, b)[(selector >> 4 * place) & 7] << 8 * place for place in range(4))
-
-
-def _byte_rotate(a: int, b: int, n: int) -> int:
-    """As the PTX manual's table of ``prmt.b4e`` has it."""
-    chosen = {0: (5, 6, 7, 0), 1: (6, 7, 0, 1), 2: (7, 0, 1, 2), 3: (0, 1, 2, 3)}[n & 3]
-    return sum(_bytes(a, b)[source] << 8 * (3 - place) for place, source in enumerate(chosen))
-
-
-def _byte_dot(a: int, b: int, c: int) -> int:
-    return c + sum(x * y for x, y in zip(_bytes(a, 0)[:4], _bytes(b, 0)[:4], strict=True))
-
-
 def _shared_add(address: int, amount: int) -> None:
     place, rest = divmod(address - BASE, 4)
     assert rest == 0
     assert place % WARP == _current.thread % WARP, "two lanes of a warp could meet in a bank"
     shared = _current.block.shared
-    row_words = len(shared) // module.ROWS
-    assert place % row_words // WARP == _current.thread // WARP, "counted in another warp's table"
+    assert place % module.ROW_WORDS // WARP == _current.thread // WARP, "counted in another warp's table"
     (counter,) = (byte for byte in range(4) if amount == 1 << 8 * byte)
     assert (int(shared[place]) >> 8 * counter) & 0xFF < 0xFF, "a counter of eight bits overflows"
     shared[place] += np.uint32(amount)
@@ -146,25 +132,24 @@ def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, f"int{bits}", _integer(bits, True, f"i{bits // 8}"), raising=False)
     monkeypatch.setattr(module, "cuda", _Cuda())
     monkeypatch.setattr(module, "global_array", lambda address, dtype: _Flat(address, dtype.numpy))
-    for function in (_byte_permute, _byte_rotate, _byte_dot, _shared_add, _load_vector, _store_vector):
+    for function in (byte_permute, byte_rotate, byte_dot, byte_dot_low, byte_dot_high):
+        monkeypatch.setattr(module, function.__name__, function)
+    for function in (_shared_add, _load_vector, _store_vector):
         monkeypatch.setattr(module, function.__name__[1:], function)
-    monkeypatch.setattr(module, "store_vector_streaming", _store_vector)
     monkeypatch.setattr(module, "shared_address", lambda array: BASE)
 
 
-def counted(data: np.ndarray, offsets: np.ndarray, by: str, weight: int, **options: Any) -> np.ndarray:
+def counted(data: np.ndarray, offsets: np.ndarray, by: str, weight: int) -> np.ndarray:
     """The rows that the kernel writes, from slices of ``weight``; rows above `LARGE` are cleared before."""
     kind, documents = KINDS[by], len(offsets) - 1
     counts = np.full((documents, kind.bins), -1)
     counts[np.diff(offsets) > module.LARGE] = 0
     flat = counts.reshape(-1)
     total = int(offsets[-1] - offsets[0]) + documents * module.OVERHEAD
-    kernel = module.source(**options)
-    dot_places = options.get("dot_places", module.DOT_PLACES)
-    warps = module.warps_of(dot_places)
-    for place in range(ceil_div(total, weight * 2 * warps)):
-        shared = np.full(module.shared_nbytes(dot_places) // 4, 0xDEADBEEF, np.uint32)
-        block = Block(WARP * warps, shared, late=False)
+    kernel = module.source()
+    for place in range(ceil_div(total, weight * 2 * module.WARPS)):
+        shared = np.full(module.SHARED_NBYTES // 4, 0xDEADBEEF, np.uint32)
+        block = Block(module.THREADS, shared, late=False)
 
         def body(thread: int, block: Block = block, place: int = place) -> None:
             _current.block, _current.thread, _current.place = block, thread, (place, 0)
@@ -175,9 +160,9 @@ def counted(data: np.ndarray, offsets: np.ndarray, by: str, weight: int, **optio
     return counts
 
 
-def check(data: np.ndarray, offsets: np.ndarray, by: str, weight: int, **options: Any) -> None:
+def check(data: np.ndarray, offsets: np.ndarray, by: str, weight: int) -> None:
     want = count_host(data, KINDS[by], offsets, int(offsets[0]), int(offsets[-1]))
-    np.testing.assert_array_equal(counted(data, offsets, by, weight, **options), want)
+    np.testing.assert_array_equal(counted(data, offsets, by, weight), want)
 
 
 def letters(length: int, rng: np.random.Generator) -> np.ndarray:
@@ -201,16 +186,19 @@ def test_documents_of_many_lengths(
 @pytest.mark.parametrize(
     "value", [*(pytest.param(value, marks=pytest.mark.slow) for value in (0x00, 0xFF)), 0x65]
 )
-@pytest.mark.parametrize("options", [*WAYS, {"skip": False}, {"stream": True}, {"group": 2, "groups": 8}])
-def test_no_counter_overflows(value: int, options: dict[str, Any], on_the_host: None) -> None:
+@pytest.mark.parametrize("paired", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_no_counter_overflows(
+    value: int, paired: bool, on_the_host: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One letter over and over, in as many bytes as fill a lane's counter, and in more; nearly one letter."""
+    monkeypatch.setattr(module, "PAIRED_SUMS", paired)
     chunk = module.GROUPS * module.GROUP * module.HALF * module.VECTOR
     offsets = np.cumsum([3, chunk, chunk + 13 + 15, chunk + 13, 2 * chunk + 31])
     data = np.full(offsets[-1], value, np.uint8)
     data[offsets[2] + 13 : offsets[2] + 13 + chunk : 16 * module.HALF] ^= (
         0x80  # in a first word of every vector
     )
-    check(data, offsets, "byte", 1 << 20, **options)
+    check(data, offsets, "byte", 1 << 20)
 
 
 @pytest.mark.parametrize("spoiled", [(0, 0), (0, 4), (1, 9), (2, 4), (5, 8), (3, 15)])
@@ -233,10 +221,13 @@ def test_two_bytes_that_differ_hide_no_overflow(
     check(data, np.array([0, len(data)]), "byte", 1 << 20)
 
 
-@pytest.mark.parametrize("options", [*WAYS, {"skip": False}])
-def test_every_byte_value(options: dict[str, Any], on_the_host: None, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("paired", [True, False])
+def test_every_byte_value(
+    paired: bool, on_the_host: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setattr(module, "PAIRED_SUMS", paired)
     data = np.concatenate([np.arange(256, dtype=np.uint8), rng.integers(0, 256, 3000, dtype=np.uint8)])
-    check(data, np.array([0, 256, 3256]), "byte", 1 << 20, **options)
+    check(data, np.array([0, 256, 3256]), "byte", 1 << 20)
 
 
 @pytest.mark.parametrize("place", [0, 5, 2000, -1])
@@ -259,14 +250,10 @@ def test_a_slice_finds_its_first_document(
         check(letters(int(offsets[-1]), rng), offsets, "byte", 60)
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param(way, marks=pytest.mark.slow) for way in [*WAYS[1:], {"stream": True}]]
-)
-def test_every_way_compiles_without_spilling(options: dict[str, Any], tmp_path: Path) -> None:
-    warps = module.warps_of(options.get("dot_places", module.DOT_PLACES))
-    bounds = (WARP * warps, module.WARPS_PER_MULTIPROCESSOR // warps)
+@pytest.mark.slow
+def test_compiles_without_spilling_with_sums_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAIRED_SUMS", False)
     text, _ = cuda.compile_ptx(
-        module.source(**options), module.SIGNATURE.args, cc=(9, 0), launch_bounds=bounds
+        module.source(), module.SIGNATURE.args, cc=(9, 0), launch_bounds=module.LAUNCH_BOUNDS
     )
-    assert ("st.global.cs" in text) == options.get("stream", False)
     assert_no_spills(assemble(text, "sm_90", tmp_path))

@@ -296,7 +296,11 @@ SOURCES: dict[str, tuple[Callable[..., None], Any, dict[str, Any]]] = {
         {"launch_bounds": histogram_documents.LAUNCH_BOUNDS},
     ),
     "bigrams": (histogram_wide.bigram_source(), histogram_wide.BIGRAM_SIGNATURE, {}),
-    "codepoints": (histogram_wide.codepoint_source(), histogram_wide.CODEPOINT_SIGNATURE, {}),
+    "codepoints": (
+        histogram_wide.codepoint_source(),
+        histogram_wide.CODEPOINT_SIGNATURE,
+        {"launch_bounds": histogram_wide.CODEPOINT_BOUNDS},
+    ),
 }
 
 

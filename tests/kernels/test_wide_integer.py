@@ -106,7 +106,8 @@ def test_lane_by_lane(
         monkeypatch.setattr(module, "numba", numbers)
         monkeypatch.setattr(module, "cuda", _Cuda())
         monkeypatch.setattr(module, "ptx", PTX, raising=False)
-    monkeypatch.setattr(wide_integer, "multiply_add", wide_integer.multiply_add.py_func)
+    for name in ("multiply_add", "in_another_register"):
+        monkeypatch.setattr(wide_integer, name, getattr(wide_integer, name).py_func)
     a, b, c = (rng.integers(0, 2**64, shape, "u8", endpoint=False) for shape in ((m, k), (k, n), (m, n)))
     on_a, on_b = np.asarray(a, order="C" if a_layout == ALONG_K else "F"), b
     if b_layout == ALONG_K:

@@ -6,7 +6,9 @@ the kernel, each measured in the same run. Every product is checked (`tilewright
 
 from __future__ import annotations
 
+import math
 import os
+import queue
 import resource
 import shutil
 import statistics
@@ -29,7 +31,7 @@ from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone
 from tilewright.pipeline.execute import MatmulRun
 from tilewright.pipeline.plan import format_nbytes
-from tilewright.pipeline.store import region_reads, run_all
+from tilewright.pipeline.store import RegionRead, region_reads, run_all
 from tilewright.workflows.bench.common import (
     COUNT,
     BenchReport,
@@ -316,17 +318,28 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
 
 
 def _storage_rate(inputs: Path) -> float:
-    """Bytes a second at which the threads of one worker read plain chunks into memory, best of three."""
+    """Bytes a second at which the threads of one worker read plain chunks into memory of their own, best of three."""
     array = zarr.open_array(inputs / "a.zarr", mode="r")
     rows = min(array.shape[0], max(array.chunks[0], 2**30 // max(1, array.shape[1] * array.dtype.itemsize)))
-    buffer = np.ones((rows, array.shape[1]), array.dtype)
+    parts = region_reads(array, (slice(0, rows), slice(0, array.shape[1])))
+    largest = max(math.prod(part.shape) for part in parts)
+    threads = config.get("read-threads")
+    # Parts side by side, as they lie in the files: into a matrix of that many rows each row would be a read.
+    buffers = queue.SimpleQueue[np.ndarray]()
+    for _ in range(threads):
+        buffers.put(np.ones(largest, array.dtype))
+
+    def read(part: RegionRead) -> None:
+        buffer = buffers.get()
+        part.read(buffer[: math.prod(part.shape)].reshape(part.shape))
+        buffers.put(buffer)
+
     best = 0.0
-    with ThreadPoolExecutor(config.get("read-threads")) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         for _ in range(3):
-            parts = region_reads(array, (slice(0, rows), slice(0, array.shape[1])))
             start = time.perf_counter()
-            run_all(pool, [partial(part.read, buffer[part.target]) for part in parts])
-            best = max(best, buffer.nbytes / (time.perf_counter() - start))
+            run_all(pool, [partial(read, part) for part in parts])
+            best = max(best, rows * array.shape[1] * array.dtype.itemsize / (time.perf_counter() - start))
     return best
 
 
