@@ -40,8 +40,6 @@ from tilewright.kernels.histogram_tokens import BYTE, LETTER, LETTERS, Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx import (
     byte_dot,
-    byte_dot_high,
-    byte_dot_low,
     byte_permute,
     byte_rotate,
     global_array,
@@ -82,10 +80,6 @@ MIN_SLICE = 4096
 WARPS_PER_MULTIPROCESSOR = 24
 ROUNDS = 2
 """Slices for each half warp that fits the GPU: with more than one, those that finish early take what is left."""
-PAIRED_SUMS = True
-"""Whether columns are added up for two byte values at once."""
-SUM_BITS = 15
-"""Bits of one of two sums that share a word: a row's sum of 16 counters of eight bits is below 2**12."""
 SUMS = 16
 """Byte values that a lane adds up: four words of each column of its half."""
 QUADS = HALF // WORDS
@@ -197,32 +191,18 @@ def source() -> Callable[..., None]:
     def add_row(words, row, index, zeros, part, sums, band):  # type: ignore[no-untyped-def]
         """Add the columns of the half's row at ``row`` to the lane's ``sums`` and clear them.
 
-        A dot product of two bytes with 1 and 2**15 adds up two byte values side by side.
-
         The half has every second four columns; neighbouring lanes begin with different ones.
         """
-        low = uint32(0)
-        high = uint32(0)
-        both = uint32(1 << 16 + SUM_BITS | 1)
         for first in range(0, QUADS, ABREAST):
             for turn in range(ABREAST):
                 place = row + ((index + uint32(first + turn)) & uint32(QUADS - 1)) * uint32(2 * WORDS)
                 load_vector(part, uint32(turn * WORDS), words, place)
                 store_vector(words, place, zeros, uint32(0))
             for word in range(PARTS):
-                if PAIRED_SUMS:
-                    low = byte_dot_low(both, part[word], low)
-                    high = byte_dot_high(both, part[word], high)
-                else:
-                    for counter in range(4):
-                        sums[4 * band + counter] = byte_dot(
-                            part[word], uint32(1 << 8 * counter), sums[4 * band + counter]
-                        )
-        if PAIRED_SUMS:
-            sums[4 * band] += low & uint32((1 << SUM_BITS) - 1)
-            sums[4 * band + 1] += low >> uint32(SUM_BITS)
-            sums[4 * band + 2] += high & uint32((1 << SUM_BITS) - 1)
-            sums[4 * band + 3] += high >> uint32(SUM_BITS)
+                for counter in range(4):
+                    sums[4 * band + counter] = byte_dot(
+                        part[word], uint32(1 << 8 * counter), sums[4 * band + counter]
+                    )
 
     @cuda.jit(device=True, inline="always")
     def clear_row(words, row, index, zeros):  # type: ignore[no-untyped-def]

@@ -933,12 +933,6 @@ lowest first; only the lowest two bits of n count. ``byte_rotate(1, 0, n)`` is 1
 byte_dot = _pure("dp4a.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``byte_dot(a, b, c)``: c plus the products of the four bytes of a with those of b, all unsigned."""
 
-byte_dot_low = _pure("dp2a.lo.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
-"""``byte_dot_low(a, b, c)``: c plus the products of the two 16-bit halves of a with the lower two bytes of b, all
-unsigned."""
-byte_dot_high = _pure("dp2a.hi.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
-"""``byte_dot_high(a, b, c)``: the same with the upper two bytes of b."""
-
 funnel_right = _pure("shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``funnel_right(low, high, shift)``: the low word of (high:low) >> shift, for shifts up to 32."""
 

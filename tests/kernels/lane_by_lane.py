@@ -369,16 +369,6 @@ def byte_dot(a: int, b: int, c: int) -> int:
     return c + sum(x * y for x, y in zip(_bytes(a, 0)[:4], _bytes(b, 0)[:4], strict=True))
 
 
-def byte_dot_low(a: int, b: int, c: int) -> int:
-    """``dp2a.lo`` of unsigned numbers: `ptx.byte_dot_low`."""
-    return c + (a & 0xFFFF) * (b & 0xFF) + (a >> 16) * (b >> 8 & 0xFF)
-
-
-def byte_dot_high(a: int, b: int, c: int) -> int:
-    """``dp2a.hi`` of unsigned numbers: `ptx.byte_dot_high`."""
-    return byte_dot_low(a, b >> 16, c)
-
-
 def funnel_right(low: int, high: int, shift: int) -> int:
     """``shf.r.clamp``: `ptx.funnel_right`."""
     return ((high << 32 | low) >> min(shift, 32)) & 0xFFFFFFFF

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ from tests.kernels.lane_by_lane import (
     _current,
     _Flat,
     byte_dot,
-    byte_dot_high,
-    byte_dot_low,
     byte_permute,
     byte_rotate,
 )
@@ -28,9 +25,7 @@ from tilewright.kernels.launch import SIMULATOR, ceil_div
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
-from numba import cuda
 
-from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels import histogram_documents as module
 
 BASE = 0x400
@@ -132,7 +127,7 @@ def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, f"int{bits}", _integer(bits, True, f"i{bits // 8}"), raising=False)
     monkeypatch.setattr(module, "cuda", _Cuda())
     monkeypatch.setattr(module, "global_array", lambda address, dtype: _Flat(address, dtype.numpy))
-    for function in (byte_permute, byte_rotate, byte_dot, byte_dot_low, byte_dot_high):
+    for function in (byte_permute, byte_rotate, byte_dot):
         monkeypatch.setattr(module, function.__name__, function)
     for function in (_shared_add, _load_vector, _store_vector):
         monkeypatch.setattr(module, function.__name__[1:], function)
@@ -186,12 +181,8 @@ def test_documents_of_many_lengths(
 @pytest.mark.parametrize(
     "value", [*(pytest.param(value, marks=pytest.mark.slow) for value in (0x00, 0xFF)), 0x65]
 )
-@pytest.mark.parametrize("paired", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_no_counter_overflows(
-    value: int, paired: bool, on_the_host: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_counter_overflows(value: int, on_the_host: None) -> None:
     """One letter over and over, in as many bytes as fill a lane's counter, and in more; nearly one letter."""
-    monkeypatch.setattr(module, "PAIRED_SUMS", paired)
     chunk = module.GROUPS * module.GROUP * module.HALF * module.VECTOR
     offsets = np.cumsum([3, chunk, chunk + 13 + 15, chunk + 13, 2 * chunk + 31])
     data = np.full(offsets[-1], value, np.uint8)
@@ -221,11 +212,7 @@ def test_two_bytes_that_differ_hide_no_overflow(
     check(data, np.array([0, len(data)]), "byte", 1 << 20)
 
 
-@pytest.mark.parametrize("paired", [True, False])
-def test_every_byte_value(
-    paired: bool, on_the_host: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
-    monkeypatch.setattr(module, "PAIRED_SUMS", paired)
+def test_every_byte_value(on_the_host: None, rng: np.random.Generator) -> None:
     data = np.concatenate([np.arange(256, dtype=np.uint8), rng.integers(0, 256, 3000, dtype=np.uint8)])
     check(data, np.array([0, 256, 3256]), "byte", 1 << 20)
 
@@ -248,12 +235,3 @@ def test_a_slice_finds_its_first_document(
     for lengths in (np.full(documents, 33), rng.integers(0, 3, documents) * 77):
         offsets = np.cumsum([5, *lengths])
         check(letters(int(offsets[-1]), rng), offsets, "byte", 60)
-
-
-@pytest.mark.slow
-def test_compiles_without_spilling_with_sums_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAIRED_SUMS", False)
-    text, _ = cuda.compile_ptx(
-        module.source(), module.SIGNATURE.args, cc=(9, 0), launch_bounds=module.LAUNCH_BOUNDS
-    )
-    assert_no_spills(assemble(text, "sm_90", tmp_path))
