@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 # Before anything imports numba: the simulator is a mode of a whole process, chosen by the environment.
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
@@ -52,6 +53,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, needed in NEEDS.items():
         if item.get_closest_marker(marker) and gpu_count() < needed:
             pytest.fail(f"this test needs {needed} CUDA GPU(s), found {gpu_count()}", pytrace=False)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Give back what a GPU test's process would keep for the next product: dozens of processes may share the GPU."""
+    if not any(item.get_closest_marker(marker) for marker in NEEDS) or not gpu_count():
+        return
+    from numba import cuda
+
+    from tilewright.kernels.gemm import scratch
+
+    scratch.release()
+    cuda.current_context().memory_manager.deallocations.clear()
+    if "cupy" in sys.modules:
+        sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
+    if "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
 
 
 @pytest.fixture
