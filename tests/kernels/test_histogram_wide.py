@@ -142,7 +142,7 @@ def placed(text: bytes, shift: int) -> tuple[np.ndarray, int]:
     return held, lo
 
 
-@pytest.mark.parametrize("shift", [0, 1, 13])
+@pytest.mark.parametrize("shift", [0, pytest.param(1, marks=pytest.mark.slow), 13])
 @pytest.mark.parametrize("kind", ["pieces", "noise", "edges", "Chinese"])
 def test_characters_of_a_document(
     kind: str, shift: int, on_the_host: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -161,7 +161,9 @@ def test_characters_of_a_document(
     assert counted(data, list(itertools.pairwise(cuts)), lo, hi, monkeypatch) == expected(text)
 
 
-@pytest.mark.parametrize("length", [16, 17, 18, 19, 20, 32, 35])
+@pytest.mark.parametrize(
+    "length", [16, 19, 35, *(pytest.param(length, marks=pytest.mark.slow) for length in (17, 18, 20, 32))]
+)
 def test_characters_at_the_ends_of_vectors(
     length: int, on_the_host: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
