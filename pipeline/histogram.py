@@ -33,7 +33,7 @@ from tilewright.pipeline.blocks import (
 from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces, share_out
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener
-from tilewright.pipeline.plan import BLOCK_NBYTES, format_nbytes
+from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.reduce import Reduction, reduce_pieces, scratch
 from tilewright.pipeline.store import run_all
 
@@ -258,7 +258,7 @@ def _pieces(
     compressed = sum(document.codec is not None for document in corpus.documents)
     block = config.get("piece-nbytes")
     # Compressed documents are the work of the cores, on a GPU's worker as on any: small tasks share them out evenly.
-    most = block if device == "cpu" or compressed else TASK_BLOCKS * min(block, BLOCK_NBYTES)
+    most = block if device == "cpu" or compressed else TASK_BLOCKS * min(block, LANE_NBYTES)
     nbytes = min(most, max(LEAST_PIECE_NBYTES, share))
     documents = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
     # One task decompresses several documents at once, since a worker has fewer tasks under way than cores.
@@ -299,7 +299,7 @@ def count_piece(
     """Read and count one piece; what a task does.
 
     block_nbytes: how much of a compressed document, or on a GPU of any, each thread counts at a time, and with its
-    margins has in memory; on a GPU no more than `BLOCK_NBYTES`.
+    margins has in memory; on a GPU no more than `LANE_NBYTES`.
     threads: how many of this process read or decompress, those of all its tasks together; no more than it has cores
     decompress.
     """
@@ -346,7 +346,7 @@ def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[
         return list(cut_pieces(piece.documents, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))))
     if device == "cpu" or has_small_files(piece):
         return [Piece(0, piece.documents, piece.start, piece.stop)]
-    return list(share_out(piece, max(min(block_nbytes, BLOCK_NBYTES), ceil_div(piece.nbytes, threads))))
+    return list(share_out(piece, max(min(block_nbytes, LANE_NBYTES), ceil_div(piece.nbytes, threads))))
 
 
 def _run(calls: Sequence[Callable[[], _Part]], threads: int) -> list[_Part]:
@@ -436,7 +436,7 @@ def _tally_on_gpu(piece: Piece, kind: Kind, gap: int, block_nbytes: int, tally: 
     start = time.perf_counter()
     with borrowed_lane() as lane, turn_to_read(piece):
         try:
-            for block in stream(piece, kind, gap, min(block_nbytes, BLOCK_NBYTES), lane.buffer):
+            for block in stream(piece, kind, gap, min(block_nbytes, LANE_NBYTES), lane.buffer):
                 clock = time.perf_counter()
                 lane.add(block, kind, tally)
                 if gap and block.edges is not None:
@@ -458,7 +458,7 @@ def _rows_on_gpu(piece: Piece, kind: Kind, block_nbytes: int) -> _Part:
     nbytes, counting = 0, 0.0
     start = time.perf_counter()
     with borrowed_lane() as lane, turn_to_read(piece):
-        for block in stream(piece, kind, 0, min(block_nbytes, BLOCK_NBYTES), lane.buffer):
+        for block in stream(piece, kind, 0, min(block_nbytes, LANE_NBYTES), lane.buffer):
             clock = time.perf_counter()
             found = lane.rows(block, kind)
             counts[block.first : block.first + len(found)] += found

@@ -23,7 +23,7 @@ from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.launch import SIMULATOR
 from tilewright.kernels.transfer import pinned_bytes, upload_bytes
 from tilewright.pipeline.blocks import EXTRA_NBYTES, Block
-from tilewright.pipeline.plan import BLOCK_NBYTES
+from tilewright.pipeline.plan import LANE_NBYTES
 
 
 def _event() -> Any:
@@ -36,8 +36,8 @@ class Lane:
 
     def __init__(self) -> None:
         self.stream = cuda.stream()
-        self._host = [pinned_bytes(BLOCK_NBYTES + EXTRA_NBYTES) for _ in range(2)]
-        self._device = [cuda.device_array(BLOCK_NBYTES + EXTRA_NBYTES, np.uint8) for _ in range(2)]
+        self._host = [pinned_bytes(LANE_NBYTES + EXTRA_NBYTES) for _ in range(2)]
+        self._device = [cuda.device_array(LANE_NBYTES + EXTRA_NBYTES, np.uint8) for _ in range(2)]
         self._free = [_event() for _ in range(2)]
         """Passed when the block of this number has been copied and counted; one never recorded counts as passed."""
         self._turn = 0
@@ -45,7 +45,7 @@ class Lane:
         """Seconds that `buffer` spent waiting for the device."""
 
     def buffer(self) -> np.ndarray:
-        """The block that is to be filled next, uint8[BLOCK_NBYTES + EXTRA_NBYTES], once the device is done with it."""
+        """The block that is to be filled next, uint8[LANE_NBYTES + EXTRA_NBYTES], once the device is done with it."""
         self._turn ^= 1
         start = time.perf_counter()
         self._free[self._turn].synchronize()

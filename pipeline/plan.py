@@ -31,13 +31,8 @@ TILE_OPERATIONS = 2**34
 SPLIT_NBYTES = 32 * 2**20
 """k is cut for several tasks only if each of them still reads this much: less is done before it is shared out."""
 
-BLOCK_NBYTES = 8 * 2**20
-"""What one thread moves at once from files to a GPU, or back: what Python does for each block, 85 µs, should be lost in
-the millisecond that reading it takes, with many threads taking turns at the interpreter's lock."""
-
-LANE_NBYTES = 2 * BLOCK_NBYTES
-"""Pinned memory through which one thread of a GPU worker moves its parts of panels or of a finished tile: one block is
-filled while the other is on its way."""
+LANE_NBYTES = 8 * 2**20
+"""Pinned memory through which one thread of a GPU worker moves its parts of panels or of a finished tile."""
 
 PROCESS_NBYTES = 448 * 2**20
 """Host memory that a worker's process holds besides buffers: the interpreter, its libraries, a CUDA context."""

@@ -40,7 +40,7 @@ from tilewright.pipeline.chunks import (
     read_bytes,
 )
 from tilewright.pipeline.errors import DTypeError, OutputError, OutputExistsError, ShapeError, StoreError
-from tilewright.pipeline.plan import BLOCK_NBYTES, StoredMatrix
+from tilewright.pipeline.plan import StoredMatrix
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """What a user may name an array by: a path, a URL, or an open array."""
@@ -51,7 +51,7 @@ LEAST_CHUNK_NBYTES = 2**20
 MOST_CHUNK_NBYTES = 2**26
 """The stored pieces of an output that we create are kept between these, whatever the inputs' chunks are."""
 
-READ_NBYTES = BLOCK_NBYTES
+READ_NBYTES = 4 * 2**20
 """The size that plain chunks are split into for reading: the system call is lost in it, threads stay balanced, and
 one half of a GPU worker's lane holds it."""
 

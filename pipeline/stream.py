@@ -29,12 +29,14 @@ from tilewright.kernels.launch import address
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
 from tilewright.pipeline.events import Span
-from tilewright.pipeline.plan import BLOCK_NBYTES, LANE_NBYTES, MatmulPlan, Tile
+from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, Tile
 from tilewright.pipeline.store import RegionRead, RegionWrite, gather, region_reads, region_writes, run_all
 
 STAGES = ("read", "upload", "compute", "download", "write")
 THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("download", "write")}
 """The threads that a tile passes through, and the stages that each of them counts."""
+BLOCK_NBYTES = LANE_NBYTES // 2
+"""What a thread moves at once, while the other half of its lane is on its way to the GPU."""
 
 
 @dataclass(frozen=True)

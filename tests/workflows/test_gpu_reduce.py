@@ -18,7 +18,7 @@ from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.dot import BLOCK
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.histogram import Histogram, count_corpus
-from tilewright.pipeline.plan import BLOCK_NBYTES
+from tilewright.pipeline.plan import LANE_NBYTES
 from tilewright.workflows.dot import dot
 from tilewright.workflows.histogram import histogram
 
@@ -60,10 +60,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(6)
     folder = tmp_path_factory.mktemp("large")
     text = "Übermäßig — 東京 💡 and plain words, ".encode() * 40_000
-    for i, nbytes in enumerate([3 * BLOCK_NBYTES + 1, BLOCK_NBYTES, 17, 0, BLOCK_NBYTES + 5, 300_000]):
+    for i, nbytes in enumerate([3 * LANE_NBYTES + 1, LANE_NBYTES, 17, 0, LANE_NBYTES + 5, 300_000]):
         data = (text * (nbytes // len(text) + 2))[i : i + nbytes]
         (folder / f"{i}.txt").write_bytes(data)
-    noise = rng.integers(0, 256, 2 * BLOCK_NBYTES + 3, np.uint8).tobytes()
+    noise = rng.integers(0, 256, 2 * LANE_NBYTES + 3, np.uint8).tobytes()
     (folder / "noise").write_bytes(noise)
     (folder / "text.zst").write_bytes(zstd.compress(text[1:] * 12))
     (folder / "noise.gz").write_bytes(gzip.compress(noise[:5_000_001], 1))
@@ -111,20 +111,20 @@ def test_lanes_and_tallies_are_kept(client: Client, large: Path) -> None:
 
 def test_a_file_that_shrinks_fails_and_the_next_run_counts(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "log"
-    path.write_bytes(b"abc" * BLOCK_NBYTES)
+    path.write_bytes(b"abc" * LANE_NBYTES)
     corpus = list_corpus([path])
-    os.truncate(path, BLOCK_NBYTES + 1)
+    os.truncate(path, LANE_NBYTES + 1)
 
     def count() -> Histogram:
         return count_corpus(client, corpus, by="byte", device="cuda", device_name="GPU", per_document=False,
                             listener=lambda _: None)  # fmt: skip
 
-    with pytest.raises(CorpusError, match=f"ended at byte {BLOCK_NBYTES + 1}"):
+    with pytest.raises(CorpusError, match=f"ended at byte {LANE_NBYTES + 1}"):
         count()
-    path.write_bytes(b"abc" * BLOCK_NBYTES)
+    path.write_bytes(b"abc" * LANE_NBYTES)
     found = count()
-    assert found.counts[list(b"abc")].tolist() == [BLOCK_NBYTES] * 3
-    assert found.counts.sum() == found.nbytes == 3 * BLOCK_NBYTES
+    assert found.counts[list(b"abc")].tolist() == [LANE_NBYTES] * 3
+    assert found.counts.sum() == found.nbytes == 3 * LANE_NBYTES
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint16", "float16", "float32", "float64", "complex64"])

@@ -33,7 +33,7 @@ from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import Document, list_corpus, read_blocks, read_range
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.histogram import share_of_cores
-from tilewright.pipeline.plan import BLOCK_NBYTES, format_nbytes
+from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.store import run_all
 from tilewright.pipeline.submit import survey
 from tilewright.workflows.bench.common import COUNT, BenchReport, Picture, Row, WrongAnswer, machine
@@ -49,7 +49,7 @@ WORD_LENGTHS = (3.0, 1.6)
 """Shape and scale of a word's length, a gamma distribution: five letters on average."""
 FLOOR_NBYTES = 2 << 30
 """What a floor is measured on, at most."""
-KERNEL_NBYTES = 4 * BLOCK_NBYTES
+KERNEL_NBYTES = 4 * LANE_NBYTES
 """What the kernel's rate is measured on: more than one block of a lane, so that its launch hardly shows."""
 FLOOR_TURNS = 3
 BLOCK_TURNS = 20
@@ -272,15 +272,13 @@ def reading_rate(documents: Sequence[Document], threads: int, pinned: bool) -> f
     from tilewright.kernels.transfer import pinned_bytes
 
     documents = _some(documents, threads)
-    blocks = [
-        pinned_bytes(BLOCK_NBYTES) if pinned else np.ones(BLOCK_NBYTES, np.uint8) for _ in range(threads)
-    ]
+    blocks = [pinned_bytes(LANE_NBYTES) if pinned else np.ones(LANE_NBYTES, np.uint8) for _ in range(threads)]
 
     def read(place: int) -> int:
         done = 0
         for document in documents[place::threads]:
-            for start in range(0, document.nbytes, BLOCK_NBYTES):
-                stop = min(start + BLOCK_NBYTES, document.nbytes)
+            for start in range(0, document.nbytes, LANE_NBYTES):
+                stop = min(start + LANE_NBYTES, document.nbytes)
                 read_range(document, start, stop, blocks[place][: stop - start])
                 done += stop - start
         return done
