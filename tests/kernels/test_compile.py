@@ -23,16 +23,22 @@ def chosen(kernel: GemmKernel) -> list[Variant]:
     return found if kernel.portable or len(found) == 1 else [found[0], found[-1]]
 
 
+def is_quick(kernel: GemmKernel, variant: Variant, place: int, turn: int) -> bool:
+    if variant.minimum > TARGETS[0]:
+        return place == 0
+    return place % (4 if kernel.portable else 2) == turn
+
+
 def cases() -> list[object]:
-    """Each variant for each GPU that runs it; in every run half of them, by turns for the one and the other, and of
-    Hopper's own the first.
+    """Each variant for each GPU that runs it; in every run a part of them, by turns for the one and the other: a
+    quarter of the portable ones, and of a Hopper kernel the first.
     """
     return [
         pytest.param(
             variant,
             target,
             id=f"{variant.name} sm_{target[0]}{target[1]}",
-            marks=() if place % 2 == (0 if variant.minimum > TARGETS[0] else turn) else pytest.mark.slow,
+            marks=() if is_quick(kernel, variant, place, turn) else pytest.mark.slow,
         )
         for kernel in ([] if SIMULATOR else ladder())
         for place, variant in enumerate(chosen(kernel))
