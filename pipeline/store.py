@@ -29,6 +29,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore, MemoryStore
 
+from tilewright.kernels.file_upload import ANY_LENGTH, Rectangle
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.chunks import (
     DamagedChunkError,
@@ -224,11 +225,86 @@ def region_reads(
             RegionRead(piece.target, partial(_read_through_zarr, array, region, piece)) for piece in pieces
         ]
     indexes: dict[str, np.ndarray] = {}
+    if layout.plain:
+        return [read for piece in pieces for read in _plain_reads(layout, indexes, piece, most_nbytes)]
+    return [RegionRead(piece.target, partial(_read_direct, layout, indexes, piece)) for piece in pieces]
+
+
+@dataclass(frozen=True)
+class PlainPart:
+    """The part of one chunk that a region wants, where the chunk lies plain in a file of this host."""
+
+    rectangle: Rectangle
+    """Where it lies in the file, and where it goes on the device."""
+    reads: Callable[[], list[RegionRead]]
+    """The same by the way that any region takes."""
+
+
+def region_uploads(
+    array: zarr.Array[Any], region: Sequence[slice], address: int, pitch: int
+) -> tuple[list[PlainPart], list[RegionRead]]:
+    """The parts that together make up ``array[region]``, those first that are rectangles of bytes in files.
+
+    array, region: two-dimensional, as `region_reads` has them. address, pitch: of the region's place on the device, and
+    the bytes from one row to the next there.
+    """
+    layout = _layout(array)
+    if layout is None or not layout.plain:
+        return [], region_reads(array, region)
+    indexes: dict[str, np.ndarray] = {}
+    item = layout.dtype.itemsize
+    row_nbytes = layout.chunks[1] * item
+    plain: list[PlainPart] = []
+    others: list[RegionRead] = []
+    for piece in _chunks_in(region, read_unit(array)):
+        reads = partial(_plain_reads, layout, indexes, piece, READ_NBYTES)
+        file_name = layout.file_name(piece.chunk)
+        path = f"{layout.root}/{file_name}"
+        begin, length = 0, layout.chunk_nbytes
+        if layout.shards is not None:
+            extent = _extent_in_shard(layout, path, piece.chunk, indexes)
+            if extent is None or extent[1] != layout.chunk_nbytes:
+                others += reads()
+                continue
+            begin, length = extent[0], ANY_LENGTH
+        (rows, columns), (down, across) = piece.inside, piece.target
+        rectangle = Rectangle(
+            path=path,
+            offset=begin + rows.start * row_nbytes + columns.start * item,
+            file_nbytes=length,
+            rows=rows.stop - rows.start,
+            width=(columns.stop - columns.start) * item,
+            stride=row_nbytes,
+            target=address + down.start * pitch + across.start * item,
+            pitch=pitch,
+        )
+        plain.append(PlainPart(rectangle, reads))
+    return plain, others
+
+
+def _plain_reads(
+    layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, most_nbytes: int
+) -> list[RegionRead]:
     return [
         RegionRead(part.target, partial(_read_direct, layout, indexes, part))
-        for piece in pieces
-        for part in (_split(piece, layout.dtype.itemsize, most_nbytes) if layout.plain else [piece])
+        for part in _split(piece, layout.dtype.itemsize, most_nbytes)
     ]
+
+
+def _extent_in_shard(
+    layout: Layout, path: str, chunk: tuple[int, ...], indexes: dict[str, np.ndarray]
+) -> tuple[int, int] | None:
+    """Where a chunk lies in its shard; None where it is not there, or cannot be found: reading it says why."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return find_chunk(layout, descriptor, chunk, indexes)
+    except (OSError, DamagedChunkError):
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def read_region(array: zarr.Array[Any], region: Sequence[slice]) -> np.ndarray:

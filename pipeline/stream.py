@@ -23,14 +23,22 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
-from tilewright.kernels import host, matmul
+from tilewright.kernels import file_upload, host, matmul
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, Tile
-from tilewright.pipeline.store import RegionRead, RegionWrite, gather, region_reads, region_writes, run_all
+from tilewright.pipeline.store import (
+    RegionRead,
+    RegionWrite,
+    gather,
+    region_reads,
+    region_uploads,
+    region_writes,
+    run_all,
+)
 
 STAGES = ("read", "upload", "compute", "download", "write")
 THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("download", "write")}
@@ -140,6 +148,20 @@ class _Move:
     device_seconds: float
 
 
+@dataclass(frozen=True)
+class Loading:
+    """What brings a region to its place: calls for many threads at once, and behind them calls for what they left."""
+
+    calls: list[Callable[[], _Move]]
+    rest: Callable[[], list[Callable[[], _Move]]] = list
+
+
+def load_all(pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> list[_Move]:
+    """Bring all of them to, or on a GPU on the way to, their places. Raises what reading raised."""
+    moves = run_all(pool, [call for loading in loadings for call in loading.calls])
+    return moves + run_all(pool, [call for loading in loadings for call in loading.rest()])
+
+
 class Unit(Protocol):
     """What multiplies: the buffers it works in, and the moves between them and the store."""
 
@@ -148,6 +170,11 @@ class Unit(Protocol):
 
     def tile_slots(self) -> list[Any]:
         """Places for one tile of C each."""
+
+    def loading(
+        self, array: zarr.Array[Any], region: tuple[slice, slice], panel: Any, shape: tuple[int, int]
+    ) -> Loading:
+        """What fills a panel of this shape with ``array[region]``."""
 
     def load(self, part: RegionRead, panel: Any, shape: tuple[int, int]) -> _Move:
         """Bring one part of a panel of this shape on its way to its place. Called by many threads at once."""
@@ -278,6 +305,11 @@ class HostUnit:
     def tile_slots(self) -> list[np.ndarray]:
         return _tile_slots(self._product.plan, self.allocate)
 
+    def loading(
+        self, array: zarr.Array[Any], region: tuple[slice, slice], panel: np.ndarray, shape: tuple[int, int]
+    ) -> Loading:
+        return Loading([partial(self.load, part, panel, shape) for part in region_reads(array, region)])
+
     def load(self, part: RegionRead, panel: np.ndarray, shape: tuple[int, int]) -> _Move:
         start = time.perf_counter()
         part.read(_shaped(panel, shape)[part.target])
@@ -329,6 +361,8 @@ class _Lane:
         self._passed = cuda.event(timing=False), cuda.event(timing=False)
         self._turn = 0
         self.stream = cuda.stream()
+        self.words = file_upload.lane_words(self._blocks, self._passed, self.stream)
+        """The same for loops outside the interpreter."""
         self.loading = False
         """Whether something is on its way through it that nobody has waited for."""
 
@@ -362,6 +396,8 @@ class CudaUnit:
             lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(count)]
         self._all_lanes = lanes
         self._lanes = _pool(lanes)
+        if file_upload.available():
+            file_upload.prepare()
 
     def allocate(self, size: int, dtype: np.dtype) -> Any:
         with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=True):
@@ -378,6 +414,28 @@ class CudaUnit:
             yield lane
         finally:
             self._lanes.put(lane)
+
+    def loading(
+        self, array: zarr.Array[Any], region: tuple[slice, slice], panel: Any, shape: tuple[int, int]
+    ) -> Loading:
+        if not file_upload.available():
+            return Loading([partial(self.load, part, panel, shape) for part in region_reads(array, region)])
+        plain, others = region_uploads(array, region, address(panel), shape[1] * panel.dtype.itemsize)
+        upload = file_upload.Upload([part.rectangle for part in plain], BLOCK_NBYTES)
+        threads = min(self._product.read_threads, upload.blocks)
+        calls: list[Callable[[], _Move]] = [partial(self._run_loop, upload) for _ in range(threads)]
+
+        def rest() -> list[Callable[[], _Move]]:
+            # Chunks that were never written, and those of which reading them says what is wrong with them.
+            left = [read for place in upload.failed() for read in plain[place].reads()]
+            return [partial(self.load, part, panel, shape) for part in left]
+
+        return Loading(calls + [partial(self.load, part, panel, shape) for part in others], rest)
+
+    def _run_loop(self, upload: file_upload.Upload) -> _Move:
+        with self._lane() as lane:
+            lane.loading = True
+            return _Move(*upload.run(lane.words))
 
     def load(self, part: RegionRead, panel: Any, shape: tuple[int, int]) -> _Move:
         rows, columns = part.shape
@@ -573,7 +631,7 @@ class Engine:
         a_shape, b_shape = _shapes(plan, tile.rows, tile.columns, stop - start)
         a_region = (inner, rows) if plan.transpose_a else (rows, inner)
         b_region = (columns, inner) if plan.transpose_b else (inner, columns)
-        calls: list[Callable[[], _Move]] = []
+        loadings: list[Loading] = []
         taken: list[Buffer] = []
         missing: list[tuple[PanelCache, Any]] = []
         try:
@@ -586,13 +644,10 @@ class Engine:
                 if not there:
                     missing.append((cache, key))
                     job.read_nbytes += shape[0] * shape[1] * array.dtype.itemsize
-                    calls += [
-                        partial(self._unit.load, part, buffer.flat, shape)
-                        for part in region_reads(array, region)
-                    ]
-            if calls:
+                    loadings.append(self._unit.loading(array, region, buffer.flat, shape))
+            if loadings:
                 with job.clock("read", "upload") as moves:
-                    moves += run_all(self._readers, calls)
+                    moves += load_all(self._readers, loadings)
                     self._unit.settle()
         except BaseException:
             for cache, key in missing:

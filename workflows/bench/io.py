@@ -32,7 +32,7 @@ from tilewright.kernels.launch import ceil_div, resolve_device
 from tilewright.pipeline import config
 from tilewright.pipeline.plan import Limits, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix, region_reads, region_writes, run_all
-from tilewright.pipeline.stream import CudaUnit, Product, Unit
+from tilewright.pipeline.stream import CudaUnit, Product, Unit, load_all
 from tilewright.workflows.bench.common import (
     SECONDS,
     BenchReport,
@@ -364,9 +364,11 @@ def _device_unit(path: Path, threads: int) -> Unit:
     return CudaUnit(Product(array, array, array, plan, "cuda", "full", threads, 1, "bench io"))
 
 
-def _load_by_ours(unit: Unit, path: Path, panel: Any, shape: tuple[int, int], pool: Executor) -> None:
-    parts = region_reads(zarr.open_array(path, mode="r"), [slice(0, side) for side in shape])
-    run_all(pool, [partial(unit.load, part, panel, shape) for part in parts])
+def _load_by_ours(
+    unit: Unit, path: Path, panel: Any, shape: tuple[int, int], pool: ThreadPoolExecutor
+) -> None:
+    whole = (slice(0, shape[0]), slice(0, shape[1]))
+    load_all(pool, [unit.loading(zarr.open_array(path, mode="r"), whole, panel, shape)])
     _synchronize()
 
 
