@@ -74,7 +74,7 @@ def read_at_once(piece: Piece, kind: Kind, gap: int, memory: Callable[[int], np.
     """
     if piece.is_part:
         (document,) = piece.documents
-        start, stop = _with_margins(piece, kind)
+        start, stop = with_margins(piece, kind)
         data = memory(stop - start)
         read_range(document, start, stop, data)
         return Block(data, 0, None, piece.start - start, piece.stop - start)
@@ -89,7 +89,7 @@ def read_at_once(piece: Piece, kind: Kind, gap: int, memory: Callable[[int], np.
     return _whole(data, 0, edges)
 
 
-def _with_margins(piece: Piece, kind: Kind) -> tuple[int, int]:
+def with_margins(piece: Piece, kind: Kind) -> tuple[int, int]:
     """The bytes of the document that a part of it needs: its own, and what its edge tokens reach to."""
     (document,) = piece.documents
     return max(0, piece.start - kind.before), min(document.nbytes, piece.stop + kind.after)
@@ -112,7 +112,7 @@ def stream(
         stretched, margin, behind = piece.is_part, 0, 0
         begin, end = 0, document.nbytes
         if stretched:
-            begin, end = _with_margins(piece, kind)
+            begin, end = with_margins(piece, kind)
             margin, behind = piece.start - begin, end - piece.stop
         fill = _decompressed(document) if document.codec is not None else _stored(document, begin, end)
         while True:

@@ -15,6 +15,7 @@ import numpy as np
 from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
+from tilewright.kernels import file_upload
 from tilewright.kernels import histogram as count
 from tilewright.kernels.histogram import kind_named, piece_counts, skipped_count
 from tilewright.kernels.histogram_tokens import Kind
@@ -40,9 +41,9 @@ from tilewright.pipeline.store import run_all
 if TYPE_CHECKING:
     from tilewright.pipeline.lanes import Tally
 
-TASK_BLOCKS = 64
+TASK_BLOCKS = 32
 """Blocks of a lane, 8 MiB each, that a task on a GPU counts: Dask takes a millisecond or two for a task, and 32 MiB
-take one."""
+take one. A worker of two threads has the text of two tasks in device memory."""
 
 ROWS_NBYTES = 32 * 2**20
 """Counts of one task, per document: with many bins a piece holds fewer documents."""
@@ -321,6 +322,10 @@ def count_piece(
         parts = _run([partial(_rows_on_gpu, share, kind, block_nbytes) for share in shares], threads)
         return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
     with borrowed_tally(kind.bins) as tally:
+        if file_upload.available() and piece.is_plain and not has_small_files(piece):
+            part = _text_on_gpu(piece, kind, tally, threads)
+            if part is not None:
+                return _nonzero(part.counts, piece, per_document, kind, [part])
         calls = [partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally) for share in shares]
         parts = _run(calls, threads)
         counts = tally.read()
@@ -448,6 +453,38 @@ def _tally_on_gpu(piece: Piece, kind: Kind, gap: int, block_nbytes: int, tally: 
         counting += lane.waited
     stages = {"read": time.perf_counter() - start - counting, "count": counting}
     return _Part(np.concatenate(separators), nbytes, stages)
+
+
+def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int) -> _Part | None:
+    """Count a piece of plain documents, large ones, all together: brought to the GPU as a whole, then counted.
+
+    None, and nothing in the tally, where not all could be read; counting it block by block says what is wrong.
+    """
+    from tilewright.pipeline.lanes import borrowed_lane, borrowed_text
+
+    def move() -> tuple[float, float]:
+        with borrowed_lane() as lane:
+            try:
+                return lane.move(upload)
+            finally:
+                tally.follow(lane)
+
+    with borrowed_text(piece, kind) as text:
+        try:
+            upload = text.upload()
+            moves = run_all(_pool(threads), [move] * min(threads, upload.blocks))
+            clock = time.perf_counter()
+            if upload.failed():
+                return None
+            nbytes = text.count(tally)
+            counts = tally.read()[None].copy()
+            stages = {
+                "read": sum(reading for reading, _ in moves),
+                "count": sum(waiting for _, waiting in moves) + time.perf_counter() - clock,
+            }
+        finally:
+            tally.settle()  # nothing is on its way to the text's memory when another takes it
+    return _Part(counts, nbytes, stages)
 
 
 def _rows_on_gpu(piece: Piece, kind: Kind, block_nbytes: int) -> _Part:

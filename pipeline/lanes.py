@@ -2,8 +2,10 @@
 
 A lane is what one reading thread needs: two blocks of pinned memory, two on the device, a stream. A thread fills one
 block while the other is copied and counted, and waits for nothing but the block it is about to fill. All lanes of a
-task add to one tally, counts that stay on the device until the task has read everything. Both are made once and kept
-by the process: pinning takes 0.4 s a GiB, and allocating device memory makes the whole device wait.
+task add to one tally, counts that stay on the device until the task has read everything. Plain text of large files
+takes a shorter way: all lanes of a task fill one text on the device, by loops without the interpreter's lock, and it
+is counted in one launch. All of these are made once and kept by the process: pinning takes 0.4 s a GiB, and
+allocating device memory makes the whole device wait.
 """
 
 from __future__ import annotations
@@ -17,13 +19,19 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from tilewright.kernels import file_upload
+from tilewright.kernels.file_upload import Rectangle, Upload
 from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_select import add_counts, clear, count_on_device
 from tilewright.kernels.histogram_tokens import Kind
-from tilewright.kernels.launch import SIMULATOR
+from tilewright.kernels.launch import SIMULATOR, address, ceil_div
 from tilewright.kernels.transfer import pinned_bytes, upload_bytes
-from tilewright.pipeline.blocks import EXTRA_NBYTES, Block
+from tilewright.pipeline.blocks import EXTRA_NBYTES, Block, with_margins
+from tilewright.pipeline.corpus import Piece
 from tilewright.pipeline.plan import LANE_NBYTES
+
+TEXT_STEP_NBYTES = 32 * 2**20
+"""Memory for texts comes in multiples of this, so that pieces of nearly the same size find what others used."""
 
 
 def _event() -> Any:
@@ -43,6 +51,12 @@ class Lane:
         self._turn = 0
         self.waited = 0.0
         """Seconds that `buffer` spent waiting for the device."""
+        self._words = None if SIMULATOR else file_upload.lane_words(self._host, self._free, self.stream)
+
+    def move(self, upload: Upload) -> tuple[float, float]:
+        """Take part in an upload until nothing is left to move; seconds of reading, and of waiting for the device."""
+        assert self._words is not None
+        return upload.run(self._words)
 
     def buffer(self) -> np.ndarray:
         """The block that is to be filled next, uint8[LANE_NBYTES + EXTRA_NBYTES], once the device is done with it."""
@@ -74,36 +88,101 @@ class Lane:
         return device
 
 
+class Text:
+    """Plain documents of a piece on the device: the one that it is a part of, with margins, or all, side by side."""
+
+    ALIGNMENT = 256
+    """Where documents that are counted one by one begin."""
+
+    def __init__(self, piece: Piece, kind: Kind, memory: Any) -> None:
+        self._piece, self._kind, self._data = piece, kind, memory
+        self._spans = _spans(piece, kind)
+
+    def upload(self) -> Upload:
+        """What lanes move."""
+        base = address(self._data)
+        wanted = [
+            (document.path, *span) for document, span in zip(self._piece.documents, self._spans, strict=True)
+        ]
+        return Upload(
+            [
+                Rectangle(
+                    path,
+                    begin,
+                    file_upload.ANY_LENGTH,
+                    1,
+                    end - begin,
+                    end - begin,
+                    base + place,
+                    end - begin,
+                )
+                for path, begin, end, place in wanted
+                if end > begin
+            ],
+            LANE_NBYTES,
+        )
+
+    def count(self, tally: Tally) -> int:
+        """Add its counts to the tally, behind all that the tally follows; returns the bytes that were counted."""
+        piece, kind = self._piece, self._kind
+        if piece.is_part:
+            ((begin, end, _),) = self._spans
+            self._add(tally, 0, end - begin, piece.start - begin, piece.stop - begin)
+            return piece.stop - piece.start
+        if not kind.after:  # no token reaches over an edge
+            self._add(tally, 0, piece.nbytes, 0, piece.nbytes)
+        else:
+            for _, length, place in self._spans:
+                self._add(tally, place, place + length, place, place + length)
+        return piece.nbytes
+
+    def _add(self, tally: Tally, lo: int, hi: int, start: int, stop: int) -> None:
+        add_counts(self._data, lo, hi, start, stop, self._kind, tally.counts, tally.stream)
+
+
+def _spans(piece: Piece, kind: Kind) -> list[tuple[int, int, int]]:
+    """For each document the bytes that are wanted, from and to, and their place in the text."""
+    if piece.is_part:
+        return [(*with_margins(piece, kind), 0)]
+    spans, place = [], 0
+    for document in piece.documents:
+        spans.append((0, document.nbytes, place))
+        place += document.nbytes
+        if kind.after:
+            place = ceil_div(place, Text.ALIGNMENT) * Text.ALIGNMENT
+    return spans
+
+
 class Tally:
     """Counts on the device that the lanes of one task add to, and pinned memory that they come back to."""
 
     def __init__(self, bins: int) -> None:
         self.counts = cuda.device_array(bins, np.int64)
-        self._stream = cuda.stream()
+        self.stream = cuda.stream()
         self._host: np.ndarray = pinned_bytes(8 * bins).view(np.int64)
         self._lock = threading.Lock()
 
     def clear(self) -> None:
         """Begin at zero; lanes may add once it returns."""
-        clear(self.counts, self._stream)
-        self._stream.synchronize()
+        clear(self.counts, self.stream)
+        self.stream.synchronize()
 
     def follow(self, lane: Lane) -> None:
         """Let what is read of the counts wait for all that the lane has been given until now."""
         event = _event()
         event.record(lane.stream)
         with self._lock:
-            event.wait(self._stream)
+            event.wait(self.stream)
 
     def read(self) -> np.ndarray:
         """The counts, int64[bins], once every lane that it follows has added its own; good until the next task."""
-        self.counts.copy_to_host(self._host, stream=self._stream)
-        self._stream.synchronize()
+        self.counts.copy_to_host(self._host, stream=self.stream)
+        self.stream.synchronize()
         return self._host
 
     def settle(self) -> None:
         """Wait until no lane that it follows adds any more."""
-        self._stream.synchronize()
+        self.stream.synchronize()
 
 
 _prepared: set[str] = set()
@@ -119,6 +198,8 @@ def prepare(kind: Kind) -> None:
     with _preparing:
         if kind.name in _prepared:
             return
+        if file_upload.available():
+            file_upload.prepare()
         cuda.current_context()
         stream = cuda.stream()
         text = cuda.to_device(np.zeros(2, np.uint8), stream=stream)
@@ -128,6 +209,25 @@ def prepare(kind: Kind) -> None:
         _prepared.add(kind.name)
 
 
+@contextmanager
+def borrowed_text(piece: Piece, kind: Kind) -> Iterator[Text]:
+    """Room on the device for the text of a piece of plain documents."""
+    cuda.current_context()
+    begin, end, place = _spans(piece, kind)[-1]
+    nbytes = max(1, place + end - begin)
+    memory = None
+    with suppress(IndexError):
+        memory = _spare_texts.pop()
+    if memory is None or memory.size < nbytes:
+        memory = None  # let go before more is asked for
+        memory = cuda.device_array(ceil_div(nbytes, TEXT_STEP_NBYTES) * TEXT_STEP_NBYTES, np.uint8)
+    try:
+        yield Text(piece, kind, memory)
+    finally:
+        _spare_texts.append(memory)
+
+
+_spare_texts: list[Any] = []
 _spare_lanes: list[Lane] = []
 _spare_tallies: dict[int, list[Tally]] = {}
 
