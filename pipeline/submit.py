@@ -19,6 +19,8 @@ from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskErro
 
 Result = TypeVar("Result")
 
+NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
+
 
 def survey(client: Client, device: str) -> list[tasks.WorkerFacts]:
     """What every worker is; waits for none to come.
@@ -35,7 +37,7 @@ def survey(client: Client, device: str) -> list[tasks.WorkerFacts]:
             raise answer
         facts[worker] = answer
     if not facts:
-        raise ClusterError("the cluster has no workers; start some, or wait until they have joined")
+        raise ClusterError(NO_WORKERS)
     kinds = {fact.device for fact in facts.values()}
     if len(kinds) > 1:
         raise ClusterError(
@@ -149,7 +151,31 @@ def _result_of(future: Future, retries: int) -> Any:
         ) from error
 
 
+def threads_of(client: Client) -> dict[str, int]:
+    """Threads of each worker, by its address, as the scheduler has them now.
+
+    Never ``client.scheduler_info()``: that answers from a cache of the client, which the client's own refresh, every
+    two seconds and without workers, may have emptied since it was filled for the call.
+
+    Raises
+    ------
+    ClusterError
+        There are no workers, or the scheduler does not answer.
+    """
+    try:
+        threads: dict[str, int] = client.nthreads()
+    except OSError as error:
+        raise ClusterError(
+            f"the scheduler went away: {error}; bring a cluster up and run it again"
+        ) from error
+    if not threads:
+        raise ClusterError(NO_WORKERS)
+    return threads
+
+
 def window_of(client: Client) -> int:
-    """Tasks to have under way: what all threads can do at once, and one more for each worker to find waiting."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    return sum(worker["nthreads"] + 1 for worker in workers)
+    """Tasks to have under way: what all threads can do at once, and one more for each worker to find waiting.
+
+    Raises ClusterError as ``threads_of`` does.
+    """
+    return sum(count + 1 for count in threads_of(client).values())
