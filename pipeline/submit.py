@@ -57,11 +57,14 @@ def run_bounded(
 ) -> Generator[tuple[int, Result], None, None]:
     """Submit ``function(*call)`` for every call, at most ``window`` at a time; yield results as they finish.
 
+    It ends only when every call has given its result, once: callers may take what they were given for all there is.
     Leaving early, by an error or by closing the generator, cancels what is outstanding. Callers close it, since
     an exception in the body of their loop does not.
 
     Raises
     ------
+    ClusterError
+        The results came to an end before the calls did.
     TilewrightError
         A task failed on every attempt with an error of ours, which is raised as it is.
     DeviceMemoryError
@@ -90,6 +93,7 @@ def run_bounded(
             future.release()
             submit_next(completed)
             yield place, result
+        _check_all_came(len(places) + sum(1 for _ in numbered), key)
     finally:
         client.cancel(list(places), force=True)
 
@@ -105,7 +109,7 @@ def run_combined(
     """For each group ``(head, calls)``: ``combine(*head, *[function(*call) for call in calls])``, on the workers.
 
     What the calls give stays on the workers. Yields results of ``combine`` as they finish; all tasks are submitted
-    at once, so this is for few. Leaving early cancels what is outstanding; raises as ``run_bounded`` does.
+    at once, so this is for few. It ends, leaves early and raises as ``run_bounded`` does.
     """
     retries = config.get("retries")
     places: dict[Future, int] = {}
@@ -121,8 +125,18 @@ def run_combined(
             places[future] = place
         for future in as_completed(list(places)):
             yield places.pop(future), _result_of(future, retries)
+        _check_all_came(len(places), key)
     finally:
         client.cancel([*places, *inner], force=True)
+
+
+def _check_all_came(missing: int, key: str) -> None:
+    # Whatever the cause: a product with tiles left out, or a sum with parts left out, looks like any other.
+    if missing:
+        raise ClusterError(
+            f"the results of {key} came to an end with {missing} still to come; what is finished is kept, and the same"
+            " command goes on there"
+        )
 
 
 def _result_of(future: Future, retries: int) -> Any:

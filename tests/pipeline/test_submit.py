@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import zarr
 from distributed import Client, LocalCluster
 
 import tilewright as tw
-from tilewright.pipeline import histogram
+from tilewright.pipeline import histogram, submit
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.submit import run_bounded, run_combined, threads_of, window_of
@@ -65,6 +66,27 @@ def test_every_group_gives_its_result_once(client: Client) -> None:
 def test_no_calls_give_no_results(client: Client) -> None:
     assert list(run_bounded(client, double, [], key="none", window=1)) == []
     assert list(run_combined(client, double, total, [], key="none")) == []
+
+
+def test_a_window_that_lets_nothing_through_is_an_error(client: Client) -> None:
+    with pytest.raises(ClusterError, match="double came to an end with 7 still to come"):
+        list(bounded(client, window=0))
+
+
+@pytest.mark.parametrize(("run", "missing"), [(bounded, 4), (combined, 4)])
+def test_results_that_end_early_are_an_error(
+    run: Callable[[Client], Iterator[Any]], missing: int, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ending(submit.as_completed):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            return islice(iter(self.__next__, None), 3)
+
+    monkeypatch.setattr(submit, "as_completed", Ending)
+    results = run(client)
+    seen = [next(results) for _ in range(3)]
+    assert len(seen) == 3
+    with pytest.raises(ClusterError, match=rf"came to an end with {missing} still to come"):
+        next(results)
 
 
 def test_the_window_is_for_all_threads_whatever_the_client_remembers(refreshed_at_once: Client) -> None:
