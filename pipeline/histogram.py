@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from distributed import Client
+from distributed.comm import get_address_host
 from distributed.system import MEMORY_LIMIT
 
 from tilewright.kernels import file_upload
@@ -37,6 +38,7 @@ from tilewright.pipeline.events import Listener
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.reduce import Reduction, reduce_pieces, scratch
 from tilewright.pipeline.store import run_all
+from tilewright.pipeline.submit import threads_of
 
 if TYPE_CHECKING:
     from tilewright.pipeline.lanes import Tally
@@ -240,8 +242,7 @@ def _decompressors(client: Client, corpus: Corpus) -> int:
     wanted: int | None = config.get("decompress-threads")
     if wanted is not None or all(document.codec is None for document in corpus.documents):
         return wanted or 1
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    neighbours = max(Counter(worker["host"] for worker in workers).values(), default=1)
+    neighbours = max(Counter(get_address_host(address) for address in threads_of(client)).values())
     return max(client.run(share_of_cores, neighbours).values(), default=1)
 
 
@@ -254,8 +255,8 @@ def _pieces(
     client: Client, corpus: Corpus, kind: Kind, device: str, per_document: bool, decompressors: int
 ) -> list[Piece]:
     """What each task counts: for a GPU `TASK_BLOCKS` blocks at a time, if the corpus has as much for each thread."""
-    threads = sum(client.nthreads().values())
-    share = ceil_div(corpus.nbytes, 2 * max(1, threads))
+    threads = threads_of(client)
+    share = ceil_div(corpus.nbytes, 2 * sum(threads.values()))
     compressed = sum(document.codec is not None for document in corpus.documents)
     block = config.get("piece-nbytes")
     # Compressed documents are the work of the cores, on a GPU's worker as on any: small tasks share them out evenly.
@@ -263,7 +264,7 @@ def _pieces(
     nbytes = min(most, max(LEAST_PIECE_NBYTES, share))
     documents = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
     # One task decompresses several documents at once, since a worker has fewer tasks under way than cores.
-    streams = min(decompressors, ceil_div(compressed, 2 * max(1, len(client.nthreads()))))
+    streams = min(decompressors, ceil_div(compressed, 2 * len(threads)))
     pieces = list(cut_pieces(corpus.documents, nbytes, min(documents, MOST_DOCUMENTS), streams))
     # Large compressed documents take longest: begun first, none is left for the end with one worker at it.
     return sorted(pieces, key=lambda piece: -piece.nbytes if piece.nbytes > nbytes else 0)

@@ -19,6 +19,8 @@ from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskErro
 
 Result = TypeVar("Result")
 
+NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
+
 
 def survey(client: Client, device: str) -> list[tasks.WorkerFacts]:
     """What every worker is; waits for none to come.
@@ -35,7 +37,7 @@ def survey(client: Client, device: str) -> list[tasks.WorkerFacts]:
             raise answer
         facts[worker] = answer
     if not facts:
-        raise ClusterError("the cluster has no workers; start some, or wait until they have joined")
+        raise ClusterError(NO_WORKERS)
     kinds = {fact.device for fact in facts.values()}
     if len(kinds) > 1:
         raise ClusterError(
@@ -55,11 +57,14 @@ def run_bounded(
 ) -> Generator[tuple[int, Result], None, None]:
     """Submit ``function(*call)`` for every call, at most ``window`` at a time; yield results as they finish.
 
+    It ends only when every call has given its result, once: callers may take what they were given for all there is.
     Leaving early, by an error or by closing the generator, cancels what is outstanding. Callers close it, since
     an exception in the body of their loop does not.
 
     Raises
     ------
+    ClusterError
+        The results came to an end before the calls did.
     TilewrightError
         A task failed on every attempt with an error of ours, which is raised as it is.
     DeviceMemoryError
@@ -88,6 +93,7 @@ def run_bounded(
             future.release()
             submit_next(completed)
             yield place, result
+        _check_all_came(len(places) + sum(1 for _ in numbered), key)
     finally:
         client.cancel(list(places), force=True)
 
@@ -103,7 +109,7 @@ def run_combined(
     """For each group ``(head, calls)``: ``combine(*head, *[function(*call) for call in calls])``, on the workers.
 
     What the calls give stays on the workers. Yields results of ``combine`` as they finish; all tasks are submitted
-    at once, so this is for few. Leaving early cancels what is outstanding; raises as ``run_bounded`` does.
+    at once, so this is for few. It ends, leaves early and raises as ``run_bounded`` does.
     """
     retries = config.get("retries")
     places: dict[Future, int] = {}
@@ -119,8 +125,18 @@ def run_combined(
             places[future] = place
         for future in as_completed(list(places)):
             yield places.pop(future), _result_of(future, retries)
+        _check_all_came(len(places), key)
     finally:
         client.cancel([*places, *inner], force=True)
+
+
+def _check_all_came(missing: int, key: str) -> None:
+    # Whatever the cause: a product with tiles left out, or a sum with parts left out, looks like any other.
+    if missing:
+        raise ClusterError(
+            f"the results of {key} came to an end with {missing} still to come; what is finished is kept, and the same"
+            " command goes on there"
+        )
 
 
 def _result_of(future: Future, retries: int) -> Any:
@@ -149,7 +165,31 @@ def _result_of(future: Future, retries: int) -> Any:
         ) from error
 
 
+def threads_of(client: Client) -> dict[str, int]:
+    """Threads of each worker, by its address, as the scheduler has them now.
+
+    Never ``client.scheduler_info()``: that answers from a cache of the client, which the client's own refresh, every
+    two seconds and without workers, may have emptied since it was filled for the call.
+
+    Raises
+    ------
+    ClusterError
+        There are no workers, or the scheduler does not answer.
+    """
+    try:
+        threads: dict[str, int] = client.nthreads()
+    except OSError as error:
+        raise ClusterError(
+            f"the scheduler went away: {error}; bring a cluster up and run it again"
+        ) from error
+    if not threads:
+        raise ClusterError(NO_WORKERS)
+    return threads
+
+
 def window_of(client: Client) -> int:
-    """Tasks to have under way: what all threads can do at once, and one more for each worker to find waiting."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    return sum(worker["nthreads"] + 1 for worker in workers)
+    """Tasks to have under way: what all threads can do at once, and one more for each worker to find waiting.
+
+    Raises ClusterError as ``threads_of`` does.
+    """
+    return sum(count + 1 for count in threads_of(client).values())

@@ -41,8 +41,7 @@ def test_a_client_is_used_and_left_open(client: Client) -> None:
 def test_options_reach_the_cluster_under_their_own_names(tmp_path: Path) -> None:
     path = profile_file(tmp_path, two={"kind": "local", "n_workers": 2, "threads_per_worker": 3})
     with open_cluster("two", path) as own:
-        workers = own.scheduler_info(n_workers=-1)["workers"].values()
-        assert [worker["nthreads"] for worker in workers] == [3, 3]
+        assert list(own.nthreads().values()) == [3, 3]
 
 
 def test_cpu_workers_are_processes_that_see_no_gpu(tmp_path: Path) -> None:

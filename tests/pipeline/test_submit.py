@@ -1,0 +1,157 @@
+"""Every call gives its result, or there is an error: what a run was not told to do, it must not report as done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+from distributed import Client, LocalCluster
+
+import tilewright as tw
+from tilewright.pipeline import histogram, submit
+from tilewright.pipeline.corpus import list_corpus
+from tilewright.pipeline.errors import ClusterError
+from tilewright.pipeline.submit import run_bounded, run_combined, threads_of, window_of
+
+CALLS = [(number,) for number in range(7)]
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def total(head: int, *parts: int) -> int:
+    return head + sum(parts)
+
+
+def bounded(client: Client, window: int = 2) -> Iterator[tuple[int, int]]:
+    return run_bounded(client, double, CALLS, key="double", window=window)
+
+
+def combined(client: Client) -> Iterator[tuple[int, int]]:
+    groups = [((number,), [(number,), (number + 1,)]) for number in range(7)]
+    return run_combined(client, double, total, groups, key="total")
+
+
+@pytest.fixture
+def refreshed_at_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """A client whose own refresh of what it knows of the scheduler comes right behind every other one.
+
+    It comes every two seconds, on the client's loop and without workers, so at any time between an answer and the
+    moment at which the thread that asked takes it.
+    """
+    refresh = client._update_scheduler_info
+
+    async def twice(n_workers: int = 0) -> None:
+        await refresh(n_workers=n_workers)
+        await refresh()
+
+    monkeypatch.setattr(client, "_update_scheduler_info", twice)
+    return client
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 100])
+def test_every_call_gives_its_result_once(client: Client, window: int) -> None:
+    assert sorted(bounded(client, window)) == [(place, 2 * place) for place in range(7)]
+
+
+def test_every_group_gives_its_result_once(client: Client) -> None:
+    assert sorted(combined(client)) == [(place, 5 * place + 2) for place in range(7)]
+
+
+def test_no_calls_give_no_results(client: Client) -> None:
+    assert list(run_bounded(client, double, [], key="none", window=1)) == []
+    assert list(run_combined(client, double, total, [], key="none")) == []
+
+
+def test_a_window_that_lets_nothing_through_is_an_error(client: Client) -> None:
+    with pytest.raises(ClusterError, match="double came to an end with 7 still to come"):
+        list(bounded(client, window=0))
+
+
+@pytest.mark.parametrize(("run", "missing"), [(bounded, 4), (combined, 4)])
+def test_results_that_end_early_are_an_error(
+    run: Callable[[Client], Iterator[Any]], missing: int, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ending(submit.as_completed):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            return islice(iter(self.__next__, None), 3)
+
+    monkeypatch.setattr(submit, "as_completed", Ending)
+    results = run(client)
+    seen = [next(results) for _ in range(3)]
+    assert len(seen) == 3
+    with pytest.raises(ClusterError, match=rf"came to an end with {missing} still to come"):
+        next(results)
+
+
+def test_the_window_is_for_all_threads_whatever_the_client_remembers(refreshed_at_once: Client) -> None:
+    threads = refreshed_at_once.nthreads()
+    assert threads
+    assert threads_of(refreshed_at_once) == threads
+    assert window_of(refreshed_at_once) == sum(threads.values()) + len(threads)
+
+
+def test_nothing_is_left_out_whatever_the_client_remembers(refreshed_at_once: Client, tmp_path: Path) -> None:
+    ones = zarr.create_array(tmp_path / "a", shape=(64, 64), chunks=(16, 16), dtype="f8")
+    ones[...] = 1
+    options: dict[str, Any] = {"cluster": refreshed_at_once, "device": "cpu"}
+    tw.matmul(tmp_path / "a", tmp_path / "a", tmp_path / "c", verify=False, **options)
+    assert (zarr.open_array(tmp_path / "c")[...] == 64).all()
+    vector = zarr.create_array(tmp_path / "x", shape=(100,), chunks=(10,), dtype="f8", fill_value=1)
+    assert tw.dot(vector, vector, **options) == 100
+    (tmp_path / "text").write_bytes(b"every byte")
+    assert tw.histogram([tmp_path / "text"], **options).counts.sum() == 10
+
+
+def test_zeros_never_pass_for_a_product_whatever_the_client_remembers(
+    refreshed_at_once: Client, tmp_path: Path
+) -> None:
+    for dtype in ("i8", "f8"):
+        ones = zarr.create_array(tmp_path / f"a-{dtype}", shape=(64, 64), chunks=(16, 16), dtype=dtype)
+        ones[...] = 1
+        zeros = zarr.create_array(tmp_path / f"z-{dtype}", shape=(64, 64), chunks=(16, 16), dtype=dtype)
+        assert not tw.verify(ones, ones, zeros, cluster=refreshed_at_once).passed
+
+
+def test_neighbours_are_counted_whatever_the_client_remembers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    def run(function: Callable[[int], int], neighbours: int) -> dict[str, int]:
+        told.append(neighbours)
+        return {"a worker": function(neighbours)}
+
+    with (
+        LocalCluster(n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        monkeypatch.setattr(own, "scheduler_info", lambda n_workers=-1: {"workers": {}})
+        monkeypatch.setattr(own, "run", run)
+        (tmp_path / "text.gz").write_bytes(b"")
+        corpus = list_corpus([tmp_path / "text.gz"])
+        assert histogram._decompressors(own, corpus) == histogram.share_of_cores(3)
+    assert told == [3]
+
+
+def test_a_cluster_without_workers_is_named() -> None:
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+        pytest.raises(ClusterError, match="no workers; start some"),
+    ):
+        window_of(own)
+
+
+def test_a_scheduler_that_went_away_is_named(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(**options: Any) -> None:
+        raise OSError("Timed out trying to connect")
+
+    monkeypatch.setattr(client, "nthreads", lost)
+    with pytest.raises(ClusterError, match="the scheduler went away: Timed out"):
+        window_of(client)
