@@ -50,7 +50,7 @@ SETTINGS = (
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"
-            " takes 64 times as much, or of 8 MiB if that is less"),
+            " takes 32 times as much, or of 8 MiB if that is less"),
     Setting("tilewright.verify-rounds", 2, "rounds", "independent rounds of the check of a product, at most 64"),
     Setting("tilewright.cluster-file", None, "path",
             "the profiles file; unset: cluster.yaml in the working directory, else the one that is installed"),

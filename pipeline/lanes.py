@@ -30,6 +30,10 @@ from tilewright.pipeline.blocks import EXTRA_NBYTES, Block, with_margins
 from tilewright.pipeline.corpus import Piece
 from tilewright.pipeline.plan import LANE_NBYTES
 
+TEXT_BLOCK_NBYTES = LANE_NBYTES // 2
+"""What a lane moves at once towards a text: eight threads bring 39 GB/s by 4 MiB and 28 by 8, since what was read into
+larger blocks has left the CPU's cache when the copy comes for it."""
+
 TEXT_STEP_NBYTES = 32 * 2**20
 """Memory for texts comes in multiples of this, so that pieces of nearly the same size find what others used."""
 
@@ -119,7 +123,7 @@ class Text:
                 for path, begin, end, place in wanted
                 if end > begin
             ],
-            LANE_NBYTES,
+            TEXT_BLOCK_NBYTES,
         )
 
     def count(self, tally: Tally) -> int:
