@@ -51,6 +51,8 @@ FLOOR_NBYTES = 2 << 30
 """What a floor is measured on, at most."""
 KERNEL_NBYTES = 4 * LANE_NBYTES
 """What the kernel's rate is measured on: more than one block of a lane, so that its launch hardly shows."""
+READING_NBYTES = LANE_NBYTES // 2
+"""What a thread reads at a time for the floor of reading: larger blocks leave the cache and are slower."""
 FLOOR_TURNS = 3
 BLOCK_TURNS = 20
 """Launches of the kernel that are timed together."""
@@ -272,13 +274,13 @@ def reading_rate(documents: Sequence[Document], threads: int, pinned: bool) -> f
     from tilewright.kernels.transfer import pinned_bytes
 
     documents = _some(documents, threads)
-    blocks = [pinned_bytes(LANE_NBYTES) if pinned else np.ones(LANE_NBYTES, np.uint8) for _ in range(threads)]
+    blocks = [pinned_bytes(READING_NBYTES) if pinned else np.ones(READING_NBYTES, np.uint8) for _ in range(threads)]
 
     def read(place: int) -> int:
         done = 0
         for document in documents[place::threads]:
-            for start in range(0, document.nbytes, LANE_NBYTES):
-                stop = min(start + LANE_NBYTES, document.nbytes)
+            for start in range(0, document.nbytes, READING_NBYTES):
+                stop = min(start + READING_NBYTES, document.nbytes)
                 read_range(document, start, stop, blocks[place][: stop - start])
                 done += stop - start
         return done

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-import queue
 import resource
 import shutil
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone
 from tilewright.pipeline.execute import MatmulRun
 from tilewright.pipeline.plan import format_nbytes
-from tilewright.pipeline.store import RegionRead, region_reads, run_all
+from tilewright.pipeline.store import run_all
 from tilewright.workflows.bench.common import (
     COUNT,
     BenchReport,
@@ -293,7 +292,7 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
     run = timing.run
     assert run is not None
     plan = run.plan
-    storage = _storage_rate(inputs)
+    storage = _storage_rate(inputs, inputs, plan.write_nbytes / run.read_nbytes, plan.workers)
     floors = {
         # Workers on one host sweep k together and share the page cache, but each reads its own panels.
         "storage": (run.read_nbytes + plan.write_nbytes) / storage,
@@ -317,29 +316,49 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
     }
 
 
-def _storage_rate(inputs: Path) -> float:
-    """Bytes a second at which the threads of one worker read plain chunks into memory of their own, best of three."""
-    array = zarr.open_array(inputs / "a.zarr", mode="r")
-    rows = min(array.shape[0], max(array.chunks[0], 2**30 // max(1, array.shape[1] * array.dtype.itemsize)))
-    parts = region_reads(array, (slice(0, rows), slice(0, array.shape[1])))
-    largest = max(math.prod(part.shape) for part in parts)
-    threads = config.get("read-threads")
-    # Parts side by side, as they lie in the files: into a matrix of that many rows each row would be a read.
-    buffers = queue.SimpleQueue[np.ndarray]()
-    for _ in range(threads):
-        buffers.put(np.ones(largest, array.dtype))
+STORAGE_BLOCK_NBYTES = 4 * 2**20
+STORAGE_NBYTES = 4 * 2**30
+"""Bytes of a stored matrix that are read for the floor, at most."""
 
-    def read(part: RegionRead) -> None:
-        buffer = buffers.get()
-        part.read(buffer[: math.prod(part.shape)].reshape(part.shape))
-        buffers.put(buffer)
+
+def _storage_rate(inputs: Path, place: Path, written: float, workers: int) -> float:
+    """Bytes a second between files and memory, best of three: so many threads as the workers have together read the
+    chunks of A, plain, block by block, and as many as write for them write ``written`` times as much to new files."""
+    files = sorted(
+        path for path in (inputs / "a.zarr").rglob("*") if path.is_file() and path.suffix != ".json"
+    )
+    sizes = [path.stat().st_size for path in files]
+    while sum(sizes) > STORAGE_NBYTES and len(files) > 1:
+        del files[-1], sizes[-1]
+    step = STORAGE_BLOCK_NBYTES
+    blocks = [
+        (path, start) for path, size in zip(files, sizes, strict=True) for start in range(0, size, step)
+    ]
+    read_nbytes = sum(sizes)
+    share = math.ceil(written * read_nbytes / (workers * config.get("write-threads")) / step)
+    readers, writers = (workers * config.get(f"{name}-threads") for name in ("read", "write"))
+
+    def read(first: int) -> None:
+        buffer = bytearray(step)
+        for path, start in blocks[first::readers]:
+            with open(path, "rb", buffering=0) as file:
+                os.preadv(file.fileno(), [buffer], start)
+
+    def write(number: int) -> None:
+        buffer = bytes(step)
+        with open(place / f"floor-{number}", "wb", buffering=0) as file:
+            for _ in range(share):
+                file.write(buffer)
 
     best = 0.0
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(readers + writers) as pool:
         for _ in range(3):
+            calls: list[Callable[[], None]] = [partial(read, i) for i in range(readers)]
             start = time.perf_counter()
-            run_all(pool, [partial(read, part) for part in parts])
-            best = max(best, rows * array.shape[1] * array.dtype.itemsize / (time.perf_counter() - start))
+            run_all(pool, calls + [partial(write, i) for i in range(writers)])
+            best = max(best, (read_nbytes + writers * share * step) / (time.perf_counter() - start))
+            for i in range(writers):
+                (place / f"floor-{i}").unlink()
     return best
 
 
