@@ -33,7 +33,6 @@ VECTOR = 16
 """Bytes of one load."""
 WORDS = VECTOR // 4
 TABLE_WORDS = BYTES * COLUMNS
-TABLE_NBYTES = TABLE_WORDS * 4
 
 folded_bin = cuda.jit(device=True, inline="always")(tokens.folded_bin)
 

@@ -929,10 +929,6 @@ byte_dot = _pure("dp4a.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 funnel_right = _pure("shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``funnel_right(low, high, shift)``: the low word of (high:low) >> shift, for shifts up to 32."""
 
-shift_left_wrapped = _pure("shf.l.wrap.b32 $0, $1, $1, $2;", "=r,r,r", 2)
-"""``shift_left_wrapped(a, shift)``: a rotated left by the low five bits of ``shift``, whatever stands above
-them."""
-
 shared_add = _instruction(
     "red.shared.add.u32 [$0], $1;",
     "r,r",
