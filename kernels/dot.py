@@ -246,7 +246,7 @@ def _on_device(
         from tilewright.kernels import dot_vectors
         from tilewright.kernels.gemm.scratch import borrowed
 
-        with borrowed(blocks * wide.itemsize, queue, int(queue) if queue else 0) as scratch:
+        with borrowed(blocks * wide.itemsize, queue) as scratch:
             sums = launch.Memory(scratch, (blocks,), (wide.itemsize,), wide, queue, False)
             dot_vectors.launch_partials(x, y, conjugate, blocks, sums, queue)
             _finish(sums, element, queue)

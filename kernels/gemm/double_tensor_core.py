@@ -729,7 +729,7 @@ def _multiply(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, ti
     if depth is None:
         enqueue_tile(a, b, c, accumulate, stream, tile)
         return
-    with borrowed(depth * k_nbytes, stream, int(stream) if stream else 0) as scratch:
+    with borrowed(depth * k_nbytes, stream) as scratch:
         for first in range(0, k, depth):
             length = min(depth, k - first)
             panels, place = [], scratch

@@ -42,7 +42,6 @@ from tilewright.kernels.gemm.wgmma_launch import (
     multiprocessors,
     output_of,
     pass_variant,
-    stream_handle,
     variant,
 )
 from tilewright.kernels.launch import address, ceil_div, current_device
@@ -292,7 +291,7 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
     wraps = output.c_type.bitwidth <= 32
     depth = a.depth if in_place and wraps else where.single_depth
     needed = PLAN_NBYTES if in_place else where.nbytes
-    with borrowed(needed, stream, stream_handle(stream)) as scratch:
+    with borrowed(needed, stream) as scratch:
         targets = scratch + where.planes_a, scratch + where.planes_b
         for first in range(0, a.depth, depth):
             length = min(depth, a.depth - first)
@@ -338,7 +337,7 @@ def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, eng
     device = current_device()
     where = layout(a.lines, b.lines, a.depth, multiprocessors(device), residues=True)
     _compile_wide((a.dtype, a.turned), (b.dtype, b.turned), output.c_type, engine, device)
-    with borrowed(where.nbytes, stream, stream_handle(stream)) as scratch:
+    with borrowed(where.nbytes, stream) as scratch:
         targets = scratch + where.planes_a, scratch + where.planes_b
         for first in range(0, a.depth, where.single_depth):
             length = min(where.single_depth, a.depth - first)

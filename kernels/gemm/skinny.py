@@ -605,7 +605,7 @@ def _multiply_vector(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: 
     if splits == 1:
         multiply(c.pointer, c.strides[0], accumulate)
         return
-    with borrowed(splits * m * itemsize, stream, int(stream) if stream else 0) as scratch:
+    with borrowed(splits * m * itemsize, stream) as scratch:
         multiply(scratch, itemsize, False)
         partial = Matrix(scratch, (splits * m, 1), (itemsize, itemsize), dtype)
         enqueue_sum(partial, c, splits, accumulate, stream)
@@ -642,7 +642,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     if splits == 1 and (by_rows or not on_tensor_cores):
         multiply(target, accumulate)
         return
-    with borrowed(splits * m * n * itemsize, stream, int(stream) if stream else 0) as scratch:
+    with borrowed(splits * m * n * itemsize, stream) as scratch:
         multiply(Matrix(scratch, (m, n), (n * itemsize, itemsize), dtype), False)
         partial = Matrix(scratch, (splits * m, n), (n * itemsize, itemsize), dtype)
         enqueue_sum(partial, target, splits, accumulate, stream)

@@ -208,8 +208,7 @@ def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, s
         _multiply(rows, columns, target, part, accumulate, stream)
         return
     itemsize, lines = c.dtype.itemsize, part.splits * part.m
-    handle = int(stream) if stream else 0
-    with borrowed(lines * part.n * itemsize, stream, handle) as scratch:
+    with borrowed(lines * part.n * itemsize, stream) as scratch:
         partial = Matrix(scratch, (lines, part.n), (part.n * itemsize, itemsize), c.dtype)
         _multiply(rows, columns, partial, part, False, stream)
         enqueue_sum(partial, target, part.splits, accumulate, stream)
@@ -269,7 +268,7 @@ def _launch_part_aligned(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate
         launch_part(a, b, c, part, accumulate, stream)
         return
     target = c.slice(part.row, part.m, part.column, part.n)
-    with borrowed(depth * line_nbytes, stream, int(stream) if stream else 0) as scratch:
+    with borrowed(depth * line_nbytes, stream) as scratch:
         for first in range(0, k, depth):
             length = min(depth, k - first)
             panels, place = [], scratch

@@ -60,11 +60,6 @@ class Launchable:
         enqueue(self.kernel, grid, self.threads, stream, self.shared_nbytes, *arguments, cluster=self.cluster)
 
 
-def stream_handle(stream: Any) -> int:
-    """The driver's handle of a Numba stream; 0 is the default stream."""
-    return int(stream) if stream else 0
-
-
 def compile_launchable(
     function: Callable[..., Any],
     argument_types: tuple[Any, ...],
@@ -133,7 +128,7 @@ class _MapStore:
 
         cuda.current_context()  # a thread that has not touched the GPU yet gets its context
         encoded = encode_tensor_map(planes, box)
-        handle = driver.CUstream(stream_handle(self.stream))
+        handle = driver.CUstream(int(self.stream))
         _checked(driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, handle))
         _checked(driver.cuStreamSynchronize(handle))  # any stream may use it from now on
 

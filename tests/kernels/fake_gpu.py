@@ -96,8 +96,8 @@ def install(monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0) -> FakeGPU
     # Scratch memory is borrowed for a recording as ever, else it lies at one place.
     borrowed = scratch.borrowed
 
-    def at_one_place(nbytes: int, stream: Any, handle: int) -> Any:
-        return borrowed(nbytes, stream, handle) if hasattr(stream, "plan") else nullcontext(SCRATCH)
+    def at_one_place(nbytes: int, stream: Any) -> Any:
+        return borrowed(nbytes, stream) if hasattr(stream, "plan") else nullcontext(SCRATCH)
 
     for module in (scratch, skinny, warp_tiled_launch, double_tensor_core):
         monkeypatch.setattr(module, "borrowed", at_one_place)
