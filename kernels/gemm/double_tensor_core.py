@@ -559,7 +559,7 @@ memory."""
 
 @functools.cache
 def compiled(tile: Tile, layout: Layout) -> Any:
-    """The kernel for the current device, compiled once per process."""
+    """The kernel, compiled for a GPU by its first launch there."""
     return compile_kernel(kernel_function(tile, layout), SIGNATURE, launch_bounds=(tile.threads, tile.blocks))
 
 

@@ -77,8 +77,8 @@ class Engine:
     """``config(kind_a, kind_b, c_type, plan_kind=-1)``: what `launch_product` takes first."""
     launch_product: Callable[..., None]
     """As `wgmma_launch.launch_product`."""
-    compiled: Callable[[Any, int], Launchable]
-    """``compiled(config, device)``: what `launch_product` launches."""
+    compiled: Callable[[Any], Launchable]
+    """``compiled(config)``: what `launch_product` launches."""
 
 
 WGMMA = Engine(Config, launch_product, compiled)
@@ -180,7 +180,7 @@ def _resident_blocks(turned: bool, residues: bool) -> int:
 
 
 @functools.cache
-def _pass(dtype: np.dtype, turned: bool, residues: bool, device: int) -> Launchable:
+def _pass(dtype: np.dtype, turned: bool, residues: bool) -> Launchable:
     return compile_launchable(
         byte_planes.pass_function(dtype, turned=turned, residues=residues),
         byte_planes.ARGUMENTS,
@@ -190,7 +190,7 @@ def _pass(dtype: np.dtype, turned: bool, residues: bool, device: int) -> Launcha
 
 
 @functools.cache
-def _turn(device: int) -> Launchable:
+def _turn() -> Launchable:
     return compile_launchable(
         byte_planes.turn_function(),
         byte_planes.ARGUMENTS,
@@ -200,12 +200,12 @@ def _turn(device: int) -> Launchable:
 
 
 @functools.cache
-def _reset(device: int) -> Launchable:
+def _reset() -> Launchable:
     return compile_launchable(byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, threads=1)
 
 
 @functools.cache
-def _decide(device: int) -> Launchable:
+def _decide() -> Launchable:
     return compile_launchable(byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, threads=1)
 
 
@@ -221,16 +221,15 @@ def _make_planes(
     ranged: bool = True,
 ) -> None:
     """Enqueue the pass that writes the planes of ``matrix`` at ``target``; ``ranged``: and finds its range."""
-    device = current_device()
     if matrix.turned_by_vectors and not residues and not ranged:
-        kernel, extent = _turn(device), byte_planes.TURN_SIDE
+        kernel, extent = _turn(), byte_planes.TURN_SIDE
         blocks = ceil_div(matrix.lines, extent) * ceil_div(matrix.depth, extent)
     else:
-        kernel, work = _pass(matrix.dtype, matrix.turned, residues, device), matrix.lines
+        kernel, work = _pass(matrix.dtype, matrix.turned, residues), matrix.lines
         if matrix.turned:
             tiles = ceil_div(matrix.lines, byte_planes.TURN_LINES)
             work = tiles * ceil_div(matrix.depth, byte_planes.TURN_QUADS * byte_planes.QUAD)
-        blocks = min(work, multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR)
+        blocks = min(work, multiprocessors(current_device()) * BLOCKS_PER_MULTIPROCESSOR)
     kernel.launch(
         blocks,
         stream,
@@ -326,9 +325,9 @@ def _compile_wide(
     """
     configs = [engine.config(*names, c_type, plan_kind=kind) for kind, names in enumerate(SINGLE_KINDS)]
     configs.append(engine.config("s8", "s8", c_type, plan_kind=RESIDUES))
-    needed = [engine.compiled(config, device) for config in configs]
-    needed += [_pass(*operand, residues, device) for operand in (a, b) for residues in (False, True)]
-    needed += [_reset(device), _decide(device)]
+    needed = [engine.compiled(config) for config in configs]
+    needed += [_pass(*operand, residues) for operand in (a, b) for residues in (False, True)]
+    needed += [_reset(), _decide()]
     compile_together({launchable.kernel for launchable in needed}, device_capability(device))
 
 
@@ -344,10 +343,10 @@ def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, eng
             panels = a.panel(first, length), b.panel(first, length)
             add = accumulate or first > 0
             residue_depth = min(where.residue_depth, length)
-            _reset(device).launch(1, stream, scratch)
+            _reset().launch(1, stream, scratch)
             for side, panel in enumerate(panels):
                 _make_planes(panel, targets[side], where.single_depth, scratch, side, stream, residues=False)
-            _decide(device).launch(1, stream, scratch, residue_depth)
+            _decide().launch(1, stream, scratch, residue_depth)
             for kind, names in enumerate(SINGLE_KINDS):
                 single = [
                     _planes(targets[side], panels[side], where.single_depth, 1, names[side])

@@ -240,7 +240,7 @@ LAUNCH_BOUNDS = (WARPS * WARP, 3)
 
 @functools.cache
 def compiled(layout: Layout) -> Any:
-    """The kernel for the current device, compiled once per process."""
+    """The kernel, compiled for a GPU by its first launch there."""
     return compile_kernel(kernel_function(layout), SIGNATURE, launch_bounds=LAUNCH_BOUNDS)
 
 

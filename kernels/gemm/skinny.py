@@ -507,7 +507,7 @@ RESERVED_NBYTES = 1024
 
 @functools.cache
 def compiled(tile: Tile, layout: Layout) -> Any:
-    """The kernel for the current device, compiled once per process."""
+    """The kernel, compiled for a GPU by its first launch there."""
     return compile_kernel(kernel_function(tile, layout), SIGNATURE, launch_bounds=(tile.threads, 1))
 
 

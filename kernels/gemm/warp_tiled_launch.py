@@ -73,7 +73,7 @@ def signature(dtype: np.dtype) -> Any:
 
 
 @functools.cache
-def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str, device: int) -> tuple[Any, int]:
+def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str) -> tuple[Any, int]:
     """The kernel, and its bytes of shared memory."""
     function = warp_tiled_function(dtype, tiling, a_layout, b_layout)
     nbytes = shared_nbytes(tiling, dtype.itemsize)
@@ -192,7 +192,7 @@ def _multiply(
         and c.strides[0] % VECTOR_NBYTES == 0
         and n % vector_elements(itemsize) == 0
     )
-    kernel, nbytes = _kernel(a.dtype, tiling, *(ways or layouts(a, b)), current_device())
+    kernel, nbytes = _kernel(a.dtype, tiling, *(ways or layouts(a, b)))
     grid = (ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n), 1, part.splits)
     enqueue(kernel, grid, tiling.threads, stream, nbytes, a, b, c, part.depth, accumulate, c_vectors)
 

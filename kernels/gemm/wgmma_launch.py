@@ -69,7 +69,7 @@ def compile_launchable(
     cluster: int = 1,
     blocks_per_multiprocessor: int = 1,
 ) -> Launchable:
-    """``function`` of scalars, ready to be compiled for the current device: by its first launch, or together."""
+    """``function`` of scalars, compiled for a GPU by its first launch there, or together with others."""
     kernel = compile_kernel(
         function,
         types.void(*argument_types),
@@ -210,7 +210,7 @@ def pass_variant(
 
 
 @functools.cache
-def compiled(config: Config, device: int) -> Launchable:
+def compiled(config: Config) -> Launchable:
     return compile_launchable(
         kernel_function(config),
         ARGUMENTS,
@@ -294,14 +294,13 @@ def launch_product(
     ``config.n_major_b``; depth: k. plan, workspace: device addresses, for the variants that use them.
     """
     tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(output.columns, config.tile_n)
-    device = current_device()
-    kernel = compiled(config, device)
+    kernel = compiled(config)
     wanted = [(a, config.box_a), (b, config.box_b)]
     planes_c = output.planes if config.boxes and not accumulate else None
     if planes_c is not None:
         wanted.append((planes_c, config.box_c))
     with _maps_lock:
-        map_a, map_b, *map_c = _map_store(device).addresses(tuple(wanted))
+        map_a, map_b, *map_c = _map_store(current_device()).addresses(tuple(wanted))
         kernel.launch(
             persistent_grid(tiles, config.cluster),
             stream,
