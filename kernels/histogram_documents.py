@@ -34,8 +34,8 @@ from typing import Any
 from numba import cuda, int32, int64, types, uint8, uint32, uint64
 
 from tilewright.kernels import launch
-from tilewright.kernels.compiled import compile_kernel
-from tilewright.kernels.histogram_bytes import VECTOR, WORDS, multiprocessors
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.histogram_bytes import VECTOR, WORDS
 from tilewright.kernels.histogram_tokens import BYTE, LETTER, LETTERS, Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx import (

@@ -37,7 +37,7 @@ from numba import cuda
 from numba.cuda import libdevice, types
 
 from tilewright.kernels import ptx
-from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
@@ -670,11 +670,6 @@ def choose_tile(parts: int, m: int, n: int, multiprocessors: int) -> Tile:
         if ceil_div(m, tile.m) * ceil_div(n, tile.n) >= multiprocessors * tile.blocks:
             return tile
     return tiles[-1]
-
-
-@functools.cache
-def multiprocessors(device: int) -> int:
-    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
 
 
 THIN_STRIPS = 32

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from tilewright.kernels.compiled import compile_together, device_capability
+from tilewright.kernels.compiled import compile_together, device_capability, multiprocessors
 from tilewright.kernels.gemm import byte_mma, byte_mma_launch, byte_planes
 from tilewright.kernels.gemm.base import INTEGERS, Capability, GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES
@@ -39,7 +39,6 @@ from tilewright.kernels.gemm.wgmma_launch import (
     compile_launchable,
     compiled,
     launch_product,
-    multiprocessors,
     output_of,
     pass_variant,
     variant,

@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.compiled import multiprocessors
 from tilewright.kernels.gemm import float_planes
-from tilewright.kernels.gemm.wgmma_launch import (
-    Launchable,
-    Planes,
-    compile_launchable,
-    multiprocessors,
-)
+from tilewright.kernels.gemm.wgmma_launch import Launchable, Planes, compile_launchable
 from tilewright.kernels.launch import address, ceil_div, current_device
 
 SCRATCH_NBYTES = 2 << 30

@@ -31,7 +31,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels import ptx
-from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gemm import double_tensor_core as tensor
 from tilewright.kernels.gemm import matvec
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
@@ -594,7 +594,7 @@ def _multiply_vector(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: 
     layout = matvec.Layout(dtype.name, along_k, aligned and contiguous * itemsize % CHUNK_NBYTES == 0)
     kernel = matvec.compiled(layout)
     splits, split_k = matvec.split(
-        layout, m, k, tensor.multiprocessors(current_device()), MAX_PARTIAL_NBYTES // (m * itemsize)
+        layout, m, k, multiprocessors(current_device()), MAX_PARTIAL_NBYTES // (m * itemsize)
     )
     grid = (ceil_div(m, layout.block_rows), splits)
 
@@ -629,7 +629,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         k,
         _lies_along_k(left),
         on_tensor_cores,
-        tensor.multiprocessors(current_device()),
+        multiprocessors(current_device()),
     )
 
     def multiply(out: Matrix, add: bool) -> None:

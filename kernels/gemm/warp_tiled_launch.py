@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
@@ -168,11 +168,6 @@ def enqueue_sum(partial: Matrix, c: Matrix, splits: int, accumulate: bool, strea
     enqueue(kernel, grid, REDUCING_THREADS, stream, 0, partial, c, splits, accumulate)
 
 
-@functools.cache
-def _multiprocessors(device: int) -> int:
-    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
-
-
 def _multiply(
     a: Matrix,
     b: Matrix,
@@ -294,7 +289,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         # The transposed product: the kernel stores C by rows.
         left, right, target = right.transposed(), left.transposed(), target.transposed()
     (m, k), n = left.shape, right.shape[1]
-    for part in cut(m, n, k, target.dtype, layouts(left, right), _multiprocessors(current_device())):
+    for part in cut(m, n, k, target.dtype, layouts(left, right), multiprocessors(current_device())):
         if _thin(part, target):
             _launch_thin(left, right, target, part, accumulate, stream)
         else:

@@ -17,7 +17,7 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gemm.base import Capability, Variant
 from tilewright.kernels.gemm.wgmma import ARGUMENTS, kernel_function
 from tilewright.kernels.gemm.wgmma_config import Config
@@ -172,11 +172,6 @@ def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
         )
     )
     return np.array([int(word) for word in encoded.opaque], np.uint64).view(np.uint8)
-
-
-@functools.cache
-def multiprocessors(device: int) -> int:
-    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
 
 
 def persistent_grid(tiles: int, cluster: int) -> int:

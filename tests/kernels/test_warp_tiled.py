@@ -197,7 +197,7 @@ def test_launches_add_up_to_the_product(
         patch.setattr(launching, "enqueue", host_enqueue)
         patch.setattr(launching, "borrowed", scratch)
         patch.setattr(launching, "current_device", lambda: 0)
-        patch.setattr(launching, "_multiprocessors", lambda device: processors)
+        patch.setattr(launching, "multiprocessors", lambda device: processors)
         patch.setattr(launching, "_kernel", lambda *specialisation: ("multiply", 0))
         patch.setattr(launching, "_sum_kernel", lambda dtype: "sum")
         patch.setattr(launching, "_shared_sum_kernel", lambda dtype: "sum")
