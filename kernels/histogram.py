@@ -99,11 +99,10 @@ def piece_counts(
     return _only_row(_count(data, kind, _one_document(len(data)), start, stop, None, device, stream))
 
 
-def skipped_count(counts: Any, by: str, nbytes: int, documents: int = 1) -> int:
+def skipped_count(counts: Any, by: str, nbytes: int) -> int:
     """How many bytes a host array of counts left out: those above 127 for ascii, all but letters for letter.
 
-    ``nbytes`` is the number of bytes counted, in ``documents`` documents. Kinds that leave nothing out give
-    0.
+    ``nbytes`` is the number of bytes counted. Kinds that leave nothing out give 0.
     """
     if kind_named(by).name not in ("ascii", "letter"):
         return 0

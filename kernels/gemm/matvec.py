@@ -149,7 +149,7 @@ def kernel_function(layout: Layout) -> Any:
             sums[total + 1] += a[left + 1] * b[right]
 
     @inlined
-    def walk(sums, a, b, a_at, a_pitch, b_at, b_step, last_row, u, k):  # type: ignore[no-untyped-def]
+    def load_rows(a, b, a_at, a_pitch, b_at, b_step, last_row, u, k):  # type: ignore[no-untyped-def]
         """Load the u-th chunk of k for all of a warp's rows."""
         for i in range(ROWS):
             row = i64(min(i32(i), last_row))
@@ -186,11 +186,11 @@ def kernel_function(layout: Layout) -> Any:
             a_at = i64(a_address) + i64(row0) * a_pitch + i64(first_k) * itemsize
             for base in range(lane * elements, full, step):
                 for u in range(deep):
-                    walk(sums, a, b, a_at, a_pitch, b_at, b_step, last_row, u, base + u * span)
+                    load_rows(a, b, a_at, a_pitch, b_at, b_step, last_row, u, base + u * span)
                 for u in range(deep):
                     multiply(sums, a, b, u)
             for base in range(full + lane * elements, length, span):
-                walk(sums, a, b, a_at, a_pitch, b_at, b_step, last_row, 0, base)
+                load_rows(a, b, a_at, a_pitch, b_at, b_step, last_row, 0, base)
                 multiply(sums, a, b, 0)
             for s in range(sums_count):
                 for power in range(5):
