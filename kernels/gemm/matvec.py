@@ -234,8 +234,9 @@ def kernel_function(layout: Layout) -> Any:
 
 SIGNATURE = types.void(*(types.uint64, types.int64) * 3, types.int64, *(types.int32,) * 3, types.boolean)
 """Address and pitch of A, address and step of b and of c; c_split; m, k, split_k; accumulate."""
-LAUNCH_BOUNDS = (WARPS * WARP, 3)
-"""Three blocks a multiprocessor leave 80 registers a thread: enough for what is under way, without spilling."""
+BLOCKS_AT_ONCE = 3
+"""Blocks of a multiprocessor: they leave 80 registers a thread, enough for what is under way, without spilling."""
+LAUNCH_BOUNDS = (WARPS * WARP, BLOCKS_AT_ONCE)
 
 
 @functools.cache
@@ -244,7 +245,6 @@ def compiled(layout: Layout) -> Any:
     return compile_kernel(kernel_function(layout), SIGNATURE, launch_bounds=LAUNCH_BOUNDS)
 
 
-BLOCKS_AT_ONCE = 3
 LEAST_STEPS = 4
 """A range of k is at least so many steps of a block, so that its start is a small part of it."""
 
