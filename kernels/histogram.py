@@ -43,10 +43,8 @@ def histogram(
     """Counts of every byte, letter, pair or character of a text, int64[bins] or int64[(documents, bins)].
 
     data: uint8[n], a NumPy array or a device array (anything with ``__cuda_array_interface__``), contiguous
-    on a
-        device; any length and alignment.
-    by: ``byte`` (256 bins), ``ascii`` (128; bytes above are left out), ``letter`` (26, case folded; all else
-    is
+        on a device; any length and alignment.
+    by: ``byte`` (256 bins), ``ascii`` (128; bytes above are left out), ``letter`` (26, case folded; all else is
         left out), ``bigram`` (65,536 pairs of adjacent bytes of a document, bin = first * 256 + second) or
         ``codepoint`` (0x110000, as ``bytes.decode("utf-8", errors="replace")`` gives them).
     offsets: where documents begin and end, int64[documents + 1], ascending within 0 .. n: document d is

@@ -264,8 +264,7 @@ def _lines(matrix: Any, k_axis_is_first: int, result_itemsize: int) -> Lines:
     itemsize = matrix.dtype.itemsize
     strides = [stride // itemsize for stride in matrix.strides]
     line_axis, k_axis = (1, 0) if k_axis_is_first else (0, 1)
-    # Modulo 2**bits of the result a wider or equally wide operand may as well be read as signed: the
-    # numbers are
+    # Modulo 2**bits of the result a wider or equally wide operand may as well be read as signed: the numbers are
     # then smaller, and fewer residues hold the product.
     signed = itemsize >= result_itemsize
     dtype = np.dtype(f"i{itemsize}") if signed else matrix.dtype
