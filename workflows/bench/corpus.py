@@ -138,31 +138,18 @@ def run_corpus(
                 theirs: list[float] = []
                 stages: dict[str, float] = {}
                 paths = sorted(map(str, place.iterdir()))
-                for turn in range(
-                    1 + max(repeats, peer_repeats if peer else 0)
-                ):  # the first warms and is checked
+                turns = 1 + max(repeats, peer_repeats if peer else 0)  # the first warms and is checked
+                for turn in range(turns):
                     if turn <= repeats:
                         start = time.perf_counter()
                         counts, stages = _ours(client, place, by, facts[0].device)
-                        _take(
-                            ours,
-                            turn,
-                            time.perf_counter() - start,
-                            counts,
-                            one * files,
-                            case + ", tilewright",
-                        )
+                        took = time.perf_counter() - start
+                        _take(ours, turn, took, counts, one * files, f"{case}, tilewright")
                     if peer and turn <= peer_repeats:
                         start = time.perf_counter()
                         counts = _peer(paths[:peer_files], kind, gpu=gpu)
-                        _take(
-                            theirs,
-                            turn,
-                            time.perf_counter() - start,
-                            counts,
-                            one * peer_files,
-                            case + ", peer",
-                        )
+                        took = time.perf_counter() - start
+                        _take(theirs, turn, took, counts, one * peer_files, f"{case}, peer")
                 total = files * len(text)
                 rows.append(_row(case, "tilewright", False, total, ours))
                 if peer:
@@ -190,6 +177,7 @@ def run_corpus(
 def _take(
     seconds: list[float], turn: int, took: float, counts: np.ndarray, expected: np.ndarray, who: str
 ) -> None:
+    """Keep what a turn took; of the first, which only warms, look at the counts. Raises WrongAnswer."""
     if turn:
         seconds.append(took)
     elif not np.array_equal(counts, expected):
