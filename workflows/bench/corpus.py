@@ -31,7 +31,7 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import Document, list_corpus, read_blocks, read_range
-from tilewright.pipeline.events import Event, UnitDone
+from tilewright.pipeline.events import Event, UnitDone, counted
 from tilewright.pipeline.histogram import share_of_cores
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.store import run_all
@@ -131,7 +131,7 @@ def run_corpus(
             rates = floor_rates(client, documents, storage, gpu=gpu)
             for by in kinds:
                 kind = kind_named(by)
-                case = f"{by}, {storage}, {len(facts)} worker{'s' * (len(facts) != 1)}"
+                case = f"{by}, {storage}, {counted(len(facts), 'worker')}"
                 progress(case)
                 one = count_host(data, kind, np.array([0, len(data)]), 0, len(data))[0]
                 ours: list[float] = []
