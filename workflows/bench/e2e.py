@@ -331,8 +331,10 @@ def _storage_rate(inputs: Path) -> float:
 
     def read(part: RegionRead) -> None:
         buffer = buffers.get()
-        part.read(buffer[: math.prod(part.shape)].reshape(part.shape))
-        buffers.put(buffer)
+        try:
+            part.read(buffer[: math.prod(part.shape)].reshape(part.shape))
+        finally:
+            buffers.put(buffer)  # else the reads behind a failed one would wait for it for ever
 
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:
