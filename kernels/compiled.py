@@ -151,6 +151,11 @@ def device_capability(device: int) -> Capability:
     return int(major), int(minor)
 
 
+@functools.cache
+def multiprocessors(device: int) -> int:
+    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
+
+
 def compile_function(
     function: Any, signature: Any, capability: Capability, launch_bounds: tuple[int, int] | None
 ) -> MachineCode:

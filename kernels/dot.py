@@ -40,11 +40,9 @@ def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream:
     """Sum of conj(x[i]) * y[i], as `numpy.vdot`; with ``conjugate=False``, of x[i] * y[i].
 
     x, y: vectors of equal length, both NumPy arrays or both device arrays, of any strides; int8 to int64,
-    uint8
-        to uint64, float16, float32, float64, complex64 or complex128.
-    device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are multiplied where they
-    lie. stream: the stream to launch on. The default is the one that the arrays were exported with, else the
-    default
+        uint8 to uint64, float16, float32, float64, complex64 or complex128.
+    device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are multiplied where they lie.
+    stream: the stream to launch on. The default is the one that the arrays were exported with, else the default
         stream. For device arrays the function returns before the product is finished.
 
     The result has the dtype of ``numpy.result_type(x, y)``. Integers wrap modulo 2**bits. The GPU adds up
@@ -246,7 +244,7 @@ def _on_device(
         from tilewright.kernels import dot_vectors
         from tilewright.kernels.gemm.scratch import borrowed
 
-        with borrowed(blocks * wide.itemsize, queue, int(queue) if queue else 0) as scratch:
+        with borrowed(blocks * wide.itemsize, queue) as scratch:
             sums = launch.Memory(scratch, (blocks,), (wide.itemsize,), wide, queue, False)
             dot_vectors.launch_partials(x, y, conjugate, blocks, sums, queue)
             _finish(sums, element, queue)

@@ -84,20 +84,26 @@ def source(dtype: np.dtype, conjugate: bool) -> Callable[..., None]:
     registers = slots * UNROLL
 
     @cuda.jit(device=True, inline="always")
+    def add_product(real, imaginary, a, b, c, d):  # type: ignore[no-untyped-def]
+        """The sums with the product of the complex numbers a + b i (conjugated, if wanted) and c + d i added."""
+        real += a * c
+        imaginary += a * d
+        if conjugate:
+            real += b * d
+            imaginary -= b * c
+        else:
+            real -= b * d
+            imaginary += b * c
+        return real, imaginary
+
+    @cuda.jit(device=True, inline="always")
     def add(real, imaginary, left, right, count):  # type: ignore[no-untyped-def]
         """The sums with the products of the first ``count`` elements of both vectors added."""
         for i in range(0, count, parts):
             if is_complex:
                 a, b = read(left, i), read(left, i + 1)
                 c, d = read(right, i), read(right, i + 1)
-                real += a * c
-                imaginary += a * d
-                if conjugate:
-                    real += b * d
-                    imaginary -= b * c
-                else:
-                    real -= b * d
-                    imaginary += b * c
+                real, imaginary = add_product(real, imaginary, a, b, c, d)
             else:
                 real = wide(real + wide(read(left, i) * read(right, i)))
         return real, imaginary
@@ -133,14 +139,7 @@ def source(dtype: np.dtype, conjugate: bool) -> Callable[..., None]:
             if is_complex:
                 a, b = factor(single_x[place]), factor(single_x[place + uint64(1)])
                 c, d = factor(single_y[place]), factor(single_y[place + uint64(1)])
-                real += a * c
-                imaginary += a * d
-                if conjugate:
-                    real += b * d
-                    imaginary -= b * c
-                else:
-                    real -= b * d
-                    imaginary += b * c
+                real, imaginary = add_product(real, imaginary, a, b, c, d)
             else:
                 real = wide(real + wide(factor(single_x[place]) * factor(single_y[place])))
         if is_complex:

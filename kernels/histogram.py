@@ -43,10 +43,8 @@ def histogram(
     """Counts of every byte, letter, pair or character of a text, int64[bins] or int64[(documents, bins)].
 
     data: uint8[n], a NumPy array or a device array (anything with ``__cuda_array_interface__``), contiguous
-    on a
-        device; any length and alignment.
-    by: ``byte`` (256 bins), ``ascii`` (128; bytes above are left out), ``letter`` (26, case folded; all else
-    is
+        on a device; any length and alignment.
+    by: ``byte`` (256 bins), ``ascii`` (128; bytes above are left out), ``letter`` (26, case folded; all else is
         left out), ``bigram`` (65,536 pairs of adjacent bytes of a document, bin = first * 256 + second) or
         ``codepoint`` (0x110000, as ``bytes.decode("utf-8", errors="replace")`` gives them).
     offsets: where documents begin and end, int64[documents + 1], ascending within 0 .. n: document d is
@@ -99,11 +97,10 @@ def piece_counts(
     return _only_row(_count(data, kind, _one_document(len(data)), start, stop, None, device, stream))
 
 
-def skipped_count(counts: Any, by: str, nbytes: int, documents: int = 1) -> int:
+def skipped_count(counts: Any, by: str, nbytes: int) -> int:
     """How many bytes a host array of counts left out: those above 127 for ascii, all but letters for letter.
 
-    ``nbytes`` is the number of bytes counted, in ``documents`` documents. Kinds that leave nothing out give
-    0.
+    ``nbytes`` is the number of bytes counted. Kinds that leave nothing out give 0.
     """
     if kind_named(by).name not in ("ascii", "letter"):
         return 0

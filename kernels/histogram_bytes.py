@@ -22,7 +22,7 @@ from numba import cuda, int64, types, uint8, uint32, uint64
 
 from tilewright.kernels import histogram_tokens as tokens
 from tilewright.kernels import launch
-from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx import global_array, load_vector, shared_add, shared_address
@@ -33,7 +33,6 @@ VECTOR = 16
 """Bytes of one load."""
 WORDS = VECTOR // 4
 TABLE_WORDS = BYTES * COLUMNS
-TABLE_NBYTES = TABLE_WORDS * 4
 
 folded_bin = cuda.jit(device=True, inline="always")(tokens.folded_bin)
 
@@ -145,8 +144,3 @@ def launch_bytes(data: Any, start: int, stop: int, kind: Kind, counts: Any, stre
     most = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(launch.current_device())
     blocks = min(ceil_div(stop - start, THREADS * VECTOR * UNROLL), most)
     launch.enqueue(kernel(), blocks, THREADS, stream, 0, launch.address(data), start, stop, kind.code, counts)
-
-
-@functools.cache
-def multiprocessors(device: int) -> int:
-    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)

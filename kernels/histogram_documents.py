@@ -34,8 +34,8 @@ from typing import Any
 from numba import cuda, int32, int64, types, uint8, uint32, uint64
 
 from tilewright.kernels import launch
-from tilewright.kernels.compiled import compile_kernel
-from tilewright.kernels.histogram_bytes import VECTOR, WORDS, multiprocessors
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.histogram_bytes import VECTOR, WORDS
 from tilewright.kernels.histogram_tokens import BYTE, LETTER, LETTERS, Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx import (
@@ -136,7 +136,7 @@ def weight_ahead(offset, origin, document):  # type: ignore[no-untyped-def]
 @cuda.jit(device=True, inline="always")
 def exchanged(value):  # type: ignore[no-untyped-def]
     """The neighbouring lane's value: each even lane and the odd one behind it swap."""
-    return uint32(cuda.shfl_xor_sync(0xFFFFFFFF, int32(value), 1))
+    return uint32(cuda.shfl_xor_sync(FULL_MASK, int32(value), 1))
 
 
 @cuda.jit(device=True, inline="always")
@@ -186,6 +186,20 @@ def source() -> Callable[..., None]:
         if tail < length:
             behind = uint32(text[tail])
         return cursor, vectors, ahead, behind
+
+    @cuda.jit(device=True, inline="always")
+    def count_vector(registers, turn, column, pair, one, table, seen):  # type: ignore[no-untyped-def]
+        """Count the 16 bytes of a vector; ``seen`` with their bits."""
+        for word in range(WORDS):
+            count_word(registers[turn * WORDS + word], column, pair, one, table)
+            seen |= registers[turn * WORDS + word]
+        return seen
+
+    @cuda.jit(device=True, inline="always")
+    def load_next(registers, turn, words_ahead, left):  # type: ignore[no-untyped-def]
+        """Load the vector that takes the place of the one just counted, if the lane has ``left`` so many."""
+        if left > int32(STRIDE + turn * HALF):
+            load_vector(registers, uint32(turn * WORDS), words_ahead, uint64((STRIDE + turn * HALF) * WORDS))
 
     @cuda.jit(device=True, inline="always")
     def add_row(words, row, index, zeros, part, sums, band):  # type: ignore[no-untyped-def]
@@ -289,29 +303,13 @@ def source() -> Callable[..., None]:
                 if vote(rest > int32(0) and rest < int32(STRIDE)) == uint32(0):
                     if rest > int32(0):
                         for turn in range(GROUP):
-                            for word in range(WORDS):
-                                count_word(registers[turn * WORDS + word], column, pair, one, table)
-                                seen |= registers[turn * WORDS + word]
-                            if left > int32(STRIDE + turn * HALF):
-                                load_vector(
-                                    registers,
-                                    uint32(turn * WORDS),
-                                    words_ahead,
-                                    uint64((STRIDE + turn * HALF) * WORDS),
-                                )
+                            seen = count_vector(registers, turn, column, pair, one, table, seen)
+                            load_next(registers, turn, words_ahead, left)
                 else:
                     for turn in range(GROUP):
                         if left > int32(turn * HALF):
-                            for word in range(WORDS):
-                                count_word(registers[turn * WORDS + word], column, pair, one, table)
-                                seen |= registers[turn * WORDS + word]
-                        if left > int32(STRIDE + turn * HALF):
-                            load_vector(
-                                registers,
-                                uint32(turn * WORDS),
-                                words_ahead,
-                                uint64((STRIDE + turn * HALF) * WORDS),
-                            )
+                            seen = count_vector(registers, turn, column, pair, one, table, seen)
+                        load_next(registers, turn, words_ahead, left)
                 cursor += uint64(STRIDE * VECTOR)
                 rest = int32(rest - int32(STRIDE))
                 turns = uint32(turns + uint32(1))

@@ -33,8 +33,8 @@ def count_on_device(
     # The kernel for many documents writes whole rows of bytes; every other kernel adds.
     whole = narrow and count > 1 and not SIMULATOR
     if out is None:
-        counts = cuda.device_array((count, kind.bins), np.int64, stream=queue) if whole else None
-        counts = zeros((count, kind.bins), queue) if counts is None else counts
+        shape = (count, kind.bins)
+        counts = cuda.device_array(shape, np.int64, stream=queue) if whole else zeros(shape, queue)
     else:
         counts = out
         if not whole:

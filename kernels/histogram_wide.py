@@ -31,7 +31,7 @@ from numba import cuda, int32, int64, types, uint8, uint32, uint64
 from tilewright.kernels import histogram_bytes as narrow
 from tilewright.kernels import histogram_tokens as tokens
 from tilewright.kernels import launch
-from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.histogram_bytes import (
     BYTES,
     COLUMNS,
@@ -39,7 +39,6 @@ from tilewright.kernels.histogram_bytes import (
     WORDS,
     count_byte,
     count_word,
-    multiprocessors,
 )
 from tilewright.kernels.histogram_tokens import BIGRAM, CODE_MASK, REPLACEMENT, Kind
 from tilewright.kernels.launch import ceil_div

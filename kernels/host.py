@@ -92,8 +92,10 @@ def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> 
             target[...] = total  # rounded once, where out is narrower
 
 
-def _ring(array: np.ndarray, result: np.dtype) -> np.ndarray:
-    """A view of integers whose values, as signed 64-bit numbers, are right modulo the result's 2**bits."""
+def _ring(array: np.ndarray) -> np.ndarray:
+    """A view of integers whose values, as signed 64-bit numbers, are right modulo 2**64, and so modulo any result's
+    2**bits.
+    """
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
         return array.view(np.int64)
     return array
@@ -303,7 +305,7 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
     m, k = a.shape
     n = b.shape[1]
     bits = 8 * out.dtype.itemsize
-    a, b = _ring(a, out.dtype), _ring(b, out.dtype)
+    a, b = _ring(a), _ring(b)
     # Signed, because Numba would make float64 of int64 + uint64; sums wrap to the same bits.
     target = out.view(f"i{out.dtype.itemsize}")
     if not accumulate:

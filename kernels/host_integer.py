@@ -293,29 +293,29 @@ class IfmaProduct:
     The operands are views whose values are right modulo 2**64 as signed numbers, or modulo the result's bits.
     """
 
-    def __init__(self, shape: Tiling, m: int, n: int, k: int, pool: ThreadPoolExecutor) -> None:
-        self._shape, self._pool = shape, pool
+    def __init__(self, tiling: Tiling, m: int, n: int, k: int, pool: ThreadPoolExecutor) -> None:
+        self._tiling, self._pool = tiling, pool
         spare = CACHE_LINE // 8
-        self._a = np.empty(ceil_div(m, shape.rows) * k * WORDS_A + spare, np.uint64)
-        self._b = np.empty(ceil_div(n, shape.columns) * k * WORDS_B + spare, np.uint64)
+        self._a = np.empty(ceil_div(m, tiling.rows) * k * WORDS_A + spare, np.uint64)
+        self._b = np.empty(ceil_div(n, tiling.columns) * k * WORDS_B + spare, np.uint64)
 
     def left(self, shape: tuple[int, int], first: np.ndarray, *second: tuple[np.ndarray, int]) -> np.ndarray:
         """The packed left operand ``first``, or ``first + sign * second``, filled up to shape with zeros."""
         m, k = shape
-        panels = _panels(self._a, ceil_div(m, self._shape.rows), k, WORDS_A)
+        panels = _panels(self._a, ceil_div(m, self._tiling.rows), k, WORDS_A)
         other, sign = second[0] if second else (first[:0, :0], 0)
-        return self._packed(panels, self._shape.rows, 1, first, other, sign)
+        return self._packed(panels, self._tiling.rows, 1, first, other, sign)
 
     def right(self, shape: tuple[int, int], first: np.ndarray, *second: tuple[np.ndarray, int]) -> np.ndarray:
         k, n = shape
-        panels = _panels(self._b, ceil_div(n, self._shape.columns), k, WORDS_B)
+        panels = _panels(self._b, ceil_div(n, self._tiling.columns), k, WORDS_B)
         other, sign = second[0] if second else (first[:0, :0], 0)
-        return self._packed(panels, self._shape.columns, 2, first.T, other.T, sign)
+        return self._packed(panels, self._tiling.columns, 2, first.T, other.T, sign)
 
     def _packed(
         self, panels: np.ndarray, lines: int, order: int, first: np.ndarray, other: np.ndarray, sign: int
     ) -> np.ndarray:
-        order = order if self._shape.pairs else 0
+        order = order if self._tiling.pairs else 0
         integer, source = numba.int64, source_type(first.dtype)
         words, halves = numba.uint64[:, :, ::1], numba.uint32[:, :, ::1]
         pack = compiled(_pack, source, source, integer, integer, integer, words, halves, integer, integer)
@@ -341,7 +341,7 @@ class IfmaProduct:
             integer,
             integer,
         )
-        rows, columns = self._shape.rows, self._shape.columns
+        rows, columns = self._tiling.rows, self._tiling.columns
         on_threads(
             self._pool,
             multiply,
@@ -350,7 +350,7 @@ class IfmaProduct:
             right,
             rows,
             columns,
-            self._shape.pairs,
+            self._tiling.pairs,
             first,
             first_sign,
             second,

@@ -57,9 +57,8 @@ def free_nbytes(*, on_gpu: bool) -> int | None:
         with open("/proc/meminfo", encoding="ascii") as file:
             found = next(line for line in file if line.startswith("MemAvailable:"))
         return int(found.split()[1]) * 1024
-    except (
-        Exception
-    ):  # a memory manager that does not count, or a GPU that is past answering: the error comes first
+    except Exception:
+        # A memory manager that does not count, or a GPU that is past answering: the error that asks comes first.
         return None
 
 

@@ -893,34 +893,27 @@ def _pure(text: str, constraints: str, arguments: int) -> Callable[..., Any]:
     return intrinsic(declare)
 
 
-def _multiply_add(name: str, total: Any) -> Callable[..., Any]:
-    wide = total.bitwidth == 64
-
-    @intrinsic
-    def multiply_add(typingctx, left, right, added):  # type: ignore[no-untyped-def]
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            function = ir.FunctionType(ir.IntType(total.bitwidth), [value.type for value in values])
-            constraints = "=l,r,r,l" if wide else "=r,r,r,r"
-            text = f"{name} $0, $1, $2, $3;"
-            if wide:
-                # By halves with a carry, which the assembler makes one instruction of. Given one, it would add
-                # two products to each other first, and then to a sum, with additions of 64 bits.
-                text = (
-                    "{ .reg .u32 low, high; mov.b64 {low, high}, $3; mad.lo.cc.u32 low, $1, $2, low;"
-                    " madc.hi.u32 high, $1, $2, high; mov.b64 $0, {low, high}; }"
-                )
-            return builder.call(ir.InlineAsm(function, text, constraints, side_effect=False), values)
-
-        return total(_U32, _U32, total), generate
-
-    return multiply_add
-
-
-multiply_add_low = _multiply_add("mad.lo.u32", _U32)
+multiply_add_low = _pure("mad.lo.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``multiply_add_low(x, y, z)``: x y + z modulo 2**32. The compiler keeps it in one piece, where it would rather add
 two products to each other first, and then to a sum."""
-multiply_add_wide = _multiply_add("mad.wide.u32", types.uint64)
-"""``multiply_add_wide(x, y, z)``: x y + z modulo 2**64 for x and y of 32 bits, z of 64."""
+
+
+@intrinsic
+def multiply_add_wide(typingctx, left, right, added):  # type: ignore[no-untyped-def]
+    """``multiply_add_wide(x, y, z)``: x y + z modulo 2**64 for x and y of 32 bits, z of 64; in one piece as well."""
+    # By halves with a carry, which the assembler makes one instruction of. Given one, it would add two products to
+    # each other first, and then to a sum, with additions of 64 bits.
+    text = (
+        "{ .reg .u32 low, high; mov.b64 {low, high}, $3; mad.lo.cc.u32 low, $1, $2, low;"
+        " madc.hi.u32 high, $1, $2, high; mov.b64 $0, {low, high}; }"
+    )
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        function = ir.FunctionType(ir.IntType(64), [value.type for value in values])
+        return builder.call(ir.InlineAsm(function, text, "=l,r,r,l", side_effect=False), values)
+
+    return types.uint64(_U32, _U32, types.uint64), generate
+
 
 byte_permute = _pure("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``byte_permute(a, b, selector)``: four bytes of the eight of a (0-3) and b (4-7), chosen by four hex
@@ -935,10 +928,6 @@ byte_dot = _pure("dp4a.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 
 funnel_right = _pure("shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``funnel_right(low, high, shift)``: the low word of (high:low) >> shift, for shifts up to 32."""
-
-shift_left_wrapped = _pure("shf.l.wrap.b32 $0, $1, $1, $2;", "=r,r,r", 2)
-"""``shift_left_wrapped(a, shift)``: a rotated left by the low five bits of ``shift``, whatever stands above
-them."""
 
 shared_add = _instruction(
     "red.shared.add.u32 [$0], $1;",

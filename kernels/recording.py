@@ -72,9 +72,6 @@ class Recording:
         self._steps: list[Step] = []
         self._scratch_nbytes = 0
 
-    def __int__(self) -> int:
-        return 0  # a stream's handle is asked for, to borrow scratch memory for it
-
     def borrow(self, nbytes: int) -> Place:
         self._scratch_nbytes = max(self._scratch_nbytes, nbytes)
         return Place(SCRATCH, 0, 0)

@@ -34,7 +34,7 @@ from tilewright.pipeline.blocks import (
 )
 from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces, share_out
 from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.events import Listener
+from tilewright.pipeline.events import Listener, counted
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.reduce import Reduction, reduce_pieces, scratch
 from tilewright.pipeline.store import run_all
@@ -116,9 +116,8 @@ class Histogram:
     def __str__(self) -> str:
         rate = self.nbytes / self.seconds if self.seconds > 0 else 0.0
         totals = self.totals
-        count_of = len(self.documents)
         head = (
-            f"{format_nbytes(self.nbytes)} in {count_of} document{'s' if count_of != 1 else ''} by {self.by}"
+            f"{format_nbytes(self.nbytes)} in {counted(len(self.documents), 'document')} by {self.by}"
             f" in {self.seconds:.2f} s on {self.device} ({rate / 1e9:.3g} GB/s): {int(totals.sum())} counted,"
             f" {self.skipped} skipped"
         )

@@ -224,7 +224,7 @@ def verify_product(
     outcomes = run_bounded(
         client,
         _compare,
-        ((left, result, rows, shared, probe, allowed) for rows in left_rows),
+        ((left, result, rows, shared, probe) for rows in left_rows),
         key=f"{run}-a",
         window=window,
     )
@@ -330,7 +330,6 @@ def _compare(
     rows: slice,
     shared: tuple[np.ndarray, np.ndarray],
     probe: _Probe,
-    allowed: float,
 ) -> _Outcome:
     """The largest deviation between rows of C x and A (B x)."""
     vectors, square_vectors = shared

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.events import counted
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, label
 from tilewright.workflows.histogram import write_whole
 
@@ -69,9 +70,8 @@ def plot_histogram(histogram: Histogram, path: str | Path, *, bars: str = "count
     if histogram.by == "letter":
         texts = {"counts": _short, "percent": "{:.1f}".format, "probability": "{:.3f}".format}[bars]
         axes.bar_label(drawn, [texts(height) for height in heights], fontsize=6.5, padding=2, color="0.3")
-    count = len(histogram.documents)
     axes.set_title(
-        f"{histogram.by} histogram of {count} document{'s' if count != 1 else ''},"
+        f"{histogram.by} histogram of {counted(len(histogram.documents), 'document')},"
         f" {int(histogram.totals.sum()):,} counted",
         loc="left",
         fontsize=11,

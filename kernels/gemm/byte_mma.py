@@ -268,8 +268,9 @@ def _walk(tile: Tile) -> tuple[Any, Any]:
     """Device functions for the walk of the copies over tiles, planes and stages.
 
     ``corner(index, ...)``: where the thread's first chunks of tile ``index`` of the walk lie, A's and B's, and how
-    many lines the operands have from there on. ``advance(...)``: what these, the bytes of k that are left, and the
-    numbers of stage, plane and tile become after a stage. Behind the last tile no bytes are left.
+    many lines the operands have from there on. ``advance(..., work)``: what these, the bytes of k that are left, and
+    the numbers of stage, plane and tile become after a stage; ``work`` is what stays the same all the way. Behind the
+    last tile no bytes are left.
     """
     tile_m, tile_n, depth, band = tile.m, tile.n, tile.depth, tile.band
     i32, i64 = types.int32, types.int64
@@ -283,33 +284,9 @@ def _walk(tile: Tile) -> tuple[Any, Any]:
         return a_from, b_from, i32(m - row), i32(n - column)
 
     @inlined
-    def advance(  # type: ignore[no-untyped-def]
-        a_from,
-        b_from,
-        a_left,
-        b_left,
-        k_left,
-        stage,
-        plane,
-        index,
-        k_steps,
-        planes,
-        tiles,
-        tile_stride,
-        tiles_down,
-        tiles_across,
-        a,
-        a_line,
-        a_plane,
-        b,
-        b_line,
-        b_plane,
-        m,
-        n,
-        k,
-        line,
-        chunk,
-    ):
+    def advance(a_from, b_from, a_left, b_left, k_left, stage, plane, index, work):  # type: ignore[no-untyped-def]
+        k_steps, planes, tiles, tile_stride, tiles_down, tiles_across = work[0]
+        a, a_line, a_plane, b, b_line, b_plane, m, n, k, line, chunk = work[1]
         a_from = i64(a_from + depth)
         b_from = i64(b_from + depth)
         k_left = i32(k_left - depth)
@@ -435,6 +412,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             index, tiles_down, tiles_across, a, a_line, b, b_line, m, n, line, chunk
         )
         k_left = i32(k - chunk * CHUNK)
+        counts = k_steps, planes, tiles, tile_stride, tiles_down, tiles_across
+        work = counts, (a, a_line, a_plane, b, b_line, b_plane, m, n, k, line, chunk)
 
         # All stages but one. Behind the last tile stages are filled with zeros, so that the count of groups under
         # way never depends on the sides.
@@ -443,31 +422,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             copy(target, a_from, a_step, a_left, b_from, b_step, b_left, k_left)
             ptx.commit_copies()
             a_from, b_from, a_left, b_left, k_left, stage_filled, plane_filled, index = advance(
-                a_from,
-                b_from,
-                a_left,
-                b_left,
-                k_left,
-                stage_filled,
-                plane_filled,
-                index,
-                k_steps,
-                planes,
-                tiles,
-                tile_stride,
-                tiles_down,
-                tiles_across,
-                a,
-                a_line,
-                a_plane,
-                b,
-                b_line,
-                b_plane,
-                m,
-                n,
-                k,
-                line,
-                chunk,
+                a_from, b_from, a_left, b_left, k_left, stage_filled, plane_filled, index, work
             )
         reading, writing = u32(0), u32((stages - 1) * stage_nbytes)
         ptx.wait_copies(pending)
@@ -486,31 +441,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     ptx.commit_copies()
                     multiply(sums, a_regs, 0, b_regs, 0)
                     a_from, b_from, a_left, b_left, k_left, stage_filled, plane_filled, index = advance(
-                        a_from,
-                        b_from,
-                        a_left,
-                        b_left,
-                        k_left,
-                        stage_filled,
-                        plane_filled,
-                        index,
-                        k_steps,
-                        planes,
-                        tiles,
-                        tile_stride,
-                        tiles_down,
-                        tiles_across,
-                        a,
-                        a_line,
-                        a_plane,
-                        b,
-                        b_line,
-                        b_plane,
-                        m,
-                        n,
-                        k,
-                        line,
-                        chunk,
+                        a_from, b_from, a_left, b_left, k_left, stage_filled, plane_filled, index, work
                     )
                     middle_steps(sums, a_regs, b_regs, at_a, at_b)
                     writing = reading

@@ -61,7 +61,7 @@ def variant(name: str, config: Config) -> Variant:
 
 
 @functools.cache
-def compiled(config: Config, device: int) -> Launchable:
+def compiled(config: Config) -> Launchable:
     return compile_launchable(
         kernel_function(config),
         ARGUMENTS,
@@ -85,7 +85,7 @@ def launch_product(
     """Enqueue C = A B (+ C) of bytes. a: m lines of k, b: n lines of k, both ``loadable``; depth: k. plan,
     workspace: device addresses, for the variants that use them."""
     tiles = ceil_div(output.rows, config.tile.m) * ceil_div(output.columns, config.tile.n)
-    compiled(config, current_device()).launch(
+    compiled(config).launch(
         persistent_grid(tiles, 1),
         stream,
         a.address,

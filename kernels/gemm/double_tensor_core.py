@@ -37,7 +37,7 @@ from numba import cuda
 from numba.cuda import libdevice, types
 
 from tilewright.kernels import ptx
-from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
@@ -559,7 +559,7 @@ memory."""
 
 @functools.cache
 def compiled(tile: Tile, layout: Layout) -> Any:
-    """The kernel for the current device, compiled once per process."""
+    """The kernel, compiled for a GPU by its first launch there."""
     return compile_kernel(kernel_function(tile, layout), SIGNATURE, launch_bounds=(tile.threads, tile.blocks))
 
 
@@ -672,11 +672,6 @@ def choose_tile(parts: int, m: int, n: int, multiprocessors: int) -> Tile:
     return tiles[-1]
 
 
-@functools.cache
-def multiprocessors(device: int) -> int:
-    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
-
-
 THIN_STRIPS = 32
 """Ragged rows or columns, up to so many, are left to the kernel of thin products where that saves a wave."""
 
@@ -729,7 +724,7 @@ def _multiply(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, ti
     if depth is None:
         enqueue_tile(a, b, c, accumulate, stream, tile)
         return
-    with borrowed(depth * k_nbytes, stream, int(stream) if stream else 0) as scratch:
+    with borrowed(depth * k_nbytes, stream) as scratch:
         for first in range(0, k, depth):
             length = min(depth, k - first)
             panels, place = [], scratch

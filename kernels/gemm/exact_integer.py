@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from tilewright.kernels.compiled import compile_together, device_capability
+from tilewright.kernels.compiled import compile_together, device_capability, multiprocessors
 from tilewright.kernels.gemm import byte_mma, byte_mma_launch, byte_planes
 from tilewright.kernels.gemm.base import INTEGERS, Capability, GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES
@@ -39,10 +39,8 @@ from tilewright.kernels.gemm.wgmma_launch import (
     compile_launchable,
     compiled,
     launch_product,
-    multiprocessors,
     output_of,
     pass_variant,
-    stream_handle,
     variant,
 )
 from tilewright.kernels.launch import address, ceil_div, current_device
@@ -78,8 +76,8 @@ class Engine:
     """``config(kind_a, kind_b, c_type, plan_kind=-1)``: what `launch_product` takes first."""
     launch_product: Callable[..., None]
     """As `wgmma_launch.launch_product`."""
-    compiled: Callable[[Any, int], Launchable]
-    """``compiled(config, device)``: what `launch_product` launches."""
+    compiled: Callable[[Any], Launchable]
+    """``compiled(config)``: what `launch_product` launches."""
 
 
 WGMMA = Engine(Config, launch_product, compiled)
@@ -181,7 +179,7 @@ def _resident_blocks(turned: bool, residues: bool) -> int:
 
 
 @functools.cache
-def _pass(dtype: np.dtype, turned: bool, residues: bool, device: int) -> Launchable:
+def _pass(dtype: np.dtype, turned: bool, residues: bool) -> Launchable:
     return compile_launchable(
         byte_planes.pass_function(dtype, turned=turned, residues=residues),
         byte_planes.ARGUMENTS,
@@ -191,7 +189,7 @@ def _pass(dtype: np.dtype, turned: bool, residues: bool, device: int) -> Launcha
 
 
 @functools.cache
-def _turn(device: int) -> Launchable:
+def _turn() -> Launchable:
     return compile_launchable(
         byte_planes.turn_function(),
         byte_planes.ARGUMENTS,
@@ -201,12 +199,12 @@ def _turn(device: int) -> Launchable:
 
 
 @functools.cache
-def _reset(device: int) -> Launchable:
+def _reset() -> Launchable:
     return compile_launchable(byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, threads=1)
 
 
 @functools.cache
-def _decide(device: int) -> Launchable:
+def _decide() -> Launchable:
     return compile_launchable(byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, threads=1)
 
 
@@ -222,16 +220,15 @@ def _make_planes(
     ranged: bool = True,
 ) -> None:
     """Enqueue the pass that writes the planes of ``matrix`` at ``target``; ``ranged``: and finds its range."""
-    device = current_device()
     if matrix.turned_by_vectors and not residues and not ranged:
-        kernel, extent = _turn(device), byte_planes.TURN_SIDE
+        kernel, extent = _turn(), byte_planes.TURN_SIDE
         blocks = ceil_div(matrix.lines, extent) * ceil_div(matrix.depth, extent)
     else:
-        kernel, work = _pass(matrix.dtype, matrix.turned, residues, device), matrix.lines
+        kernel, work = _pass(matrix.dtype, matrix.turned, residues), matrix.lines
         if matrix.turned:
             tiles = ceil_div(matrix.lines, byte_planes.TURN_LINES)
             work = tiles * ceil_div(matrix.depth, byte_planes.TURN_QUADS * byte_planes.QUAD)
-        blocks = min(work, multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR)
+        blocks = min(work, multiprocessors(current_device()) * BLOCKS_PER_MULTIPROCESSOR)
     kernel.launch(
         blocks,
         stream,
@@ -267,8 +264,7 @@ def _lines(matrix: Any, k_axis_is_first: int, result_itemsize: int) -> Lines:
     itemsize = matrix.dtype.itemsize
     strides = [stride // itemsize for stride in matrix.strides]
     line_axis, k_axis = (1, 0) if k_axis_is_first else (0, 1)
-    # Modulo 2**bits of the result a wider or equally wide operand may as well be read as signed: the
-    # numbers are
+    # Modulo 2**bits of the result a wider or equally wide operand may as well be read as signed: the numbers are
     # then smaller, and fewer residues hold the product.
     signed = itemsize >= result_itemsize
     dtype = np.dtype(f"i{itemsize}") if signed else matrix.dtype
@@ -292,7 +288,7 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
     wraps = output.c_type.bitwidth <= 32
     depth = a.depth if in_place and wraps else where.single_depth
     needed = PLAN_NBYTES if in_place else where.nbytes
-    with borrowed(needed, stream, stream_handle(stream)) as scratch:
+    with borrowed(needed, stream) as scratch:
         targets = scratch + where.planes_a, scratch + where.planes_b
         for first in range(0, a.depth, depth):
             length = min(depth, a.depth - first)
@@ -327,9 +323,9 @@ def _compile_wide(
     """
     configs = [engine.config(*names, c_type, plan_kind=kind) for kind, names in enumerate(SINGLE_KINDS)]
     configs.append(engine.config("s8", "s8", c_type, plan_kind=RESIDUES))
-    needed = [engine.compiled(config, device) for config in configs]
-    needed += [_pass(*operand, residues, device) for operand in (a, b) for residues in (False, True)]
-    needed += [_reset(device), _decide(device)]
+    needed = [engine.compiled(config) for config in configs]
+    needed += [_pass(*operand, residues) for operand in (a, b) for residues in (False, True)]
+    needed += [_reset(), _decide()]
     compile_together({launchable.kernel for launchable in needed}, device_capability(device))
 
 
@@ -338,17 +334,17 @@ def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, eng
     device = current_device()
     where = layout(a.lines, b.lines, a.depth, multiprocessors(device), residues=True)
     _compile_wide((a.dtype, a.turned), (b.dtype, b.turned), output.c_type, engine, device)
-    with borrowed(where.nbytes, stream, stream_handle(stream)) as scratch:
+    with borrowed(where.nbytes, stream) as scratch:
         targets = scratch + where.planes_a, scratch + where.planes_b
         for first in range(0, a.depth, where.single_depth):
             length = min(where.single_depth, a.depth - first)
             panels = a.panel(first, length), b.panel(first, length)
             add = accumulate or first > 0
             residue_depth = min(where.residue_depth, length)
-            _reset(device).launch(1, stream, scratch)
+            _reset().launch(1, stream, scratch)
             for side, panel in enumerate(panels):
                 _make_planes(panel, targets[side], where.single_depth, scratch, side, stream, residues=False)
-            _decide(device).launch(1, stream, scratch, residue_depth)
+            _decide().launch(1, stream, scratch, residue_depth)
             for kind, names in enumerate(SINGLE_KINDS):
                 single = [
                     _planes(targets[side], panels[side], where.single_depth, 1, names[side])

@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.compiled import multiprocessors
 from tilewright.kernels.gemm import float_planes
-from tilewright.kernels.gemm.wgmma_launch import (
-    Launchable,
-    Planes,
-    compile_launchable,
-    multiprocessors,
-)
+from tilewright.kernels.gemm.wgmma_launch import Launchable, Planes, compile_launchable
 from tilewright.kernels.launch import address, ceil_div, current_device
 
 SCRATCH_NBYTES = 2 << 30
@@ -107,7 +103,7 @@ def panel_depth(a: FloatOperand, b: FloatOperand, form: str, unit: int = 64) -> 
 
 
 @functools.cache
-def _pass(form: str, turn: bool, device: int) -> Launchable:
+def _pass(form: str, turn: bool) -> Launchable:
     return compile_launchable(
         float_planes.turn_function() if turn else float_planes.pass_function(form),
         float_planes.ARGUMENTS,
@@ -117,7 +113,7 @@ def _pass(form: str, turn: bool, device: int) -> Launchable:
 
 
 @functools.cache
-def _reset(device: int) -> Launchable:
+def _reset() -> Launchable:
     return compile_launchable(
         float_planes.reset_function(),
         float_planes.RESET_ARGUMENTS,
@@ -128,8 +124,7 @@ def _reset(device: int) -> Launchable:
 
 def reset_flags(plan: int, flags: int, count: int, stream: Any) -> None:
     """Enqueue: no flags, nothing that is not finite."""
-    device = current_device()
-    _reset(device).launch(ceil_div(count, float_planes.THREADS), stream, plan, flags, count)
+    _reset().launch(ceil_div(count, float_planes.THREADS), stream, plan, flags, count)
 
 
 def make_planes(
@@ -137,7 +132,6 @@ def make_planes(
 ) -> Planes:
     """Enqueue the pass that writes the planes of ``operand`` at ``target``, and say how they lie there."""
     turn = turned(operand, form)
-    device = current_device()
     by_outer = operand.k_major or turn
     lines, width = (operand.outer, operand.depth) if by_outer else (operand.depth, operand.outer)
     line_stride, stride = (
@@ -149,8 +143,8 @@ def make_planes(
         grid = ceil_div(lines, float_planes.TURN_SIDE) * ceil_div(width, float_planes.TURN_SIDE)
     else:
         segments = lines * ceil_div(width, float_planes.SEGMENT)
-        grid = min(segments, BLOCKS_PER_MULTIPROCESSOR * multiprocessors(device))
-    _pass(form, turn, device).launch(
+        grid = min(segments, BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device()))
+    _pass(form, turn).launch(
         grid,
         stream,
         operand.address,

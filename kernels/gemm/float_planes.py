@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numba import cuda
 from numba.cuda import types
 
@@ -29,10 +28,6 @@ TURN_SIDE = 64
 """Lines and places of a tile that is turned in shared memory."""
 TURN_BAND = 32
 """Such tiles below each other before the walk moves on to the next places."""
-FORMS = ("bf16", "f16", "tf32", "copy", "split", "signs")
-"""``bf16``, ``f16``, ``tf32``: rounded to nearest. ``copy``: 16-bit elements as they are. ``split``: three
-bfloat16 planes whose sum is the number. ``signs``: what decides how infinities and NaN come out of a
-product."""
 NONFINITE = 1
 """The plan kind that says: there is an infinity or a NaN."""
 EXPONENT = 0x7F800000
@@ -94,8 +89,11 @@ def sign_bits(value):  # type: ignore[no-untyped-def]
 
 
 def pass_function(form: str) -> Callable[..., Any]:
-    """The pass to ``form``, one of FORMS, as a function of ``ARGUMENTS``: any grid, ``THREADS`` threads a
-    block, best a block for each segment of a line.
+    """The pass to ``form`` as a function of ``ARGUMENTS``: any grid, ``THREADS`` threads a block, best a block for
+    each segment of a line.
+
+    form: ``bf16``, ``f16``, ``tf32``: rounded to nearest. ``copy``: 16-bit elements as they are. ``split``: three
+    bfloat16 planes whose sum is the number. ``signs``: what decides how infinities and NaN come out of a product.
 
     Source: float32, but 16-bit elements for ``copy``. Target: 16-bit elements, but 32-bit for ``tf32``;
     planes of lines, each beginning at a multiple of 16 bytes; up to three places behind a line are written too, and
@@ -289,7 +287,3 @@ def reset_function() -> Callable[..., Any]:
 def itemsize(form: str) -> int:
     """Bytes of an element of the target."""
     return 4 if form == "tf32" else 2
-
-
-def source_dtypes(form: str) -> tuple[np.dtype, ...]:
-    return (np.dtype(np.float16),) if form == "copy" else (np.dtype(np.float32),)

@@ -38,7 +38,6 @@ from tilewright.kernels.gemm.wgmma_launch import (
     launch_product,
     output_of,
     pass_variant,
-    stream_handle,
     variant,
 )
 
@@ -101,7 +100,7 @@ def _multiply(
         planes_nbytes(operand, depth, form) if planes is None else 0
         for operand, planes in zip((a, b), whole, strict=True)
     ]
-    with borrowed(sum(room), stream, stream_handle(stream)) as scratch:
+    with borrowed(sum(room), stream) as scratch:
         targets = scratch, scratch + room[0]
         for first in range(0, a.depth, depth):
             length = min(depth, a.depth - first)

@@ -149,7 +149,7 @@ def kernel_function(layout: Layout) -> Any:
             sums[total + 1] += a[left + 1] * b[right]
 
     @inlined
-    def walk(sums, a, b, a_at, a_pitch, b_at, b_step, last_row, u, k):  # type: ignore[no-untyped-def]
+    def load_rows(a, b, a_at, a_pitch, b_at, b_step, last_row, u, k):  # type: ignore[no-untyped-def]
         """Load the u-th chunk of k for all of a warp's rows."""
         for i in range(ROWS):
             row = i64(min(i32(i), last_row))
@@ -186,11 +186,11 @@ def kernel_function(layout: Layout) -> Any:
             a_at = i64(a_address) + i64(row0) * a_pitch + i64(first_k) * itemsize
             for base in range(lane * elements, full, step):
                 for u in range(deep):
-                    walk(sums, a, b, a_at, a_pitch, b_at, b_step, last_row, u, base + u * span)
+                    load_rows(a, b, a_at, a_pitch, b_at, b_step, last_row, u, base + u * span)
                 for u in range(deep):
                     multiply(sums, a, b, u)
             for base in range(full + lane * elements, length, span):
-                walk(sums, a, b, a_at, a_pitch, b_at, b_step, last_row, 0, base)
+                load_rows(a, b, a_at, a_pitch, b_at, b_step, last_row, 0, base)
                 multiply(sums, a, b, 0)
             for s in range(sums_count):
                 for power in range(5):
@@ -234,17 +234,17 @@ def kernel_function(layout: Layout) -> Any:
 
 SIGNATURE = types.void(*(types.uint64, types.int64) * 3, types.int64, *(types.int32,) * 3, types.boolean)
 """Address and pitch of A, address and step of b and of c; c_split; m, k, split_k; accumulate."""
-LAUNCH_BOUNDS = (WARPS * WARP, 3)
-"""Three blocks a multiprocessor leave 80 registers a thread: enough for what is under way, without spilling."""
+BLOCKS_AT_ONCE = 3
+"""Blocks of a multiprocessor: they leave 80 registers a thread, enough for what is under way, without spilling."""
+LAUNCH_BOUNDS = (WARPS * WARP, BLOCKS_AT_ONCE)
 
 
 @functools.cache
 def compiled(layout: Layout) -> Any:
-    """The kernel for the current device, compiled once per process."""
+    """The kernel, compiled for a GPU by its first launch there."""
     return compile_kernel(kernel_function(layout), SIGNATURE, launch_bounds=LAUNCH_BOUNDS)
 
 
-BLOCKS_AT_ONCE = 3
 LEAST_STEPS = 4
 """A range of k is at least so many steps of a block, so that its start is a small part of it."""
 

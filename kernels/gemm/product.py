@@ -309,7 +309,7 @@ def _on_device(
         if plan.scratch_nbytes:
             from tilewright.kernels.gemm.scratch import borrowed
 
-            with borrowed(plan.scratch_nbytes, queue, int(queue) if queue else 0) as scratch:
+            with borrowed(plan.scratch_nbytes, queue) as scratch:
                 launch.replay(plan, (*places, scratch), queue)
         else:
             launch.replay(plan, places, queue)

@@ -117,7 +117,7 @@ def residue_epilogue(
                     totals[e] += u64(residue) * factor
                     parts[e] += u32(residue * fraction)
         product = products[planes]
-        if strips == 1:
+        if strips == 1:  # said apart: the compiler does not know that no quarter lies behind the first strip
             top, left = 0, 32 * quarter
         else:
             top, left = quarter // strip_quarters * 16, quarter % strip_quarters * 32

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.launch import current_device
+from tilewright.kernels.launch import DEFAULT_STREAM, current_device
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.recording import Recording
 
@@ -20,7 +20,7 @@ _lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def borrowed(nbytes: int, stream: Any, handle: int) -> Iterator[Any]:
+def borrowed(nbytes: int, stream: Any) -> Iterator[Any]:
     """The address of at least ``nbytes`` of device memory that belong to ``stream`` of the current device.
 
     What is enqueued inside the ``with`` block may use it; work enqueued on the same stream later may use it
@@ -30,7 +30,7 @@ def borrowed(nbytes: int, stream: Any, handle: int) -> Iterator[Any]:
         yield stream.borrow(nbytes)
         return
     with _lock:
-        key = (current_device(), handle)
+        key = (current_device(), int(stream) if stream else DEFAULT_STREAM)
         buffer = _buffers.get(key)
         if buffer is None or buffer.size < nbytes:
             if buffer is not None:

@@ -31,7 +31,7 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels import ptx
-from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gemm import double_tensor_core as tensor
 from tilewright.kernels.gemm import matvec
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
@@ -507,7 +507,7 @@ RESERVED_NBYTES = 1024
 
 @functools.cache
 def compiled(tile: Tile, layout: Layout) -> Any:
-    """The kernel for the current device, compiled once per process."""
+    """The kernel, compiled for a GPU by its first launch there."""
     return compile_kernel(kernel_function(tile, layout), SIGNATURE, launch_bounds=(tile.threads, 1))
 
 
@@ -594,7 +594,7 @@ def _multiply_vector(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: 
     layout = matvec.Layout(dtype.name, along_k, aligned and contiguous * itemsize % CHUNK_NBYTES == 0)
     kernel = matvec.compiled(layout)
     splits, split_k = matvec.split(
-        layout, m, k, tensor.multiprocessors(current_device()), MAX_PARTIAL_NBYTES // (m * itemsize)
+        layout, m, k, multiprocessors(current_device()), MAX_PARTIAL_NBYTES // (m * itemsize)
     )
     grid = (ceil_div(m, layout.block_rows), splits)
 
@@ -605,7 +605,7 @@ def _multiply_vector(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: 
     if splits == 1:
         multiply(c.pointer, c.strides[0], accumulate)
         return
-    with borrowed(splits * m * itemsize, stream, int(stream) if stream else 0) as scratch:
+    with borrowed(splits * m * itemsize, stream) as scratch:
         multiply(scratch, itemsize, False)
         partial = Matrix(scratch, (splits * m, 1), (itemsize, itemsize), dtype)
         enqueue_sum(partial, c, splits, accumulate, stream)
@@ -629,7 +629,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         k,
         _lies_along_k(left),
         on_tensor_cores,
-        tensor.multiprocessors(current_device()),
+        multiprocessors(current_device()),
     )
 
     def multiply(out: Matrix, add: bool) -> None:
@@ -642,7 +642,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     if splits == 1 and (by_rows or not on_tensor_cores):
         multiply(target, accumulate)
         return
-    with borrowed(splits * m * n * itemsize, stream, int(stream) if stream else 0) as scratch:
+    with borrowed(splits * m * n * itemsize, stream) as scratch:
         multiply(Matrix(scratch, (m, n), (n * itemsize, itemsize), dtype), False)
         partial = Matrix(scratch, (splits * m, n), (n * itemsize, itemsize), dtype)
         enqueue_sum(partial, target, splits, accumulate, stream)

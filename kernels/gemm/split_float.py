@@ -43,7 +43,6 @@ from tilewright.kernels.gemm.wgmma_launch import (
     launch_product,
     output_of,
     pass_variant,
-    stream_handle,
     variant,
 )
 from tilewright.kernels.launch import ceil_div
@@ -93,7 +92,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     depth = panel_depth(left, right, "split")
     flags_nbytes = ceil_div(left.outer + right.outer, FLAGS_UNIT) * FLAGS_UNIT
     room = [planes_nbytes(operand, depth, "split") for operand in (left, right)]
-    with borrowed(PLAN_NBYTES + flags_nbytes + sum(room), stream, stream_handle(stream)) as plan:
+    with borrowed(PLAN_NBYTES + flags_nbytes + sum(room), stream) as plan:
         flags = plan + PLAN_NBYTES
         targets = flags + flags_nbytes, flags + flags_nbytes + room[0]
         marks = flags, flags + left.outer

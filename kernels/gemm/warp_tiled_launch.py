@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
@@ -73,7 +73,7 @@ def signature(dtype: np.dtype) -> Any:
 
 
 @functools.cache
-def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str, device: int) -> tuple[Any, int]:
+def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str) -> tuple[Any, int]:
     """The kernel, and its bytes of shared memory."""
     function = warp_tiled_function(dtype, tiling, a_layout, b_layout)
     nbytes = shared_nbytes(tiling, dtype.itemsize)
@@ -168,11 +168,6 @@ def enqueue_sum(partial: Matrix, c: Matrix, splits: int, accumulate: bool, strea
     enqueue(kernel, grid, REDUCING_THREADS, stream, 0, partial, c, splits, accumulate)
 
 
-@functools.cache
-def _multiprocessors(device: int) -> int:
-    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
-
-
 def _multiply(
     a: Matrix,
     b: Matrix,
@@ -192,7 +187,7 @@ def _multiply(
         and c.strides[0] % VECTOR_NBYTES == 0
         and n % vector_elements(itemsize) == 0
     )
-    kernel, nbytes = _kernel(a.dtype, tiling, *(ways or layouts(a, b)), current_device())
+    kernel, nbytes = _kernel(a.dtype, tiling, *(ways or layouts(a, b)))
     grid = (ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n), 1, part.splits)
     enqueue(kernel, grid, tiling.threads, stream, nbytes, a, b, c, part.depth, accumulate, c_vectors)
 
@@ -208,8 +203,7 @@ def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, s
         _multiply(rows, columns, target, part, accumulate, stream)
         return
     itemsize, lines = c.dtype.itemsize, part.splits * part.m
-    handle = int(stream) if stream else 0
-    with borrowed(lines * part.n * itemsize, stream, handle) as scratch:
+    with borrowed(lines * part.n * itemsize, stream) as scratch:
         partial = Matrix(scratch, (lines, part.n), (part.n * itemsize, itemsize), c.dtype)
         _multiply(rows, columns, partial, part, False, stream)
         enqueue_sum(partial, target, part.splits, accumulate, stream)
@@ -269,7 +263,7 @@ def _launch_part_aligned(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate
         launch_part(a, b, c, part, accumulate, stream)
         return
     target = c.slice(part.row, part.m, part.column, part.n)
-    with borrowed(depth * line_nbytes, stream, int(stream) if stream else 0) as scratch:
+    with borrowed(depth * line_nbytes, stream) as scratch:
         for first in range(0, k, depth):
             length = min(depth, k - first)
             panels, place = [], scratch
@@ -295,7 +289,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         # The transposed product: the kernel stores C by rows.
         left, right, target = right.transposed(), left.transposed(), target.transposed()
     (m, k), n = left.shape, right.shape[1]
-    for part in cut(m, n, k, target.dtype, layouts(left, right), _multiprocessors(current_device())):
+    for part in cut(m, n, k, target.dtype, layouts(left, right), multiprocessors(current_device())):
         if _thin(part, target):
             _launch_thin(left, right, target, part, accumulate, stream)
         else:

@@ -96,12 +96,13 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     row_step, second_row = (2, 1) if in_registers else (1, 8)
     boxed, boxes_offset = config.boxes > 0, config.boxes_offset
     warp_nbytes = config.boxes * C_BOX_NBYTES
-    store, store_boxes = (
-        column_store(tile_n, conversions(config))
-        if by_columns
-        else sum_store(tile_n, conversions(config), flagged_only=config.flagged_only, second_row=second_row),
-        box_store(config),
-    )
+    if by_columns:
+        store = column_store(tile_n, conversions(config))
+    else:
+        store = sum_store(
+            tile_n, conversions(config), flagged_only=config.flagged_only, second_row=second_row
+        )
+    store_boxes = box_store(config)
     wait_stores = ptx.bulk_wait(0, read=False)
     keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
     give_registers = ptx.register_budget(PRODUCER_REGISTERS, grow=False)

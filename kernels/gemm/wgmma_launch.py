@@ -17,7 +17,7 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gemm.base import Capability, Variant
 from tilewright.kernels.gemm.wgmma import ARGUMENTS, kernel_function
 from tilewright.kernels.gemm.wgmma_config import Config
@@ -60,11 +60,6 @@ class Launchable:
         enqueue(self.kernel, grid, self.threads, stream, self.shared_nbytes, *arguments, cluster=self.cluster)
 
 
-def stream_handle(stream: Any) -> int:
-    """The driver's handle of a Numba stream; 0 is the default stream."""
-    return int(stream) if stream else 0
-
-
 def compile_launchable(
     function: Callable[..., Any],
     argument_types: tuple[Any, ...],
@@ -74,7 +69,7 @@ def compile_launchable(
     cluster: int = 1,
     blocks_per_multiprocessor: int = 1,
 ) -> Launchable:
-    """``function`` of scalars, ready to be compiled for the current device: by its first launch, or together."""
+    """``function`` of scalars, compiled for a GPU by its first launch there, or together with others."""
     kernel = compile_kernel(
         function,
         types.void(*argument_types),
@@ -133,7 +128,7 @@ class _MapStore:
 
         cuda.current_context()  # a thread that has not touched the GPU yet gets its context
         encoded = encode_tensor_map(planes, box)
-        handle = driver.CUstream(stream_handle(self.stream))
+        handle = driver.CUstream(int(self.stream))
         _checked(driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, handle))
         _checked(driver.cuStreamSynchronize(handle))  # any stream may use it from now on
 
@@ -179,11 +174,6 @@ def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
     return np.array([int(word) for word in encoded.opaque], np.uint64).view(np.uint8)
 
 
-@functools.cache
-def multiprocessors(device: int) -> int:
-    return int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
-
-
 def persistent_grid(tiles: int, cluster: int) -> int:
     """Blocks for ``tiles`` cluster tiles: one a multiprocessor, whole clusters, none without work."""
     clusters = multiprocessors(current_device()) // cluster
@@ -215,7 +205,7 @@ def pass_variant(
 
 
 @functools.cache
-def compiled(config: Config, device: int) -> Launchable:
+def compiled(config: Config) -> Launchable:
     return compile_launchable(
         kernel_function(config),
         ARGUMENTS,
@@ -299,14 +289,13 @@ def launch_product(
     ``config.n_major_b``; depth: k. plan, workspace: device addresses, for the variants that use them.
     """
     tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(output.columns, config.tile_n)
-    device = current_device()
-    kernel = compiled(config, device)
+    kernel = compiled(config)
     wanted = [(a, config.box_a), (b, config.box_b)]
     planes_c = output.planes if config.boxes and not accumulate else None
     if planes_c is not None:
         wanted.append((planes_c, config.box_c))
     with _maps_lock:
-        map_a, map_b, *map_c = _map_store(device).addresses(tuple(wanted))
+        map_a, map_b, *map_c = _map_store(current_device()).addresses(tuple(wanted))
         kernel.launch(
             persistent_grid(tiles, config.cluster),
             stream,

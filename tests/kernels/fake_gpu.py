@@ -89,15 +89,15 @@ def install(monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0) -> FakeGPU
     for module in (skinny, double_tensor_core):
         monkeypatch.setattr(module, "capability", lambda device: (9, 0))
         monkeypatch.setattr(module, "allow_dynamic_shared", lambda kernel, nbytes: None)
-    monkeypatch.setattr(double_tensor_core, "multiprocessors", lambda device: PROCESSORS)
-    monkeypatch.setattr(warp_tiled_launch, "_multiprocessors", lambda device: PROCESSORS)
+    for module in (skinny, double_tensor_core, warp_tiled_launch):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: PROCESSORS)
     monkeypatch.setattr(compiled, "device_capability", lambda device: (9, 0))
     monkeypatch.setattr(tuning, "_file", lambda: None)
     # Scratch memory is borrowed for a recording as ever, else it lies at one place.
     borrowed = scratch.borrowed
 
-    def at_one_place(nbytes: int, stream: Any, handle: int) -> Any:
-        return borrowed(nbytes, stream, handle) if hasattr(stream, "plan") else nullcontext(SCRATCH)
+    def at_one_place(nbytes: int, stream: Any) -> Any:
+        return borrowed(nbytes, stream) if hasattr(stream, "plan") else nullcontext(SCRATCH)
 
     for module in (scratch, skinny, warp_tiled_launch, double_tensor_core):
         monkeypatch.setattr(module, "borrowed", at_one_place)

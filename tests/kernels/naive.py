@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -149,3 +151,15 @@ def device_twin(view: np.ndarray) -> tuple[Any, Callable[[], np.ndarray]]:
         shape=view.shape, strides=view.strides, dtype=view.dtype, gpu_data=memory.gpu_data.view(offset)
     )
     return device, lambda: placed(memory.copy_to_host())
+
+
+def at_once(work: Callable[[Any], Any], cases: Sequence[Any]) -> list[Any]:
+    """What ``work`` gives for each case, in order, a thread for each; all begin at the same moment."""
+    together = threading.Barrier(len(cases), timeout=60)
+
+    def begin(case: Any) -> Any:
+        together.wait()
+        return work(case)
+
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return list(pool.map(begin, cases))

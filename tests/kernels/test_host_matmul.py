@@ -5,7 +5,6 @@ Integers go by digits here, as on any CPU; `test_host_integer` tries the instruc
 
 from __future__ import annotations
 
-import threading
 import tracemalloc
 from collections.abc import Iterator
 
@@ -196,15 +195,6 @@ def test_big_endian_input_is_understood() -> None:
 def test_products_from_many_threads_at_once(rng: np.random.Generator) -> None:
     """As Dask's workers call it."""
     cases = [(naive.numbers(rng, (30, 40), "i8"), naive.numbers(rng, (40, 20), "i8")) for _ in range(8)]
-    found: dict[int, np.ndarray] = {}
-
-    def work(index: int) -> None:
-        found[index] = matmul(*cases[index], device="cpu")
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(cases))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for index, (a, b) in enumerate(cases):
-        np.testing.assert_array_equal(found[index], a @ b)
+    products = naive.at_once(lambda case: matmul(*case, device="cpu"), cases)
+    for (a, b), found in zip(cases, products, strict=True):
+        np.testing.assert_array_equal(found, a @ b)

@@ -99,7 +99,7 @@ def test_a_refused_workspace_says_how_large_it_was(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(scratch, "current_device", lambda: 0)
     with (
         pytest.raises(DeviceMemoryError, match=r"the kernel's workspace needs 64 MiB of GPU memory"),
-        scratch.borrowed(64 * 2**20, None, 12345),
+        scratch.borrowed(64 * 2**20, 12345),
     ):
         raise AssertionError("there was nothing to borrow")
     assert not [key for key in scratch._buffers if key[1] == 12345]

@@ -134,7 +134,7 @@ def test_lane_by_lane(
     for target in (module, module.tensor):
         monkeypatch.setattr(target, "allow_dynamic_shared", lambda *_: None)
         monkeypatch.setattr(target, "capability", lambda _: (9, 0))
-    monkeypatch.setattr(module.tensor, "multiprocessors", lambda _: 3)
+    monkeypatch.setattr(module, "multiprocessors", lambda _: 3)
     monkeypatch.setattr(launching, "_sum_kernel", lambda _: added)
     monkeypatch.setattr(launching, "_shared_sum_kernel", lambda _: added)
     monkeypatch.setattr(module.matvec, "preferred", lambda *_: streamed)

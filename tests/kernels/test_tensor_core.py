@@ -256,13 +256,12 @@ def multiplied(
     monkeypatch.setattr(half_tensor_core, "launch_product", launch)
     monkeypatch.setattr(half_tensor_core, "make_planes", make)
 
-    def borrow(nbytes: int, stream: Any, handle: int) -> Any:
+    def borrow(nbytes: int, stream: Any) -> Any:
         if taken is not None:
             taken.append(nbytes)
         return contextlib.nullcontext(1 << 24)
 
     monkeypatch.setattr(half_tensor_core, "borrowed", borrow)
-    monkeypatch.setattr(half_tensor_core, "stream_handle", lambda stream: 0)
     half_tensor_core.ASKED[2].launch(a, b, c, True, 0)
     return launched, passed
 

@@ -189,7 +189,7 @@ def test_launches_add_up_to_the_product(
     partial = np.empty(MAX_PARTIAL_NBYTES, np.uint8)
 
     @contextlib.contextmanager
-    def scratch(nbytes: int, stream: Any, handle: int) -> Iterator[int]:
+    def scratch(nbytes: int, stream: Any) -> Iterator[int]:
         assert nbytes <= partial.nbytes
         yield partial.ctypes.data
 
@@ -197,7 +197,7 @@ def test_launches_add_up_to_the_product(
         patch.setattr(launching, "enqueue", host_enqueue)
         patch.setattr(launching, "borrowed", scratch)
         patch.setattr(launching, "current_device", lambda: 0)
-        patch.setattr(launching, "_multiprocessors", lambda device: processors)
+        patch.setattr(launching, "multiprocessors", lambda device: processors)
         patch.setattr(launching, "_kernel", lambda *specialisation: ("multiply", 0))
         patch.setattr(launching, "_sum_kernel", lambda dtype: "sum")
         patch.setattr(launching, "_shared_sum_kernel", lambda dtype: "sum")
@@ -269,7 +269,7 @@ def test_float64_from_aligned_copies_of_panels(
     offset = -scratch.ctypes.data % 16
 
     @contextlib.contextmanager
-    def borrow(nbytes: int, stream: Any, handle: int) -> Iterator[int]:
+    def borrow(nbytes: int, stream: Any) -> Iterator[int]:
         assert nbytes <= repitch.SCRATCH_NBYTES
         scratch[offset + nbytes :] = 0x5A
         yield scratch.ctypes.data + offset

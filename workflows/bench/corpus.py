@@ -31,7 +31,7 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import Document, list_corpus, read_blocks, read_range
-from tilewright.pipeline.events import Event, UnitDone
+from tilewright.pipeline.events import Event, UnitDone, counted
 from tilewright.pipeline.histogram import share_of_cores
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.store import run_all
@@ -133,38 +133,25 @@ def run_corpus(
             rates = floor_rates(client, documents, storage, gpu=gpu)
             for by in kinds:
                 kind = kind_named(by)
-                case = f"{by}, {storage}, {len(facts)} worker{'s' * (len(facts) != 1)}"
+                case = f"{by}, {storage}, {counted(len(facts), 'worker')}"
                 progress(case)
                 one = count_host(data, kind, np.array([0, len(data)]), 0, len(data))[0]
                 ours: list[float] = []
                 theirs: list[float] = []
                 stages: dict[str, float] = {}
                 paths = sorted(map(str, place.iterdir()))
-                for turn in range(
-                    1 + max(repeats, peer_repeats if peer else 0)
-                ):  # the first warms and is checked
+                turns = 1 + max(repeats, peer_repeats if peer else 0)  # the first warms and is checked
+                for turn in range(turns):
                     if turn <= repeats:
                         start = time.perf_counter()
                         counts, stages = _ours(client, place, by, facts[0].device)
-                        _take(
-                            ours,
-                            turn,
-                            time.perf_counter() - start,
-                            counts,
-                            one * files,
-                            case + ", tilewright",
-                        )
+                        took = time.perf_counter() - start
+                        _take(ours, turn, took, counts, one * files, f"{case}, tilewright")
                     if peer and turn <= peer_repeats:
                         start = time.perf_counter()
                         counts = _peer(paths[:peer_files], kind, gpu=gpu)
-                        _take(
-                            theirs,
-                            turn,
-                            time.perf_counter() - start,
-                            counts,
-                            one * peer_files,
-                            case + ", peer",
-                        )
+                        took = time.perf_counter() - start
+                        _take(theirs, turn, took, counts, one * peer_files, f"{case}, peer")
                 total = files * len(text)
                 rows.append(_row(case, "tilewright", False, total, ours))
                 if peer:
@@ -192,6 +179,7 @@ def run_corpus(
 def _take(
     seconds: list[float], turn: int, took: float, counts: np.ndarray, expected: np.ndarray, who: str
 ) -> None:
+    """Keep what a turn took; of the first, which only warms, look at the counts. Raises WrongAnswer."""
     if turn:
         seconds.append(took)
     elif not np.array_equal(counts, expected):
@@ -274,7 +262,9 @@ def reading_rate(documents: Sequence[Document], threads: int, pinned: bool) -> f
     from tilewright.kernels.transfer import pinned_bytes
 
     documents = _some(documents, threads)
-    blocks = [pinned_bytes(READING_NBYTES) if pinned else np.ones(READING_NBYTES, np.uint8) for _ in range(threads)]
+    blocks = [
+        pinned_bytes(READING_NBYTES) if pinned else np.ones(READING_NBYTES, np.uint8) for _ in range(threads)
+    ]
 
     def read(place: int) -> int:
         done = 0

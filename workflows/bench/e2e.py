@@ -27,7 +27,7 @@ from distributed import Client, LocalCluster
 
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import DeviceUnavailableError
-from tilewright.pipeline.events import Event, Span, UnitDone
+from tilewright.pipeline.events import Event, Span, UnitDone, counted
 from tilewright.pipeline.execute import MatmulRun
 from tilewright.pipeline.plan import format_nbytes
 from tilewright.pipeline.store import run_all
@@ -72,7 +72,7 @@ class Case:
     def name(self) -> str:
         memory = f", {self.device_memory} a worker" if self.device_memory else ""
         kind = f" ({self.values} values)" if np.dtype(self.dtype).kind in "iu" else ""
-        return f"{self.dtype}{kind} n = {self.n}, {self.workers} worker{'s' * (self.workers != 1)}{memory}"
+        return f"{self.dtype}{kind} n = {self.n}, {counted(self.workers, 'worker')}{memory}"
 
 
 @dataclass

@@ -314,13 +314,14 @@ def run_sweep(nbytes: int = DEFAULT_NBYTES) -> Any:
     from numba import cuda
 
     from tilewright.kernels import histogram_bytes
+    from tilewright.kernels.compiled import multiprocessors
     from tilewright.kernels.sweep import sweep
 
     if launch.resolve_device("cuda") != "cuda":
         raise OptionError("a sweep needs a GPU")
     held = _to_device(make_text("english", nbytes))
     counts = cuda.to_device(np.zeros(256, np.int64))
-    units = histogram_bytes.multiprocessors(launch.current_device())
+    units = multiprocessors(launch.current_device())
 
     def run(blocks: int, threads: int) -> None:
         kernel = histogram_bytes.kernel(threads, histogram_bytes.UNROLL)

@@ -30,6 +30,7 @@ from zarr.storage import MemoryStore
 from tilewright.kernels.errors import DTypeError, OptionError
 from tilewright.kernels.launch import ceil_div, resolve_device
 from tilewright.pipeline import config
+from tilewright.pipeline.events import counted
 from tilewright.pipeline.plan import Limits, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix, region_reads, region_writes, run_all
 from tilewright.pipeline.stream import CudaUnit, Product, Unit, load_all
@@ -68,7 +69,7 @@ class Case:
 
     def __str__(self) -> str:
         cache = f", {self.cache}" if self.direction in ("read", "device") else ""
-        return f"{self.direction} {self.layout}{cache}, {self.threads} thread{'s' * (self.threads != 1)}"
+        return f"{self.direction} {self.layout}{cache}, {counted(self.threads, 'thread')}"
 
 
 def default_threads() -> tuple[int, ...]:
