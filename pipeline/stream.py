@@ -372,9 +372,11 @@ class _Lane:
         self._passed[self._turn].synchronize()
         return self._blocks[self._turn]
 
-    def sent(self) -> None:
-        """The block given last is in use until the stream has passed this point."""
-        self._passed[self._turn].record(self.stream)
+    def sent(self) -> Any:
+        """The block given last is in use until the stream has passed this point; returns the event that says so."""
+        passed = self._passed[self._turn]
+        passed.record(self.stream)
+        return passed
 
 
 _spare_lanes: list[_Lane] = []
@@ -484,40 +486,40 @@ class CudaUnit:
         item = target.dtype.itemsize
         pitch = shape[1] * item
         rows, columns = piece.source
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        corner = address(target) + rows.start * pitch + columns.start * item
         moving = [0.0]
 
+        def start(lane: _Lane, row: int, column: int, extent: tuple[int, int]) -> tuple[np.ndarray, Any]:
+            """A rectangle on its way into the lane's next block, and the event that it is there."""
+            staged = _shaped(lane.block().view(target.dtype), extent)
+            download_rectangle(corner + row * pitch + column * item, pitch, staged, lane.stream)
+            return staged, lane.sent()
+
         def bands(lane: _Lane) -> Iterator[np.ndarray]:
-            width = columns.stop - columns.start
-            step = _band_rows(width, item)
-            for row in range(rows.start, rows.stop, step):
-                clock = time.perf_counter()
-                height = min(step, rows.stop - row)
-                band = self._download(lane, address(target) + row * pitch + columns.start * item, pitch,
-                                      (height, width), target.dtype)  # fmt: skip
+            # While one band is written the next comes down, into the block whose band was written before.
+            parts = list(_bands((height, width), item))
+            row = np.empty((1, width), target.dtype) if parts[0][2][1] < width else None
+            clock = time.perf_counter()
+            coming = start(lane, *parts[0])
+            for place, (_, column, extent) in enumerate(parts):
+                staged, arrived = coming
+                if place + 1 < len(parts):
+                    coming = start(lane, *parts[place + 1])
+                arrived.synchronize()
                 moving[0] += time.perf_counter() - clock
-                yield _rounded(band, dtype)
+                if row is None:
+                    yield _rounded(staged, dtype)
+                else:  # one row alone is longer than a block
+                    row[:, column : column + extent[1]] = staged
+                    if column + extent[1] == width:
+                        yield _rounded(row, dtype)
+                clock = time.perf_counter()
 
         clock = time.perf_counter()
         with self._lane() as lane:
             piece.write(bands(lane))
         return _Move(time.perf_counter() - clock - moving[0], moving[0])
-
-    def _download(
-        self, lane: _Lane, source: int, pitch: int, shape: tuple[int, int], dtype: np.dtype
-    ) -> np.ndarray:
-        """A rectangle of a tile in host memory: in the lane, or beside it when one row alone is longer."""
-        whole = None
-        if shape[0] * shape[1] * dtype.itemsize > BLOCK_NBYTES:
-            whole = np.empty(shape, dtype)
-        for row, column, extent in _bands(shape, dtype.itemsize):
-            staged = _shaped(lane.block().view(dtype), extent)
-            download_rectangle(source + row * pitch + column * dtype.itemsize, pitch, staged, lane.stream)
-            lane.stream.synchronize()  # the bytes are about to be written
-            if whole is None:
-                return staged
-            whole[row : row + extent[0], column : column + extent[1]] = staged
-        assert whole is not None  # no piece of a tile is empty
-        return whole
 
     def close(self) -> None:
         with _spare_lanes_lock:
