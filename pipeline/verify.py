@@ -42,6 +42,8 @@ MOST_GROUPS = 4
 INTEGER_VECTORS = 4
 """Vectors of each round for integers: what hides in one shows in another."""
 
+SENT_NBYTES = 2**20
+"""Vectors up to this size are part of every task."""
 MOST_ROUNDS = 64
 """With as many, an error that one round misses with a probability of a half escapes once in 2^64 times."""
 
@@ -196,6 +198,8 @@ def verify_product(
         )
     dtype = c.dtype.newbyteorder("=")
     probe = _draw_probe(n, dtype, rounds, as_stored_matrix(c).unit[1])
+    # Long vectors go to each worker once, not along with each task.
+    sent: Any = probe if probe.vectors.nbytes <= SENT_NBYTES else client.scatter(probe, broadcast=True)
     run = f"verify-{time.time_ns():x}"
     right_step, left_step = right.step(), max(left.step(), result.step())
     right_rows = [slice(i, min(i + right_step, k)) for i in range(0, k, right_step)]
@@ -213,7 +217,7 @@ def verify_product(
     thin = np.zeros((len(probe.vectors) * probe.group_count, k), probe.dtype)
     squares = np.zeros((0 if probe.exact else probe.group_count, k))
     projections = run_bounded(
-        client, _project, ((right, rows, probe) for rows in right_rows), key=f"{run}-b", window=window
+        client, _project, ((right, rows, sent) for rows in right_rows), key=f"{run}-b", window=window
     )
     with closing(projections):
         for place, (part, square) in projections:
@@ -224,7 +228,7 @@ def verify_product(
     outcomes = run_bounded(
         client,
         _compare,
-        ((left, result, rows, shared, probe) for rows in left_rows),
+        ((left, result, rows, shared, sent) for rows in left_rows),
         key=f"{run}-a",
         window=window,
     )

@@ -104,6 +104,18 @@ def test_sums_of_one_sign_and_of_many_scales_pass(
     assert not check(client, tmp_path / "graded-wrong", graded, b, c).passed
 
 
+@pytest.mark.parametrize("dtype", ["f4", "i8"])
+def test_vectors_that_are_sent_to_the_workers_beforehand(
+    dtype: str, client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SENT_NBYTES", 0)
+    a, b = (rng.integers(-9, 9, (40, 40)).astype(dtype) for _ in range(2))
+    c = a @ b
+    assert check(client, tmp_path / "right", a, b, c).passed
+    c[17, 3] += 100
+    assert not check(client, tmp_path / "wrong", a, b, c).passed
+
+
 def test_a_tile_of_zeros_is_found(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     a, b, c = factors(rng, "f4")
     c[32:64, 16:32] = 0

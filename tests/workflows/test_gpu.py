@@ -11,7 +11,9 @@ import zarr
 
 import tilewright as tw
 from tests.workflows.test_matmul import assert_product, numbers, put
+from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Event, Notice, WorkPlanned
+from tilewright.pipeline.stream import BLOCK_NBYTES
 
 pytestmark = pytest.mark.gpu
 
@@ -48,6 +50,45 @@ def test_odd_sides(m: int, k: int, n: int, tmp_path: Path) -> None:
     a, b = np.ones((m, k), "f4"), np.ones((k, n), "f4")
     tw.matmul(put(tmp_path / "a", a), put(tmp_path / "b", b), tmp_path / "c", device="cuda")
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...], a @ b)
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_rows_longer_than_a_lane_s_block(compressors: Any, tmp_path: Path, rng: np.random.Generator) -> None:
+    columns = 2 * BLOCK_NBYTES // 4 + 1001  # of float32: two blocks and a bit
+    a, b = rng.standard_normal((3, 2), dtype="f4"), rng.standard_normal((2, columns), dtype="f4")
+    out = zarr.create_array(
+        tmp_path / "c", shape=(3, columns), chunks=(2, columns), dtype="f4", compressors=compressors
+    )
+    options = {"compressors": compressors}
+    tw.matmul(
+        put(tmp_path / "a", a, **options), put(tmp_path / "b", b, (2, columns), **options), out, device="cuda"
+    )
+    np.testing.assert_allclose(out[...], a @ b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shards", [None, (600, 600)])
+def test_chunks_that_were_never_written(
+    shards: tuple[int, int] | None, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """They come to the GPU by another way than those beside them."""
+    a = zarr.create_array(
+        tmp_path / "a", shape=(900, 900), chunks=(300, 300), shards=shards, dtype="f8", fill_value=2,
+        compressors=None,
+    )  # fmt: skip
+    a[300:600, 300:900] = rng.standard_normal((300, 600))
+    b = rng.standard_normal((900, 400))
+    tw.matmul(a, put(tmp_path / "b", b, (300, 170), compressors=None), tmp_path / "c", device="cuda")
+    assert_product(zarr.open_array(tmp_path / "c")[...], a[...], b)
+
+
+def test_a_chunk_that_is_damaged_is_named(tmp_path: Path, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((600, 600))
+    path, b_path = (put(tmp_path / name, a, (300, 300), compressors=None) for name in "ab")
+    chunk = Path(path) / "c" / "1" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:-8])
+    with pytest.raises(StoreError, match=r"chunk \(1, 0\) of .*719992 bytes"):
+        tw.matmul(path, b_path, tmp_path / "c", device="cuda")
+    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize("profile", ["local", "cuda"])
