@@ -15,8 +15,15 @@ from tilewright.kernels.launch import SIMULATOR
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 TARGETS = ((8, 0), (9, 0))
-SEEN_TO = {"exact-integer-mma", "tf32-wgmma", "float16-wgmma", "double_tensor_core"}
-"""Rungs whose own tests compile the first variant, or one like it, in every run."""
+SEEN_TO = {
+    "exact-integer-mma",
+    "tf32-wgmma",
+    "fp16-wgmma",  # as bf16-wgmma, but for the type
+    "float16-wgmma",
+    "bfloat16-wgmma",  # as float16-wgmma
+    "double_tensor_core",
+}
+"""Rungs whose own tests compile the first variant, or one like it, in every run, or whose twin is compiled."""
 
 
 def chosen(kernel: GemmKernel) -> list[Variant]:
