@@ -10,8 +10,9 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba import cuda
 from numba.core import config
+
+from tilewright.kernels.deferred import cuda
 
 
 def _dtype() -> np.dtype:

@@ -16,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
-from numba import cuda
 from numba.core import config
 
 from tilewright.kernels import code_cache
 from tilewright.kernels.code_cache import MachineCode
+from tilewright.kernels.deferred import cuda
 
 COMPILING_THREADS = 8
 """Kernels whose machine code is made at a time, at most."""

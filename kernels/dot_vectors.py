@@ -17,7 +17,7 @@ from numba.np.numpy_support import from_dtype
 
 from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel
-from tilewright.kernels.dot import THREADS, accumulator_type, block_sum_of
+from tilewright.kernels.dot_device import THREADS, accumulator_type, block_sum_of
 from tilewright.kernels.ptx import global_array, half_value, load_vector
 
 VECTOR = 16

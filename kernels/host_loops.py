@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -62,3 +63,21 @@ def target_type(dtype: np.dtype) -> Any:
 def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
     """``function`` for these argument types only, so that it is compiled once a dtype, not once a layout."""
     return numba.njit(arguments, nogil=True, cache=True)(function)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@functools.cache
+def start_compiler() -> threading.Thread:
+    """Have Numba set itself up for the CPU, on a thread of its own, so that the first loop that is needed does not wait
+    for it: that takes 0.13 s in every process, after which a loop is loaded from Numba's disk cache in 4 ms.
+
+    Whoever needs a loop before waits for the rest of it. An error here comes again where a loop is needed.
+    """
+    thread = threading.Thread(
+        target=compiled, args=(_same, numba.int64), name="tilewright-start-compiler", daemon=True
+    )
+    thread.start()
+    return thread

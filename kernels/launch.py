@@ -6,9 +6,11 @@ a Numba device array over the same memory, without a copy and without making the
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
+import os
 import struct
 import threading
 import time
@@ -18,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numba import cuda
 from numba.core import config
 
 from tilewright.kernels.bfloat16 import BFLOAT16, device_functions, is_bfloat16
@@ -28,6 +29,7 @@ from tilewright.kernels.compiled import (
     argument_layout,
     device_capability,
 )
+from tilewright.kernels.deferred import cuda
 from tilewright.kernels.errors import DeviceUnavailableError, OptionError
 from tilewright.kernels.recording import ALIGNMENT, Plan, Recording
 
@@ -39,6 +41,14 @@ DEFAULT_STREAM = 0
 LEGACY_DEFAULT_STREAM = 1
 """How ``__cuda_array_interface__`` spells the default stream, since its 0 would be ambiguous."""
 MAX_ALIGNMENT = ALIGNMENT
+DRIVER_LIBRARIES = tuple(
+    os.path.join(folder, name)
+    for folder in ("", "/usr/lib", "/usr/lib64")
+    for name in ("libcuda.so.1", "libcuda.so")
+)
+"""Where Numba and CUDA's bindings look for the driver, on Linux."""
+CUDA_ERROR_NO_DEVICE = 100
+"""The driver's number for it (``CUresult``)."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -83,7 +93,24 @@ def numba_type(dtype: np.dtype) -> Any:
 @functools.cache
 def cuda_available() -> bool:
     """Whether a GPU can be used from this process. The simulator counts as one."""
-    return SIMULATOR or bool(cuda.is_available())
+    return SIMULATOR or (_driver_shows_a_gpu() and bool(cuda.is_available()))
+
+
+def _driver_shows_a_gpu() -> bool:
+    """Whether there is an NVIDIA driver that counts at least one GPU, before anything is imported for it.
+
+    Only what it says for certain is a no here: any other of its errors is left to Numba, which reports it.
+    """
+    driver = None
+    for library in DRIVER_LIBRARIES:
+        with contextlib.suppress(OSError):
+            driver = ctypes.CDLL(library)
+            break
+    if driver is None:
+        return False
+    count = ctypes.c_int()
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    return bool(status != CUDA_ERROR_NO_DEVICE and (status or count.value))
 
 
 def is_device_array(value: Any) -> bool:

@@ -10,8 +10,8 @@ import threading
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
+from tilewright.kernels.deferred import cuda
 from tilewright.kernels.launch import SIMULATOR, address, current_device
 
 

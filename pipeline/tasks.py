@@ -13,6 +13,7 @@ from dask.system import CPU_COUNT
 from distributed import get_worker
 
 from tilewright.kernels.gemm import scratch
+from tilewright.kernels.host_loops import start_compiler
 from tilewright.kernels.memory import allocating
 from tilewright.pipeline.errors import DeviceMemoryError, TilewrightError
 from tilewright.pipeline.events import Span
@@ -66,7 +67,9 @@ def worker_facts(device: str, dask_worker: Any) -> WorkerFacts | TilewrightError
         return error
     close_idle_engines()
     name, free = "CPU", None
-    if found == "cuda":
+    if found == "cpu":
+        start_compiler()  # while the job is planned and its first bytes are read
+    else:
         from numba import cuda
 
         scratch.release()  # of the streams of runs that are over; this run's stream gets its own

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
-from rich.text import Text
+import click
 
 from tilewright.pipeline.events import Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned, ignore
 from tilewright.pipeline.plan import format_nbytes
@@ -72,71 +71,38 @@ def format_seconds(seconds: float) -> str:
 @contextmanager
 def listening(*, quiet: bool = False) -> Iterator[Listener]:
     """A listener that shows what happens on standard error for as long as the block runs."""
-    console = Console(stderr=True, highlight=False)
     if quiet:
         yield ignore
-    elif console.is_terminal:
-        with _display(console) as progress:
-            yield _Display(progress)
+    elif sys.stderr.isatty():
+        from tilewright.workflows.display import displaying
+
+        with displaying() as listener:
+            yield listener
     else:
-        yield _Lines(console)
+        yield Lines()
 
 
-class _Rates(ProgressColumn):
-    """The rates of a task, counted from its events rather than from the display's own clock."""
+class Lines:
+    """Notices as they come, and how far the work has come every `LINE_SECONDS`."""
 
-    def render(self, task: Task) -> Text:
-        tally: Tally = task.fields["tally"]
-        return Text(tally.rates(time.perf_counter()))
-
-
-def _display(console: Console) -> Progress:
-    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Rates()]
-    return Progress(*columns, console=console, transient=True)
-
-
-class _Display:
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._running: dict[str, tuple[Tally, Task]] = {}
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Notice):
-            self._progress.console.print(event.message, markup=False, soft_wrap=True)
-        elif isinstance(event, WorkPlanned):
-            if event.name in self._running:  # begun anew under another plan
-                self._progress.remove_task(self._running.pop(event.name)[1].id)
-            tally = Tally(event, time.perf_counter())
-            number = self._progress.add_task(event.name, total=event.total, completed=event.done, tally=tally)
-            self._running[event.name] = tally, self._progress.tasks[self._progress.task_ids.index(number)]
-        elif isinstance(event, UnitDone) and event.name in self._running:
-            tally, task = self._running[event.name]
-            tally.add(event)
-            self._progress.advance(task.id)
-        elif isinstance(event, WorkDone) and event.name in self._running:
-            _, task = self._running.pop(event.name)
-            self._progress.remove_task(task.id)
-
-
-class _Lines:
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self) -> None:
         self._running: dict[str, tuple[Tally, float]] = {}
 
     def __call__(self, event: Event) -> None:
         now = time.perf_counter()
         if isinstance(event, Notice):
-            self._print(event.message)
+            _print(event.message)
         elif isinstance(event, WorkPlanned):
             self._running[event.name] = Tally(event, now), now
         elif isinstance(event, UnitDone) and event.name in self._running:
             tally, last = self._running[event.name]
             tally.add(event)
             if now - last >= LINE_SECONDS:
-                self._print(f"{event.name}: {tally.rates(now)}")
+                _print(f"{event.name}: {tally.rates(now)}")
                 self._running[event.name] = tally, now
         elif isinstance(event, WorkDone):
             self._running.pop(event.name, None)
 
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
+
+def _print(line: str) -> None:
+    click.echo(line, err=True)

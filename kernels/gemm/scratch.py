@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
+from tilewright.kernels.deferred import cuda
 from tilewright.kernels.launch import DEFAULT_STREAM, current_device
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.recording import Recording

@@ -130,7 +130,7 @@ def dot_cases(name: str) -> Iterator[str]:
     from numba import cuda
 
     from tilewright.kernels import dot
-    from tilewright.kernels.dot import FINISHES, _on_device
+    from tilewright.kernels.dot_device import FINISHES, on_device
 
     dtype = np.dtype(name)
     rng = np.random.default_rng(1)
@@ -153,7 +153,7 @@ def dot_cases(name: str) -> Iterator[str]:
     check(dot(x, y, device="cuda"), x, y)
     yield "from the host"
     for finish in FINISHES[1:]:
-        found = np.asarray(_on_device(left, right, dtype, True, launch.DEFAULT_STREAM, finish).copy_to_host())
+        found = np.asarray(on_device(left, right, dtype, True, launch.DEFAULT_STREAM, finish).copy_to_host())
         check(found[()], x, y)
         yield finish
 

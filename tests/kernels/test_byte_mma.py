@@ -188,8 +188,8 @@ def test_a_tile_that_breaks_the_rules_is_refused() -> None:
         byte_mma.kernel_function(config)
 
 
-SAMPLES = (("planned bytes to int64, 4 × 128 bytes deep", (9, 0)),)
-"""Compiled by default; tests of the whole ladder compile the first and last variant."""
+SAMPLES = (("planned bytes to int64, 4 × 128 bytes deep", (8, 0)),)
+"""Compiled by default; tests of the whole ladder compile the last variant, for Hopper."""
 FOUND = [variant for variant in exact_integer.variants_mma() if variant.name.endswith("deep")]
 CASES = [
     pytest.param(

@@ -13,7 +13,7 @@ from numba import cuda
 
 from tilewright.kernels import dot
 from tilewright.kernels import dot_host as host_module
-from tilewright.kernels.dot import FINISHES, _on_device
+from tilewright.kernels.dot_device import FINISHES, on_device
 from tilewright.kernels.errors import DeviceUnavailableError, DTypeError, OptionError, ShapeError
 from tilewright.kernels.launch import SIMULATOR, cuda_available
 
@@ -164,7 +164,7 @@ def test_cuda_without_a_gpu_is_an_error() -> None:
 @pytest.mark.parametrize("length", [0, 300] if SIMULATOR else [0, 1, 255, 2048, 2049, 1_000_003])
 def test_every_way_to_finish(finish: str, dtype: str, length: int, rng: np.random.Generator) -> None:
     x, y = vector(rng, length, dtype), vector(rng, length, dtype)
-    out = _on_device(cuda.to_device(x), cuda.to_device(y), np.dtype(dtype), True, 0, finish)
+    out = on_device(cuda.to_device(x), cuda.to_device(y), np.dtype(dtype), True, 0, finish)
     assert out.shape == ()
     assert out.dtype == np.dtype(dtype)
     check(out.copy_to_host()[()], x, y)
@@ -185,7 +185,7 @@ def test_device_arrays_stay_on_the_device(rng: np.random.Generator) -> None:
 @on_gpu
 def test_host_vectors_go_in_pieces(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     # The package's name ``dot`` is the function, so the module is reached by its full name.
-    monkeypatch.setattr(sys.modules["tilewright.kernels.dot"], "PIECE_NBYTES", 640)
+    monkeypatch.setattr(sys.modules["tilewright.kernels.dot_device"], "PIECE_NBYTES", 640)
     for length in (79, 80, 81, 999):
         x, y = vector(rng, length, "float64"), vector(rng, length, "float64")
         check(dot(x, y, device="cuda"), x, y)

@@ -16,7 +16,7 @@ from tilewright.kernels.launch import SIMULATOR
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
-from tilewright.kernels.dot import MAX_BLOCKS, THREADS
+from tilewright.kernels.dot_device import MAX_BLOCKS, THREADS
 from tilewright.kernels.dot_vectors import UNROLL, launch_bounds, signature, source, suits
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]

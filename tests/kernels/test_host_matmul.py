@@ -5,6 +5,7 @@ Integers go by digits here, as on any CPU; `test_host_integer` tries the instruc
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels import naive
-from tilewright.kernels import host, host_integer, matmul
+from tilewright.kernels import host, host_integer, host_loops, matmul
 from tilewright.kernels.errors import DTypeError
 from tilewright.kernels.gemm.base import ELEMENTS
 
@@ -198,3 +199,20 @@ def test_products_from_many_threads_at_once(rng: np.random.Generator) -> None:
     products = naive.at_once(lambda case: matmul(*case, device="cpu"), cases)
     for (a, b), found in zip(cases, products, strict=True):
         np.testing.assert_array_equal(found, a @ b)
+
+
+def test_the_compiler_is_started_once_and_an_error_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = host_loops.start_compiler()
+    assert host_loops.start_compiler() is first
+    first.join(60)
+    assert not first.is_alive()
+
+    def fail(*arguments: object) -> None:
+        raise OSError("no place for machine code")
+
+    told: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda failed: told.append(failed.exc_value))
+    monkeypatch.setattr(host_loops, "compiled", fail)
+    host_loops.start_compiler.__wrapped__().join(60)
+    (error,) = told
+    assert isinstance(error, OSError)

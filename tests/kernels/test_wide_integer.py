@@ -134,7 +134,7 @@ def cases() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize("capability", [(8, 0), pytest.param((9, 0), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("tiling", "a_layout", "b_layout"), cases())
 def test_two_multiplications_an_element_and_no_spills(
     tiling: Tiling, a_layout: str, b_layout: str, capability: tuple[int, int], tmp_path: Path

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 
-from tilewright.pipeline import stream
+from tilewright.pipeline import stream, tasks
 from tilewright.pipeline.plan import Limits, MatmulPlan, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.stream import Engine, PanelCache, Product
@@ -123,3 +124,13 @@ def test_more_buffers_than_a_plan_needs_change_nothing(engine: Any, factors: Any
         other.close()
     assert read == 8 * (M * K + K * N)
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+
+
+def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(tasks, "start_compiler", lambda: started.append(True))
+    worker = SimpleNamespace(memory_manager=SimpleNamespace(memory_limit=2**30))
+    facts = tasks.worker_facts("cpu", worker)
+    assert isinstance(facts, tasks.WorkerFacts)
+    assert (facts.device, facts.host_limit_nbytes) == ("cpu", 2**30)
+    assert started == [True]

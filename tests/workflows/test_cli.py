@@ -475,6 +475,26 @@ def test_help_is_quick_because_nothing_is_imported() -> None:
     assert time.perf_counter() - start < 5
 
 
+def test_on_the_cpu_nothing_of_cuda_is_imported_nor_a_display_without_a_terminal(here: Path) -> None:
+    store("a.zarr", np.arange(30).reshape(5, 6))
+    store("x.zarr", np.arange(30.0))
+    (here / "text").write_bytes(b"abc")
+    commands = [
+        ["matmul", "a.zarr", "a.zarr", "c.zarr", "--transpose-b"],
+        ["dot", "x.zarr", "x.zarr"],
+        ["histogram", "text"],
+    ]
+    script = (
+        "import sys\nfrom click.testing import CliRunner\nfrom tilewright.workflows.cli import cli\n"
+        f"for command in {commands}:\n"
+        "    result = CliRunner().invoke(cli, [*command, '--device', 'cpu'])\n"
+        "    assert result.exit_code == 0, result.output\n"
+        "print([name for name in sys.modules if name.startswith(('numba.cuda', 'cuda.', 'rich'))])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=here)
+    assert result.stdout == "[]\n", result.stderr
+
+
 @pytest.mark.parametrize("name", sorted(cli.cli.commands))
 def test_every_command_explains_itself(run: Run, name: str) -> None:
     result = run(name, "--help")

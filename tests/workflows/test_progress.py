@@ -9,15 +9,8 @@ from rich.console import Console
 
 from tilewright.pipeline.events import Notice, UnitDone, WorkDone, WorkPlanned
 from tilewright.workflows import progress
-from tilewright.workflows.progress import (
-    Tally,
-    _Display,
-    _display,
-    _Lines,
-    format_count,
-    format_seconds,
-    listening,
-)
+from tilewright.workflows.display import Display, display
+from tilewright.workflows.progress import Lines, Tally, format_count, format_seconds, listening
 
 PLANNED = WorkPlanned("matmul", 10, 4, "tiles", 6000, 600)
 
@@ -40,19 +33,23 @@ def test_the_last_unit_has_nothing_left() -> None:
     assert tally.rates(1.0) == "1/1 pieces"
 
 
-def test_lines_are_rare_and_notices_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_rare_and_notices_are_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = [0.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
-    out = io.StringIO()
-    lines = _Lines(Console(file=out, width=40))
-    lines(Notice("a notice that is longer than the forty columns of this console [not markup]"))
+    lines = Lines()
+    said = "a notice that is longer than the eighty columns of many a terminal: still one line [not markup]"
+    lines(Notice(said))
     lines(PLANNED)
     for index, time in enumerate([1.0, 9.0, 11.0, 12.0, 25.0]):
         now[0] = time
         lines(unit(index))
     lines(WorkDone("matmul", 25.0))
-    notice, first, second = out.getvalue().splitlines()
-    assert notice.endswith("[not markup]")
+    out, err = capsys.readouterr()
+    assert not out
+    notice, first, second = err.splitlines()
+    assert notice == said
     assert first.startswith("matmul: 7/10 tiles")
     assert second.startswith("matmul: 9/10 tiles")
 
@@ -60,29 +57,41 @@ def test_lines_are_rare_and_notices_are_not(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_terminal_gets_a_display_that_leaves_nothing_but_notices() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
-    with _display(console) as shown:
-        display = _Display(shown)
-        display(PLANNED)
-        display(unit(0))
+    with display(console) as shown:
+        listener = Display(shown)
+        listener(PLANNED)
+        listener(unit(0))
         (task,) = shown.tasks
         assert (task.completed, task.total) == (5, 10)
-        display(Notice("said"))
+        listener(Notice("said"))
         shown.refresh()
         assert "5/10 tiles" in out.getvalue()
-        display(WorkDone("matmul", 1.0))
+        listener(WorkDone("matmul", 1.0))
         assert not shown.tasks
     assert "said\n" in out.getvalue()
 
 
 def test_work_that_begins_anew_is_shown_once() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with _display(console) as shown:
-        display = _Display(shown)
-        display(PLANNED)
-        display(unit(0))
-        display(WorkPlanned("matmul", 30, 0, "tiles", 6000, 600))
+    with display(console) as shown:
+        listener = Display(shown)
+        listener(PLANNED)
+        listener(unit(0))
+        listener(WorkPlanned("matmul", 30, 0, "tiles", 6000, 600))
         (task,) = shown.tasks
         assert (task.completed, task.total) == (0, 30)
+
+
+def test_only_a_terminal_gets_a_display(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with listening() as listener:
+        assert isinstance(listener, Lines)
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
+    with listening() as listener:
+        assert isinstance(listener, Display)
+        listener(Notice("said"))
+    assert "said" in capsys.readouterr().err
 
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,7 +192,7 @@ def _cpu(unit_x: np.ndarray, unit_y: np.ndarray, length: int) -> list[Contestant
 
 def _gpu(x: np.ndarray, y: np.ndarray, length: int, ladder: bool) -> list[Contestant]:
     """Contestants on vectors that repeat x and y; ``ladder``: every way to finish."""
-    from tilewright.kernels.dot import FINISHES, _on_device
+    from tilewright.kernels.dot_device import FINISHES, on_device
     from tilewright.kernels.reading import read
 
     judge_peer, judge = _judges(x, y, length)
@@ -205,7 +205,7 @@ def _gpu(x: np.ndarray, y: np.ndarray, length: int, ladder: bool) -> list[Contes
         found.append(_contestant(name, functools.partial(cupy.vdot, *theirs), judge_peer, peer=True))
     found.append(_contestant("tilewright", functools.partial(dot, left, right), judge))
     for finish in FINISHES if ladder else ():
-        run = functools.partial(_on_device, left, right, x.dtype, True, launch.DEFAULT_STREAM, finish)
+        run = functools.partial(on_device, left, right, x.dtype, True, launch.DEFAULT_STREAM, finish)
         found.append(_contestant(finish, run, judge))
 
     def both() -> None:
