@@ -3,8 +3,8 @@
 Every function here is a device function over ``cuda.local.array``s whose indices are constants in the end.
 The arithmetic is chosen by dtype: one fused multiply-add an element, or four for complex numbers.
 
-64-bit integers take `wide_integer`'s two multiplications an element instead of the three that the compiler makes
-of ``total + left * right``.
+64-bit integers take `wide_integer`'s three multiplications an element: of ``total + left * right`` the compiler makes
+additions too.
 """
 
 from __future__ import annotations

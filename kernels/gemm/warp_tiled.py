@@ -151,9 +151,7 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
 
     by_halves = element.by_halves
     highs = totals if by_halves else 1
-    line_sums = vector * wide_integer.line_passes(tiling) if by_halves else 1
-    line_functions: Any = wide_integer.line_functions(tiling) if by_halves else (None, None)
-    add_lines, settle = line_functions
+    join = wide_integer.join
     loads = vectors_m + vectors_n
 
     @cuda.jit(device=True, inline="always")
@@ -210,7 +208,6 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
         shared = cuda.shared.array(0, number, alignment=16)
         total = cuda.local.array(totals, register)
         high = cuda.local.array(highs, u32)
-        lines_of_slab = cuda.local.array(line_sums, u32)
         old = cuda.local.array(vector_parts, register)
         left = cuda.local.array(two_lefts, register)
         right = cuda.local.array(two_rights, register)
@@ -286,8 +283,6 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
             total[t] = register(0)
         for t in range(highs):
             high[t] = u32(0)
-        for t in range(line_sums):
-            lines_of_slab[t] = u32(0)
         ptx.wait_copies(in_flight)
         cuda.syncthreads()  # the first slab has arrived for every thread
         reading, filling = u64(0), u64((stages - 1) * stage)
@@ -303,8 +298,6 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
             if copy_step < 0:
                 copy_a(shared, filling, a_addresses, a_stride, thread)
                 copy_b(shared, filling + u64(b_part), b_addresses, b_stride, thread)
-            if by_halves:
-                add_lines(lines_of_slab, shared, reading, thread)
             ptx.unroll(
                 step_of_k,
                 last_step,
@@ -328,7 +321,7 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
             ptx.unroll(multiply, lines, (total, high, left, right, last_step % 2))
         ptx.wait_copies(0)
         if by_halves:
-            settle(total, high, lines_of_slab, shared, thread, u32(slabs * u32(block_k)))
+            join(total, high, totals)
 
         ptx.unroll(
             store_row,
