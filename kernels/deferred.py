@@ -16,7 +16,9 @@ else:
 
     class _Deferred:
         def __getattr__(self, name: str) -> Any:
-            return getattr(importlib.import_module("numba.cuda"), name)
+            value = getattr(importlib.import_module("numba.cuda"), name)
+            setattr(self, name, value)  # from now on it costs nothing to ask
+            return value
 
     cuda = _Deferred()
 

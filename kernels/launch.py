@@ -327,7 +327,10 @@ def alignment(pointer: int) -> int:
 
 def current_device() -> int:
     """The number of the GPU that this thread works on."""
-    return 0 if device_count() == 1 else int(cuda.get_current_device().id)
+    if device_count() == 1:
+        return 0
+    error, device = _driver().cuCtxGetDevice()
+    return int(cuda.get_current_device().id) if error else int(device)  # a thread without a context gets one
 
 
 @functools.cache
@@ -340,10 +343,12 @@ def device_index(array: Any) -> int:
     """The number of the GPU that holds a Numba device array."""
     if array.size == 0 or device_count() == 1:
         return current_device()
-    from numba.cuda.cudadrv.driver import binding, driver
-
-    ordinal = binding.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    return int(driver.cuPointerGetAttribute(ordinal, binding.CUdeviceptr(address(array))))
+    driver = _driver()
+    ordinal = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    error, device = driver.cuPointerGetAttribute(ordinal, address(array))
+    if error:
+        raise OptionError(f"the address {address(array):#x} is not of a GPU's memory ({error.name})")
+    return int(device)
 
 
 @functools.cache
