@@ -88,6 +88,7 @@ def test_a_document_that_became_shorter_is_not_moved(tmp_path: Path, monkeypatch
     driver = Driver()
     monkeypatch.setattr(lanes, "address", lambda memory: memory.ctypes.data)
     monkeypatch.setattr(lanes, "Upload", lambda wanted, _: Upload(wanted, BLOCK, driver.functions))
-    upload = lanes.Text(Piece(0, (document,), 0, 3000), KINDS["byte"], np.zeros(3000, np.uint8)).upload()
+    text = lanes.Text(Piece(0, (document,), 0, 3000), KINDS["byte"], np.zeros(3000, np.uint8))
+    upload = text.upload()  # names the text's memory by its address alone
     run(upload, 1)
     assert upload.failed() == [0]
