@@ -26,7 +26,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow'
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto tests/kernels tests/pipeline/test_lanes.py -m simulator
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/test_lanes.py -m simulator
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'slow and not gpu and not multigpu'

@@ -140,7 +140,10 @@ def test_bytes_lane_by_lane(
 
 
 @pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize(("tile", "count"), [(TINY[0], 1), (TINY[0], 4), (TINY[1], 18)])
+@pytest.mark.parametrize(
+    ("tile", "count"),
+    [(TINY[0], 1), (TINY[0], 4), (TINY[1], 3), pytest.param(TINY[1], 18, marks=pytest.mark.slow)],
+)
 def test_residues_lane_by_lane(rng: np.random.Generator, tile: byte_mma.Tile, count: int) -> None:
     """Planes follow each other without a break, and tiles after them use the same workspace."""
     m, n, k = 33, tile.n + 1, 40

@@ -164,8 +164,18 @@ def letters(length: int, rng: np.random.Generator) -> np.ndarray:
     return rng.choice(np.frombuffer(b"AZazMm@[`{ \xe9\xff\x00e", np.uint8), length)
 
 
-@pytest.mark.parametrize("by", ["byte", "ascii", "letter"])
-@pytest.mark.parametrize("weight", [700, 5000])
+@pytest.mark.parametrize(
+    ("by", "weight"),
+    [
+        ("byte", 700),
+        ("ascii", 5000),
+        ("letter", 700),
+        *(
+            pytest.param(by, w, marks=pytest.mark.slow)
+            for by, w in (("byte", 5000), ("ascii", 700), ("letter", 5000))
+        ),
+    ],
+)
 def test_documents_of_many_lengths(
     by: str, weight: int, on_the_host: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
@@ -217,7 +227,7 @@ def test_every_byte_value(on_the_host: None, rng: np.random.Generator) -> None:
     check(data, np.array([0, 256, 3256]), "byte", 1 << 20)
 
 
-@pytest.mark.parametrize("place", [0, 5, 2000, -1])
+@pytest.mark.parametrize("place", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in (5, 2000)), -1])
 def test_one_byte_above_127(place: int, on_the_host: None) -> None:
     """The rows of those bytes are left alone but where one occurs: ahead of the vectors, in one, behind them."""
     data = np.full(8192 + 3, ord("e"), np.uint8)

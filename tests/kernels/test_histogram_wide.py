@@ -142,8 +142,14 @@ def placed(text: bytes, shift: int) -> tuple[np.ndarray, int]:
     return held, lo
 
 
-@pytest.mark.parametrize("shift", [0, pytest.param(1, marks=pytest.mark.slow), 13])
-@pytest.mark.parametrize("kind", ["pieces", "noise", "edges", "Chinese"])
+@pytest.mark.parametrize(
+    ("kind", "shift"),
+    [
+        pytest.param(kind, shift, marks=() if shift == quick else pytest.mark.slow)
+        for kind, quick in (("pieces", 0), ("noise", 13), ("edges", 13), ("Chinese", 0))
+        for shift in (0, 1, 13)
+    ],
+)
 def test_characters_of_a_document(
     kind: str, shift: int, on_the_host: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

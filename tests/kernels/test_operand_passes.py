@@ -320,8 +320,17 @@ def run_pass(
 
 
 @pytest.mark.usefixtures("shared_accesses")
-@pytest.mark.parametrize(("lines", "width", "pitch", "stride", "shift"), LAYOUTS)
-@pytest.mark.parametrize("form", ["bf16", "f16", "tf32", "copy"])
+@pytest.mark.parametrize(
+    ("lines", "width", "pitch", "stride", "shift", "form"),
+    [
+        # In every run each layout in two of the forms, by turns.
+        pytest.param(
+            *layout.values, form, id=f"{layout.id}-{form}", marks=pytest.mark.slow if (i + j) % 2 else ()
+        )
+        for i, layout in enumerate(LAYOUTS)
+        for j, form in enumerate(["bf16", "f16", "tf32", "copy"])
+    ],
+)
 def test_rounded(
     form: str,
     lines: int,

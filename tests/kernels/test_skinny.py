@@ -91,14 +91,20 @@ def is_slow(shape: tuple[int, int, int, str], dtype: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "layout", "dtype"),
+    ("m", "n", "k", "layout", "dtype", "streamed"),
     [
-        pytest.param(*shape, dtype, marks=pytest.mark.slow if is_slow(shape, dtype) else ())
-        for shape in SHAPES
-        for dtype in DTYPES
+        # In every run the one way and the other by turns.
+        pytest.param(
+            *shape,
+            dtype,
+            streamed,
+            marks=pytest.mark.slow if is_slow(shape, dtype) or streamed == bool((i + j) % 2) else (),
+        )
+        for i, shape in enumerate(SHAPES)
+        for j, dtype in enumerate(DTYPES)
+        for streamed in (False, True)
     ],
 )
-@pytest.mark.parametrize("streamed", [False, True])
 def test_lane_by_lane(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,

@@ -32,5 +32,6 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
 
 
 if __name__ == "__main__":  # worker processes import this file too
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands begin deaf to it
     progress.listening = listening
     main()
