@@ -107,11 +107,11 @@ def run(
 @pytest.mark.parametrize(
     ("tile", "late", "kinds", "c_type", "n", "k", "accumulate"),
     [
-        (TINY[0], True, "s8 u8", "int32", 70, 150, True),
+        pytest.param(TINY[0], True, "s8 u8", "int32", 70, 150, True, marks=pytest.mark.slow),
         (TINY[0], False, "s8 u8", "int32", 70, 150, True),
         (TINY[0], True, "u8 s8", "int8", 69, 16, False),
         (TINY[0], True, "s8 s8", "int64", 66, 257, True),
-        (TINY[1], True, "u8 u8", "uint16", 70, 150, False),
+        pytest.param(TINY[1], True, "u8 u8", "uint16", 70, 150, False, marks=pytest.mark.slow),
         (TINY[1], False, "u8 s8", "int32", 34, 385, True),
         (TINY[1], True, "s8 s8", "int64", 37, 3, True),
     ],
@@ -191,7 +191,7 @@ def test_a_tile_that_breaks_the_rules_is_refused() -> None:
         byte_mma.kernel_function(config)
 
 
-SAMPLES = (("planned bytes to int64, 4 × 128 bytes deep", (8, 0)),)
+SAMPLES = (("planned bytes to int64, 4 × 64 bytes deep", (8, 0)),)
 """Compiled by default; tests of the whole ladder compile the last variant, for Hopper."""
 FOUND = [variant for variant in exact_integer.variants_mma() if variant.name.endswith("deep")]
 CASES = [

@@ -236,7 +236,7 @@ def test_one_byte_above_127(place: int, on_the_host: None) -> None:
         check(data, np.array([3, 4099, 8195]), by, 1 << 20)
 
 
-@pytest.mark.parametrize("documents", [1, 16, 17, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("documents", [1, 17, *(pytest.param(n, marks=pytest.mark.slow) for n in (16, 40))])
 def test_a_slice_finds_its_first_document(
     documents: int, on_the_host: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:

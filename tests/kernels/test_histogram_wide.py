@@ -168,7 +168,7 @@ def test_characters_of_a_document(
 
 
 @pytest.mark.parametrize(
-    "length", [16, 19, 35, *(pytest.param(length, marks=pytest.mark.slow) for length in (17, 18, 20, 32))]
+    "length", [16, 35, *(pytest.param(length, marks=pytest.mark.slow) for length in (17, 18, 19, 20, 32))]
 )
 def test_characters_at_the_ends_of_vectors(
     length: int, on_the_host: None, monkeypatch: pytest.MonkeyPatch

@@ -87,7 +87,7 @@ def is_slow(shape: tuple[int, int, int, str], dtype: str) -> bool:
     """Wide elements and long sums take tens of seconds: short sums in every dtype, and long ones in the narrowest."""
     if dtype == "complex128":
         return shape[0] != 3
-    return shape[2] > (1050 if dtype == "float32" else 100 if dtype.startswith("complex") else 500)
+    return shape[2] > (1050 if dtype == "float32" else 100 if dtype.startswith("complex") else 250)
 
 
 @pytest.mark.parametrize(

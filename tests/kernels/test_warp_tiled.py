@@ -373,7 +373,7 @@ def machine_code(variant: Variant, folder: Path) -> tuple[str, str]:
 
 def cases() -> list[Any]:
     found = [] if SIMULATOR else [*variants(), *REGISTER_BLOCKED.variants()]
-    quick = re.compile(r"(float32|complex64 64x128|uint64 64x64) k vector|register-blocked f")
+    quick = re.compile(r"(float32|complex64 64x128) k vector|register-blocked f")
     return [
         pytest.param(variant, id=variant.name, marks=() if quick.search(variant.name) else pytest.mark.slow)
         for variant in found

@@ -59,8 +59,15 @@ def text(rng: np.random.Generator, nbytes: int) -> bytes:
     return rng.choice(np.frombuffer(b"etaoin shrdlu\n", np.uint8), nbytes).tobytes()
 
 
-@pytest.mark.parametrize("by", list(KINDS))
-@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize(
+    ("by", "per_document"),
+    [
+        # Kinds of one byte are alike, and so are all documents together and each for itself: some in every run.
+        pytest.param(by, each, marks=() if each == (by not in ("byte", "bigram")) else pytest.mark.slow)
+        for by in KINDS
+        for each in (False, True)
+    ],
+)
 @settings(max_examples=15)  # for each of ten variants
 @given(
     texts=st.lists(st.tuples(documents, documents, st.sampled_from(["", *SUFFIXES])), min_size=1, max_size=6),

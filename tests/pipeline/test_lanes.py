@@ -98,7 +98,9 @@ def test_shares_of_a_part_hold_its_bytes_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize("by", list(KINDS))
+@pytest.mark.parametrize(
+    "by", [by if by != "ascii" else pytest.param(by, marks=pytest.mark.slow) for by in KINDS]
+)
 @pytest.mark.parametrize("per_document", [False, True])
 @settings(max_examples=6)
 @given(

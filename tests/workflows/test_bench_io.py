@@ -26,7 +26,10 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "LEAST_SAMPLE_SECONDS", 1e-4)
 
 
-@pytest.mark.parametrize(("dtype", "threads"), [("float32", (1, 3)), ("int8", (3,)), ("complex128", (1,))])
+@pytest.mark.parametrize(
+    ("dtype", "threads"),
+    [("float32", (1, 3)), pytest.param("int8", (3,), marks=pytest.mark.slow), ("complex128", (1,))],
+)
 def test_every_case_has_ours_and_zarr_python(tmp_path: Path, dtype: str, threads: tuple[int, ...]) -> None:
     # 90 is neither a multiple of the chunk nor of the shard: edges are moved too.
     nbytes = 90 * 90 * np.dtype(dtype).itemsize
