@@ -30,12 +30,12 @@ SECONDS = 0.5
 
 RUNS: dict[str, dict[str, Any]] = {
     "ladder": {"sizes": (4096,), "dtypes": DTYPES, "small": True},
-    "large": {"sizes": (8192,), "dtypes": DTYPES},
-    "largest": {"sizes": (16384,), "dtypes": ("float32", "float64", "int64")},
+    "large": {"sizes": (8192,), "dtypes": DTYPES, "small": True},
+    "largest": {"sizes": (16384,), "dtypes": ("float32", "float64", "int64"), "small": True},
     "ragged": {"sizes": (4097,), "dtypes": DTYPES, "whole_ladder": False},
     "skinny": {"sizes": SKINNY, "dtypes": ("float32", "float64"), "whole_ladder": False},
     "reduced": {"sizes": (4096, 8192), "dtypes": ("float32",), "precisions": REDUCED, "whole_ladder": False},
-    "narrow": {"sizes": (4096, 8192), "dtypes": NARROW, "whole_ladder": False},
+    "narrow": {"sizes": (4096, 8192, 16384), "dtypes": NARROW, "whole_ladder": False},
 }
 CPU_RUNS: dict[str, dict[str, Any]] = {
     "cpu": {"sizes": (1024, 2560), "dtypes": ("float32", "float64", "int8", "int32", "int64")}
