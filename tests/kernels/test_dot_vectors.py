@@ -42,9 +42,11 @@ def test_lengths_around_vectors_and_grids(dtype: str, rng: np.random.Generator) 
     lanes = max(1, 16 // kind.itemsize)
     grid = MAX_BLOCKS * THREADS * UNROLL * lanes
     for length in (1, lanes - 1, lanes, lanes + 1, 1000 * lanes + 1, grid - 1, grid, grid + lanes + 1):
-        # Small integers: every sum is exact in every dtype but float16, whose result may round.
-        x = rng.integers(0, 4, length).astype(kind)
-        y = rng.integers(0, 4, length).astype(kind)
+        # Integers of full range wrap. Else small ones: every sum is exact but in float16, whose result may round.
+        least, most = (np.iinfo(kind).min, np.iinfo(kind).max) if kind.kind in "iu" else (0, 3)
+        drawn = kind if kind.kind in "iu" else np.int64
+        x = rng.integers(least, most, length, drawn, endpoint=True).astype(kind)
+        y = rng.integers(least, most, length, drawn, endpoint=True).astype(kind)
         if kind.kind == "c":
             x, y = x + kind.type(1j) * y, y - kind.type(1j) * x
         held = cuda.to_device(x), cuda.to_device(y)
