@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import yaml
 from distributed import Client, LocalCluster
 
+from tilewright.kernels.host_loops import start_compiler
+from tilewright.kernels.launch import cuda_available
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 
@@ -103,6 +105,8 @@ def _start(stack: ExitStack, name: str, profile: dict[str, Any]) -> Client:
         return _connect(stack, name, profile)
     try:
         if kind == "local":
+            if not cuda_available():
+                start_compiler()  # for the CPU's loops, while the cluster starts
             # Short-lived and in this process: no dashboard to start, and no port that a second run would find taken.
             quiet = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}
             options = {"n_workers": 1, "processes": False} | quiet | profile
