@@ -23,7 +23,7 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 from tilewright.kernels.host_loops import compiled
-from tilewright.kernels.launch import SIMULATOR
+from tilewright.kernels.launch import SIMULATOR, driver_library
 
 ANY_LENGTH = -1
 
@@ -233,7 +233,9 @@ def _loop() -> Any:
 
 @functools.cache
 def _addresses() -> np.ndarray:
-    system, driver = ctypes.CDLL(None), ctypes.CDLL("libcuda.so.1")
+    system, driver = ctypes.CDLL(None), driver_library()
+    if driver is None:
+        raise OSError("no NVIDIA driver")
     found = [getattr(system, name) for name in SYSTEM] + [getattr(driver, name) for name in DRIVER]
     return np.array([ctypes.cast(function, ctypes.c_void_p).value for function in found], np.uint64)
 

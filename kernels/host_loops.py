@@ -19,12 +19,17 @@ PIECES = 4
 """Pieces of a loop for each thread: BLAS's threads spin on for a while, and who shares a core is late."""
 
 
+def usable_cores() -> int:
+    """Processors that the system lets this process use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cpu_threads() -> int:
     """Processors this process may use: fewer than there are where OMP_NUM_THREADS says so, as for BLAS.
 
-    Dask sets it for the worker processes that share a host.
+    Dask sets it to 1 in every worker process, and in the process that starts them.
     """
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = usable_cores()
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return min(count, int(wanted)) if wanted.isdigit() and int(wanted) > 0 else count
 

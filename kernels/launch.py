@@ -96,16 +96,20 @@ def cuda_available() -> bool:
     return SIMULATOR or (_driver_shows_a_gpu() and bool(cuda.is_available()))
 
 
+def driver_library() -> ctypes.CDLL | None:
+    """The NVIDIA driver's library, for calls past Numba; None where there is none."""
+    for library in DRIVER_LIBRARIES:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(library)
+    return None
+
+
 def _driver_shows_a_gpu() -> bool:
     """Whether there is an NVIDIA driver that counts at least one GPU, before anything is imported for it.
 
     Only what it says for certain is a no here: any other of its errors is left to Numba, which reports it.
     """
-    driver = None
-    for library in DRIVER_LIBRARIES:
-        with contextlib.suppress(OSError):
-            driver = ctypes.CDLL(library)
-            break
+    driver = driver_library()
     if driver is None:
         return False
     count = ctypes.c_int()

@@ -20,7 +20,7 @@ from tilewright.kernels import file_upload
 from tilewright.kernels import histogram as count
 from tilewright.kernels.histogram import kind_named, piece_counts, skipped_count
 from tilewright.kernels.histogram_tokens import Kind
-from tilewright.kernels.host_loops import cpu_threads
+from tilewright.kernels.host_loops import usable_cores
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import config
 from tilewright.pipeline.blocks import (
@@ -246,8 +246,11 @@ def _decompressors(client: Client, corpus: Corpus) -> int:
 
 
 def share_of_cores(neighbours: int) -> int:
-    """Cores for this process where ``neighbours`` like it, itself included, share the host."""
-    return min(cpu_threads(), ceil_div(os.cpu_count() or 1, neighbours))
+    """Cores for this process where ``neighbours`` like it, itself included, share the host.
+
+    OMP_NUM_THREADS says nothing about it: Dask sets it to 1 in every worker process, the only one of its host too.
+    """
+    return min(usable_cores(), ceil_div(os.cpu_count() or 1, neighbours))
 
 
 def _pieces(
@@ -306,7 +309,7 @@ def count_piece(
     """
     kind = kind_named(by)
     if not piece.is_plain:
-        threads = min(threads, cpu_threads())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
+        threads = min(threads, usable_cores())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
     shares = _shares(piece, device, block_nbytes, threads)
     rows = len(piece.documents) if per_document else 1
     gap = 1 if kind.after and not per_document else 0

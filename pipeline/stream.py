@@ -649,8 +649,10 @@ class Engine:
                     loadings.append(self._unit.loading(array, region, buffer.flat, shape))
             if loadings:
                 with job.clock("read", "upload") as moves:
-                    moves += load_all(self._readers, loadings)
-                    self._unit.settle()
+                    try:
+                        moves += load_all(self._readers, loadings)
+                    finally:
+                        self._unit.settle()  # after an error too: the places go to other panels
         except BaseException:
             for cache, key in missing:
                 cache.discard(key)

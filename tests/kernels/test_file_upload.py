@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tests.kernels.pretended_driver import BLOCK, Driver, run
 from tilewright.kernels import file_upload
 from tilewright.kernels.file_upload import ANY_LENGTH, DRIVER, Rectangle, Upload
+from tilewright.kernels.launch import driver_library
 
 
 @pytest.fixture
@@ -123,9 +125,22 @@ def test_no_descriptor_is_left_open(driver: Driver, tmp_path: Path) -> None:
 
 
 def test_it_is_available_where_the_driver_is() -> None:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        assert not file_upload.available()
-    else:
-        assert file_upload.available() != file_upload.SIMULATOR
+    assert file_upload.available() == (driver_library() is not None and not file_upload.SIMULATOR)
+
+
+def test_a_driver_by_another_of_its_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As images have it that bring the library's short name alone."""
+    load, tried = ctypes.CDLL, []
+
+    def found(name: str | None) -> object:
+        if name is None:
+            return load(None)
+        tried.append(name)
+        if name != "libcuda.so":
+            raise OSError(name)
+        return SimpleNamespace(**{function: load(None).open for function in DRIVER})
+
+    monkeypatch.setattr(ctypes, "CDLL", found)
+    addresses = file_upload._addresses.__wrapped__()
+    assert tried == ["libcuda.so.1", "libcuda.so"]
+    assert addresses.tolist()[-len(DRIVER) :] == [addresses[0]] * len(DRIVER)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import tempfile
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import dask
 import numpy as np
@@ -25,7 +28,7 @@ from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.pipeline import blocks as reading
 from tilewright.pipeline import corpus, decompress
 from tilewright.pipeline import histogram as counting
-from tilewright.pipeline.corpus import Document, Piece, cut_pieces, list_corpus, read_blocks
+from tilewright.pipeline.corpus import Corpus, Document, Piece, cut_pieces, list_corpus, read_blocks
 from tilewright.pipeline.decompress import DamagedError
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.histogram import count_corpus, count_piece
@@ -113,7 +116,7 @@ def test_one_piece_is_counted_in_blocks_of_any_size(
         piece = Piece(0, found.documents, 0, found.nbytes)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
-            patch.setattr(counting, "cpu_threads", lambda: 3)
+            patch.setattr(counting, "usable_cores", lambda: 3)
             part, _ = count_piece(piece, by, "cpu", per_document, nbytes, threads)
     bins = KINDS[by].bins
     counts = np.zeros((len(texts) if per_document else 1, bins), np.int64)
@@ -216,7 +219,7 @@ def test_a_task_decompresses_several_documents_at_once(
 
     monkeypatch.setattr(reading, "read_blocks", met)
     monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
-    monkeypatch.setattr(counting, "cpu_threads", lambda: 3)
+    monkeypatch.setattr(counting, "usable_cores", lambda: 3)
     for i in range(3):
         (tmp_path / f"{i}.gz").write_bytes(gzip.compress(bytes([i]) * 100))
     found = list_corpus([tmp_path])
@@ -226,6 +229,31 @@ def test_a_task_decompresses_several_documents_at_once(
     assert part.values.tolist() == [100, 100, 100]
     assert part.nbytes == 300
     assert stages["read"] > 0
+
+
+@pytest.mark.parametrize(("workers", "at_once"), [(1, 32), (2, 16), (32, 1)])
+def test_a_host_decompresses_on_all_its_cores(
+    workers: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask sets OMP_NUM_THREADS to 1 in its workers, also in one that has the host for itself."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(32)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    threads = {f"tcp://10.0.0.1:{place}": 2 for place in range(workers)}
+
+    def run(function: Any, *arguments: Any) -> dict[str, Any]:
+        return {worker: function(*arguments) for worker in threads}
+
+    client: Any = SimpleNamespace(nthreads=lambda: threads, run=run)
+    files = tuple(Document(f"{i}.zst", f"/{i}.zst", 2**26, "zstd") for i in range(32))
+    decompressors = counting._decompressors(client, Corpus(files, ()))
+    assert decompressors == at_once
+    pieces = counting._pieces(client, Corpus(files, ()), KINDS["byte"], "cuda", False, decompressors)
+    for begun in (
+        pieces[place : place + 2] for place in range(0, len(pieces), 2)
+    ):  # by a worker's two threads
+        shares = [counting._shares(piece, "cuda", 2**23, decompressors) for piece in begun]
+        assert sum(map(len, shares)) >= at_once
 
 
 def test_many_small_compressed_files_share_a_piece() -> None:

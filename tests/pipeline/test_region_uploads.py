@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 import zarr
@@ -29,10 +30,12 @@ def bring(array: zarr.Array, region: tuple[slice, slice], pitch: int, threads: i
     rows, columns = (part.stop - part.start for part in region)
     device = np.zeros((rows, pitch), array.dtype)
     plain, others = region_uploads(array, region, device.ctypes.data, device.strides[0])
-    upload = Upload([part.rectangle for part in plain], BLOCK, Driver().functions)
+    driver = Driver()  # the upload has its functions' addresses alone
+    upload = Upload([part.rectangle for part in plain], BLOCK, driver.functions)
     run(upload, threads)
     for read in others + [read for place in upload.failed() for read in plain[place].reads()]:
         read.read(device[read.target])
+    assert driver.copies >= len(plain) - len(upload.failed())
     assert not device[:, columns:].any()
     return device[:, :columns], len(plain) - len(upload.failed())
 
@@ -92,9 +95,29 @@ def test_compressed_chunks_are_left_to_those_who_decode(tmp_path: Path) -> None:
     assert len(others) == len(region_reads(array, (slice(0, 20), slice(0, 20)))) == 4
 
 
-def test_a_chunk_of_another_length_is_an_error_that_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("by", "found"), [(-4, 396), (4, 404), (-400, 0)])
+def test_a_chunk_of_another_length_is_an_error_that_names_it(tmp_path: Path, by: int, found: int) -> None:
     array = store(tmp_path / "a", np.ones((20, 20), np.float32), chunks=(10, 10))
     damaged = tmp_path / "a" / "c" / "1" / "0"
-    damaged.write_bytes(damaged.read_bytes()[:-4])
-    with pytest.raises(StoreError, match=r"chunk \(1, 0\) of .*396 bytes"):
+    damaged.write_bytes((damaged.read_bytes() + bytes(4))[: 400 + by])
+    with pytest.raises(StoreError, match=rf"chunk \(1, 0\) of .* {found} bytes"):
+        bring(array, (slice(0, 20), slice(0, 20)), 20, 2)
+
+
+@pytest.mark.parametrize(
+    ("place", "number"), [(0, 10**6), (0, 2**63 + 5), (1, 2**64 - 8), (1, 396), (0, 2**64 - 2)]
+)
+def test_an_inner_chunk_that_cannot_be_where_its_shard_says_is_an_error(
+    tmp_path: Path, place: int, number: int
+) -> None:
+    """place: of the number in the first chunk's entry, offset and length."""
+    ones = np.ones((20, 20), np.float32)
+    array = store(tmp_path / "a", ones, chunks=(10, 10), shards=(20, 20))
+    shard = tmp_path / "a" / "c" / "0" / "0"
+    data = bytearray(shard.read_bytes())
+    begin = len(data) - 4 * 16 - 4  # the index lies at the end, and its checksum behind it
+    data[begin + 8 * place : begin + 8 * place + 8] = number.to_bytes(8, "little")
+    data[-4:] = google_crc32c.value(bytes(data[begin:-4])).to_bytes(4, "little")
+    shard.write_bytes(data)
+    with pytest.raises(StoreError, match=r"chunk \(0, 0\) of .* cannot be read"):
         bring(array, (slice(0, 20), slice(0, 20)), 20, 2)

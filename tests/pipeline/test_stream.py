@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,42 @@ def test_a_panel_that_could_not_be_read_is_read_again(
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("failing", range(1, 40, 7))
+def test_what_is_under_way_to_a_panel_that_failed_does_not_reach_the_next(
+    failing: int, engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of several lanes arrive in any order until they are waited for: here the first to be sent last."""
+    worker, plan, c = engine(75_000)
+    calls, under_way, lock = iter(range(10**6)), [], threading.Lock()
+
+    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+        if next(calls) == failing:
+            raise OSError("injected: the disk had a moment")
+        data = np.empty(part.shape, panel.dtype)
+        part.read(data)
+        with lock:
+            under_way.append((data, panel[: shape[0] * shape[1]].reshape(shape)[part.target]))
+        return stream._Move(0.0, 0.0)
+
+    def settle(unit: Any) -> None:
+        while under_way:
+            data, place = under_way.pop()
+            place[...] = data
+
+    monkeypatch.setattr(stream.HostUnit, "load", load)
+    monkeypatch.setattr(stream.HostUnit, "settle", settle)
+    failed = []
+    for tile in plan.tiles():
+        try:
+            worker.multiply(tile)
+        except OSError:
+            failed.append(tile)
+            assert not under_way
+    (again,) = failed
+    worker.multiply(again)
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+
+
 def test_the_panel_taken_longest_ago_gives_way() -> None:
     cache = PanelCache(2, list)
     for key, expected in (("x", False), ("y", False), ("x", True), ("z", False), ("x", True), ("y", False)):
@@ -96,8 +133,6 @@ def test_the_panel_taken_longest_ago_gives_way() -> None:
 
 
 def test_a_panel_in_use_stays() -> None:
-    import threading
-
     cache = PanelCache(1, list)
     first, _ = cache.take("x")
     taken = threading.Event()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,13 @@ from tests.pipeline.test_reduce_histogram import dense, naive_counts
 from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.workflows.bench import corpus
 from tilewright.workflows.bench.common import WrongAnswer
-from tilewright.workflows.bench.corpus import make_text, peer_counts, run_corpus, write_corpus
+from tilewright.workflows.bench.corpus import (
+    make_text,
+    peer_counts,
+    run_corpus,
+    started_processes,
+    write_corpus,
+)
 from tilewright.workflows.cli import cli
 
 
@@ -65,6 +74,20 @@ def test_every_case_has_ours_the_peer_and_its_floors(tmp_path: Path) -> None:
     assert all(seconds > 0 for detail in details for seconds in detail["floors"].values())
     assert details[2]["stored_nbytes"] < details[0]["stored_nbytes"] == 600_000
     assert not list(tmp_path.iterdir())
+
+
+def test_processes_of_a_floor_have_all_started_before_they_work() -> None:
+    before = set(multiprocessing.active_children())
+    with started_processes(3) as pool:
+        started = {process.pid for process in set(multiprocessing.active_children()) - before}
+        modules = list(pool.map(is_imported, [corpus.__name__] * 12))
+    assert len(started) == 3
+    assert {pid for pid, _ in modules} <= started
+    assert all(there for _, there in modules)
+
+
+def is_imported(module: str) -> tuple[int, bool]:
+    return os.getpid(), module in sys.modules
 
 
 def test_wrong_counts_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

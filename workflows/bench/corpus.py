@@ -14,8 +14,9 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ KERNEL_NBYTES = 4 * LANE_NBYTES
 READING_NBYTES = LANE_NBYTES // 2
 """What a thread reads at a time for the floor of reading: larger blocks leave the cache and are slower."""
 FLOOR_TURNS = 3
+STARTING_SECONDS = 120
+"""What processes that measure a floor may take to start, all together."""
 BLOCK_TURNS = 20
 """Launches of the kernel that are timed together."""
 
@@ -285,14 +288,34 @@ def decompressing_rate(documents: Sequence[Document], processes: int) -> float:
     """
     documents = _some(documents, processes)
     shares = [documents[place::processes] for place in range(processes)]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(decompressed_nbytes, [share[:1] for share in shares]))  # all have started by now
+    with started_processes(processes) as pool:
+        list(pool.map(decompressed_nbytes, shares))
         best = 0.0
         for _ in range(FLOOR_TURNS):
             start = time.perf_counter()
             done = sum(pool.map(decompressed_nbytes, shares))
             best = max(best, done / (time.perf_counter() - start))
     return best
+
+
+@contextmanager
+def started_processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """So many processes that have all imported what they work with: the first to be there would else do the work of the
+    others, which import meanwhile at its side."""
+    context = multiprocessing.get_context("spawn")
+    together = context.Barrier(count)
+    with ProcessPoolExecutor(count, context, initializer=_meet, initargs=(together,)) as pool:
+        list(pool.map(_nothing, range(count)))
+        yield pool
+
+
+def _meet(together: Any) -> None:
+    """Wait for the other processes; this module is imported by now."""
+    together.wait(STARTING_SECONDS)
+
+
+def _nothing(_: int) -> None:
+    """Work that is done as soon as there is a process for it."""
 
 
 def decompressed_nbytes(documents: Sequence[Document]) -> int:

@@ -317,46 +317,54 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
 
 
 STORAGE_BLOCK_NBYTES = 4 * 2**20
+"""What is read into, and written from, again and again: it stays in the CPU's cache."""
+STORAGE_CALL_BLOCKS = 4
+"""So many go into one call of the system: the threads of all workers, here in one interpreter, share its lock."""
 STORAGE_NBYTES = 4 * 2**30
 """Bytes of a stored matrix that are read for the floor, at most."""
 
 
 def _storage_rate(inputs: Path, place: Path, written: float, workers: int) -> float:
     """Bytes a second between files and memory, best of three: so many threads as the workers have together read the
-    chunks of A, plain, block by block, and as many as write for them write ``written`` times as much to new files."""
+    chunks of A, plain, stretch by stretch, and as many as write for them write ``written`` times as much to new files.
+    """
     files = sorted(
         path for path in (inputs / "a.zarr").rglob("*") if path.is_file() and path.suffix != ".json"
     )
     sizes = [path.stat().st_size for path in files]
     while sum(sizes) > STORAGE_NBYTES and len(files) > 1:
         del files[-1], sizes[-1]
-    step = STORAGE_BLOCK_NBYTES
-    blocks = [
+    step = STORAGE_CALL_BLOCKS * STORAGE_BLOCK_NBYTES
+    stretches = [
         (path, start) for path, size in zip(files, sizes, strict=True) for start in range(0, size, step)
     ]
-    read_nbytes = sum(sizes)
-    share = math.ceil(written * read_nbytes / (workers * config.get("write-threads")) / step)
     readers, writers = (workers * config.get(f"{name}-threads") for name in ("read", "write"))
+    share = math.ceil(written * sum(sizes) / writers)
 
-    def read(first: int) -> None:
-        buffer = bytearray(step)
-        for path, start in blocks[first::readers]:
+    def read(first: int) -> int:
+        buffers = [bytearray(STORAGE_BLOCK_NBYTES)] * STORAGE_CALL_BLOCKS
+        done = 0
+        for path, start in stretches[first::readers]:
             with open(path, "rb", buffering=0) as file:
-                os.preadv(file.fileno(), [buffer], start)
+                done += os.preadv(file.fileno(), buffers, start)
+        return done
 
-    def write(number: int) -> None:
-        buffer = bytes(step)
+    def write(number: int) -> int:
+        block = memoryview(bytes(STORAGE_BLOCK_NBYTES))
+        left = share
         with open(place / f"floor-{number}", "wb", buffering=0) as file:
-            for _ in range(share):
-                file.write(buffer)
+            while left:
+                whole = min(left // len(block), STORAGE_CALL_BLOCKS)
+                left -= os.writev(file.fileno(), [block] * whole or [block[:left]])
+        return share
 
     best = 0.0
     with ThreadPoolExecutor(readers + writers) as pool:
         for _ in range(3):
-            calls: list[Callable[[], None]] = [partial(read, i) for i in range(readers)]
+            calls: list[Callable[[], int]] = [partial(read, i) for i in range(readers)]
             start = time.perf_counter()
-            run_all(pool, calls + [partial(write, i) for i in range(writers)])
-            best = max(best, (read_nbytes + writers * share * step) / (time.perf_counter() - start))
+            moved = sum(run_all(pool, calls + [partial(write, i) for i in range(writers)]))
+            best = max(best, moved / (time.perf_counter() - start))
             for i in range(writers):
                 (place / f"floor-{i}").unlink()
     return best

@@ -1,0 +1,33 @@
+"""What stands beside the whole job in its benchmark: floors from rates of the bytes that were moved."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zarr
+
+from tilewright.pipeline import config
+from tilewright.workflows.bench import e2e
+
+
+@pytest.mark.parametrize("block", [64, 1000, 2**20])
+@pytest.mark.parametrize("written", [0.0, 0.5])
+def test_the_floor_of_storage_counts_the_bytes_that_were_moved(
+    block: int, written: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that goes on by a second whenever it is asked."""
+    seconds = count()
+    monkeypatch.setattr(e2e, "STORAGE_BLOCK_NBYTES", block)
+    monkeypatch.setattr(e2e, "time", SimpleNamespace(perf_counter=lambda: float(next(seconds))))
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=(50, 30), chunks=(20, 10), dtype="f4", compressors=None
+    )
+    array[...] = 1
+    stored = 3 * 3 * 20 * 10 * 4
+    writers = 2 * config.get("write-threads")
+    share = -(-written * stored // writers)
+    assert e2e._storage_rate(tmp_path, tmp_path, written, 2) == stored + writers * share
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
