@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import zarr
@@ -507,3 +508,19 @@ def test_choices_are_those_of_the_layers_below() -> None:
     assert cli.DEVICES == DEVICES
     assert set(cli.PRECISIONS) == set(base.PRECISIONS)
     assert set(cli.BARS) == set(plots.BARS)
+
+
+# What the process was started with ----------------------------------------------------------------------
+
+
+def test_bad_rounds_are_told_before_the_product_is_computed(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    store("a.zarr", rng.random((4, 4)))
+    before = everything(here)
+    for value in (65, "x"):
+        with dask.config.set({"tilewright.verify-rounds": value}):
+            result = run("matmul", "a.zarr", "a.zarr", "c.zarr")
+        assert result.exit_code == 1
+        assert "rounds" in result.stderr
+        assert everything(here) == before
