@@ -524,3 +524,15 @@ def test_bad_rounds_are_told_before_the_product_is_computed(
         assert result.exit_code == 1
         assert "rounds" in result.stderr
         assert everything(here) == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_counting(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "one.txt").write_bytes(b"aab")
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: False
+    )  # root may write to any folder but a read-only disk's
+    result = run("histogram", "one.txt", "--out", "f.csv")
+    assert result.exit_code == 1
+    assert result.stderr == "error: output: the folder . is read-only; choose another path\n"
