@@ -20,7 +20,8 @@ import click
 
 INTERRUPTED_STATUS = 130
 """What shells report for a process that Ctrl-C ended: 128 + SIGINT."""
-NOISY_LOGGERS = ("distributed", "bokeh", "tornado", "asyncio")
+NOISY_LOGGERS = ("distributed", "distributed.client", "bokeh", "tornado", "tornado.application", "asyncio")
+"""Those that Dask's own defaults give a level are named each: what is above them does not reach them."""
 _DEBUG = "tilewright.debug"
 _QUIET = "tilewright.quiet"
 
@@ -103,10 +104,13 @@ def silence_libraries() -> None:
 
     import dask
 
-    dask.config.set({f"logging.{name}": "critical" for name in NOISY_LOGGERS})
+    # As one mapping, since a name's own dot would begin another level of it.
+    levels = dask.config.get("logging", {}) | dict.fromkeys(NOISY_LOGGERS, "critical")
+    dask.config.set({"logging": levels})
     for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-        os.environ[f"DASK_LOGGING__{name.upper()}"] = "critical"
+        if "." not in name:
+            os.environ[f"DASK_LOGGING__{name.upper()}"] = "critical"
     warnings.simplefilter("ignore")
 
 

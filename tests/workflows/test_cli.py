@@ -513,6 +513,17 @@ def test_choices_are_those_of_the_layers_below() -> None:
 # What the process was started with ----------------------------------------------------------------------
 
 
+def test_libraries_with_levels_of_their_own_are_silent_too() -> None:
+    script = (
+        "import logging; from tilewright.workflows.console import silence_libraries; silence_libraries()\n"
+        "import distributed\n"
+        "print([logging.getLogger(f'{name}').isEnabledFor(logging.ERROR) for name in"
+        " ('distributed', 'distributed.client', 'distributed.worker', 'tornado.application')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == f"{[False] * 4}\n", done.stderr
+
+
 def test_bad_rounds_are_told_before_the_product_is_computed(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
