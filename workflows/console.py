@@ -116,7 +116,17 @@ def silence_libraries() -> None:
 
 def print_result(result: Any, *, as_json: bool) -> None:
     """Print a result that has ``to_json()`` as text, or as one JSON object."""
-    click.echo(to_json_text(result.to_json()) if as_json else str(result))
+    text = to_json_text(result.to_json()) if as_json else str(result)
+    try:
+        try:
+            click.echo(text)
+        except UnicodeEncodeError as error:
+            # Bars and multiplication signs, or a file's name, that this output has no bytes for: nothing is out yet.
+            click.echo(text.encode(error.encoding, "replace").decode(error.encoding))
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise Failed(f"cannot write the result to standard output: {error.strerror or error}") from error
 
 
 def to_json_text(value: dict[str, Any]) -> str:

@@ -513,6 +513,37 @@ def test_choices_are_those_of_the_layers_below() -> None:
 # What the process was started with ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_an_output_without_bytes_for_a_character_gets_another(here: Path, encoding: str) -> None:
+    name = b"no UTF-8 \xff.txt"
+    (here / os.fsdecode(name)).write_bytes(b"aab")
+    script = (
+        "import sys; from tilewright.workflows.console import print_result\n"
+        "from tilewright.workflows.histogram import histogram\n"
+        "class Named(str):\n"
+        "    def to_json(self): return {}\n"
+        "print_result(Named(str(histogram('.', by='letter')) + sys.argv[1]), as_json=False)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, name],
+        env=os.environ | {"PYTHONIOENCODING": f"{encoding}:strict"},
+        capture_output=True,
+        cwd=here,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"A  2" in done.stdout
+
+
+def test_a_result_that_cannot_be_written_is_told_of(here: Path) -> None:
+    (here / "one.txt").write_bytes(b"aab")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [tool("tilewright"), "histogram", "one.txt", "--quiet"], stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"error: cannot write the result to standard output: No space left on device\n"
+
+
 def test_libraries_with_levels_of_their_own_are_silent_too() -> None:
     script = (
         "import logging; from tilewright.workflows.console import silence_libraries; silence_libraries()\n"
