@@ -13,7 +13,8 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any, NoReturn
 
 import click
@@ -62,15 +63,23 @@ class Command(click.Command):
         if not debug:
             silence_libraries()
         try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as interrupt:
-            raise Interrupted("nothing was written") from interrupt
+            with interruptible():
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
             if debug or (isinstance(error, OSError) and error.errno == errno.EPIPE):
                 raise
             _fail(error)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C in this block is one line and its exit status, not click's ``Aborted!`` and 1."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted("nothing was written") from interrupt
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], None]:

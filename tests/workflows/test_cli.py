@@ -544,6 +544,30 @@ def test_a_result_that_cannot_be_written_is_told_of(here: Path) -> None:
     assert done.stderr == b"error: cannot write the result to standard output: No space left on device\n"
 
 
+def test_ctrl_c_before_the_command_has_begun_is_an_interrupt(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> Any:
+        raise KeyboardInterrupt
+
+    for place in ("get_command", "parse_args"):
+        with monkeypatch.context() as patch:
+            patch.setattr(cli.Group, place, interrupt)
+            result = run("plan", "a.zarr", "a.zarr")
+        assert result.exit_code == 130
+        assert result.stderr == "interrupted: nothing was written\n"
+
+
+def test_an_interrupted_demo_names_its_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tilewright.workflows.demo.demo", interrupt)
+    result = run("demo", "--output", "there")
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted: what was finished is in there; the next run replaces it\n"
+
+
 def test_libraries_with_levels_of_their_own_are_silent_too() -> None:
     script = (
         "import logging; from tilewright.workflows.console import silence_libraries; silence_libraries()\n"
