@@ -117,7 +117,7 @@ overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an ou
 
 
 @click.group(name="tilewright", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="tilewright")
+@click.version_option(package_name="tilewright", prog_name="tilewright")
 def cli() -> None:
     """Multiply Zarr matrices larger than a GPU, and count text corpora, on one GPU or on many."""
 
