@@ -42,7 +42,7 @@ def load_profiles(path: str | os.PathLike[str] | None = None) -> dict[str, dict[
         content = yaml.safe_load(Path(chosen).read_text(encoding="utf-8"))
     except OSError as error:
         raise ClusterError(f"cannot read the profiles file {chosen}: {error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ClusterError(f"{chosen} is not valid YAML: {error}") from error
     profiles = content.get("profiles") if isinstance(content, dict) else None
     if not isinstance(profiles, dict) or not profiles:

@@ -6,6 +6,7 @@ environment under the name that the table shows.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,8 @@ def get(name: str, override: Any = None) -> Any:
             )
     elif setting.unit == "fraction" and not (isinstance(value, (int, float)) and 0 < value <= 1):
         raise OptionError(f"{where}: {value!r} is not a fraction; it must be more than 0 and at most 1")
+    elif setting.unit == "path" and (not isinstance(value, (str, os.PathLike)) or not os.fspath(value)):
+        raise OptionError(f"{where}: {value!r} is not a path; name a file, or leave it unset")
     return value
 
 

@@ -47,7 +47,7 @@ def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, An
     """
     digest = hashlib.sha256(json.dumps(plan_facts, sort_keys=True).encode())
     for array in (a, b):
-        digest.update(str(array.store_path).encode())
+        digest.update(os.fsencode(str(array.store_path)))  # file names may hold bytes that are no UTF-8
         digest.update(json.dumps(array.metadata.to_dict(), sort_keys=True, default=str).encode())
         if isinstance(array.store, LocalStore):
             digest.update(repr(_stored_files(array.store.root / array.path)).encode())

@@ -119,7 +119,8 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
             raise StoreError(
                 f"{role}: there is no Zarr array at {name}; give the path of an array"
             ) from error
-        except (BaseZarrError, ValueError, KeyError) as error:
+        except (BaseZarrError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # zarr-python takes the form of the metadata for granted: a list for a mapping ends in an AttributeError.
             reason = f"its metadata lack {error}" if isinstance(error, KeyError) else error
             raise StoreError(
                 f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"
@@ -129,6 +130,11 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
     if array.ndim != ndim:
         raise ShapeError(
             f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}"
+        )
+    if any(side == 0 < length for side, length in zip(array.chunks, array.shape, strict=True)):
+        raise StoreError(
+            f"{role}: {name} has shape {array.shape} in chunks of {array.chunks}, which hold no element; write it"
+            " again in chunks of one element or more"
         )
     if array.dtype.kind not in "iufc":
         raise DTypeError(

@@ -162,6 +162,15 @@ def tolerance(k: int, dtype: np.dtype, precision: str) -> float:
     return error + 6 * INPUT_EPSILON.get(precision, 0.0)
 
 
+def check_rounds(rounds: int) -> None:
+    """Raise OptionError for fewer rounds than one, or more than `MOST_ROUNDS`."""
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise OptionError(
+            f"rounds={rounds}: it must be from 1 to {MOST_ROUNDS} (tilewright.verify-rounds), since each"
+            " holds vectors of its own in memory"
+        )
+
+
 def verify_product(
     client: Client,
     a: zarr.Array[Any],
@@ -183,11 +192,7 @@ def verify_product(
     OptionError
         ``rounds`` is less than one, or more than `MOST_ROUNDS`.
     """
-    if not 1 <= rounds <= MOST_ROUNDS:
-        raise OptionError(
-            f"rounds={rounds}: it must be from 1 to {MOST_ROUNDS} (tilewright.verify-rounds), since each"
-            " holds vectors of its own in memory"
-        )
+    check_rounds(rounds)
     start = time.perf_counter()
     left, right, result = _Side(a, transpose_a), _Side(b, transpose_b), _Side(c, False)
     (m, k), (k_right, n) = left.shape, right.shape

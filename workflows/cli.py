@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 
 import click
 
-from tilewright.workflows.console import Command, Interrupted, is_quiet, print_result, to_json_text
+from tilewright.workflows.console import (
+    Command,
+    Interrupted,
+    interruptible,
+    is_quiet,
+    print_result,
+    to_json_text,
+)
 
 DEVICES = ("auto", "cuda", "cpu")
 PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
@@ -33,6 +40,16 @@ class Group(click.Group):
     """Commands in the order in which they stand in this file, each telling its failures in one line."""
 
     command_class = Command
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with interruptible():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with (
+            interruptible()
+        ):  # finding a command imports its module, before the command can tell anything itself
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -100,7 +117,7 @@ overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an ou
 
 
 @click.group(name="tilewright", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="tilewright")
+@click.version_option(package_name="tilewright", prog_name="tilewright")
 def cli() -> None:
     """Multiply Zarr matrices larger than a GPU, and count text corpora, on one GPU or on many."""
 
@@ -274,8 +291,11 @@ def demo(output: str, as_json: bool, **shared: Any) -> None:
     from tilewright.workflows.demo import demo as run_demo
     from tilewright.workflows.progress import listening
 
-    with listening(quiet=is_quiet()) as listener:
-        run = run_demo(output, listener=listener, **shared)
+    try:
+        with listening(quiet=is_quiet()) as listener:
+            run = run_demo(output, listener=listener, **shared)
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(f"what was finished is in {output}; the next run replaces it") from interrupt
     print_result(run, as_json=as_json)
 
 

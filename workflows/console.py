@@ -13,14 +13,16 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any, NoReturn
 
 import click
 
 INTERRUPTED_STATUS = 130
 """What shells report for a process that Ctrl-C ended: 128 + SIGINT."""
-NOISY_LOGGERS = ("distributed", "bokeh", "tornado", "asyncio")
+NOISY_LOGGERS = ("distributed", "distributed.client", "bokeh", "tornado", "tornado.application", "asyncio")
+"""Those that Dask's own defaults give a level are named each: what is above them does not reach them."""
 _DEBUG = "tilewright.debug"
 _QUIET = "tilewright.quiet"
 
@@ -61,15 +63,23 @@ class Command(click.Command):
         if not debug:
             silence_libraries()
         try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as interrupt:
-            raise Interrupted("nothing was written") from interrupt
+            with interruptible():
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
             if debug or (isinstance(error, OSError) and error.errno == errno.EPIPE):
                 raise
             _fail(error)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C in this block is one line and its exit status, not click's ``Aborted!`` and 1."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted("nothing was written") from interrupt
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], None]:
@@ -103,16 +113,29 @@ def silence_libraries() -> None:
 
     import dask
 
-    dask.config.set({f"logging.{name}": "critical" for name in NOISY_LOGGERS})
+    # As one mapping, since a name's own dot would begin another level of it.
+    levels = dask.config.get("logging", {}) | dict.fromkeys(NOISY_LOGGERS, "critical")
+    dask.config.set({"logging": levels})
     for name in NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-        os.environ[f"DASK_LOGGING__{name.upper()}"] = "critical"
+        if "." not in name:
+            os.environ[f"DASK_LOGGING__{name.upper()}"] = "critical"
     warnings.simplefilter("ignore")
 
 
 def print_result(result: Any, *, as_json: bool) -> None:
     """Print a result that has ``to_json()`` as text, or as one JSON object."""
-    click.echo(to_json_text(result.to_json()) if as_json else str(result))
+    text = to_json_text(result.to_json()) if as_json else str(result)
+    try:
+        try:
+            click.echo(text)
+        except UnicodeEncodeError as error:
+            # Bars and multiplication signs, or a file's name, that this output has no bytes for: nothing is out yet.
+            click.echo(text.encode(error.encoding, "replace").decode(error.encoding))
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise Failed(f"cannot write the result to standard output: {error.strerror or error}") from error
 
 
 def to_json_text(value: dict[str, Any]) -> str:

@@ -100,7 +100,7 @@ def check_outputs(
     OutputExistsError
         One of them exists and ``overwrite`` is false, or it is none that may be replaced.
     StoreError
-        The folder that one is to stand in is not there.
+        The folder that one is to stand in is not there, or cannot be written to.
     OptionError
         A name without an ending that says a format.
     """
@@ -115,6 +115,8 @@ def check_outputs(
             raise OutputExistsError(f"output: {path} is a folder, so it is not replaced; choose another path")
         if not path.absolute().parent.is_dir():
             raise StoreError(f"output: there is no folder {path.parent}; create it, or choose another path")
+        if not os.access(path.absolute().parent, os.W_OK):
+            raise StoreError(f"output: the folder {path.parent} is read-only; choose another path")
 
 
 def _check_ending(path: Path, endings: tuple[str, ...]) -> None:

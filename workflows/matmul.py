@@ -35,7 +35,7 @@ from tilewright.pipeline.store import Output, Source
 from tilewright.pipeline.stream import Product
 from tilewright.pipeline.submit import survey
 from tilewright.pipeline.tasks import WorkerFacts, cores_here
-from tilewright.pipeline.verify import verify_product
+from tilewright.pipeline.verify import check_rounds, verify_product
 
 
 def matmul(
@@ -99,6 +99,8 @@ def matmul(
     store.check_output_free(out, overwrite=overwrite)
     _check_distinct(out, left, right)
     _check_shareable([left, right, out])
+    if verify:
+        check_rounds(config.get("verify-rounds"))  # before the work that the check would come after
     job = _Job(
         left,
         right,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from collections.abc import Iterator
@@ -71,7 +72,7 @@ def format_seconds(seconds: float) -> str:
 @contextmanager
 def listening(*, quiet: bool = False) -> Iterator[Listener]:
     """A listener that shows what happens on standard error for as long as the block runs."""
-    if quiet:
+    if quiet or sys.stderr is None:  # None: closed by who started this process
         yield ignore
     elif sys.stderr.isatty():
         from tilewright.workflows.display import displaying
@@ -105,4 +106,9 @@ class Lines:
 
 
 def _print(line: str) -> None:
-    click.echo(line, err=True)
+    try:
+        click.echo(line, err=True)
+    except OSError as error:
+        # A log on a full disk is no reason to end the work; who reads a pipe and goes away, ends it as everywhere.
+        if error.errno == errno.EPIPE:
+            raise

@@ -84,6 +84,9 @@ def test_wrong_profiles_are_named(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ClusterError, match=match):
             load_profiles(path)
+    path.write_bytes(b"BZh9\xf7")
+    with pytest.raises(ClusterError, match="not valid YAML"):
+        load_profiles(path)
     odd = profile_file(tmp_path, odd={"kind": "local", "n_wrokers": 3})
     with pytest.raises(ClusterError, match=r"'odd'.*refused"), open_cluster("odd", odd):
         pass
@@ -160,6 +163,8 @@ def test_sizes_are_read_and_refused_by_name() -> None:
         ("tiles", 0),
         ("verify-rounds", "x"),
         ("host-share", 0),
+        ("cluster-file", 5),
+        ("cluster-file", ""),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(name: str, value: object) -> None:

@@ -71,6 +71,8 @@ def test_the_fingerprint_sees_what_decides_the_bytes(tmp_path: Path) -> None:
     assert fingerprint(b, a, {"precision": "full"}) != base
     a[0, 0] = 5
     assert fingerprint(a, b, {"precision": "full"}) != base
+    odd = array("no UTF-8: \udcff")
+    assert fingerprint(odd, b, {}) != fingerprint(array("no UTF-8: \udcfe"), b, {})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -369,6 +370,17 @@ def test_open_names_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "half" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "array"}')
     with pytest.raises(StoreError, match=r"half is not a Zarr array \(its metadata lack 'data_type'\)"):
         store.open_array(tmp_path / "half", ndim=2, role="A")
+    whole = zarr.create_array(tmp_path / "odd", shape=(4, 4), chunks=(2, 2), dtype="f4").metadata.to_dict()
+    empty = {"name": "regular", "configuration": {"chunk_shape": (0, 2)}}
+    for metadata, match in (
+        (None, "is not a Zarr array"),
+        ([1], "is not a Zarr array"),
+        (whole | {"shape": "ab"}, "is not a Zarr array"),
+        (whole | {"chunk_grid": empty}, r"has shape \(4, 4\) in chunks of \(0, 2\), which hold no element"),
+    ):
+        (tmp_path / "odd" / "zarr.json").write_text(json.dumps(metadata))
+        with pytest.raises(StoreError, match=rf"A: .*odd {match}"):
+            store.open_array(tmp_path / "odd", ndim=2, role="A")
     zarr.open_group(tmp_path / "group", mode="w")
     with pytest.raises(StoreError, match=r"B: .*group is not a Zarr array"):
         store.open_array(tmp_path / "group", ndim=2, role="B")

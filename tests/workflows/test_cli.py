@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import zarr
@@ -507,3 +508,97 @@ def test_choices_are_those_of_the_layers_below() -> None:
     assert cli.DEVICES == DEVICES
     assert set(cli.PRECISIONS) == set(base.PRECISIONS)
     assert set(cli.BARS) == set(plots.BARS)
+
+
+# What the process was started with ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_an_output_without_bytes_for_a_character_gets_another(here: Path, encoding: str) -> None:
+    name = b"no UTF-8 \xff.txt"
+    (here / os.fsdecode(name)).write_bytes(b"aab")
+    script = (
+        "import sys; from tilewright.workflows.console import print_result\n"
+        "from tilewright.workflows.histogram import histogram\n"
+        "class Named(str):\n"
+        "    def to_json(self): return {}\n"
+        "print_result(Named(str(histogram('.', by='letter')) + sys.argv[1]), as_json=False)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, name],
+        env=os.environ | {"PYTHONIOENCODING": f"{encoding}:strict"},
+        capture_output=True,
+        cwd=here,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"A  2" in done.stdout
+
+
+def test_a_result_that_cannot_be_written_is_told_of(here: Path) -> None:
+    (here / "one.txt").write_bytes(b"aab")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [tool("tilewright"), "histogram", "one.txt", "--quiet"], stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"error: cannot write the result to standard output: No space left on device\n"
+
+
+def test_ctrl_c_before_the_command_has_begun_is_an_interrupt(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> Any:
+        raise KeyboardInterrupt
+
+    for place in ("get_command", "parse_args"):
+        with monkeypatch.context() as patch:
+            patch.setattr(cli.Group, place, interrupt)
+            result = run("plan", "a.zarr", "a.zarr")
+        assert result.exit_code == 130
+        assert result.stderr == "interrupted: nothing was written\n"
+
+
+def test_an_interrupted_demo_names_its_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tilewright.workflows.demo.demo", interrupt)
+    result = run("demo", "--output", "there")
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted: what was finished is in there; the next run replaces it\n"
+
+
+def test_libraries_with_levels_of_their_own_are_silent_too() -> None:
+    script = (
+        "import logging; from tilewright.workflows.console import silence_libraries; silence_libraries()\n"
+        "import distributed\n"
+        "print([logging.getLogger(f'{name}').isEnabledFor(logging.ERROR) for name in"
+        " ('distributed', 'distributed.client', 'distributed.worker', 'tornado.application')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == f"{[False] * 4}\n", done.stderr
+
+
+def test_bad_rounds_are_told_before_the_product_is_computed(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    store("a.zarr", rng.random((4, 4)))
+    before = everything(here)
+    for value in (65, "x"):
+        with dask.config.set({"tilewright.verify-rounds": value}):
+            result = run("matmul", "a.zarr", "a.zarr", "c.zarr")
+        assert result.exit_code == 1
+        assert "rounds" in result.stderr
+        assert everything(here) == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_counting(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "one.txt").write_bytes(b"aab")
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: False
+    )  # root may write to any folder but a read-only disk's
+    result = run("histogram", "one.txt", "--out", "f.csv")
+    assert result.exit_code == 1
+    assert result.stderr == "error: output: the folder . is read-only; choose another path\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import sys
 
 import pytest
 from rich.console import Console
@@ -52,6 +54,25 @@ def test_lines_are_rare_and_notices_are_not(
     assert notice == said
     assert first.startswith("matmul: 7/10 tiles")
     assert second.startswith("matmul: 9/10 tiles")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
+def test_a_log_that_is_full_does_not_end_the_work(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr(progress.click, "echo", refuse)
+    if number == errno.EPIPE:
+        with pytest.raises(OSError, match="refused"):
+            Lines()(Notice("nobody listens"))
+    else:
+        Lines()(Notice("no room"))
+
+
+def test_a_closed_standard_error_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with listening() as listener:
+        listener(Notice("nowhere to go"))
 
 
 def test_a_terminal_gets_a_display_that_leaves_nothing_but_notices() -> None:
