@@ -28,9 +28,9 @@ from tilewright.kernels.launch import SIMULATOR, driver_library
 ANY_LENGTH = -1
 
 LONG_ROW_NBYTES = 64 * 2**10
-"""Rows of which a part is wanted are read one by one when that part is at least as long, or less than a
-sixteenth of the row; else whole, several at once, and the copy to the device leaves out the rest."""
+"""Parts of rows that are shorter are read with what lies between them and picked out: handling each costs more."""
 LEAST_USEFUL_SHARE = 1 / 16
+"""Below this share of wanted bytes in the rows, even short parts are read one by one."""
 
 
 class Rectangle(NamedTuple):

@@ -29,7 +29,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore, MemoryStore
 
-from tilewright.kernels.file_upload import ANY_LENGTH, Rectangle
+from tilewright.kernels.file_upload import ANY_LENGTH, LEAST_USEFUL_SHARE, LONG_ROW_NBYTES, Rectangle
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.chunks import (
     DamagedChunkError,
@@ -62,12 +62,6 @@ DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
 
 SCRAP_NBYTES = 2**20
 """Rows that are read whole although only a part of each is wanted pass through this much memory, which stays cached."""
-
-LONG_ROW_NBYTES = 64 * 2**10
-"""Rows of a part that are shorter are read with their neighbours and picked out: handling each costs more."""
-
-LEAST_USEFUL_SHARE = 1 / 16
-"""Below this share of wanted bytes in a chunk's rows, even short rows are read one by one."""
 
 
 def name_of(source: Source) -> str:

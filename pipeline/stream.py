@@ -420,8 +420,11 @@ class CudaUnit:
     def loading(
         self, array: zarr.Array[Any], region: tuple[slice, slice], panel: Any, shape: tuple[int, int]
     ) -> Loading:
+        def ordinary(parts: list[RegionRead]) -> list[Callable[[], _Move]]:
+            return [partial(self.load, part, panel, shape) for part in parts]
+
         if not file_upload.available():
-            return Loading([partial(self.load, part, panel, shape) for part in region_reads(array, region)])
+            return Loading(ordinary(region_reads(array, region)))
         plain, others = region_uploads(array, region, address(panel), shape[1] * panel.dtype.itemsize)
         upload = file_upload.Upload([part.rectangle for part in plain], BLOCK_NBYTES)
         threads = min(self._product.read_threads, upload.blocks)
@@ -429,10 +432,9 @@ class CudaUnit:
 
         def rest() -> list[Callable[[], _Move]]:
             # Chunks that were never written, and those of which reading them says what is wrong with them.
-            left = [read for place in upload.failed() for read in plain[place].reads()]
-            return [partial(self.load, part, panel, shape) for part in left]
+            return ordinary([read for place in upload.failed() for read in plain[place].reads()])
 
-        return Loading(calls + [partial(self.load, part, panel, shape) for part in others], rest)
+        return Loading(calls + ordinary(others), rest)
 
     def _run_loop(self, upload: file_upload.Upload) -> _Move:
         with self._lane() as lane:

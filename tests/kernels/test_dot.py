@@ -150,7 +150,7 @@ def test_unknown_device() -> None:
         dot(np.ones(2), np.ones(2), device="tpu")
 
 
-@pytest.mark.skipif(cuda_available(), reason="there is a GPU")
+@pytest.mark.skipif(cuda_available(), reason="there is a GPU, or the simulator")
 def test_cuda_without_a_gpu_is_an_error() -> None:
     with pytest.raises(DeviceUnavailableError):
         dot(np.ones(2), np.ones(2), device="cuda")

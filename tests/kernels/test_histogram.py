@@ -374,7 +374,7 @@ def test_piece_outside_its_data(device: str, start: int, stop: int) -> None:
         piece_counts(np.zeros(10, np.uint8), start=start, stop=stop, device=device)
 
 
-@pytest.mark.skipif(cuda_available(), reason="there is a GPU")
+@pytest.mark.skipif(cuda_available(), reason="there is a GPU, or the simulator")
 def test_cuda_without_a_gpu_is_an_error() -> None:
     with pytest.raises(DeviceUnavailableError, match="auto"):
         histogram(np.zeros(10, np.uint8), device="cuda")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +62,18 @@ def test_what_is_read_is_what_the_plan_says(nbytes: int, engine: Any, factors: A
         assert plan.read_nbytes == 8 * (M * K + K * N)
 
 
+def failing_tiles(worker: Any, plan: Any, under_way: Sequence[Any] = ()) -> list[Any]:
+    """Those of all tiles, computed in their order, that the disk failed; nothing may be under way behind a failure."""
+    failed = []
+    for tile in plan.tiles():
+        try:
+            worker.multiply(tile)
+        except OSError:
+            failed.append(tile)
+            assert not under_way
+    return failed
+
+
 @pytest.mark.parametrize("nbytes", [75_000, 1_000_000])
 @pytest.mark.parametrize("failing", range(0, 40, 7))
 def test_a_panel_that_could_not_be_read_is_read_again(
@@ -77,14 +89,8 @@ def test_a_panel_that_could_not_be_read_is_read_again(
         return original(unit, part, panel, shape)
 
     monkeypatch.setattr(stream.HostUnit, "load", load)
-    failed = []
-    for tile in plan.tiles():
-        try:
-            worker.multiply(tile)
-        except OSError:
-            failed.append(tile)
-    assert len(failed) == 1
-    worker.multiply(failed[0])
+    (failed,) = failing_tiles(worker, plan)
+    worker.multiply(failed)
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
 
 
@@ -112,15 +118,8 @@ def test_what_is_under_way_to_a_panel_that_failed_does_not_reach_the_next(
 
     monkeypatch.setattr(stream.HostUnit, "load", load)
     monkeypatch.setattr(stream.HostUnit, "settle", settle)
-    failed = []
-    for tile in plan.tiles():
-        try:
-            worker.multiply(tile)
-        except OSError:
-            failed.append(tile)
-            assert not under_way
-    (again,) = failed
-    worker.multiply(again)
+    (failed,) = failing_tiles(worker, plan, under_way)
+    worker.multiply(failed)
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
 
 
