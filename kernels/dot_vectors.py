@@ -18,7 +18,7 @@ from numba.np.numpy_support import from_dtype
 from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.dot_device import THREADS, accumulator_type, block_sum_of
-from tilewright.kernels.ptx import global_array, half_value, load_vector
+from tilewright.kernels.ptx import byte_dot, global_array, half_value, load_vector, signed_byte_dot
 
 VECTOR = 16
 """Bytes of one load."""
@@ -31,7 +31,8 @@ BLOCKS_PER_MULTIPROCESSOR = 8
 def _reader(dtype: np.dtype, factor: Any) -> Callable[..., Any]:
     """``read(registers, i)``: element i of the vectors in ``registers``, ready to be multiplied.
 
-    Elements narrower than a word come four or two to a word: LLVM loads vectors of words whole, of bytes not.
+    Elements of 16 bits come two to a word: LLVM loads vectors of words whole, narrower ones not. Bytes are multiplied
+    by words, and not read one by one.
     """
     if dtype == np.float16:
 
@@ -44,13 +45,6 @@ def _reader(dtype: np.dtype, factor: Any) -> Callable[..., Any]:
         def read(registers, i):  # type: ignore[no-untyped-def]
             value = registers[i // 2] >> uint32(16 * (i % 2)) & kept
             return factor((int32(value) << int32(16)) >> int32(16)) if signed else factor(value)
-
-    elif dtype.itemsize == 1:
-        kept = uint32(0xFF)
-
-        def read(registers, i):  # type: ignore[no-untyped-def]
-            value = registers[i // 4] >> uint32(8 * (i % 4)) & kept
-            return factor((int32(value) << int32(24)) >> int32(24)) if signed else factor(value)
 
     else:
 
@@ -77,6 +71,8 @@ def source(dtype: np.dtype, conjugate: bool) -> Callable[..., None]:
     real_dtype = np.dtype(f"f{dtype.itemsize // 2}") if is_complex else dtype
     scalar = from_dtype(real_dtype)
     element = scalar if real_dtype.itemsize >= 4 else types.uint32
+    of_bytes = dtype.itemsize == 1
+    word_product = signed_byte_dot if dtype.kind == "i" else byte_dot
     read = _reader(real_dtype, factor)
     parts = 2 if is_complex else 1
     lanes = VECTOR // real_dtype.itemsize
@@ -97,7 +93,15 @@ def source(dtype: np.dtype, conjugate: bool) -> Callable[..., None]:
         return real, imaginary
 
     @cuda.jit(device=True, inline="always")
-    def add(real, imaginary, left, right, count):  # type: ignore[no-untyped-def]
+    def add_bytes(real, imaginary, left, right, count):  # type: ignore[no-untyped-def]
+        """The same for bytes, four products in one instruction; taken out of their words one by one, they came at 0.82
+        of the memory's speed."""
+        for word in range(count // 4):
+            real = wide(word_product(left[word], right[word], uint32(real)))
+        return real, imaginary
+
+    @cuda.jit(device=True, inline="always")
+    def add_elements(real, imaginary, left, right, count):  # type: ignore[no-untyped-def]
         """The sums with the products of the first ``count`` elements of both vectors added."""
         for i in range(0, count, parts):
             if is_complex:
@@ -107,6 +111,8 @@ def source(dtype: np.dtype, conjugate: bool) -> Callable[..., None]:
             else:
                 real = wide(real + wide(read(left, i) * read(right, i)))
         return real, imaginary
+
+    add = add_bytes if of_bytes else add_elements
 
     def partial_sums(x_address, y_address, length, partials):  # type: ignore[no-untyped-def]
         x = global_array(x_address, element)
@@ -159,9 +165,9 @@ def signature(dtype: np.dtype) -> Any:
 
 def launch_bounds(dtype: np.dtype) -> tuple[int, int]:
     """Threads of a block, and how many blocks must fit a multiprocessor: all that `dot.MAX_BLOCKS` gives it, or
-    half of them, so that none is left over to run almost alone. Narrow integers need the registers of half.
+    half of them, so that none is left over to run almost alone. Integers of 16 bits need the registers of half.
     """
-    narrow = dtype.kind in "iu" and dtype.itemsize < 4
+    narrow = dtype.kind in "iu" and dtype.itemsize == 2
     return THREADS, BLOCKS_PER_MULTIPROCESSOR // 2 if narrow else BLOCKS_PER_MULTIPROCESSOR
 
 
