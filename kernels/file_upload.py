@@ -11,10 +11,9 @@ ordinary way, which knows what to say when that fails too.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -22,8 +21,9 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
+from tilewright.kernels import calls
+from tilewright.kernels.calls import call1, call2, call4, long_call3, long_call4
 from tilewright.kernels.host_loops import compiled
-from tilewright.kernels.launch import SIMULATOR, driver_library
 
 ANY_LENGTH = -1
 
@@ -60,38 +60,7 @@ _OPEN, _CLOSE, _SEEK, _READ, _CLOCK, _WAIT, _COPY, _COPY_ROWS, _RECORD = range(9
 SYSTEM = ("open", "close", "lseek", "pread", "clock_gettime")
 DRIVER = ("cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuMemcpy2DAsync_v2", "cuEventRecord")
 
-_BLOCK, _EVENT, _STREAM = 0, 2, 4
-"""A lane: addresses of two blocks of pinned memory, handles of an event each, handle of the stream."""
-LANE_WORDS = 5
-_COPY_WORDS = 16
-"""The driver's CUDA_MEMCPY2D in words of 64 bits."""
-_HOST_MEMORY, _DEVICE_MEMORY = 1, 2
 _SEEK_END = 2
-_MONOTONIC = 1
-
-
-def _caller(result_bits: int, count: int) -> Any:
-    """The intrinsic ``call(address, *arguments)`` of a C function of ``count`` integers or pointers."""
-
-    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word, result = ir.IntType(64), ir.IntType(result_bits)
-        kind = ir.FunctionType(result, [word] * count).as_pointer()
-        found = builder.call(builder.inttoptr(arguments[0], kind), arguments[1:])
-        return found if result_bits == word.width else builder.sext(found, word)
-
-    word = numba.types.int64
-    typed = word(numba.types.uint64, *[word] * count)
-    typings: dict[int, Callable[..., Any]] = {
-        1: lambda context, function, a: (typed, lower),
-        2: lambda context, function, a, b: (typed, lower),
-        3: lambda context, function, a, b, c: (typed, lower),
-        4: lambda context, function, a, b, c, d: (typed, lower),
-    }
-    return intrinsic(typings[count])
-
-
-_call1, _call2, _call3, _call4 = (_caller(32, count) for count in (1, 2, 3, 4))
-_long_call3, _long_call4 = _caller(64, 3), _caller(64, 4)
 
 
 @intrinsic
@@ -110,7 +79,7 @@ def _take_number(context: Any, place: Any) -> Any:
 def _read_fully(function: Any, descriptor: int, place: int, nbytes: int, offset: int) -> bool:
     done = 0
     while done < nbytes:
-        got = _long_call4(function, descriptor, place + done, nbytes - done, offset + done)
+        got = long_call4(function, descriptor, place + done, nbytes - done, offset + done)
         if got <= 0:
             return False
         done += got
@@ -136,16 +105,16 @@ def _move(
     functions: uint64 addresses. paths: the files' names, uint8, each with a zero behind it; path_starts: where the
     name of each rectangle's file begins. table: int64[rectangles, 10]. first_blocks: int64[rectangles + 1], the
     number of each rectangle's first block, and of all. counter: int64[1], the next block's number. failed:
-    uint8[rectangles], set for those that could not be moved. lane: int64[`LANE_WORDS`]. spent: float64[2], takes the
-    seconds of reading, and those of waiting for blocks and starting copies.
+    uint8[rectangles], set for those that could not be moved. lane: int64[`calls.LANE_WORDS`]. spent: float64[2], takes
+    the seconds of reading, and those of waiting for blocks and starting copies.
     """
-    copy = np.zeros(_COPY_WORDS, np.int64)
-    copy[2], copy[9] = _HOST_MEMORY, _DEVICE_MEMORY
+    copy = np.zeros(calls.COPY_WORDS, np.int64)
+    copy[2], copy[9] = calls.HOST_MEMORY, calls.DEVICE_MEMORY
     now = np.zeros(2, np.int64)
     clock, call = functions[_CLOCK], numba.int64(now.ctypes.data)
     here, opened, descriptor, turn = 0, numba.int64(-1), numba.int64(-1), 0
     next_number = numba.uint64(counter.ctypes.data)
-    _call2(clock, _MONOTONIC, call)
+    call2(clock, calls.MONOTONIC, call)
     mark = now[0] * 1_000_000_000 + now[1]
     reading, moving = 0, 0
     while True:
@@ -166,16 +135,16 @@ def _move(
         offset = rectangle[_OFFSET] + row * stride + column
 
         turn = 1 - turn
-        place = lane[_BLOCK + turn]
-        bad = _call1(functions[_WAIT], lane[_EVENT + turn]) != 0
-        _call2(clock, _MONOTONIC, call)
+        place = lane[calls.BLOCK + turn]
+        bad = call1(functions[_WAIT], lane[calls.EVENT + turn]) != 0
+        call2(clock, calls.MONOTONIC, call)
         ready = now[0] * 1_000_000_000 + now[1]
         moving += ready - mark
 
         if not bad and (descriptor < 0 or path_starts[opened] != path_starts[here]):
             if descriptor >= 0:
-                _call1(functions[_CLOSE], descriptor)
-            descriptor = _call2(
+                call1(functions[_CLOSE], descriptor)
+            descriptor = call2(
                 functions[_OPEN],
                 numba.int64(paths.ctypes.data) + path_starts[here],
                 os.O_RDONLY | os.O_CLOEXEC,
@@ -183,7 +152,7 @@ def _move(
             opened = here
             bad = descriptor < 0
         if not bad and rectangle[_FILE_NBYTES] != ANY_LENGTH:
-            bad = _long_call3(functions[_SEEK], descriptor, 0, _SEEK_END) != rectangle[_FILE_NBYTES]
+            bad = long_call3(functions[_SEEK], descriptor, 0, _SEEK_END) != rectangle[_FILE_NBYTES]
         packed = width
         if not bad:
             if rectangle[_SPAN]:
@@ -198,25 +167,25 @@ def _move(
                     ):
                         bad = True
                         break
-        _call2(clock, _MONOTONIC, call)
+        call2(clock, calls.MONOTONIC, call)
         mark = now[0] * 1_000_000_000 + now[1]
         reading += mark - ready
 
         if not bad:
             target = rectangle[_TARGET] + row * rectangle[_PITCH] + column
             if height == 1 or (packed == width and rectangle[_PITCH] == width):
-                bad = _call4(functions[_COPY], target, place, height * width, lane[_STREAM]) != 0
+                bad = call4(functions[_COPY], target, place, height * width, lane[calls.STREAM]) != 0
             else:
                 copy[3], copy[6] = place, packed
                 copy[11], copy[13] = target, rectangle[_PITCH]
                 copy[14], copy[15] = width, height
-                bad = _call2(functions[_COPY_ROWS], numba.int64(copy.ctypes.data), lane[_STREAM]) != 0
-            bad = _call2(functions[_RECORD], lane[_EVENT + turn], lane[_STREAM]) != 0 or bad
+                bad = call2(functions[_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM]) != 0
+            bad = call2(functions[_RECORD], lane[calls.EVENT + turn], lane[calls.STREAM]) != 0 or bad
         if bad:
             failed[here] = 1
     if descriptor >= 0:
-        _call1(functions[_CLOSE], descriptor)
-    _call2(clock, _MONOTONIC, call)
+        call1(functions[_CLOSE], descriptor)
+    call2(clock, calls.MONOTONIC, call)
     moving += now[0] * 1_000_000_000 + now[1] - mark
     spent[0], spent[1] = reading * 1e-9, moving * 1e-9
 
@@ -231,25 +200,9 @@ def _loop() -> Any:
     )
 
 
-@functools.cache
-def _addresses() -> np.ndarray:
-    system, driver = ctypes.CDLL(None), driver_library()
-    if driver is None:
-        raise OSError("no NVIDIA driver")
-    found = [getattr(system, name) for name in SYSTEM] + [getattr(driver, name) for name in DRIVER]
-    return np.array([ctypes.cast(function, ctypes.c_void_p).value for function in found], np.uint64)
-
-
-@functools.cache
 def available() -> bool:
     """Whether the loop can run: on a real device, under a system whose functions it knows."""
-    if SIMULATOR or os.name != "posix":
-        return False
-    try:
-        _addresses()
-    except (OSError, AttributeError):
-        return False
-    return True
+    return calls.available(SYSTEM, DRIVER)
 
 
 def prepare() -> None:
@@ -266,7 +219,7 @@ class Upload:
     def __init__(
         self, rectangles: Sequence[Rectangle], block_nbytes: int, functions: np.ndarray | None = None
     ) -> None:
-        self._functions = _addresses() if functions is None else functions
+        self._functions = calls.addresses(SYSTEM, DRIVER) if functions is None else functions
         starts: dict[str, int] = {}
         names, end = [], 0
         for rectangle in rectangles:
@@ -291,8 +244,8 @@ class Upload:
     def run(self, lane: np.ndarray) -> tuple[float, float]:
         """Move blocks through a lane until none is left; the last ones are still on their way then.
 
-        lane: int64[`LANE_WORDS`], for the current device, which this thread must be attached to. Returns the seconds
-        of reading and of moving.
+        lane: int64[`calls.LANE_WORDS`], for the current device, which this thread must be attached to. Returns the
+        seconds of reading and of moving.
         """
         spent = np.zeros(2)
         _loop()(
@@ -327,9 +280,3 @@ def _blocked(rectangle: Rectangle, block_nbytes: int) -> tuple[int, ...]:
     else:
         tall = block_nbytes // width
     return offset, file_nbytes, rows, width, stride, target, pitch, min(tall, rows), wide, int(span)
-
-
-def lane_words(blocks: Sequence[np.ndarray], events: Sequence[Any], stream: Any) -> np.ndarray:
-    """A lane as the loop takes it, of two pinned blocks, two events and a stream, which must all outlive it."""
-    addresses = [block.ctypes.data for block in blocks]
-    return np.array([*addresses, *(int(event.handle) for event in events), int(stream)], np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -34,7 +34,8 @@ class MatmulRun:
     seconds: float
     """From the first tile handed out to the last one stored."""
     stages: dict[str, float]
-    """Busy seconds by stage, summed over workers; stages overlap, so they can add up to more than the time."""
+    """Busy seconds by stage, summed over workers; stages overlap, so they can add up to more than the time. Where a
+    stage moves several panels or tiles at once, the time counts once."""
     read_nbytes: int
     """Bytes of A and B that were read, as they are once decoded: no more than the plan says."""
     workers: dict[str, dict[str, float]]
@@ -107,6 +108,15 @@ def _tile_results(
     return run_combined(client, tasks.multiply_part, tasks.add_parts, groups, key=key)
 
 
+def covered(times: Iterable[tuple[float, float]]) -> float:
+    """How long at least one of the stretches of time, each a begin and an end, lasted."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(times):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
 @dataclass(frozen=True)
 class TilesDone:
     """What running a plan's tiles took."""
@@ -149,7 +159,7 @@ def run_tiles(
     stages: dict[str, float] = {}
     kernels: set[str] = set()
     read_nbytes = 0
-    workers: dict[str, dict[str, float]] = {}
+    spans: dict[str, dict[str, list[tuple[float, float]]]] = {}
     start = time.perf_counter()
     ended = False
     try:
@@ -164,8 +174,8 @@ def run_tiles(
                 for stage, seconds in report.stages.items():
                     stages[stage] = stages.get(stage, 0.0) + seconds
                 for span in report.spans:
-                    busy = workers.setdefault(span.worker, dict.fromkeys(THREADS, 0.0))
-                    busy[span.stage] += span.end - span.begin
+                    busy = spans.setdefault(span.worker, {name: [] for name in THREADS})
+                    busy[span.stage].append((span.begin, span.end))
                 tile = todo[place]
                 listener(
                     UnitDone(
@@ -186,4 +196,12 @@ def run_tiles(
     seconds = time.perf_counter() - start
     listener(WorkDone("matmul", seconds))
     kernel = " and ".join(sorted(kernels)) or "none"
+    workers = {
+        worker: {name: covered(times) for name, times in busy.items()} for worker, busy in spans.items()
+    }
+    for name, parts in THREADS.items():
+        # Panels come, and tiles are written, several at once: what their stages took together is shared out.
+        total = sum(stages.get(stage, 0.0) for stage in parts)
+        share = sum(busy[name] for busy in workers.values()) / total if total > 0 else 1.0
+        stages |= {stage: share * stages[stage] for stage in parts if stage in stages}
     return TilesDone(seconds, stages, kernel, read_nbytes, workers)

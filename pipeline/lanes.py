@@ -20,6 +20,7 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels import file_upload
+from tilewright.kernels.calls import lane_words
 from tilewright.kernels.file_upload import Rectangle, Upload
 from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_select import add_counts, clear, count_on_device
@@ -55,7 +56,7 @@ class Lane:
         self._turn = 0
         self.waited = 0.0
         """Seconds that `buffer` spent waiting for the device."""
-        self._words = None if SIMULATOR else file_upload.lane_words(self._host, self._free, self.stream)
+        self._words = None if SIMULATOR else lane_words(self._host, self._free, self.stream)
 
     def move(self, upload: Upload) -> tuple[float, float]:
         """Take part in an upload until nothing is left to move; seconds of reading, and of waiting for the device."""

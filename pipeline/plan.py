@@ -25,6 +25,10 @@ from tilewright.pipeline.events import counted
 PANEL_BUFFERS = 2
 """Panels of A and of B that a worker holds at least: one being multiplied while the next is filled."""
 
+TILE_BUFFERS = 4
+"""Tiles of C that a GPU holds at most: one being multiplied, and as many in writing as keep sixteen threads in files of
+their own. One tile of eight chunks does not."""
+
 TILE_OPERATIONS = 2**34
 """Less work than this is not cut from a small product for a tile of its own: a tenth of a second on a few cores."""
 
@@ -143,7 +147,8 @@ class MatmulPlan:
     k_parts: int
     """Stretches that k is cut into for different tasks, whose sums are added in order: 1 unless C is small."""
     c_buffers: int
-    """Tiles of C that a worker holds: two where memory allows, so that one is written meanwhile."""
+    """Tiles of C that a worker holds: two where memory allows, so that one is written meanwhile, and on a GPU more of
+    what is left over."""
     c_unit: tuple[int, int]
     a_buffers: int
     """Panels of A that a GPU holds: all of a row of tiles where memory is left over, so that they are read once."""
@@ -353,6 +358,12 @@ def plan_matmul(
     )
     device_peak = memory.nbytes(tile_rows, tile_columns, c_buffers) if m and n else 0
     device_peak += (held.a_buffers - PANEL_BUFFERS) * panel_a + (held.b_buffers - PANEL_BUFFERS) * panel_b
+    if device_peak and not limits.on_host and k_parts == 1:
+        tile_nbytes = tile_rows * tile_columns * item_c
+        each = ceil_div(grid_rows * grid_columns, limits.workers)  # tiles of a worker
+        more = min(TILE_BUFFERS, each) - c_buffers
+        more = max(0, min(more, (limits.device_nbytes - device_peak) // tile_nbytes))
+        c_buffers, device_peak = c_buffers + more, device_peak + more * tile_nbytes
     # Through a codec, each thread holds one stored piece as it came and as it was decoded or gathered.
     coding = limits.read_threads * 2 * max(a.unit_nbytes, b.unit_nbytes)
     coding += limits.write_threads * 2 * min(c_unit[0], m) * min(c_unit[1], n) * item_c

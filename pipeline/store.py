@@ -525,6 +525,9 @@ def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarr
 Bands: TypeAlias = Iterable[np.ndarray]
 """Stretches of rows, one behind the other, that together make up one stored piece."""
 
+Fill: TypeAlias = Callable[[int], bool]
+"""Writes all rows of a piece to a file, by its descriptor, from the file's beginning on; False: it could not."""
+
 
 @dataclass(frozen=True)
 class RegionWrite:
@@ -532,8 +535,15 @@ class RegionWrite:
 
     source: tuple[slice, slice]
     """Where the piece lies in the region."""
-    write: Callable[[Bands], None]
-    """Takes the piece's rows in bands, of the array's dtype in native byte order; raises StoreError."""
+    writer: Callable[[Bands, Fill | None], None]
+
+    def write(self, bands: Bands, fill: Fill | None = None) -> None:
+        """Store the piece's rows: ``bands`` of the array's dtype in native byte order.
+
+        Where the rows lie in a file as they lie in memory, ``fill``, if given, is to write them; bands are drawn
+        elsewhere, and where it could not. Raises StoreError.
+        """
+        self.writer(bands, fill)
 
 
 def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[RegionWrite]:
@@ -542,7 +552,7 @@ def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[R
     The region's edges lie on the array's write units, or at its end: a piece is never half of a stored object.
     """
     layout = _layout(array)
-    writer: Callable[[_Piece, Bands], None] = partial(_write_through_zarr, array, region)
+    writer: Callable[[_Piece, Bands, Fill | None], None] = partial(_write_through_zarr, array, region)
     if layout is not None and layout.shards is None:
         writer = partial(_write_direct, layout)
     return [
@@ -559,10 +569,12 @@ def gather(out: np.ndarray, bands: Bands) -> None:
         row += band.shape[0]
 
 
-def _write_direct(layout: Layout, piece: _Piece, bands: Bands) -> None:
+def _write_direct(layout: Layout, piece: _Piece, bands: Bands, fill: Fill | None) -> None:
     """One chunk to its file: under another name first, so that a reader never meets half of it."""
     path = layout.root / layout.key(piece.chunk)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # as DRAFT_NAME says
+    across = piece.inside[1]
+    as_in_memory = layout.plain and across.stop - across.start == layout.chunks[1]
     bands = _whole_rows(layout, piece, bands)
     try:
         if not layout.plain:
@@ -571,6 +583,12 @@ def _write_direct(layout: Layout, piece: _Piece, bands: Bands) -> None:
             raise FileNotFoundError(f"{layout.root} is gone")
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(draft, "wb", buffering=0) as file:
+            if fill is not None and as_in_memory:
+                if fill(file.fileno()):
+                    file.seek(0, os.SEEK_END)
+                    bands = _missing_rows(layout, piece)
+                else:
+                    file.truncate(0)
             for band in bands:
                 _write_fully(file, band)
         draft.replace(path)
@@ -585,9 +603,15 @@ def _write_direct(layout: Layout, piece: _Piece, bands: Bands) -> None:
 
 def _whole_rows(layout: Layout, piece: _Piece, bands: Bands) -> Bands:
     """A piece's bands as those of the chunk: one at the edge is stored whole."""
-    rows, columns = piece.inside
+    columns = piece.inside[1]
     for band in bands:
         yield _widened(band, layout) if columns.stop - columns.start < layout.chunks[1] else band
+    yield from _missing_rows(layout, piece)
+
+
+def _missing_rows(layout: Layout, piece: _Piece) -> Bands:
+    """What the chunk has below a piece at the array's edge."""
+    rows = piece.inside[0]
     missing = layout.chunks[0] - (rows.stop - rows.start)
     if missing:
         yield np.full((missing, layout.chunks[1]), layout.fill_value, layout.dtype)
@@ -619,7 +643,9 @@ def _write_fully(file: RawIOBase, band: np.ndarray) -> None:
         left = left[file.write(left) :]
 
 
-def _write_through_zarr(array: zarr.Array[Any], region: Sequence[slice], piece: _Piece, bands: Bands) -> None:
+def _write_through_zarr(
+    array: zarr.Array[Any], region: Sequence[slice], piece: _Piece, bands: Bands, fill: Fill | None
+) -> None:
     place = tuple(
         slice(whole.start + part.start, whole.start + part.stop)
         for whole, part in zip(region, piece.target, strict=True)

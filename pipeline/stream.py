@@ -14,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,8 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
-from tilewright.kernels import file_upload, host, matmul
+from tilewright.kernels import file_download, file_upload, host, matmul
+from tilewright.kernels.calls import lane_words
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
 from tilewright.kernels.memory import allocating
@@ -31,6 +32,8 @@ from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, Tile
 from tilewright.pipeline.store import (
+    Bands,
+    Fill,
     RegionRead,
     RegionWrite,
     gather,
@@ -105,17 +108,28 @@ class _Job:
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[_Move]]:
         """Count the time of the block for two stages, in the proportion in which its threads spent theirs."""
         moves: list[_Move] = []
-        begin, start = time.time(), time.perf_counter()
+        clock = _Clock()
         try:
             yield moves
         finally:
-            seconds = time.perf_counter() - start
-            stored, moved = sum(m.store_seconds for m in moves), sum(m.device_seconds for m in moves)
-            share = stored / (stored + moved) if stored + moved > 0 else 1.0
-            self.busy[store_stage] += share * seconds
-            self.busy[device_stage] += (1 - share) * seconds
-            thread = next(name for name, stages in THREADS.items() if store_stage in stages)
-            self.spans.append((thread, begin, begin + seconds))
+            self.count(store_stage, device_stage, clock, moves)
+
+    def count(self, store_stage: str, device_stage: str, clock: _Clock, moves: Sequence[_Move]) -> None:
+        """Count the time since the clock was started, likewise."""
+        seconds = time.perf_counter() - clock.start
+        stored, moved = sum(m.store_seconds for m in moves), sum(m.device_seconds for m in moves)
+        share = stored / (stored + moved) if stored + moved > 0 else 1.0
+        self.busy[store_stage] += share * seconds
+        self.busy[device_stage] += (1 - share) * seconds
+        thread = next(name for name, stages in THREADS.items() if store_stage in stages)
+        self.spans.append((thread, clock.begin, clock.begin + seconds))
+
+
+@dataclass(frozen=True)
+class _Clock:
+    begin: float = field(default_factory=time.time)
+    """In seconds since the epoch."""
+    start: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,19 @@ class _End:
     """Behind the last panel of a job."""
 
     job: _Job
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """Panels that threads read, or will, and what is to follow them."""
+
+    panel: _Panel
+    loads: LoadsUnderWay | None
+    """None where both panels are held already."""
+    missing: list[tuple[PanelCache, Any]]
+    """What is being read, by its key in either cache."""
+    clock: _Clock = field(default_factory=_Clock)
+    ends: list[_End] = field(default_factory=list)
 
 
 def accumulator_dtype(c_dtype: np.dtype) -> np.dtype:
@@ -154,12 +181,36 @@ class Loading:
 
     calls: list[Callable[[], _Move]]
     rest: Callable[[], list[Callable[[], _Move]]] = list
+    settle: Callable[[], None] = lambda: None
+    """Waits until everything that the calls sent is in its place; to be called once they have returned."""
+
+
+class LoadsUnderWay:
+    """Several loadings that a pool's threads have begun, or will once they have done what was given to them before."""
+
+    def __init__(self, pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> None:
+        self._pool, self._loadings = pool, loadings
+        self._futures = [pool.submit(call) for loading in loadings for call in loading.calls]
+
+    def finish(self) -> list[_Move]:
+        """Wait until everything is in its place, or, after an error too, nothing is on its way there any more.
+
+        Raises what reading raised.
+        """
+        try:
+            wait(self._futures)
+            moves = [future.result() for future in self._futures]
+            return moves + run_all(
+                self._pool, [call for loading in self._loadings for call in loading.rest()]
+            )
+        finally:
+            for loading in self._loadings:
+                loading.settle()
 
 
 def load_all(pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> list[_Move]:
-    """Bring all of them to, or on a GPU on the way to, their places. Raises what reading raised."""
-    moves = run_all(pool, [call for loading in loadings for call in loading.calls])
-    return moves + run_all(pool, [call for loading in loadings for call in loading.rest()])
+    """Bring all of them to their places. Raises what reading raised."""
+    return LoadsUnderWay(pool, loadings).finish()
 
 
 class Unit(Protocol):
@@ -175,12 +226,6 @@ class Unit(Protocol):
         self, array: zarr.Array[Any], region: tuple[slice, slice], panel: Any, shape: tuple[int, int]
     ) -> Loading:
         """What fills a panel of this shape with ``array[region]``."""
-
-    def load(self, part: RegionRead, panel: Any, shape: tuple[int, int]) -> _Move:
-        """Bring one part of a panel of this shape on its way to its place. Called by many threads at once."""
-
-    def settle(self) -> None:
-        """Wait until everything loaded so far is in its place."""
 
     def multiply(self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool) -> str:
         """Put, or add, the product of two panels into a tile; returns the name of the kernel that did.
@@ -236,6 +281,11 @@ class PanelCache:
             self._held.move_to_end(key)
             buffer.users += 1
             return buffer, there
+
+    def ready(self, key: Any) -> bool:
+        """Whether `take` would not wait. It stays so until the next `take`."""
+        with self._let_go:
+            return key in self._held or self._spare > 0 or next(iter(self._held.values())).users == 0
 
     def let_go(self, buffer: Buffer) -> None:
         """One who took it has multiplied it."""
@@ -308,7 +358,8 @@ class HostUnit:
     def loading(
         self, array: zarr.Array[Any], region: tuple[slice, slice], panel: np.ndarray, shape: tuple[int, int]
     ) -> Loading:
-        return Loading([partial(self.load, part, panel, shape) for part in region_reads(array, region)])
+        parts = region_reads(array, region)
+        return Loading([partial(self.load, part, panel, shape) for part in parts], settle=self.settle)
 
     def load(self, part: RegionRead, panel: np.ndarray, shape: tuple[int, int]) -> _Move:
         start = time.perf_counter()
@@ -316,7 +367,7 @@ class HostUnit:
         return _Move(time.perf_counter() - start, 0.0)
 
     def settle(self) -> None:
-        pass
+        """What a thread has read is in its place when it returns."""
 
     def multiply(
         self, a: np.ndarray, b: np.ndarray, sides: tuple[int, int, int], target: np.ndarray, accumulate: bool
@@ -361,10 +412,8 @@ class _Lane:
         self._passed = cuda.event(timing=False), cuda.event(timing=False)
         self._turn = 0
         self.stream = cuda.stream()
-        self.words = file_upload.lane_words(self._blocks, self._passed, self.stream)
+        self.words = lane_words(self._blocks, self._passed, self.stream)
         """The same for loops outside the interpreter."""
-        self.loading = False
-        """Whether something is on its way through it that nobody has waited for."""
 
     def block(self) -> np.ndarray:
         """The block used longest ago, once its bytes have gone where they were sent."""
@@ -396,10 +445,11 @@ class CudaUnit:
         count = product.read_threads + product.write_threads  # so that no thread ever waits for a lane
         with _spare_lanes_lock:
             lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(count)]
-        self._all_lanes = lanes
         self._lanes = _pool(lanes)
         if file_upload.available():
             file_upload.prepare()
+        if file_download.available():
+            file_download.prepare()
 
     def allocate(self, size: int, dtype: np.dtype) -> Any:
         with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=True):
@@ -420,35 +470,38 @@ class CudaUnit:
     def loading(
         self, array: zarr.Array[Any], region: tuple[slice, slice], panel: Any, shape: tuple[int, int]
     ) -> Loading:
+        used: list[_Lane] = []
+        settle = partial(self._settle, used)
+
         def ordinary(parts: list[RegionRead]) -> list[Callable[[], _Move]]:
-            return [partial(self.load, part, panel, shape) for part in parts]
+            return [partial(self.load, part, panel, shape, used) for part in parts]
 
         if not file_upload.available():
-            return Loading(ordinary(region_reads(array, region)))
+            return Loading(ordinary(region_reads(array, region)), settle=settle)
         plain, others = region_uploads(array, region, address(panel), shape[1] * panel.dtype.itemsize)
         upload = file_upload.Upload([part.rectangle for part in plain], BLOCK_NBYTES)
         threads = min(self._product.read_threads, upload.blocks)
-        calls: list[Callable[[], _Move]] = [partial(self._run_loop, upload) for _ in range(threads)]
+        calls: list[Callable[[], _Move]] = [partial(self._run_loop, upload, used) for _ in range(threads)]
 
         def rest() -> list[Callable[[], _Move]]:
             # Chunks that were never written, and those of which reading them says what is wrong with them.
             return ordinary([read for place in upload.failed() for read in plain[place].reads()])
 
-        return Loading(calls + ordinary(others), rest)
+        return Loading(calls + ordinary(others), rest, settle)
 
-    def _run_loop(self, upload: file_upload.Upload) -> _Move:
+    def _run_loop(self, upload: file_upload.Upload, used: list[_Lane]) -> _Move:
         with self._lane() as lane:
-            lane.loading = True
+            used.append(lane)
             return _Move(*upload.run(lane.words))
 
-    def load(self, part: RegionRead, panel: Any, shape: tuple[int, int]) -> _Move:
+    def load(self, part: RegionRead, panel: Any, shape: tuple[int, int], used: list[_Lane]) -> _Move:
         rows, columns = part.shape
         pitch, item = shape[1] * panel.dtype.itemsize, panel.dtype.itemsize
         start = address(panel) + part.target[0].start * pitch + part.target[1].start * item
         reading = 0.0
         begun = time.perf_counter()
         with self._lane() as lane:
-            lane.loading = True
+            used.append(lane)
             whole = None
             if rows * columns * item > BLOCK_NBYTES:  # a chunk that is decoded whole goes over in bands
                 whole = np.empty((rows, columns), panel.dtype)
@@ -468,12 +521,11 @@ class CudaUnit:
                 lane.sent()
         return _Move(reading, time.perf_counter() - begun - reading)
 
-    def settle(self) -> None:
+    def _settle(self, used: list[_Lane]) -> None:
         self._cuda.current_context()
-        for lane in self._all_lanes:
-            if lane.loading:
-                lane.stream.synchronize()
-                lane.loading = False
+        # What other threads send through the same lanes by now is waited for as far as it has come.
+        for lane in dict.fromkeys(used):
+            lane.stream.synchronize()
 
     def multiply(self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool) -> str:
         kernel = _multiply(self._product, a, b, sides, target, accumulate, self._compute_stream)
@@ -518,9 +570,17 @@ class CudaUnit:
                         yield _rounded(row, dtype)
                 clock = time.perf_counter()
 
+        def fill(lane: _Lane, descriptor: int) -> bool:
+            good, _, waiting = file_download.store(
+                descriptor, corner, pitch, height, width * item, BLOCK_NBYTES, lane.words
+            )
+            moving[0] += waiting
+            return good
+
+        direct = file_download.available() and dtype == target.dtype
         clock = time.perf_counter()
         with self._lane() as lane:
-            piece.write(bands(lane))
+            piece.write(bands(lane), partial(fill, lane) if direct else None)
         return _Move(time.perf_counter() - clock - moving[0], moving[0])
 
     def close(self) -> None:
@@ -569,9 +629,12 @@ class Engine:
         except BaseException:
             self._unit.close()  # its pinned lanes serve the next attempt
             raise
+        writing = (
+            plan.c_buffers
+        )  # tiles at once; the last ones are all written when nothing is left to multiply
         self._threads = [
             threading.Thread(target=stage, name=f"tilewright-{stage.__name__.strip('_')}", daemon=True)
-            for stage in (self._load_stage, self._compute_stage, self._write_stage)
+            for stage in (self._load_stage, self._compute_stage, *[self._write_stage] * writing)
         ]
         for thread in self._threads:
             thread.start()
@@ -613,22 +676,47 @@ class Engine:
         self._unit.close()
 
     def _load_stage(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        # The threads that read go on to the next panels while the last blocks of those before are on their way: half a
+        # panel's time is lost otherwise.
+        before: _Coming | None = None
+        while True:
+            if before is not None and self._jobs.empty():
+                self._hand_on(before)
+                before = None
+            if (job := self._jobs.get()) is None:
+                break
             for start, stop in self._plan.panels(job.part):
+                if before is not None and not self._may_begin(before, job.tile, start):
+                    self._hand_on(before)
+                    before = None
                 if self._abandoned:
                     job.error = CancelledError()
                 if job.error is not None:
                     break
                 try:
-                    self._loaded.put(self._load(job, start, stop))
+                    coming = self._begin(job, start, stop)
                 except BaseException as error:
                     job.error = error
                     break
-            self._loaded.put(_End(job))
+                if before is not None:
+                    self._hand_on(before)
+                before = coming
+            if before is not None:
+                before.ends.append(_End(job))
+            else:
+                self._loaded.put(_End(job))
+        if before is not None:
+            self._hand_on(before)
         self._loaded.put(None)
 
-    def _load(self, job: _Job, start: int, stop: int) -> _Panel:
-        """The panels of A and B over a stretch of k, read unless they are held already."""
+    def _may_begin(self, before: _Coming, tile: Tile, start: int) -> bool:
+        """Whether places for these panels can be had while others are still coming, and neither is one of those: who
+        uses a panel must not begin before it is whole."""
+        wanted = (self._a_panels, (tile.i, start)), (self._b_panels, (tile.j, start))
+        return all(place not in before.missing and place[0].ready(place[1]) for place in wanted)
+
+    def _begin(self, job: _Job, start: int, stop: int) -> _Coming:
+        """Have the panels of A and B over a stretch of k read, unless they are held already."""
         product, plan, tile = self._product, self._plan, job.tile
         rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
         inner = slice(start, stop)
@@ -649,19 +737,36 @@ class Engine:
                     missing.append((cache, key))
                     job.read_nbytes += shape[0] * shape[1] * array.dtype.itemsize
                     loadings.append(self._unit.loading(array, region, buffer.flat, shape))
-            if loadings:
-                with job.clock("read", "upload") as moves:
-                    try:
-                        moves += load_all(self._readers, loadings)
-                    finally:
-                        self._unit.settle()  # after an error too: the places go to other panels
+            loads = LoadsUnderWay(self._readers, loadings) if loadings else None
         except BaseException:
-            for cache, key in missing:
-                cache.discard(key)
-            for cache, buffer in zip((self._a_panels, self._b_panels), taken, strict=False):
-                cache.let_go(buffer)
+            self._give_back(taken, missing)
             raise
-        return _Panel(job, stop - start, *taken)
+        return _Coming(_Panel(job, stop - start, *taken), loads, missing)
+
+    def _give_back(self, taken: Sequence[Buffer], missing: Sequence[tuple[PanelCache, Any]]) -> None:
+        """Let go of the places of panels that will not come."""
+        for cache, key in missing:
+            cache.discard(key)
+        for cache, buffer in zip((self._a_panels, self._b_panels), taken, strict=False):
+            cache.let_go(buffer)
+
+    def _hand_on(self, coming: _Coming) -> None:
+        """Wait for panels, and give them, and what is to follow them, to those who multiply."""
+        panel, job = coming.panel, coming.panel.job
+        moves: list[_Move] = []
+        try:
+            if coming.loads is not None:
+                try:
+                    moves = coming.loads.finish()
+                finally:
+                    job.count("read", "upload", coming.clock, moves)
+        except BaseException as error:
+            job.error = error
+            self._give_back((panel.a, panel.b), coming.missing)
+        else:
+            self._loaded.put(panel)
+        for end in coming.ends:
+            self._loaded.put(end)
 
     def _compute_stage(self) -> None:
         while (item := self._loaded.get()) is not None:
@@ -715,6 +820,7 @@ class Engine:
                     tuple(Span(self._worker, *span) for span in job.spans),
                 )
                 job.done.set_result(report)
+        self._finished.put(None)  # for the other threads of this stage
 
     def _write_tile(self, job: _Job) -> None:
         tile = job.tile
@@ -725,11 +831,15 @@ class Engine:
                 dtype = accumulator_dtype(dtype)
                 job.partial = np.empty(shape, dtype)
                 whole = (slice(0, tile.rows), slice(0, tile.columns))
-                pieces = [RegionWrite(whole, partial(gather, job.partial))]
+                pieces = [RegionWrite(whole, partial(_gathered, job.partial))]
             else:
                 pieces = region_writes(self._product.c, region)
             calls = [partial(self._unit.save, piece, job.target, shape, dtype) for piece in pieces]
             moves += run_all(self._writers, calls)
+
+
+def _gathered(out: np.ndarray, bands: Bands, fill: Fill | None) -> None:
+    gather(out, bands)
 
 
 def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> None:

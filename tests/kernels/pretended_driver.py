@@ -1,4 +1,4 @@
-"""A driver whose device is host memory, for the loop that brings files to a device."""
+"""A driver whose device is host memory, for the loops that bring files to a device and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tilewright.kernels.file_upload import LANE_WORDS, SYSTEM, Upload
+from tilewright.kernels import file_download, file_upload
+from tilewright.kernels.calls import DEVICE_MEMORY, HOST_MEMORY, LANE_WORDS
+from tilewright.kernels.file_upload import Upload
 
 BLOCK = 1000
 """Bytes of a lane's block."""
@@ -16,18 +18,32 @@ WORD = ctypes.c_int64
 
 
 class Driver:
-    """The four driver functions that the loop calls, and a check that no block is filled before it was waited for."""
+    """The driver's functions that the loops call, and a check that no block is filled before it was waited for."""
 
     def __init__(self) -> None:
         self.refuse: set[str] = set()
         self.waits = self.copies = self.records = 0
         self._busy: dict[int, bool] = {}
         self._lock = threading.Lock()
-        kinds = [(self._wait, 1), (self._copy, 4), (self._copy_rows, 2), (self._record, 2)]
-        self._kept = [ctypes.CFUNCTYPE(ctypes.c_int, *[WORD] * count)(call) for call, count in kinds]
-        system = ctypes.CDLL(None)
-        functions = [getattr(system, name) for name in SYSTEM] + self._kept
-        self.functions = np.array([ctypes.cast(f, ctypes.c_void_p).value for f in functions], np.uint64)
+        calls = {
+            "cuEventSynchronize": (self._wait, 1),
+            "cuMemcpyHtoDAsync_v2": (self._copy_in, 4),
+            "cuMemcpyDtoHAsync_v2": (self._copy_out, 4),
+            "cuMemcpy2DAsync_v2": (self._copy_rows, 2),
+            "cuEventRecord": (self._record, 2),
+        }
+        self._kept = {
+            name: ctypes.CFUNCTYPE(ctypes.c_int, *[WORD] * count)(call)
+            for name, (call, count) in calls.items()
+        }
+        self.functions = self._table(file_upload.SYSTEM, file_upload.DRIVER)
+        """For the loop to the device."""
+        self.functions_out = self._table(file_download.SYSTEM, file_download.DRIVER)
+
+    def _table(self, system: tuple[str, ...], driver: tuple[str, ...]) -> np.ndarray:
+        library = ctypes.CDLL(None)
+        functions = [getattr(library, name) for name in system] + [self._kept[name] for name in driver]
+        return np.array([ctypes.cast(f, ctypes.c_void_p).value for f in functions], np.uint64)
 
     def _result(self, name: str) -> int:
         return 700 if name in self.refuse else 0
@@ -38,23 +54,30 @@ class Driver:
             self._busy[event] = False
         return self._result("cuEventSynchronize")
 
-    def _copy(self, target: int, source: int, nbytes: int, stream: int) -> int:
+    def _copy_in(self, target: int, source: int, nbytes: int, stream: int) -> int:
+        return self._copy("cuMemcpyHtoDAsync_v2", target, source, nbytes)
+
+    def _copy_out(self, target: int, source: int, nbytes: int, stream: int) -> int:
+        return self._copy("cuMemcpyDtoHAsync_v2", target, source, nbytes)
+
+    def _copy(self, name: str, target: int, source: int, nbytes: int) -> int:
         with self._lock:
             self.copies += 1
-        if self._result("cuMemcpyHtoDAsync_v2"):
+        if self._result(name):
             return 700
         ctypes.memmove(target, source, nbytes)
         return 0
 
     def _copy_rows(self, description: int, stream: int) -> int:
         words = list((ctypes.c_uint64 * 16).from_address(description))
-        assert words[:3] + words[7:10] == [0, 0, 1, 0, 0, 2], (
-            "from host memory to the device's, from its corner"
-        )
+        kinds = words[2], words[9]
+        assert words[:2] + words[7:9] == [0, 0, 0, 0], "from corner to corner"
+        assert kinds in ((HOST_MEMORY, DEVICE_MEMORY), (DEVICE_MEMORY, HOST_MEMORY))
+        source, target = (words[3], words[11]) if kinds[0] == HOST_MEMORY else (words[4], words[10])
         with self._lock:
             self.copies += 1
         for row in range(words[15]):
-            ctypes.memmove(words[11] + row * words[13], words[3] + row * words[6], words[14])
+            ctypes.memmove(target + row * words[13], source + row * words[6], words[14])
         return self._result("cuMemcpy2DAsync_v2")
 
     def _record(self, event: int, stream: int) -> int:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.pretended_driver import BLOCK, Driver, run
-from tilewright.kernels import file_upload
+from tilewright.kernels import calls, file_upload
 from tilewright.kernels.file_upload import ANY_LENGTH, DRIVER, Rectangle, Upload
-from tilewright.kernels.launch import driver_library
+from tilewright.kernels.launch import SIMULATOR, driver_library
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_no_descriptor_is_left_open(driver: Driver, tmp_path: Path) -> None:
 
 
 def test_it_is_available_where_the_driver_is() -> None:
-    assert file_upload.available() == (driver_library() is not None and not file_upload.SIMULATOR)
+    assert file_upload.available() == (driver_library() is not None and not SIMULATOR)
 
 
 def test_a_driver_by_another_of_its_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +141,6 @@ def test_a_driver_by_another_of_its_names_is_found(monkeypatch: pytest.MonkeyPat
         return SimpleNamespace(**{function: load(None).open for function in DRIVER})
 
     monkeypatch.setattr(ctypes, "CDLL", found)
-    addresses = file_upload._addresses.__wrapped__()
+    addresses = calls.addresses.__wrapped__(file_upload.SYSTEM, DRIVER)
     assert tried == ["libcuda.so.1", "libcuda.so"]
     assert addresses.tolist()[-len(DRIVER) :] == [addresses[0]] * len(DRIVER)

@@ -102,7 +102,8 @@ def test_memory_that_is_left_over_holds_panels(spare: int, workers: int) -> None
     plan = plan_matmul(a, a.transposed, F4, (64, 64), limits, keep=(64, 64, 16, 1))
     assert plan.grid == (5, 5)
     assert plan.device_peak_nbytes <= limits.device_nbytes
-    assert plan.device_peak_nbytes == (2 * 16 + 4 * (plan.a_buffers + plan.b_buffers)) * unit
+    assert plan.device_peak_nbytes == (16 * plan.c_buffers + 4 * (plan.a_buffers + plan.b_buffers)) * unit
+    assert plan.c_buffers == (2 if spare < 130 else 4), "more tiles only of what the panels leave"
     assert plan.a_buffers == (2 if spare < 16 else 2 + 4)
     found = read_by_workers(plan, workers)
     assert found == plan.read_nbytes if workers == 1 else found <= plan.read_nbytes
@@ -110,6 +111,15 @@ def test_memory_that_is_left_over_holds_panels(spare: int, workers: int) -> None
         assert plan.b_buffers == 5 * 4
         assert read_by_workers(plan, 1) == 2 * a.nbytes
         assert plan.read_nbytes == 2 * a.nbytes * min(workers, 5)
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, 4), (2, 4), (4, 3), (5, 2), (9, 2)])
+def test_no_worker_holds_more_tiles_than_fall_to_it(workers: int, expected: int) -> None:
+    a = matrix(192, 48, (16, 16))
+    plan = plan_matmul(a, a.transposed, F4, (64, 64), Limits(workers, 10**6), keep=(64, 64, 16, 1))
+    assert (plan.tile_count, plan.c_buffers) == (9, expected)
+    on_host = Limits(workers, 10**6, on_host=True)
+    assert plan_matmul(a, a.transposed, F4, (64, 64), on_host, keep=(64, 64, 16, 1)).c_buffers == 2
 
 
 def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:

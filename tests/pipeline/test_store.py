@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -251,6 +252,38 @@ def test_what_is_written_in_bands_is_what_numpy_holds(
     np.testing.assert_array_equal(array[...], full)  # as zarr reads it, not as we do
     names = [path.name for path in Path(str(array.store.root)).rglob("*")]
     assert not [name for name in names if name.endswith(".partial")]
+
+
+@pytest.mark.parametrize("codecs", ["3 none", "2 none", "3 zstd", "2 filtered"])
+@pytest.mark.parametrize("able", [True, False])
+def test_whole_rows_of_plain_chunks_are_written_by_another_where_it_can(
+    codecs: str, able: bool, tmp_path: Path
+) -> None:
+    full = np.arange(1, 1 + 10 * 9, dtype="f4").reshape(10, 9)
+    empty, plain = np.zeros_like(full), codecs.endswith("none")
+    if codecs == "2 filtered":
+        array = stored("v2-filtered", tmp_path / "x.zarr", empty, (4, 6))
+    else:
+        array = encoded(tmp_path / "x.zarr", codecs, empty, (4, 6))
+    filled = []
+    for piece in store.region_writes(array, (slice(0, 10), slice(0, 9))):
+        rows = full[piece.source]
+
+        def fill(descriptor: int, rows: np.ndarray = rows) -> bool:
+            filled.append(rows.shape)
+            data = rows.tobytes() if able else b"half of it, and then the disk was full" * 100
+            assert os.pwrite(descriptor, data, 0) == len(data)
+            return able
+
+        bands = (row[None] for row in rows)
+        piece.write(bands, fill)
+        if plain and rows.shape[1] == 6 and able:
+            assert next(bands) is not None, "what another wrote is not written again"
+    np.testing.assert_array_equal(array[...], full)
+    assert sorted(filled) == ([(2, 6), (4, 6), (4, 6)] if plain else [])
+    if plain:
+        files = [path for path in (tmp_path / "x.zarr").rglob("*") if path.is_file()]
+        assert {path.stat().st_size for path in files if path.name[0].isdigit()} == {4 * 6 * 4}
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:

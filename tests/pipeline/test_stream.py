@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ import pytest
 import zarr
 
 from tilewright.pipeline import stream, tasks
+from tilewright.pipeline.execute import covered
 from tilewright.pipeline.plan import Limits, MatmulPlan, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.stream import Engine, PanelCache, Product
@@ -36,13 +39,13 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
     """Makes engines that multiply on the CPU under a plan made for a GPU with so much memory."""
     made = []
 
-    def make(nbytes: int) -> tuple[Engine, MatmulPlan, zarr.Array[Any]]:
+    def make(nbytes: int, depth: int = 20) -> tuple[Engine, MatmulPlan, zarr.Array[Any]]:
         a, b = factors
         c = zarr.create_array(
             tmp_path / f"c{len(made)}", shape=(M, N), chunks=(20, 20), dtype="f8", fill_value=7
         )
         stored = as_stored_matrix(a), as_stored_matrix(b)
-        plan = plan_matmul(*stored, np.dtype("f8"), (20, 20), Limits(1, nbytes), keep=(40, 40, 20, 1))
+        plan = plan_matmul(*stored, np.dtype("f8"), (20, 20), Limits(1, nbytes), keep=(40, 40, depth, 1))
         product = Product(a, b, c, plan, "cpu", "full", 2, 1, f"run-{len(made)}")
         made.append(Engine(product, "here"))
         return made[-1], plan, c
@@ -123,6 +126,103 @@ def test_what_is_under_way_to_a_panel_that_failed_does_not_reach_the_next(
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
 
 
+class Gate:
+    """Calls that wait for one another until so many have come; after a while they go on, and have not ``met``."""
+
+    def __init__(self, count: int) -> None:
+        self._barrier = threading.Barrier(count)
+        self.met = False
+
+    def arrive(self) -> None:
+        with suppress(threading.BrokenBarrierError):
+            self._barrier.wait(5)
+            self.met = True
+
+
+def in_parallel(worker: Engine, plan: MatmulPlan) -> list[Any]:
+    with ThreadPoolExecutor(plan.tile_count) as pool:
+        return [future.result() for future in [pool.submit(worker.multiply, tile) for tile in plan.tiles()]]
+
+
+def test_the_next_panel_is_begun_while_one_is_still_coming(
+    engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, plan, c = engine(1_000_000)
+    original, gate, lock, first = stream.HostUnit.load, Gate(2), threading.Lock(), []
+
+    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+        # One part of the first panel of A that is read, and one of the second, must meet.
+        if shape[1] == 20:
+            key = panel.ctypes.data
+            with lock:
+                new = key not in first and len(first) < 2
+                first.extend([key] * new)
+            if new:
+                gate.arrive()
+        return original(unit, part, panel, shape)
+
+    monkeypatch.setattr(stream.HostUnit, "load", load)
+    in_parallel(worker, plan)
+    assert gate.met
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("depth", [20, K])
+@pytest.mark.parametrize("failing", range(0, 40, 5))
+def test_whoever_waits_for_a_panel_that_failed_reads_it_again(
+    failing: int, depth: int, engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tiles under way: one fails, and none of the others takes what it was to have read."""
+    worker, plan, c = engine(1_000_000, depth)
+    original, calls = stream.HostUnit.load, iter(range(10**6))
+
+    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+        if next(calls) == failing:
+            panel[: shape[0] * shape[1]] = np.nan
+            raise OSError("injected: the disk had a moment")
+        return original(unit, part, panel, shape)
+
+    monkeypatch.setattr(stream.HostUnit, "load", load)
+    tiles = list(plan.tiles())
+    with ThreadPoolExecutor(len(tiles)) as pool:
+        under_way = [pool.submit(worker.multiply, tile) for tile in tiles]
+        failed = [tile for tile, future in zip(tiles, under_way, strict=True) if future.exception()]
+    (tile,) = failed
+    worker.multiply(tile)
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+
+
+def test_several_tiles_are_written_at_once(
+    engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, plan, c = engine(1_000_000)
+    assert plan.c_buffers == 4
+    worker = Engine(replace(other._product, write_threads=8, run="writing"), "here")
+    original, gate, lock, seen = stream.HostUnit.save, Gate(3), threading.Lock(), []
+
+    def save(unit: Any, piece: Any, target: np.ndarray, *rest: Any) -> Any:
+        with lock:
+            new = target.ctypes.data not in seen and len(seen) < 3
+            seen.extend([target.ctypes.data] * new)
+        if new:
+            gate.arrive()
+        return original(unit, piece, target, *rest)
+
+    monkeypatch.setattr(stream.HostUnit, "save", save)
+    try:
+        reports = in_parallel(worker, plan)
+    finally:
+        worker.close()
+    assert gate.met
+    assert {report.index for report in reports} == set(range(plan.tile_count))
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+
+
+def test_time_that_two_spend_together_counts_once() -> None:
+    assert covered([(5.0, 6.0), (0.0, 7.0), (8.0, 9.0), (8.5, 10.0)]) == 9.0
+    assert covered([]) == 0.0
+
+
 def test_the_panel_taken_longest_ago_gives_way() -> None:
     cache = PanelCache(2, list)
     for key, expected in (("x", False), ("y", False), ("x", True), ("z", False), ("x", True), ("y", False)):
@@ -133,7 +233,9 @@ def test_the_panel_taken_longest_ago_gives_way() -> None:
 
 def test_a_panel_in_use_stays() -> None:
     cache = PanelCache(1, list)
+    assert cache.ready("x")
     first, _ = cache.take("x")
+    assert (cache.ready("x"), cache.ready("y")) == (True, False)
     taken = threading.Event()
 
     def take() -> None:

@@ -1,0 +1,85 @@
+"""What loops that move bytes without the interpreter's lock share: functions called by their addresses, and lanes.
+
+Numba calls no function that it does not know by name when it compiles; an address as an argument keeps the machine code
+free of what differs between processes, so that it can lie in Numba's disk cache. That cache looks at the file of a loop
+alone: who changes numbers here changes something there too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from tilewright.kernels.launch import SIMULATOR, driver_library
+
+COPY_WORDS = 16
+"""The driver's CUDA_MEMCPY2D in words of 64 bits."""
+HOST_MEMORY, DEVICE_MEMORY = 1, 2
+MONOTONIC = 1
+
+BLOCK, EVENT, STREAM = 0, 2, 4
+"""A lane: addresses of two blocks of pinned memory, handles of an event each, handle of the stream."""
+LANE_WORDS = 5
+
+
+def caller(result_bits: int, count: int) -> Any:
+    """The intrinsic ``call(address, *arguments)`` of a C function of ``count`` integers or pointers."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word, result = ir.IntType(64), ir.IntType(result_bits)
+        kind = ir.FunctionType(result, [word] * count).as_pointer()
+        found = builder.call(builder.inttoptr(arguments[0], kind), arguments[1:])
+        return found if result_bits == word.width else builder.sext(found, word)
+
+    word = numba.types.int64
+    typed = word(numba.types.uint64, *[word] * count)
+    typings: dict[int, Callable[..., Any]] = {
+        1: lambda context, function, a: (typed, lower),
+        2: lambda context, function, a, b: (typed, lower),
+        3: lambda context, function, a, b, c: (typed, lower),
+        4: lambda context, function, a, b, c, d: (typed, lower),
+    }
+    return intrinsic(typings[count])
+
+
+call1, call2, call3, call4 = (caller(32, count) for count in (1, 2, 3, 4))
+long_call3, long_call4 = caller(64, 3), caller(64, 4)
+
+
+@functools.cache
+def addresses(system: tuple[str, ...], driver: tuple[str, ...]) -> np.ndarray:
+    """uint64, one for each function of the system's C library and then of the driver, by their names.
+
+    Raises OSError or AttributeError where the driver or one of them is missing.
+    """
+    c_library, cuda_library = ctypes.CDLL(None), driver_library()
+    if cuda_library is None:
+        raise OSError("no NVIDIA driver")
+    found = [getattr(c_library, name) for name in system] + [getattr(cuda_library, name) for name in driver]
+    return np.array([ctypes.cast(function, ctypes.c_void_p).value for function in found], np.uint64)
+
+
+@functools.cache
+def available(system: tuple[str, ...], driver: tuple[str, ...]) -> bool:
+    """Whether a loop can call them: on a real device, under a system that has them."""
+    if SIMULATOR or os.name != "posix":
+        return False
+    try:
+        addresses(system, driver)
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def lane_words(blocks: Sequence[np.ndarray], events: Sequence[Any], stream: Any) -> np.ndarray:
+    """A lane as the loops take it, of two pinned blocks, two events and a stream, which must all outlive it."""
+    places = [block.ctypes.data for block in blocks]
+    return np.array([*places, *(int(event.handle) for event in events), int(stream)], np.int64)

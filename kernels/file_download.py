@@ -1,0 +1,149 @@
+"""Rectangles of bytes from a device to files, moved by a loop that does not hold the interpreter's lock.
+
+The counterpart of `tilewright.kernels.file_upload`. Sixteen threads of the system write 29 GB/s from a GPU to new files
+in the page cache, eight 18; sixteen of Python that handle each block themselves 14, since every block takes turns with
+the lock. So a thread gets one call for a whole file: one pinned block is written while the other comes from the device.
+
+What could not be moved, for whatever reason, is left to the caller's ordinary way, which knows what to say when that
+fails too.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numba
+import numpy as np
+
+from tilewright.kernels import calls
+from tilewright.kernels.calls import call1, call2, call4, long_call4
+from tilewright.kernels.host_loops import compiled
+
+_WRITE, _CLOCK, _WAIT, _RECORD, _COPY, _COPY_ROWS = range(6)
+"""Functions of the system and the driver, by their place in the table of addresses."""
+SYSTEM = ("pwrite", "clock_gettime")
+DRIVER = ("cuEventSynchronize", "cuEventRecord", "cuMemcpyDtoHAsync_v2", "cuMemcpy2DAsync_v2")
+
+
+def _store(
+    functions: Any,
+    descriptor: int,
+    source: int,
+    pitch: int,
+    rows: int,
+    width: int,
+    tall: int,
+    wide: int,
+    lane: Any,
+    spent: Any,
+) -> bool:
+    """Write ``rows`` of ``width`` bytes, ``pitch`` apart on the device, one behind the other from a file's start on.
+
+    functions: uint64 addresses. tall, wide: rows and bytes of a row that one block takes. lane:
+    int64[`calls.LANE_WORDS`]. spent: float64[2], takes the seconds of writing, and those of waiting for the device.
+    Returns whether all of it was written.
+    """
+    copy = np.zeros(calls.COPY_WORDS, np.int64)
+    copy[2], copy[9] = calls.DEVICE_MEMORY, calls.HOST_MEMORY
+    now = np.zeros(2, np.int64)
+    clock, call = functions[_CLOCK], numba.int64(now.ctypes.data)
+    across = (width + wide - 1) // wide
+    count = (rows + tall - 1) // tall * across
+    writing, moving = 0, 0
+    good = True
+    call2(clock, calls.MONOTONIC, call)
+    mark = now[0] * 1_000_000_000 + now[1]
+    for number in range(count + 1):
+        turn = number % 2
+        if good and number < count:
+            # What was in the block has been written, or was on its way somewhere before this call.
+            row, column = number // across * tall, number % across * wide
+            height, length = min(tall, rows - row), min(wide, width - column)
+            start, place = source + row * pitch + column, lane[calls.BLOCK + turn]
+            good = call1(functions[_WAIT], lane[calls.EVENT + turn]) == 0
+            if height == 1 or pitch == length:
+                good = (
+                    good and call4(functions[_COPY], place, start, height * length, lane[calls.STREAM]) == 0
+                )
+            else:
+                copy[4], copy[6] = start, pitch
+                copy[10], copy[13] = place, length
+                copy[14], copy[15] = length, height
+                good = (
+                    good
+                    and call2(functions[_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM]) == 0
+                )
+            good = call2(functions[_RECORD], lane[calls.EVENT + turn], lane[calls.STREAM]) == 0 and good
+        if number:
+            before = number - 1
+            row, column = before // across * tall, before % across * wide
+            height, length = min(tall, rows - row), min(wide, width - column)
+            good = call1(functions[_WAIT], lane[calls.EVENT + 1 - turn]) == 0 and good
+            call2(clock, calls.MONOTONIC, call)
+            ready = now[0] * 1_000_000_000 + now[1]
+            moving += ready - mark
+            place, done, nbytes = lane[calls.BLOCK + 1 - turn], numba.int64(0), height * length
+            while good and done < nbytes:
+                put = long_call4(
+                    functions[_WRITE], descriptor, place + done, nbytes - done, row * width + column + done
+                )
+                if put <= 0:
+                    good = False
+                done += put
+            call2(clock, calls.MONOTONIC, call)
+            mark = now[0] * 1_000_000_000 + now[1]
+            writing += mark - ready
+        if not good:
+            break
+    # Nothing comes into the blocks once this has returned.
+    for turn in range(2):
+        good = call1(functions[_WAIT], lane[calls.EVENT + turn]) == 0 and good
+    spent[0], spent[1] = writing * 1e-9, moving * 1e-9
+    return good
+
+
+@functools.cache
+def _loop() -> Any:
+    integer = numba.int64
+    return compiled(_store, numba.uint64[::1], *(integer,) * 7, numba.int64[::1], numba.float64[::1])
+
+
+def available() -> bool:
+    """Whether the loop can run: on a real device, under a system whose functions it knows."""
+    return calls.available(SYSTEM, DRIVER)
+
+
+def prepare() -> None:
+    """Compile the loop, or find it compiled, so that the first download does not wait for it."""
+    _loop()
+
+
+def store(
+    descriptor: int,
+    source: int,
+    pitch: int,
+    rows: int,
+    width: int,
+    block_nbytes: int,
+    lane: np.ndarray,
+    functions: np.ndarray | None = None,
+) -> tuple[bool, float, float]:
+    """Write a rectangle of the device's memory to an open file, from the file's beginning on, row behind row.
+
+    descriptor: of the file. source: address of the first row. pitch: bytes from one row to the next. rows, width: not
+    zero; width in bytes. block_nbytes: the size of a lane's block. lane: int64[`calls.LANE_WORDS`], for the current
+    device, which this thread must be attached to.
+
+    Returns whether all of it was written, and the seconds of writing and of waiting for the device. If not, the file
+    holds anything, and the same by another way will say why.
+    """
+    if pitch == width or rows == 1:
+        rows, width = 1, rows * width
+        pitch = width
+    wide = min(width, block_nbytes)
+    tall = min(rows, block_nbytes // width) if wide == width else 1
+    spent = np.zeros(2)
+    table = calls.addresses(SYSTEM, DRIVER) if functions is None else functions
+    good = _loop()(table, descriptor, source, pitch, rows, width, tall, wide, lane, spent)
+    return bool(good), float(spent[0]), float(spent[1])
