@@ -634,7 +634,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
 
     def multiply(out: Matrix, add: bool) -> None:
         if on_tensor_cores:
-            tensor.enqueue_tile(left, right, out, add, stream, tile, splits, split_k)
+            tensor.enqueue_tile(left, right, out, add, stream, tile, splits)
         else:
             _enqueue_tile(left, right, out, add, stream, tile, splits, split_k)
 

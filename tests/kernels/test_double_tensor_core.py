@@ -105,8 +105,8 @@ def test_lane_by_lane(
     b_along_k: bool,
     whole: bool,
 ) -> None:
-    """The kernel in Python: two ranges of k that wrap around the ring of stages, ragged edges, accumulated."""
-    m, n, k, split_k = (36, 18, 70, 48) if whole else (35, 17, 67, 48)
+    """The kernel in Python: k dealt out to two blocks, round the ring of stages, ragged edges, accumulated."""
+    m, n, k = (36, 18, 134) if whole else (35, 17, 131)
     dtype, tile = DTYPES[parts - 1], TINY[parts]
     a, b = naive.numbers(rng, (m, k), dtype), naive.numbers(rng, (k, n), dtype)
     a = np.asarray(a, order="C" if a_along_k else "F")
@@ -114,7 +114,7 @@ def test_lane_by_lane(
     c = naive.numbers(rng, (2, m, n), dtype)
     before = c.copy()
     lane_by_lane.stand_ins(monkeypatch, module, np.float64)
-    layout = module.Layout(parts, a_along_k, b_along_k, whole, whole, whole, True)
+    layout = module.Layout(parts, a_along_k, b_along_k, whole, whole, whole, True, dealt=True)
     arguments = (
         a.ctypes.data,
         max(a.strides) // module.ITEM,
@@ -126,13 +126,14 @@ def test_lane_by_lane(
         m,
         n,
         k,
-        split_k,
         True,
     )
     kernel = module.kernel_function(tile, layout)
     shared_nbytes = tile.shared_nbytes(parts)
     lane_by_lane.run(kernel, (2, 2), tile.threads, shared_nbytes, np.float64, arguments, late)
-    for part, rows in enumerate((slice(0, split_k), slice(split_k, k))):
+    slabs = np.arange(k) // (tile.depth // parts)
+    for part in range(2):
+        rows = slabs % 2 == part
         naive.assert_product(c[part], a[:, rows], b[rows], added_to=before[part])
 
 
