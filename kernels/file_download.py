@@ -1,8 +1,9 @@
 """Rectangles of bytes from a device to files, moved by a loop that does not hold the interpreter's lock.
 
-The counterpart of `tilewright.kernels.file_upload`. Sixteen threads of the system write 29 GB/s from a GPU to new files
-in the page cache, eight 18; sixteen of Python that handle each block themselves 14, since every block takes turns with
-the lock. So a thread gets one call for a whole file: one pinned block is written while the other comes from the device.
+The counterpart of `tilewright.kernels.file_upload`. Eight threads of the system write 18 GB/s from a GPU to new files
+in the page cache, and sixteen 29; eight of Python that handle each block themselves 12 to 14, since every block takes
+turns with the lock. So a thread gets one call for a whole file: one pinned block is written while the other comes from
+the device.
 
 What could not be moved, for whatever reason, is left to the caller's ordinary way, which knows what to say when that
 fails too.

@@ -46,7 +46,7 @@ SETTINGS = (
             " its cores"),
     Setting("tilewright.decompress-threads", None, "threads",
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
-    Setting("tilewright.write-threads", 16, "threads",
+    Setting("tilewright.write-threads", 8, "threads",
             "threads of one worker that encode and write chunks; as read-threads on a CPU"),
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 TASK_BLOCKS = 32
 """Blocks of a lane, 8 MiB each, that a task on a GPU counts: Dask takes a millisecond or two for a task, and 32 MiB
-take one. A worker of two threads has the text of two tasks in device memory."""
+take one. A worker has the text of as many tasks in device memory as it has threads."""
 
 ROWS_NBYTES = 32 * 2**20
 """Counts of one task, per document: with many bins a piece holds fewer documents."""

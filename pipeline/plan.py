@@ -26,8 +26,8 @@ PANEL_BUFFERS = 2
 """Panels of A and of B that a worker holds at least: one being multiplied while the next is filled."""
 
 TILE_BUFFERS = 4
-"""Tiles of C that a GPU holds at most: one being multiplied, and as many in writing as keep sixteen threads in files of
-their own. One tile of eight chunks does not."""
+"""Tiles of C that a GPU holds at most: one being multiplied and the others in writing, so that no thread waits for the
+last piece of a tile."""
 
 TILE_OPERATIONS = 2**34
 """Less work than this is not cut from a small product for a tile of its own: a tenth of a second on a few cores."""

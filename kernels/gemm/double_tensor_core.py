@@ -653,6 +653,11 @@ REAL_TILES = (
     Tile(m=64, n=64, depth=16, warps=(2, 2), step=8, stages=4, blocks=2),
 )
 """For float64, the largest first."""
+SHORT_TILE = Tile(m=64, n=128, depth=16, warps=(2, 2), step=4, stages=3, blocks=2)
+"""For float64 where k is no longer than `SHORT_K`: the other block of a multiprocessor multiplies while one fills its
+pipeline, or writes."""
+SHORT_K = 256
+"""k = 64, 128 and 256 come at 1.12, 1.17 and 1.10 times the rate of the largest tile, n = 16384 on an H200."""
 COMPLEX_TILES = (
     Tile(m=64, n=128, depth=16, warps=(2, 4), step=4, stages=4),
     Tile(m=32, n=64, depth=16, warps=(2, 2), step=4, stages=4, blocks=2),
@@ -671,9 +676,11 @@ def fitting(tile: Tile, layout: Layout) -> Tile:
     return replace(tile, step=4) if crowded and not simple else tile
 
 
-def choose_tile(parts: int, m: int, n: int, multiprocessors: int) -> Tile:
+def choose_tile(parts: int, m: int, n: int, k: int, multiprocessors: int) -> Tile:
     """The largest tile of which there are enough to occupy every multiprocessor; else the smallest."""
     tiles = REAL_TILES if parts == 1 else COMPLEX_TILES
+    if parts == 1 and k <= SHORT_K:
+        tiles = (SHORT_TILE, tiles[-1])
     for tile in tiles:
         if ceil_div(m, tile.m) * ceil_div(n, tile.n) >= multiprocessors * tile.blocks:
             return tile
@@ -756,7 +763,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     if target.strides[1] != target.dtype.itemsize and target.shape[1] > 1:
         left, right, target = right.transposed(), left.transposed(), target.transposed()
     (m, k), n, processors = left.shape, target.shape[1], multiprocessors(current_device())
-    tile = choose_tile(target.dtype.itemsize // ITEM, m, n, processors)
+    tile = choose_tile(target.dtype.itemsize // ITEM, m, n, k, processors)
     rows, columns = whole_part(m, n, tile, processors)
     if (rows, columns) == (m, n):
         _multiply(left, right, target, accumulate, stream, tile)
@@ -796,7 +803,7 @@ def supports(problem: Problem) -> bool:
 
 def variants() -> Iterable[Variant]:
     """Both dtypes, all four layouts of A and B, with and without whole chunks, for 9.0 and 8.0."""
-    for parts, tiles in ((1, REAL_TILES), (2, COMPLEX_TILES)):
+    for parts, tiles in ((1, (*REAL_TILES, SHORT_TILE)), (2, COMPLEX_TILES)):
         for tile in tiles:
             for a_along_k in (True, False):
                 for b_along_k in (True, False):

@@ -9,7 +9,8 @@ any strides and transposes on the way.
 
 Where m / block rows gives too few blocks to fill the GPU (matrix-vector products, and Gram matrices, where m
 and n are both small and k is huge), k is cut into ranges. Each range writes its partial product to a
-workspace, and a second kernel adds them up in their order, so that the answer is the same bits every time.
+workspace, and a second kernel adds them up in their order, so that the answer is the same bits every time. (On
+the tensor cores k is dealt out slab by slab instead.)
 
 m thin is the same with the transposed product, C' = B' A'. float64 and complex128 with more than a few
 columns go to the narrow tiles of the tensor-core kernel, cut along k in the same way.
@@ -21,6 +22,7 @@ for real and complex tall & skinny matrix multiplication kernels on GPUs", 2021;
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -487,9 +489,16 @@ SHORT_SIDE = 32
 """Where neither side is longer, its tiles are too large for C, and this kernel is faster again."""
 
 
-def tensor_tile(parts: int, n: int) -> tensor.Tile:
-    """A narrow tile of the tensor-core kernel, for n <= WIDEST columns."""
+def tensor_tile(parts: int, m: int, n: int) -> tensor.Tile:
+    """A narrow tile of the tensor-core kernel, for m rows and n <= WIDEST columns."""
     padded = max(16, 1 << (n - 1).bit_length())
+    if parts == 1 and m <= SHORT_ROWS:
+        # Rows beyond m would be multiplied for nothing, which is what limits here. Deep stages: all of a block's
+        # memory is on its way.
+        if padded == WIDEST:
+            return tensor.Tile(m=64, n=64, depth=32, warps=(2, 2), step=8, stages=3, blocks=2)
+        stages = 4 if padded == 32 else 5
+        return tensor.Tile(m=64, n=padded, depth=32, warps=(4, 1), step=8, stages=stages, blocks=2)
     # Tall warp tiles, so that a warp reads no row of A that another reads too; complex sums take twice the
     # registers, so from 32 columns on two warps share the columns.
     if parts == 1:
@@ -572,7 +581,7 @@ def _cut(
     parts = 2 if dtype.kind == "c" else 1
     tile: Any
     if on_tensor_cores:
-        tile = tensor_tile(parts, n)
+        tile = tensor_tile(parts, m, n)
         depth, nbytes = tile.depth // parts, tile.shared_nbytes(parts)
     else:
         tile = choose_tile(dtype, m, n, a_along_k)
@@ -693,13 +702,13 @@ def variants() -> Iterable[Variant]:
                         SIGNATURE,
                         options={"launch_bounds": (tile.threads, 1)},
                     )
-        for n in (16, 32, 64) if dtype in TENSOR_COLUMNS else ():
+        for n, m in itertools.product((16, 32, 64), (WIDEST, 10**6)) if dtype in TENSOR_COLUMNS else ():
             for along_k in (True, False):
-                narrow = tensor_tile(parts, n)
+                narrow = tensor_tile(parts, m, n)
                 yield Variant(
                     f"skinny tensor {narrow} a_along_k={along_k}",
                     tensor.kernel_function(
-                        narrow, tensor.Layout(parts, along_k, not along_k, True, True, True, True)
+                        narrow, tensor.Layout(parts, along_k, not along_k, True, True, True, True, dealt=True)
                     ),
                     tensor.SIGNATURE,
                     tensor.NATIVE,
