@@ -1,5 +1,5 @@
 """Products with a thin side (m or n up to 64): as fast as the large operand can be read, for every float
-dtype.
+dtype, and integers of 32 and 64 bits, which wrap.
 
 With n <= 64 columns, A (m × k) is read once and nearly all that is moved is A: below some n (about 20 for
 float32 on an H200) memory is the limit, above it the arithmetic. So the design is one for streaming:
@@ -38,7 +38,7 @@ from tilewright.kernels.gemm import double_tensor_core as tensor
 from tilewright.kernels.gemm import matvec
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.scratch import borrowed
-from tilewright.kernels.gemm.warp_tiled_launch import Matrix, enqueue_sum, matrix
+from tilewright.kernels.gemm.warp_tiled_launch import Matrix, as_unsigned, enqueue_sum, matrix
 from tilewright.kernels.gemm.warp_tiled_launch import supports as tiled_supports
 from tilewright.kernels.launch import allow_dynamic_shared, capability, ceil_div, current_device, enqueue
 
@@ -48,7 +48,10 @@ LINE_NBYTES = 128
 """Of k in one stage: what a warp reads best from a row, and once through all banks of shared memory."""
 CHUNK_NBYTES = 16
 LINE_CHUNKS = LINE_NBYTES // CHUNK_NBYTES
-DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "complex64", "complex128"))
+FLOATS = tuple(np.dtype(name) for name in ("float32", "float64", "complex64", "complex128"))
+INTEGERS = tuple(np.dtype(name) for name in ("uint32", "uint64"))
+"""Signed ones have the same sums and products, bit for bit."""
+DTYPES = FLOATS + INTEGERS
 
 # Inlined before type inference: local arrays that cross a call would live in memory instead of registers.
 inlined = cuda.jit(device=True, inline="always")
@@ -91,8 +94,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The numbers that follow from tile and layout. A number is a float32 or a float64; complex elements are
-    two."""
+    """The numbers that follow from tile and layout. Complex elements are two numbers, others one."""
 
     tile: Tile
     layout: Layout
@@ -484,7 +486,8 @@ def choose_splits(blocks: int, depths: int, slots: int, partial_nbytes: int) -> 
 TENSOR_COLUMNS = {np.dtype(np.float64): 2, np.dtype(np.complex128): 0}
 """Columns beyond which the tensor cores take over from the ordinary ones."""
 SINGLE_COLUMNS = 16
-"""Columns beyond which float32 and complex64 are limited by arithmetic, and the warp-tiled kernel is faster."""
+"""Columns beyond which what the ordinary cores multiply, float32, complex64 and integers, is limited by arithmetic, and
+the warp-tiled kernel is faster."""
 SHORT_SIDE = 32
 """Where neither side is longer, its tiles are too large for C, and this kernel is faster again."""
 
@@ -627,7 +630,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         left, right, target = right.transposed(), left.transposed(), target.transposed()
     (m, n), k, dtype = target.shape, left.shape[1], target.dtype
     itemsize = dtype.itemsize
-    if n == 1 and matvec.preferred(dtype, _lies_along_k(left), k):
+    if n == 1 and dtype in FLOATS and matvec.preferred(dtype, _lies_along_k(left), k):
         _multiply_vector(left, right, target, accumulate, stream)
         return
     on_tensor_cores = n > TENSOR_COLUMNS.get(dtype, WIDEST) and _tensor_accepts(left, right)
@@ -668,15 +671,15 @@ def _tensor_accepts(a: Matrix, b: Matrix) -> bool:
 
 
 def supports(problem: Problem) -> bool:
-    """One float dtype throughout, m or n up to `WIDEST` and the operand across it contiguous one way."""
+    """One dtype throughout, m or n up to `WIDEST` and the operand across it contiguous one way."""
     a, b, c = problem.a, problem.b, problem.c
     if problem.capability is None or problem.capability < (8, 0):
         return False
-    if c.dtype not in DTYPES or not a.dtype == b.dtype == c.dtype:
+    if as_unsigned(c.dtype) not in DTYPES or not a.dtype == b.dtype == c.dtype:
         return False
     thin_side, long_side = sorted((c.rows, c.columns))
-    single = c.dtype in (np.float32, np.complex64)
-    better_tiled = single and thin_side > SINGLE_COLUMNS and long_side > SHORT_SIDE
+    ordinary = c.dtype in (np.float32, np.complex64) or c.dtype.kind in "iu"
+    better_tiled = ordinary and thin_side > SINGLE_COLUMNS and long_side > SHORT_SIDE
     if thin_side > WIDEST or (better_tiled and tiled_supports(replace(problem, precision="full"))):
         return False
     large = b if c.rows < c.columns else a

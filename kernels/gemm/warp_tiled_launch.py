@@ -43,11 +43,14 @@ REDUCING_THREADS = 256
 ACCEPTED = (*DTYPES, np.dtype("i4"), np.dtype("i8"))
 
 
+def as_unsigned(dtype: np.dtype) -> np.dtype:
+    """The dtype, or for signed integers the unsigned one, whose sums and products have the same bits."""
+    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "i" else dtype
+
+
 def matrix(array: Any) -> Matrix:
-    """A device array as a matrix; integers as unsigned ones, whose sums and products have the same bits."""
-    dtype = array.dtype
-    unsigned = np.dtype(f"u{dtype.itemsize}") if dtype.kind == "i" else dtype
-    return Matrix(address(array), array.shape, array.strides, unsigned)
+    """A device array as a matrix; integers as unsigned ones."""
+    return Matrix(address(array), array.shape, array.strides, as_unsigned(array.dtype))
 
 
 def layout(outer: int, outer_stride: int, k_stride: int, pointer: int, itemsize: int) -> str:

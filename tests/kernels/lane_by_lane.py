@@ -123,12 +123,18 @@ class Block:
 _current = threading.local()
 
 
+def _poison(dtype: Any) -> Any:
+    return POISON if np.dtype(dtype).kind in "iu" else np.nan
+
+
 class _Cuda:
     """What stands in for the name ``cuda`` in the kernel's module."""
 
     def __init__(self, shared_dtype: Any) -> None:
         self.shared = SimpleNamespace(array=lambda shape, dtype, alignment=None: _current.block.shared)
-        self.local = SimpleNamespace(array=lambda count, dtype: np.full(count, np.nan, shared_dtype))
+        self.local = SimpleNamespace(
+            array=lambda count, dtype: np.full(count, _poison(shared_dtype), shared_dtype)
+        )
 
     threadIdx = property(lambda self: SimpleNamespace(x=_current.thread))
     blockIdx = property(lambda self: SimpleNamespace(x=_current.place[0], y=_current.place[1]))
@@ -430,8 +436,7 @@ def run(
     spans = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in readable]
     for y in range(grid[1]):
         for x in range(grid[0]):
-            poison = POISON if np.dtype(dtype).kind in "iu" else np.nan
-            shared = np.full(shared_nbytes // np.dtype(dtype).itemsize, poison, dtype)
+            shared = np.full(shared_nbytes // np.dtype(dtype).itemsize, _poison(dtype), dtype)
             block = Block(threads, shared, late)
             block.readable = spans
 

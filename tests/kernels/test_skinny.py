@@ -24,6 +24,8 @@ if SIMULATOR:
     pytest.skip("the kernel copies asynchronously, which the simulator cannot", allow_module_level=True)
 
 DTYPES = [dtype.name for dtype in module.DTYPES]
+STORED = [*DTYPES, "int32", "int64"]
+"""As arrays come; signed integers are multiplied as unsigned ones."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -85,7 +87,7 @@ SHAPES = [
 
 def is_slow(shape: tuple[int, int, int, str], dtype: str) -> bool:
     """Wide elements and long sums take tens of seconds: short sums in every dtype, and long ones in the narrowest."""
-    if dtype == "complex128":
+    if dtype == "complex128" or dtype.startswith("u"):
         return shape[0] != 3
     return shape[2] > (1050 if dtype == "float32" else 100 if dtype.startswith("complex") else 250)
 
@@ -130,7 +132,7 @@ def test_lane_by_lane(
         else:
             lane_by_lane.run(kernel, grid, threads, nbytes, real, arguments, late=True)
 
-    scratch = np.full(2**20, np.nan)
+    scratch = np.full(2**20, np.nan)  # for integers this is a large number
     for target in (module, module.tensor, module.matvec):
         lane_by_lane.stand_ins(monkeypatch, target, real)
         monkeypatch.setattr(target, "compiled", target.kernel_function)
@@ -146,9 +148,11 @@ def test_lane_by_lane(
     monkeypatch.setattr(module.matvec, "preferred", lambda *_: streamed)
     module._cut.cache_clear()
     monkeypatch.setattr(module, "borrowed", lambda *_: contextlib.nullcontext(scratch.ctypes.data))
-    a = naive.LAYOUTS[layout](naive.numbers(rng, (m, k), dtype))
-    b = naive.LAYOUTS["rows"](naive.numbers(rng, (k, n), dtype))
-    c = naive.LAYOUTS["padded rows"](naive.numbers(rng, (m, n), dtype))
+    a, b, c = (naive.numbers(rng, sides, dtype) for sides in ((m, k), (k, n), (m, n)))
+    if np.dtype(dtype).kind == "u":  # NumPy warns of scalars that wrap; on a GPU all of them are used
+        a, b, c = (array >> np.dtype(dtype).type(dtype == "uint32" and 21 or 42) for array in (a, b, c))
+    a, b = naive.LAYOUTS[layout](a), naive.LAYOUTS["rows"](b)
+    c = naive.LAYOUTS["padded rows"](c)
     before = c.copy()
     module.launch(*(host_matrix(array) for array in (a, b, c)), True, 0)
     naive.assert_product(c, a, b, added_to=before)
@@ -196,7 +200,13 @@ def test_supports() -> None:
     assert not module.supports(problem(np.zeros((300, 200), np.float32)[:, ::2], b))
     assert not module.supports(problem(a, b, None))
     assert not module.supports(problem(a, b, (7, 5)))
-    assert not module.supports(problem(a.astype(np.int32), b.astype(np.int32)))
+    for code in ("i4", "u4", "i8", "u8"):
+        assert module.supports(problem(a.astype(code), b.astype(code)))
+        assert not module.supports(problem(a.astype(code), wide.astype(code))), (
+            "there are kernels for more columns"
+        )
+    assert not module.supports(problem(a.astype("i2"), b.astype("i2")))
+    assert not module.supports(problem(a.astype("i4"), b.astype("u4"))), "the result is wider"
     assert not module.supports(problem(a.astype(np.complex128), b.astype(np.complex128), aligned=8))
 
 
@@ -227,7 +237,8 @@ def product(
 
 def poison(m: int, n: int, dtype: str, layout: str = "rows") -> np.ndarray:
     """A matrix for C in which every element that is not written would show."""
-    return naive.LAYOUTS[layout](np.full((m, n), np.nan, dtype))
+    value = np.nan if np.dtype(dtype).kind in "fc" else np.iinfo(dtype).max // 3
+    return naive.LAYOUTS[layout](np.full((m, n), value, dtype))
 
 
 SHAPES = [
@@ -246,7 +257,7 @@ LAYOUTS = ["rows", "columns", "padded rows", "padded columns", "offset"]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_shapes_and_layouts(rng: np.random.Generator, dtype: str, layout: str) -> None:
     for number, (m, n, k) in enumerate(SHAPES):
@@ -257,7 +268,7 @@ def test_shapes_and_layouts(rng: np.random.Generator, dtype: str, layout: str) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("shape", [(500, 5, 300), (20, 30, 9000), (700, 40, 64)])
 def test_accumulates(rng: np.random.Generator, dtype: str, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
@@ -267,7 +278,7 @@ def test_accumulates(rng: np.random.Generator, dtype: str, shape: tuple[int, int
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("n", [4, 40])
 def test_a_thin_operand_of_any_strides(rng: np.random.Generator, dtype: str, n: int) -> None:
     a, b = naive.numbers(rng, (400, 130), dtype), naive.numbers(rng, (130, n), dtype)
@@ -277,7 +288,7 @@ def test_a_thin_operand_of_any_strides(rng: np.random.Generator, dtype: str, n: 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("shape", [(1, 1, 10**6), (64, 64, 10**5)])
 def test_the_same_bits_every_time(rng: np.random.Generator, dtype: str, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
