@@ -150,7 +150,7 @@ def test_lane_by_lane(
     monkeypatch.setattr(module, "borrowed", lambda *_: contextlib.nullcontext(scratch.ctypes.data))
     a, b, c = (naive.numbers(rng, sides, dtype) for sides in ((m, k), (k, n), (m, n)))
     if np.dtype(dtype).kind == "u":  # NumPy warns of scalars that wrap; on a GPU all of them are used
-        a, b, c = (array >> np.dtype(dtype).type(dtype == "uint32" and 21 or 42) for array in (a, b, c))
+        a, b, c = (array >> np.dtype(dtype).type(21 if dtype == "uint32" else 42) for array in (a, b, c))
     a, b = naive.LAYOUTS[layout](a), naive.LAYOUTS["rows"](b)
     c = naive.LAYOUTS["padded rows"](c)
     before = c.copy()
