@@ -30,7 +30,7 @@ from tilewright.kernels.launch import address
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
 from tilewright.pipeline.events import Span
-from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, Tile
+from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, Tile, accumulator_dtype
 from tilewright.pipeline.store import (
     Bands,
     Fill,
@@ -160,11 +160,6 @@ class _Coming:
     """What is being read, by its key in either cache."""
     clock: _Clock = field(default_factory=_Clock)
     ends: list[_End] = field(default_factory=list)
-
-
-def accumulator_dtype(c_dtype: np.dtype) -> np.dtype:
-    """The dtype in which a tile's panels are added up: float16 would be rounded again with every panel."""
-    return np.dtype(np.float32) if c_dtype == np.float16 else c_dtype
 
 
 @dataclass(frozen=True)

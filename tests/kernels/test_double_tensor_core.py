@@ -15,13 +15,16 @@ from numba import cuda
 from tests.kernels import lane_by_lane, naive
 from tests.kernels.machine_code import assemble, assert_no_spills, sampled
 from tilewright.kernels.gemm import double_tensor_core as module
+from tilewright.kernels.gemm import skinny
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
 from tilewright.kernels.launch import SIMULATOR, strided_view
 
 if SIMULATOR:
     pytest.skip("the simulator has no tensor cores", allow_module_level=True)
 
-TILES = [(1, tile) for tile in module.REAL_TILES] + [(2, tile) for tile in module.COMPLEX_TILES]
+TILES = [(1, tile) for tile in (*module.REAL_TILES, module.SHORT_TILE)]
+TILES += [(2, tile) for tile in module.COMPLEX_TILES]
+TILES += [(1, skinny.tensor_tile(1, m, n)) for m in (skinny.SHORT_ROWS, 10**6) for n in (16, 32, 64)]
 DTYPES = ["float64", "complex128"]
 
 
