@@ -467,7 +467,9 @@ def _panel_depth(
     # A chunk deeper than the memory can hold is read in parts rather than refused.
     smallest = (min(c_unit[0], a.rows), min(c_unit[1], b.columns))
     while depth > 1:
-        memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, tile_dtype.itemsize, depth, limits.workspace_nbytes)
+        memory = _Memory(
+            a.dtype.itemsize, b.dtype.itemsize, tile_dtype.itemsize, depth, limits.workspace_nbytes
+        )
         if memory.nbytes(*smallest, 1) <= limits.device_nbytes:
             break
         depth = ceil_div(depth, 2)
