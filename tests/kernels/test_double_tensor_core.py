@@ -140,6 +140,39 @@ def test_lane_by_lane(
         naive.assert_product(c[part], a[:, rows], b[rows], added_to=before[part])
 
 
+@pytest.mark.parametrize(
+    ("parts", "splits", "k", "a_along_k", "b_along_k"),
+    [(1, 5, 40, True, False), (1, 3, 0, True, True), (1, 3, 97, False, True), (2, 3, 29, False, True)],
+)
+def test_whoever_is_dealt_nothing_of_k_writes_zeros(
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: int,
+    splits: int,
+    k: int,
+    a_along_k: bool,
+    b_along_k: bool,
+) -> None:
+    """Fewer slabs than blocks that share k, none at all, and numbers of slabs that the blocks do not divide."""
+    m, n = 19, 7
+    dtype, tile = DTYPES[parts - 1], TINY[parts]
+    a, b = naive.numbers(rng, (m, k), dtype), naive.numbers(rng, (k, n), dtype)
+    a = np.asarray(a, order="C" if a_along_k else "F")
+    b = np.asarray(b, order="F" if b_along_k else "C")
+    c = np.full((splits, m, n), np.nan, dtype)
+    lane_by_lane.stand_ins(monkeypatch, module, np.float64)
+    layout = module.Layout(parts, a_along_k, b_along_k, False, False, False, True, dealt=True)
+    pitches = (k if a_along_k else m) * parts, (k if b_along_k else n) * parts
+    places = a.ctypes.data, pitches[0], b.ctypes.data, pitches[1], c.ctypes.data, n * parts, m * n * parts
+    kernel, shared_nbytes = module.kernel_function(tile, layout), tile.shared_nbytes(parts)
+    arguments = (*places, m, n, k, False)
+    lane_by_lane.run(kernel, (1, splits), tile.threads, shared_nbytes, np.float64, arguments, late=True)
+    slabs = np.arange(k) // (tile.depth // parts)
+    for part in range(splits):
+        rows = slabs % splits == part
+        naive.assert_product(c[part], a[:, rows], b[rows])
+
+
 @pytest.mark.parametrize("variant", sampled(list(module.variants()), 80))
 def test_compiles_without_spills(variant: Variant, tmp_path: Path) -> None:
     major, minor = variant.minimum
