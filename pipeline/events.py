@@ -29,7 +29,8 @@ class Span(NamedTuple):
 
     worker: str
     stage: str
-    """``load`` (read and upload), ``compute`` or ``write`` (download and write): what one thread does in turn."""
+    """``load`` (read and upload), ``compute`` or ``write`` (download and write). Spans of ``load``, and of
+    ``write``, may overlap: the next panel is begun while one is coming, and several tiles are written at once."""
     begin: float
     """Seconds since the epoch, so that the spans of all workers of a host stand on one axis."""
     end: float

@@ -39,7 +39,7 @@ class MatmulRun:
     read_nbytes: int
     """Bytes of A and B that were read, as they are once decoded: no more than the plan says."""
     workers: dict[str, dict[str, float]]
-    """For each worker that did something, the busy seconds of its three threads: ``load``, ``compute``, ``write``."""
+    """For each worker that did something, the seconds in which it did something of ``load``, ``compute``, ``write``."""
     resumed: int
     """Tiles that an earlier run had finished."""
     verification: Verification | None
@@ -129,7 +129,7 @@ class TilesDone:
     read_nbytes: int
     """Bytes of A and B that were read."""
     workers: dict[str, dict[str, float]]
-    """Busy seconds of each worker's threads."""
+    """Seconds in which each worker did something of each of `THREADS`."""
 
 
 def run_tiles(

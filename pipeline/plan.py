@@ -289,6 +289,11 @@ class MatmulPlan:
         return rows
 
 
+def accumulator_dtype(c_dtype: np.dtype) -> np.dtype:
+    """The dtype in which a tile's panels are added up: float16 would be rounded again with every panel."""
+    return np.dtype(np.float32) if c_dtype == np.float16 else c_dtype
+
+
 def plan_matmul(
     a: StoredMatrix,
     b: StoredMatrix,
@@ -319,8 +324,9 @@ def plan_matmul(
             f" the columns of op(A) must equal the rows of op(B)"
         )
     m, n, k = a.rows, b.columns, a.columns
-    depth = keep[2] if keep else _panel_depth(a, b, c_dtype, c_unit, limits)
-    memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize, depth, limits.workspace_nbytes)
+    tile_dtype = accumulator_dtype(c_dtype)
+    depth = keep[2] if keep else _panel_depth(a, b, tile_dtype, c_unit, limits)
+    memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, tile_dtype.itemsize, depth, limits.workspace_nbytes)
     if keep and memory.nbytes(keep[0], keep[1], 1) > limits.device_nbytes:
         return plan_matmul(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b)
     panel_count = ceil_div(k, depth)
@@ -359,7 +365,7 @@ def plan_matmul(
     device_peak = memory.nbytes(tile_rows, tile_columns, c_buffers) if m and n else 0
     device_peak += (held.a_buffers - PANEL_BUFFERS) * panel_a + (held.b_buffers - PANEL_BUFFERS) * panel_b
     if device_peak and not limits.on_host and k_parts == 1:
-        tile_nbytes = tile_rows * tile_columns * item_c
+        tile_nbytes = tile_rows * tile_columns * memory.item_c
         each = ceil_div(grid_rows * grid_columns, limits.workers)  # tiles of a worker
         more = min(TILE_BUFFERS, each) - c_buffers
         more = max(0, min(more, (limits.device_nbytes - device_peak) // tile_nbytes))
@@ -368,7 +374,7 @@ def plan_matmul(
     coding = limits.read_threads * 2 * max(a.unit_nbytes, b.unit_nbytes)
     coding += limits.write_threads * 2 * min(c_unit[0], m) * min(c_unit[1], n) * item_c
     lanes = (limits.read_threads + limits.write_threads) * LANE_NBYTES
-    sums = (k_parts + 1) * tile_rows * tile_columns * item_c if k_parts > 1 else 0
+    sums = (k_parts + 1) * tile_rows * tile_columns * memory.item_c if k_parts > 1 else 0
     host_peak = PROCESS_NBYTES + coding + sums + (device_peak if limits.on_host else lanes)
     if limits.host_nbytes is not None and host_peak > limits.host_nbytes:
         raise PlanError(
@@ -414,6 +420,7 @@ class _Memory:
     item_a: int
     item_b: int
     item_c: int
+    """Of a tile of C while it is added up: it may be larger than what is stored."""
     depth: int
     workspace_nbytes: Callable[[int, int, int], int]
 
@@ -430,7 +437,7 @@ class _Memory:
 
 
 def _panel_depth(
-    a: StoredMatrix, b: StoredMatrix, c_dtype: np.dtype, c_unit: tuple[int, int], limits: Limits
+    a: StoredMatrix, b: StoredMatrix, tile_dtype: np.dtype, c_unit: tuple[int, int], limits: Limits
 ) -> int:
     """The depth of a panel: whole k-chunks of both operands, near the size aimed at, within memory."""
     k = a.columns
@@ -444,7 +451,7 @@ def _panel_depth(
     if unit >= k:
         unit = k
     # About the side of a tile: what half the memory would hold, or what cuts C into as many tiles as wanted.
-    side = math.isqrt(max(1, limits.device_nbytes // (2 * c_dtype.itemsize)))
+    side = math.isqrt(max(1, limits.device_nbytes // (2 * tile_dtype.itemsize)))
     side = min(side, max(1, math.isqrt(a.rows * b.columns // limits.tiles)))
     rows, columns = max(1, min(side, a.rows)), max(1, min(side, b.columns))
     row_nbytes = rows * a.dtype.itemsize + columns * b.dtype.itemsize
@@ -460,7 +467,9 @@ def _panel_depth(
     # A chunk deeper than the memory can hold is read in parts rather than refused.
     smallest = (min(c_unit[0], a.rows), min(c_unit[1], b.columns))
     while depth > 1:
-        memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize, depth, limits.workspace_nbytes)
+        memory = _Memory(
+            a.dtype.itemsize, b.dtype.itemsize, tile_dtype.itemsize, depth, limits.workspace_nbytes
+        )
         if memory.nbytes(*smallest, 1) <= limits.device_nbytes:
             break
         depth = ceil_div(depth, 2)

@@ -1,10 +1,10 @@
 """Load, multiply, write: one worker's stages, overlapped, over buffers allocated once.
 
-Each stage is a thread that takes work from the queue before it, so tiles pass through all stages in the order in
-which they came and two tiles never wait for each other's buffers. While one tile is written, the next is
-multiplied, and the panels of the one after it are read. Loading and writing are spread over threads that each move
-one part at a time, on a GPU through a block of pinned memory of their own. Memory is bounded by the buffers, which
-the plan counted; each stage keeps a clock of the time it was busy.
+Each stage takes work from the queue before it: a thread loads, one multiplies, and one for each buffer of C writes. So
+tiles are loaded and multiplied in the order in which they came, and two tiles never wait for each other's buffers.
+While tiles are written, the next is multiplied, and the panels of the one after it are read. Loading and writing are
+spread over threads that each move one part at a time, on a GPU through a block of pinned memory of their own. Memory
+is bounded by the buffers, which the plan counted; each stage keeps a clock of the time it was busy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tilewright.kernels.launch import address
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
 from tilewright.pipeline.events import Span
-from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, Tile
+from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, Tile, accumulator_dtype
 from tilewright.pipeline.store import (
     Bands,
     Fill,
@@ -160,11 +160,6 @@ class _Coming:
     """What is being read, by its key in either cache."""
     clock: _Clock = field(default_factory=_Clock)
     ends: list[_End] = field(default_factory=list)
-
-
-def accumulator_dtype(c_dtype: np.dtype) -> np.dtype:
-    """The dtype in which a tile's panels are added up: float16 would be rounded again with every panel."""
-    return np.dtype(np.float32) if c_dtype == np.float16 else c_dtype
 
 
 @dataclass(frozen=True)
@@ -629,12 +624,10 @@ class Engine:
         except BaseException:
             self._unit.close()  # its pinned lanes serve the next attempt
             raise
-        writing = (
-            plan.c_buffers
-        )  # tiles at once; the last ones are all written when nothing is left to multiply
         self._threads = [
             threading.Thread(target=stage, name=f"tilewright-{stage.__name__.strip('_')}", daemon=True)
-            for stage in (self._load_stage, self._compute_stage, *[self._write_stage] * writing)
+            # When nothing is left to multiply, the tiles in all buffers are written at once.
+            for stage in (self._load_stage, self._compute_stage, *[self._write_stage] * plan.c_buffers)
         ]
         for thread in self._threads:
             thread.start()

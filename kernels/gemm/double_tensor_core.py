@@ -321,10 +321,11 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
     order afterwards. So all blocks together read what lies side by side: with a range of k for each, as far apart
     as the ranges are long, they came at 0.6 of the memory's speed.
 
-    Grid: (tiles of C, ranges of k). Block: ``tile.threads``. Shared memory (dynamic): ``tile.shared_nbytes``.
+    Grid: (tiles of C, s), s = 1 where k is not dealt. Block: ``tile.threads``. Shared memory (dynamic):
+    ``tile.shared_nbytes``.
     Registers: accumulators m n parts / threads float64, and ``buffers`` sets of fragments. Ragged edges come
     in as zeros and are not written; k = 0 gives zeros. The order of the sums is fixed by the tile
-    alone.
+    and s.
     """
     parts, threads = layout.parts, tile.threads
     side_a = _Side(tile.m, tile.depth, parts, layout.a_along_k, threads)

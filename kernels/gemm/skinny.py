@@ -9,11 +9,10 @@ any strides and transposes on the way.
 
 Where m / block rows gives too few blocks to fill the GPU (matrix-vector products, and Gram matrices, where m
 and n are both small and k is huge), k is cut into ranges. Each range writes its partial product to a
-workspace, and a second kernel adds them up in their order, so that the answer is the same bits every time. (On
-the tensor cores k is dealt out slab by slab instead.)
+workspace, and a second kernel adds them up in their order, so that the answer is the same bits every time.
 
 m thin is the same with the transposed product, C' = B' A'. float64 and complex128 with more than a few
-columns go to the narrow tiles of the tensor-core kernel, cut along k in the same way.
+columns go to the narrow tiles of the tensor-core kernel; there k is dealt out slab by slab instead of in ranges.
 
 Source: tall-and-skinny products bound by memory, e.g. Ernst, Hager, Thies, Wellein, "Performance engineering
 for real and complex tall & skinny matrix multiplication kernels on GPUs", 2021; written anew for Numba.
@@ -580,7 +579,7 @@ def _enqueue_tile(
 def _cut(
     dtype: np.dtype, m: int, n: int, k: int, a_along_k: bool, on_tensor_cores: bool, multiprocessors: int
 ) -> tuple[Any, int, int]:
-    """The tile, the ranges of k and the length of each."""
+    """The tile, the ranges of k and the length of each; on the tensor cores, which deal k out, only how many count."""
     parts = 2 if dtype.kind == "c" else 1
     tile: Any
     if on_tensor_cores:

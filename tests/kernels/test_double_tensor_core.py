@@ -15,13 +15,16 @@ from numba import cuda
 from tests.kernels import lane_by_lane, naive
 from tests.kernels.machine_code import assemble, assert_no_spills, sampled
 from tilewright.kernels.gemm import double_tensor_core as module
+from tilewright.kernels.gemm import skinny
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
 from tilewright.kernels.launch import SIMULATOR, strided_view
 
 if SIMULATOR:
     pytest.skip("the simulator has no tensor cores", allow_module_level=True)
 
-TILES = [(1, tile) for tile in module.REAL_TILES] + [(2, tile) for tile in module.COMPLEX_TILES]
+TILES = [(1, tile) for tile in (*module.REAL_TILES, module.SHORT_TILE)]
+TILES += [(2, tile) for tile in module.COMPLEX_TILES]
+TILES += [(1, skinny.tensor_tile(1, m, n)) for m in (skinny.SHORT_ROWS, 10**6) for n in (16, 32, 64)]
 DTYPES = ["float64", "complex128"]
 
 
@@ -135,6 +138,39 @@ def test_lane_by_lane(
     for part in range(2):
         rows = slabs % 2 == part
         naive.assert_product(c[part], a[:, rows], b[rows], added_to=before[part])
+
+
+@pytest.mark.parametrize(
+    ("parts", "splits", "k", "a_along_k", "b_along_k"),
+    [(1, 5, 40, True, False), (1, 3, 0, True, True), (1, 3, 97, False, True), (2, 3, 29, False, True)],
+)
+def test_whoever_is_dealt_nothing_of_k_writes_zeros(
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: int,
+    splits: int,
+    k: int,
+    a_along_k: bool,
+    b_along_k: bool,
+) -> None:
+    """Fewer slabs than blocks that share k, none at all, and numbers of slabs that the blocks do not divide."""
+    m, n = 19, 7
+    dtype, tile = DTYPES[parts - 1], TINY[parts]
+    a, b = naive.numbers(rng, (m, k), dtype), naive.numbers(rng, (k, n), dtype)
+    a = np.asarray(a, order="C" if a_along_k else "F")
+    b = np.asarray(b, order="F" if b_along_k else "C")
+    c = np.full((splits, m, n), np.nan, dtype)
+    lane_by_lane.stand_ins(monkeypatch, module, np.float64)
+    layout = module.Layout(parts, a_along_k, b_along_k, False, False, False, True, dealt=True)
+    pitches = (k if a_along_k else m) * parts, (k if b_along_k else n) * parts
+    places = a.ctypes.data, pitches[0], b.ctypes.data, pitches[1], c.ctypes.data, n * parts, m * n * parts
+    kernel, shared_nbytes = module.kernel_function(tile, layout), tile.shared_nbytes(parts)
+    arguments = (*places, m, n, k, False)
+    lane_by_lane.run(kernel, (1, splits), tile.threads, shared_nbytes, np.float64, arguments, late=True)
+    slabs = np.arange(k) // (tile.depth // parts)
+    for part in range(splits):
+        rows = slabs % splits == part
+        naive.assert_product(c[part], a[:, rows], b[rows])
 
 
 @pytest.mark.parametrize("variant", sampled(list(module.variants()), 80))

@@ -20,7 +20,7 @@ from tilewright.pipeline.plan import (
     format_nbytes,
     plan_matmul,
 )
-from tilewright.pipeline.stream import PanelCache
+from tilewright.pipeline.stream import PanelCache, _tile_slots
 
 F4, F8, I2 = np.dtype("f4"), np.dtype("f8"), np.dtype("i2")
 
@@ -134,6 +134,21 @@ def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:
     assert plan.host_peak_nbytes == PROCESS_NBYTES + (17 + 19) * LANE_NBYTES + decoding + writing
     on_host = plan_matmul(a, b, F8, (7, 11), replace(limits, on_host=True))
     assert on_host.host_peak_nbytes == PROCESS_NBYTES + on_host.device_peak_nbytes + decoding + writing
+
+
+def test_tiles_of_float16_take_the_memory_of_the_float32_in_which_they_are_added_up() -> None:
+    halves = np.dtype("f2")
+    a, b = matrix(70, 13, (7, 13), halves), matrix(13, 11, (13, 11), halves)
+    panels = PANEL_BUFFERS * 13 * (7 + 11) * 2
+    for tiles in (1, 2, 3, 4):
+        most = panels + tiles * 7 * 11 * 4
+        plan = plan_matmul(a, b, halves, (7, 11), Limits(1, most), keep=(7, 11, 13, 1))
+        assert (plan.c_buffers, plan.device_peak_nbytes) == (tiles, most)
+        slots = _tile_slots(plan, np.empty)
+        assert sum(slot.nbytes for slot in slots) == most - panels
+    assert plan.write_nbytes == 70 * 11 * 2
+    with pytest.raises(PlanError, match=r"no tile fits"):
+        plan_matmul(a, b, halves, (7, 11), Limits(1, 2 * (7 + 11) * 2 + 7 * 11 * 2))
 
 
 def test_the_kernels_workspace_is_part_of_the_memory() -> None:

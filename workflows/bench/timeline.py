@@ -1,4 +1,5 @@
-"""When each stage of each worker was busy: one panel a case, one row a worker, one lane a thread of the worker."""
+"""When each stage of each worker was busy: one panel a case, one row a worker, one lane a stage, in which what was
+done at once lies on top of one another."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tilewright.workflows.histogram import write_whole
 
 COLOURS = {"load": "#2f6f9f", "compute": "#d9822b", "write": "#5a9a4a"}
 LANE = 0.26
-"""Height of a thread's lane, where a worker's row is 1 high."""
+"""Height of a stage's lane, where a worker's row is 1 high."""
 
 MOST_EDGED = 300
 
