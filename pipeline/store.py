@@ -592,10 +592,10 @@ def _write_direct(layout: Layout, piece: _Piece, bands: Bands, fill: Fill | None
             for band in bands:
                 _write_fully(file, band)
         draft.replace(path)
-    except OSError as error:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
-        if isinstance(error, StoreError):
-            raise
+        if isinstance(error, StoreError) or not isinstance(error, OSError):
+            raise  # what the bands could not give is not the store's fault
         raise StoreError(
             f"cannot write chunk {_chunk_name(piece)} of {layout.name} to {path}: {error}"
         ) from error

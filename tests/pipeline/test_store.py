@@ -286,15 +286,23 @@ def test_whole_rows_of_plain_chunks_are_written_by_another_where_it_can(
         assert {path.stat().st_size for path in files if path.name[0].isdigit()} == {4 * 6 * 4}
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(28, "No space left on device"), r"cannot write chunk \(0, 0\).*No space left"),
+        (RuntimeError("the device is lost"), "^the device is lost$"),
+        (MemoryError("no room for a band"), "^no room for a band$"),
+    ],
+)
+def test_a_failed_write_leaves_nothing(error: Exception, told: str, tmp_path: Path) -> None:
     array = stored("v3-plain", tmp_path / "x.zarr", np.ones((4, 4), "f4"), (4, 4))
 
     def broken() -> Any:
         yield np.zeros((2, 4), "f4")
-        raise OSError(28, "No space left on device")
+        raise error
 
     (piece,) = store.region_writes(array, (slice(0, 4), slice(0, 4)))
-    with pytest.raises(StoreError, match=r"cannot write chunk \(0, 0\).*No space left"):
+    with pytest.raises(StoreError if isinstance(error, OSError) else type(error), match=told):
         piece.write(broken())
     assert (array[...] == 1).all(), "the old chunk stands until the new one is whole"
     assert [path.name for path in (tmp_path / "x.zarr" / "c" / "0").iterdir()] == ["0"]
