@@ -37,12 +37,12 @@ def is_quick(kernel: GemmKernel, variant: Variant, place: int, turn: int) -> boo
         return False
     if variant.minimum > TARGETS[0]:
         return place == 0
-    return place % (4 if kernel.portable else 2) == turn
+    return place % (8 if kernel.portable else 2) == turn
 
 
 def cases() -> list[object]:
-    """Each variant for each GPU that runs it; in every run a part of them, by turns for the one and the other: a
-    quarter of the portable ones, and of a Hopper kernel the first, unless its own tests see to that.
+    """Each variant for each GPU that runs it; in every run a part of them, by turns for the one and the other: an
+    eighth of the portable ones, and of a Hopper kernel the first, unless its own tests see to that.
     """
     return [
         pytest.param(
