@@ -77,12 +77,8 @@ def failing_tiles(worker: Any, plan: Any, under_way: Sequence[Any] = ()) -> list
     return failed
 
 
-@pytest.mark.parametrize("nbytes", [75_000, 1_000_000])
-@pytest.mark.parametrize("failing", range(0, 40, 7))
-def test_a_panel_that_could_not_be_read_is_read_again(
-    failing: int, nbytes: int, engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker, plan, c = engine(nbytes)
+def fail_one_load(patch: pytest.MonkeyPatch, failing: int) -> None:
+    """Let the disk fail the load of this number, once, with the panel spoilt."""
     original, calls = stream.HostUnit.load, iter(range(10**6))
 
     def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
@@ -91,7 +87,16 @@ def test_a_panel_that_could_not_be_read_is_read_again(
             raise OSError("injected: the disk had a moment")
         return original(unit, part, panel, shape)
 
-    monkeypatch.setattr(stream.HostUnit, "load", load)
+    patch.setattr(stream.HostUnit, "load", load)
+
+
+@pytest.mark.parametrize("nbytes", [75_000, 1_000_000])
+@pytest.mark.parametrize("failing", range(0, 40, 7))
+def test_a_panel_that_could_not_be_read_is_read_again(
+    failing: int, nbytes: int, engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, plan, c = engine(nbytes)
+    fail_one_load(monkeypatch, failing)
     (failed,) = failing_tiles(worker, plan)
     worker.multiply(failed)
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
@@ -174,15 +179,7 @@ def test_whoever_waits_for_a_panel_that_failed_reads_it_again(
 ) -> None:
     """Several tiles under way: one fails, and none of the others takes what it was to have read."""
     worker, plan, c = engine(1_000_000, depth)
-    original, calls = stream.HostUnit.load, iter(range(10**6))
-
-    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
-        if next(calls) == failing:
-            panel[: shape[0] * shape[1]] = np.nan
-            raise OSError("injected: the disk had a moment")
-        return original(unit, part, panel, shape)
-
-    monkeypatch.setattr(stream.HostUnit, "load", load)
+    fail_one_load(monkeypatch, failing)
     tiles = list(plan.tiles())
     with ThreadPoolExecutor(len(tiles)) as pool:
         under_way = [pool.submit(worker.multiply, tile) for tile in tiles]
