@@ -13,9 +13,10 @@ from distributed import Client
 from tilewright.pipeline import tasks
 from tilewright.pipeline.errors import DeviceMemoryError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, counted
+from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import MatmulPlan, Tile, format_nbytes
 from tilewright.pipeline.stream import THREADS, Product, TileReport
-from tilewright.pipeline.submit import run_bounded, run_combined, window_of
+from tilewright.pipeline.submit import run_combined, run_placed
 from tilewright.pipeline.verify import Verification
 
 LIMITING_SHARE = 0.8
@@ -98,12 +99,12 @@ class MatmulRun:
 def _tile_results(
     client: Client, product: Product, tiles: list[Tile]
 ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
-    """Place and report of every tile as it is stored, each by one task, or by one for each part of k."""
+    """A number and a report of every tile as it is stored, each by one task, or by one for each part of k."""
     key = f"tile-{product.run}"
     parts = range(product.plan.k_parts)
     if len(parts) == 1:
-        calls = ((product, tile) for tile in tiles)
-        return run_bounded(client, tasks.multiply_tile, calls, key=key, window=window_of(client))
+        placement = Placement(product.plan, tiles)
+        return run_placed(client, tasks.multiply_tile, placement, lambda tile: (product, tile), key=key)
     groups = [((product, tile), [(product, tile, part) for part in parts]) for tile in tiles]
     return run_combined(client, tasks.multiply_part, tasks.add_parts, groups, key=key)
 
@@ -149,12 +150,12 @@ def run_tiles(
     DeviceMemoryError
         A worker has less memory than the plan takes. It is not tried again: the plan is too large.
     TilewrightError
-        As ``run_bounded`` and ``run_combined`` raise.
+        As ``run_placed`` and ``run_combined`` raise.
     """
     plan = product.plan
-    todo: list[Tile] = [tile for tile in plan.tiles() if tile.index not in finished]
-    read = sum(plan.tile_read_nbytes(tile) for tile in todo)
-    operations = sum(2 * tile.rows * tile.columns * plan.k for tile in todo)
+    todo = {tile.index: tile for tile in plan.tiles() if tile.index not in finished}
+    read = sum(plan.tile_read_nbytes(tile) for tile in todo.values())
+    operations = sum(2 * tile.rows * tile.columns * plan.k for tile in todo.values())
     listener(WorkPlanned("matmul", plan.tile_count, len(finished), "tiles", read, operations))
     stages: dict[str, float] = {}
     kernels: set[str] = set()
@@ -163,9 +164,9 @@ def run_tiles(
     start = time.perf_counter()
     ended = False
     try:
-        results = _tile_results(client, product, todo)
+        results = _tile_results(client, product, list(todo.values()))
         with closing(results):  # so that what is outstanding is cancelled before the workers are told to end
-            for place, report in results:
+            for _, report in results:
                 if isinstance(report, DeviceMemoryError):
                     raise report
                 record(report.index)
@@ -176,7 +177,7 @@ def run_tiles(
                 for span in report.spans:
                     busy = spans.setdefault(span.worker, {name: [] for name in THREADS})
                     busy[span.stage].append((span.begin, span.end))
-                tile = todo[place]
+                tile = todo[report.index]
                 listener(
                     UnitDone(
                         "matmul",

@@ -1,11 +1,14 @@
 """Tasks to a cluster: a few more under way than the workers can do at once, results as they finish, errors as ours.
 
 The window keeps a worker that asks from waiting, and a scheduler from ever holding a graph of a million tasks.
+Tiles of a matrix go to the worker whose share they are of, unless that is lost or falls behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
@@ -16,8 +19,17 @@ from distributed.scheduler import KilledWorker
 from tilewright.kernels.memory import is_out_of_memory
 from tilewright.pipeline import config, tasks
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError, TilewrightError
+from tilewright.pipeline.placement import Placement
+from tilewright.pipeline.plan import Tile
 
 Result = TypeVar("Result")
+
+Feed = Callable[[Counter[str | None]], Iterator[tuple[int, tuple[Any, ...], str | None]]]
+"""Calls to submit now, given how many are under way for each worker, which counts along: place, arguments, and the
+worker they are for, if any."""
+
+LOOK_SECONDS = 2.0
+"""How often, at most, a run looks whether workers have come or gone."""
 
 NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
 
@@ -72,28 +84,80 @@ def run_bounded(
     TaskError
         It failed with any other, or took its workers down with it.
     """
-    retries = config.get("retries")
     numbered = enumerate(calls)
-    places: dict[Future, int] = {}
 
-    def submit_next(completed: Any) -> None:
-        for place, call in numbered:
-            future = client.submit(function, *call, key=f"{key}-{place}", pure=False, retries=retries)
-            places[future] = place
+    def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
+        while under_way[None] < window and (found := next(numbered, None)) is not None:
+            yield *found, None
+
+    yield from _run(client, function, feed, lambda: sum(1 for _ in numbered), key=key)
+
+
+def run_placed(
+    client: Client,
+    function: Callable[..., Result],
+    placement: Placement,
+    call: Callable[[Tile], tuple[Any, ...]],
+    *,
+    key: str,
+) -> Generator[tuple[int, Result], None, None]:
+    """Submit ``function(*call(tile))`` for every tile of ``placement``; yield its index and the result as it finishes.
+
+    Each worker has as many under way as it has threads, and one more to find waiting. They are of its own share, and
+    when that is handed out, of others'; a task whose worker is lost goes to any other. When workers have come or gone
+    what is left is divided anew. Otherwise as ``run_bounded``, and raises as that does.
+    """
+    threads = threads_of(client)
+    placement.share_among(list(threads))
+    looked = time.monotonic()
+
+    def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
+        nonlocal threads, looked
+        if len(placement) and time.monotonic() - looked > LOOK_SECONDS:
+            there = (
+                client.nthreads()
+            )  # none at all: they are being restarted, and come back under other names
+            if there and there.keys() != threads.keys():
+                placement.share_among(list(there))
+            threads, looked = there or threads, time.monotonic()
+        for take, more in ((placement.own, 1), (placement.others, 0)):
+            for worker, count in threads.items():
+                while under_way[worker] < count + more and (tile := take(worker)) is not None:
+                    yield tile.index, call(tile), worker
+
+    yield from _run(client, function, feed, lambda: len(placement), key=key)
+
+
+def _run(
+    client: Client, function: Callable[..., Result], feed: Feed, left: Callable[[], int], *, key: str
+) -> Generator[tuple[int, Result], None, None]:
+    """Submit what ``feed`` gives, at the start and whenever a result has come, and yield results as they finish;
+    ``left`` says how many calls it still has."""
+    retries = config.get("retries")
+    places: dict[Future, tuple[int, str | None]] = {}
+    under_way: Counter[str | None] = Counter()
+
+    def submit(completed: Any) -> None:
+        for place, call, worker in feed(under_way):
+            where = {"workers": [worker], "allow_other_workers": True} if worker else {}
+            future = client.submit(
+                function, *call, key=f"{key}-{place}", pure=False, retries=retries, **where
+            )
+            places[future] = place, worker
+            under_way[worker] += 1
             completed.add(future)
-            return
 
     completed = as_completed()
     try:
-        for _ in range(window):
-            submit_next(completed)
+        submit(completed)
         for future in completed:
-            place = places.pop(future)
+            place, worker = places.pop(future)
+            under_way[worker] -= 1
             result = _result_of(future, retries)
             future.release()
-            submit_next(completed)
+            submit(completed)
             yield place, result
-        _check_all_came(len(places) + sum(1 for _ in numbered), key)
+        _check_all_came(len(places) + left(), key)
     finally:
         client.cancel(list(places), force=True)
 
@@ -176,14 +240,19 @@ def threads_of(client: Client) -> dict[str, int]:
     ClusterError
         There are no workers, or the scheduler does not answer.
     """
+    threads = _threads_now(client)
+    if not threads:
+        raise ClusterError(NO_WORKERS)
+    return threads
+
+
+def _threads_now(client: Client) -> dict[str, int]:
     try:
         threads: dict[str, int] = client.nthreads()
     except OSError as error:
         raise ClusterError(
             f"the scheduler went away: {error}; bring a cluster up and run it again"
         ) from error
-    if not threads:
-        raise ClusterError(NO_WORKERS)
     return threads
 
 

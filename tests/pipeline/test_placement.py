@@ -1,0 +1,233 @@
+"""Each worker gets a share of C of its own: all of C once, evenly, and together they read little twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, get_worker
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.pipeline import submit
+from tilewright.pipeline.placement import Placement, divide
+from tilewright.pipeline.plan import Limits, MatmulPlan, StoredMatrix, Tile, plan_matmul
+from tilewright.pipeline.stream import PanelCache
+from tilewright.pipeline.submit import run_placed
+
+F4 = np.dtype("f4")
+
+
+def plan_of(
+    grid: tuple[int, int], workers: int, nbytes: int = 10**9, edge: tuple[int, int] = (0, 0)
+) -> MatmulPlan:
+    """A plan of so many tiles of 32 × 32, four panels deep; those at the end lack ``edge`` rows and columns."""
+    rows, columns = (32 * side - less for side, less in zip(grid, edge, strict=True))
+    a, b = StoredMatrix(rows, 64, F4, (16, 16)), StoredMatrix(64, columns, F4, (16, 16))
+    return plan_matmul(a, b, F4, (16, 16), Limits(workers, nbytes), keep=(32, 32, 16, 1))
+
+
+class Held:
+    """What a worker holds while it walks its tiles, and what it reads."""
+
+    def __init__(self, plan: MatmulPlan) -> None:
+        self._plan = plan
+        self._a, self._b = PanelCache(plan.a_buffers, object), PanelCache(plan.b_buffers, object)
+        self.read_nbytes = 0
+
+    def multiply(self, tile: Tile) -> None:
+        for start, stop in self._plan.panels():
+            for cache, place, side in ((self._a, tile.i, tile.rows), (self._b, tile.j, tile.columns)):
+                buffer, there = cache.take((place, start))
+                cache.let_go(buffer)
+                self.read_nbytes += 0 if there else side * (stop - start) * F4.itemsize
+
+
+def read_nbytes(plan: MatmulPlan, shares: Sequence[Sequence[Tile]]) -> int:
+    total = 0
+    for share in shares:
+        held = Held(plan)
+        for tile in share:
+            held.multiply(tile)
+        total += held.read_nbytes
+    return total
+
+
+grids = st.tuples(st.integers(1, 9), st.integers(1, 9))
+edges = st.tuples(st.integers(0, 31), st.integers(0, 31))
+
+
+@given(grids, edges, st.integers(1, 10), st.sets(st.integers(0, 80)))
+def test_every_tile_falls_to_one_worker_and_areas_are_even(
+    grid: tuple[int, int], edge: tuple[int, int], workers: int, finished: set[int]
+) -> None:
+    plan = plan_of(grid, workers, edge=edge)
+    tiles = [tile for tile in plan.tiles() if tile.index not in finished]
+    shares = divide(plan, tiles, workers)
+    assert len(shares) == workers
+    assert sorted(tile.index for share in shares for tile in share) == [tile.index for tile in tiles]
+    areas = [sum(tile.rows * tile.columns for tile in share) for share in shares]
+    assert all(abs(area - sum(areas) / workers) <= 32 * 32 for area in areas)
+
+
+@given(grids, edges)
+def test_one_worker_walks_the_plan(grid: tuple[int, int], edge: tuple[int, int]) -> None:
+    plan = plan_of(grid, 1, edge=edge)
+    assert divide(plan, plan.tiles(), 1) == [list(plan.tiles())]
+
+
+@pytest.mark.parametrize(
+    ("grid", "workers", "times_a", "times_b"),
+    [
+        ((8, 4), 2, 1, 2),  # rows to each, all columns to both
+        ((4, 8), 2, 2, 1),
+        ((4, 4), 2, 1, 2),
+        ((8, 1), 2, 1, 2),
+        ((1, 8), 2, 2, 1),
+        ((2, 4), 4, 2, 2),  # half of either to each
+        ((4, 4), 4, 2, 2),
+        ((8, 8), 8, 2, 4),
+        ((8, 8), 16, 4, 4),
+        ((6, 6), 3, 1, 3),
+    ],
+)
+def test_shares_read_what_a_grid_of_workers_reads(
+    grid: tuple[int, int], workers: int, times_a: int, times_b: int
+) -> None:
+    plan = plan_of(grid, workers)
+    strip = 32 * 64 * F4.itemsize
+    expected = (grid[0] * times_a + grid[1] * times_b) * strip
+    assert read_nbytes(plan, divide(plan, plan.tiles(), workers)) == expected
+
+
+def test_workers_whose_rows_differ_walk_the_columns_alike() -> None:
+    plan = plan_of((6, 5), 3)
+    for share in divide(plan, plan.tiles(), 3):
+        assert [tile.j for tile in share] == [0, 1, 2, 3, 4, 4, 3, 2, 1, 0]
+        assert sorted({tile.i for tile in share}) == [share[0].i, share[0].i + 1]
+
+
+@given(
+    grids,
+    edges,
+    st.integers(1, 6),
+    st.sampled_from([7_000, 12_000, 25_000, 50_000, 10**6]),
+    st.integers(0, 10**6),
+)
+def test_whoever_is_fast_helps_and_reads_stay_within_the_plan(
+    grid: tuple[int, int], edge: tuple[int, int], workers: int, nbytes: int, seed: int
+) -> None:
+    generator = random.Random(seed)
+    plan = plan_of(grid, workers, 32 * 32 * 4 + 2 * 16 * 64 * 4 + nbytes, edge)
+    names = [f"worker {number}" for number in range(workers)]
+    speeds = [generator.choice([1, 3, 20]) for _ in names]
+    placement = Placement(plan, plan.tiles())
+    placement.share_among(names)
+    held = {name: Held(plan) for name in names}
+    seen: Counter[int] = Counter()
+    while len(placement):
+        (worker,) = generator.choices(names, speeds)
+        tile = placement.own(worker) or placement.others(worker)
+        assert tile is not None, "a worker was sent away while tiles were left"
+        seen[tile.index] += 1
+        held[worker].multiply(tile)
+    assert seen == Counter(range(plan.tile_count))
+    assert sum(worker.read_nbytes for worker in held.values()) <= plan.read_nbytes
+
+
+@given(grids, st.integers(0, 10**6))
+def test_what_is_left_is_divided_anew_when_workers_change(grid: tuple[int, int], seed: int) -> None:
+    generator = random.Random(seed)
+    plan = plan_of(grid, 4)
+    placement = Placement(plan, plan.tiles())
+    seen: Counter[int] = Counter()
+    names = ["a"]
+    placement.share_among(names)
+    while len(placement):
+        before = len(placement)
+        if generator.random() < 0.3:
+            names = generator.sample("abcdef", generator.randint(1, 6))
+            placement.share_among(names)
+        assert len(placement) == before
+        worker = generator.choice(names)
+        tile = placement.own(worker) or placement.others(worker)
+        assert tile is not None
+        seen[tile.index] += 1
+    assert seen == Counter(range(plan.tile_count))
+    assert placement.own(names[0]) is placement.others(names[0]) is None
+
+
+def where(index: int, seconds: float = 0.0, slow: str = "") -> str:
+    address: str = get_worker().address
+    time.sleep(seconds if slow in ("", address) else 0)
+    return address
+
+
+def placed(client: Client, plan: MatmulPlan, *arguments: Any) -> Any:
+    placement = Placement(plan, plan.tiles())
+    return run_placed(
+        client, where, placement, lambda tile: (tile.index, *arguments), key=f"where-{time.time()}"
+    )
+
+
+@pytest.fixture
+def two() -> Any:
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield cluster, client
+
+
+def test_workers_compute_their_own_shares(two: Any) -> None:
+    _, client = two
+    plan = plan_of((4, 5), 2)
+    found = dict(placed(client, plan, 0.02))
+    workers = list(client.nthreads())
+    shares = divide(plan, plan.tiles(), 2)
+    expected = {tile.index: worker for worker, share in zip(workers, shares, strict=True) for tile in share}
+    assert found.keys() == expected.keys()
+    # The last tiles go to whoever is free.
+    assert sum(found[index] == worker for index, worker in expected.items()) >= len(expected) - 2
+
+
+def test_a_slow_worker_is_helped(two: Any) -> None:
+    _, client = two
+    slow, fast = client.nthreads()
+    found = dict(placed(client, plan_of((6, 4), 2), 0.2, slow))
+    assert len(found) == 24
+    assert Counter(found.values())[fast] > 16
+
+
+def test_a_worker_that_joins_gets_a_share(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, client = two
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.0)
+    found: dict[int, str] = {}
+    before = set(client.nthreads())
+    for index, worker in placed(client, plan_of((6, 5), 3), 0.05):
+        if not found:
+            cluster.scale(3)
+            client.wait_for_workers(3)
+        found[index] = worker
+    assert len(found) == 30
+    assert len(set(found.values()) - before) == 1
+
+
+def test_the_tiles_of_a_worker_that_leaves_go_to_others(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, client = two
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.0)
+    found: dict[int, str] = {}
+    for index, worker in placed(client, plan_of((5, 4), 2), 0.05):
+        if not found:
+            lost = next(name for name in client.nthreads() if name != worker)
+            closing = threading.Thread(target=client.retire_workers, args=([lost],))
+            closing.start()
+        found[index] = worker
+    closing.join()
+    assert sorted(found) == list(range(20))
