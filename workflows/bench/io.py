@@ -288,9 +288,10 @@ def _device_readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack
         return found.view(matrix.dtype).reshape(matrix.shape)
 
     kvikio = _library("kvikio") if case.layout == "plain" else None
-    if kvikio is not None:
+    defaults = _library("kvikio.defaults")  # its package does not import it
+    if kvikio is not None and defaults is not None:
         settings = {"num_threads": case.threads, "compat_mode": kvikio.CompatMode.ON}
-        stack.enter_context(kvikio.defaults.set(settings))
+        stack.enter_context(defaults.set(settings))
         grid = _Grid(matrix.shape, array.chunks, matrix.dtype)
         places = grid.buffer(lambda shape, dtype: _on_gpu(shape[0] * shape[1], dtype))
         views = [places[i * grid.chunk_nbytes : (i + 1) * grid.chunk_nbytes] for i in range(len(grid))]
