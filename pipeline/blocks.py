@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.kernels.histogram_tokens import Kind
-from tilewright.pipeline.corpus import Document, Piece, read_blocks, read_range
+from tilewright.pipeline.corpus import Document, Piece, read_range, reader
+from tilewright.pipeline.decompress import Fill
 
 SEPARATOR = 0
 """The byte between documents that are counted as one text, where tokens reach over edges: NUL ends any UTF-8
@@ -114,7 +115,7 @@ def stream(
         if stretched:
             begin, end = with_margins(piece, kind)
             margin, behind = piece.start - begin, end - piece.stop
-        fill = _decompressed(document) if document.codec is not None else _stored(document, begin, end)
+        fill = reader(document) if document.codec is not None else _stored(document, begin, end)
         while True:
             while filled >= full:  # twice, where empty documents alone were ahead of this one
                 if len(edges) > 1:
@@ -145,7 +146,7 @@ def stream(
         yield _whole(data, first, np.array(edges))
 
 
-def _stored(document: Document, start: int, stop: int) -> Callable[[np.ndarray], int]:
+def _stored(document: Document, start: int, stop: int) -> Fill:
     """What fills memory with the next bytes of a plain document's range, and returns how many there were; 0 at its
     end."""
     done = start
@@ -155,23 +156,6 @@ def _stored(document: Document, start: int, stop: int) -> Callable[[np.ndarray],
         step = min(len(target), stop - done)
         read_range(document, done, done + step, target[:step])
         done += step
-        return step
-
-    return fill
-
-
-def _decompressed(document: Document) -> Callable[[np.ndarray], int]:
-    """The same for a compressed document; it may return fewer bytes than asked for before its end."""
-    blocks = read_blocks(document)
-    left = np.empty(0, np.uint8)
-
-    def fill(target: np.ndarray) -> int:
-        nonlocal left
-        if not len(left):
-            left = np.frombuffer(next(blocks, b""), np.uint8)
-        step = min(len(left), len(target))
-        target[:step] = left[:step]
-        left = left[step:]
         return step
 
     return fill

@@ -19,7 +19,7 @@ import numcodecs
 import numcodecs.blosc
 import numpy as np
 import zarr
-from backports import zstd
+import zstandard
 from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore
 
@@ -249,7 +249,8 @@ def _stated_nbytes(codec: Any, data: Any) -> int | None:
 
 def _zstd_nbytes(data: Any) -> int | None:
     """What the first frame says; None where it says nothing, and numcodecs insists on filling what it is given."""
-    return zstd.get_frame_info(data).decompressed_size
+    nbytes: int = zstandard.frame_content_size(data)
+    return None if nbytes < 0 else nbytes
 
 
 def _blosc_nbytes(data: Any) -> int:

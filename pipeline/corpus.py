@@ -23,7 +23,7 @@ from tilewright.pipeline.events import counted
 MOST_DOCUMENTS = 4096
 """Documents in one piece: opening more would make a piece long however small they are."""
 
-STORED_NBYTES = 2**16
+STORED_NBYTES = 2**20
 """Stored bytes that are read at a time from a compressed document."""
 
 
@@ -38,7 +38,7 @@ class Document:
     nbytes: int
     """As stored; a compressed document's own length shows only when it is read."""
     codec: str | None = None
-    """What its bytes are decompressed with, a name of `decompress.CODECS`; None where they are the document."""
+    """What its bytes are decompressed with, a value of `decompress.SUFFIXES`; None where they are the document."""
 
 
 @dataclass(frozen=True)
@@ -226,27 +226,29 @@ def read_range(document: Document, start: int, stop: int, target: np.ndarray) ->
             done += got
 
 
-def read_blocks(document: Document) -> Iterator[bytes]:
-    """The document from its beginning to its end, decompressed, in blocks that are never empty.
+def reader(document: Document) -> decompress.Fill:
+    """What gives a compressed document from its beginning to its end, decompressed.
 
-    No block is longer than `decompress.BLOCK_NBYTES`, whatever a document's compressed bytes stand for.
+    It may give fewer bytes than there is room for, none at the end alone, and never raises but
 
     Raises
     ------
     CorpusError
         As `read_range` does, and for compressed bytes that are damaged, cut short, or followed by others.
     """
-    stored = _stored_blocks(document)
-    if document.codec is None:
-        yield from stored
-        return
-    try:
-        yield from decompress.blocks(document.codec, stored)
-    except decompress.DamagedError as error:
-        raise CorpusError(
-            f"{document.name} cannot be decompressed: {error}; restore the file, rename it if it is not"
-            f" compressed by {document.codec}, or count its bytes as they are stored (--raw)"
-        ) from error
+    assert document.codec is not None
+    fill = decompress.reader(document.codec, _stored_blocks(document))
+
+    def filled(target: np.ndarray) -> int:
+        try:
+            return fill(target)
+        except decompress.DamagedError as error:
+            raise CorpusError(
+                f"{document.name} cannot be decompressed: {error}; restore the file, rename it if it is not"
+                f" compressed by {document.codec}, or count its bytes as they are stored (--raw)"
+            ) from error
+
+    return filled
 
 
 def _stored_blocks(document: Document) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from backports import zstd
+import zstandard
 from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,8 +28,8 @@ from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.pipeline import blocks as reading
 from tilewright.pipeline import corpus, decompress
 from tilewright.pipeline import histogram as counting
-from tilewright.pipeline.corpus import Corpus, Document, Piece, cut_pieces, list_corpus, read_blocks
-from tilewright.pipeline.decompress import DamagedError
+from tilewright.pipeline.corpus import Corpus, Document, Piece, cut_pieces, list_corpus, reader
+from tilewright.pipeline.decompress import DamagedError, Fill
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.histogram import count_corpus, count_piece
 
@@ -37,14 +37,14 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
-    ".zst": zstd.compress,
+    ".zst": zstandard.compress,
 }
 SUFFIXES = list(COMPRESS)
 CHECKED = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
-    ".zst": lambda data: zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1}),
+    ".zst": lambda data: zstandard.ZstdCompressor(write_checksum=True).compress(data),
 }
 """With a checksum of the contents, which Zstandard alone leaves out unless it is asked for."""
 
@@ -54,8 +54,16 @@ def document(path: Path) -> Document:
     return found
 
 
+def filled(fill: Fill, room: int = 2**20) -> Iterator[bytes]:
+    """What it gives until it gives nothing more."""
+    target = np.empty(room, np.uint8)
+    while count := fill(target):
+        yield target[:count].tobytes()
+
+
 def content(path: Path) -> bytes:
-    return b"".join(read_blocks(document(path)))
+    found = document(path)
+    return path.read_bytes() if found.codec is None else b"".join(filled(reader(found)))
 
 
 def text(rng: np.random.Generator, nbytes: int) -> bytes:
@@ -131,20 +139,23 @@ def test_one_piece_is_counted_in_blocks_of_any_size(
 def test_blocks_of_any_size_give_the_same_bytes(suffix: str, data: st.DataObject) -> None:
     members = data.draw(st.lists(st.binary(max_size=300), min_size=1, max_size=4))
     stored = b"".join(map(COMPRESS[suffix], members))
-    step, most = data.draw(st.integers(1, 50)), data.draw(st.integers(1, 50))
+    step, most, room = (data.draw(st.integers(1, 50)) for _ in range(3))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decompress, "BLOCK_NBYTES", most)
-        found = list(
-            decompress.blocks(
-                decompress.SUFFIXES[suffix], [stored[i : i + step] for i in range(0, len(stored), step)]
-            )
+        fill = decompress.reader(
+            decompress.SUFFIXES[suffix], [stored[i : i + step] for i in range(0, len(stored), step)]
         )
+        found = list(filled(fill, room))
     assert b"".join(found) == b"".join(members)
-    assert all(0 < len(block) <= most for block in found)
+    assert fill(np.empty(1, np.uint8)) == 0
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_document_of_many_blocks(tmp_path: Path, rng: np.random.Generator, suffix: str) -> None:
+def test_a_document_of_many_blocks(
+    tmp_path: Path, rng: np.random.Generator, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "STORED_NBYTES", 2**16)
+    monkeypatch.setattr(decompress, "BLOCK_NBYTES", 2**18)
     data = text(rng, 3 * decompress.BLOCK_NBYTES + 5)
     path = tmp_path / f"text{suffix}"
     path.write_bytes(
@@ -213,11 +224,11 @@ def test_a_task_decompresses_several_documents_at_once(
     """Each of three large documents waits for the others to have begun."""
     together = threading.Barrier(3, timeout=60)
 
-    def met(document: Document) -> Iterator[bytes]:
+    def met(document: Document) -> Fill:
         together.wait()
-        yield from read_blocks(document)
+        return reader(document)
 
-    monkeypatch.setattr(reading, "read_blocks", met)
+    monkeypatch.setattr(reading, "reader", met)
     monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
     monkeypatch.setattr(counting, "usable_cores", lambda: 3)
     for i in range(3):
@@ -328,19 +339,54 @@ def test_zeros_behind_a_member_are_padding(tmp_path: Path, suffix: str) -> None:
 
 def test_skippable_frames_and_frames_without_a_length(tmp_path: Path) -> None:
     skipped = (0x184D2A50).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"abc"
-    streaming = zstd.ZstdCompressor()
-    unsized = streaming.compress(b"two") + streaming.flush()
+    empty = skipped[:4] + bytes(4)
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(b"two")
     path = tmp_path / "frames.zst"
-    path.write_bytes(skipped + zstd.compress(b"one") + skipped + unsized + skipped)
+    path.write_bytes(skipped + zstandard.compress(b"one") + empty + skipped + unsized + skipped)
     assert content(path) == b"onetwo"
 
 
+@given(
+    frames=st.lists(
+        st.tuples(
+            st.sampled_from(["text", "noise", "zeros", "skipped"]), st.integers(0, 2**18 + 9), st.booleans()
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    step=st.sampled_from([1, 7, 1000, 2**20]),
+)
+def test_where_frames_end_is_known_however_they_come(frames: list[tuple[str, int, bool]], step: int) -> None:
+    """Of blocks of every kind: compressed, as they are, and of one byte that repeats."""
+    rng = np.random.default_rng(len(frames))
+    stored, ends = b"", set()
+    for kind, nbytes, checksum in frames:
+        if kind == "skipped":
+            stored += (
+                (0x184D2A53).to_bytes(4, "little") + (nbytes % 50).to_bytes(4, "little") + bytes(nbytes % 50)
+            )
+        else:
+            content = {"text": lambda n: text(rng, n), "noise": rng.bytes, "zeros": bytes}[kind](nbytes)
+            compressor = zstandard.ZstdCompressor(write_checksum=checksum, write_content_size=nbytes % 2 == 0)
+            stored += compressor.compress(content)
+        ends.add(len(stored))
+    follower = decompress._FrameEnds()
+    at = 0
+    while at < len(stored):
+        if step == 1 and at > 2000:  # byte by byte takes long, and each kind of header has come
+            step = 997
+        stop = min(at + step, *(end for end in ends if end > at))
+        follower.follow(stored[at:stop])
+        at = stop
+        assert follower.inside == (at not in ends)
+
+
 def test_a_window_that_takes_too_much_memory_is_refused() -> None:
-    options = {zstd.CompressionParameter.window_log: decompress.WINDOW_BITS + 1}
-    compressor = zstd.ZstdCompressor(options=options)
+    wide = zstandard.ZstdCompressionParameters(window_log=decompress.WINDOW_BITS + 1)
+    compressor = zstandard.ZstdCompressor(compression_params=wide).compressobj()
     stored = compressor.compress(b"text") + compressor.flush()
     with pytest.raises(DamagedError, match=r"zstd finds .*memory"):
-        list(decompress.blocks("zstd", [stored]))
+        list(filled(decompress.reader("zstd", [stored])))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -351,10 +397,10 @@ def test_a_file_that_shrank_or_grew(tmp_path: Path, rng: np.random.Generator, su
     path.write_bytes(stored)
     listed = document(path)
     path.write_bytes(stored + COMPRESS[suffix](b"later"))
-    assert b"".join(read_blocks(listed)) == data
+    assert b"".join(filled(reader(listed))) == data
     path.write_bytes(stored[:50])
     with pytest.raises(CorpusError, match=rf"log{suffix} ended at byte 50 .* had {len(stored)} bytes"):
-        list(read_blocks(listed))
+        list(filled(reader(listed)))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backports import zstd
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ def written(folder: Path, texts: list[tuple[bytes, bool]]) -> Piece:
     """The texts as files, some of them compressed, in one piece."""
     for i, (data, packed) in enumerate(texts):
         path = folder / f"{i:03}{'.zst' if packed else ''}"
-        path.write_bytes(zstd.compress(data) if packed else data)
+        path.write_bytes(zstandard.compress(data) if packed else data)
     corpus = list_corpus([folder])
     return Piece(0, corpus.documents, 0, corpus.nbytes)
 

@@ -10,7 +10,7 @@ import dask
 import numpy as np
 import pytest
 import zarr
-from backports import zstd
+import zstandard
 from distributed import Client
 
 from tilewright.kernels.histogram_tokens import KINDS
@@ -65,7 +65,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{i}.txt").write_bytes(data)
     noise = rng.integers(0, 256, 2 * LANE_NBYTES + 3, np.uint8).tobytes()
     (folder / "noise").write_bytes(noise)
-    (folder / "text.zst").write_bytes(zstd.compress(text[1:] * 12))
+    (folder / "text.zst").write_bytes(zstandard.compress(text[1:] * 12))
     (folder / "noise.gz").write_bytes(gzip.compress(noise[:5_000_001], 1))
     return folder
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 import numpy as np
-from backports import zstd
+import zstandard
 from distributed import Client
 
 from tilewright.kernels.histogram_host import count_host
@@ -31,7 +31,7 @@ from tilewright.kernels.histogram_tokens import KINDS, Kind, folded_bin, kind_na
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
-from tilewright.pipeline.corpus import Document, list_corpus, read_blocks, read_range
+from tilewright.pipeline.corpus import Document, list_corpus, read_range, reader
 from tilewright.pipeline.events import Event, UnitDone, counted
 from tilewright.pipeline.histogram import share_of_cores
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
@@ -85,7 +85,7 @@ def make_text(nbytes: int) -> bytes:
 
 def write_corpus(folder: Path, text: bytes, files: int, storage: str) -> None:
     """``files`` files of the same text, written by many threads, so that each has pages of its own."""
-    stored = zstd.compress(text) if storage == "zstd" else text
+    stored = zstandard.compress(text) if storage == "zstd" else text
     suffix = ".txt.zst" if storage == "zstd" else ".txt"
     folder.mkdir()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -215,7 +215,7 @@ def peer_counts(path: str, by: str, gpu: bool) -> np.ndarray:
     """Counts of one file, int64[bins], as a user of NumPy or CuPy would take them."""
     kind = kind_named(by)
     if path.endswith(".zst"):
-        data = np.frombuffer(zstd.decompress(Path(path).read_bytes()), np.uint8)
+        data = np.frombuffer(zstandard.decompress(Path(path).read_bytes()), np.uint8)
     else:
         data = np.fromfile(path, np.uint8)
     if by == "codepoint":
@@ -320,7 +320,8 @@ def _nothing(_: int) -> None:
 
 def decompressed_nbytes(documents: Sequence[Document]) -> int:
     """How long the documents are."""
-    return sum(len(block) for document in documents for block in read_blocks(document))
+    block = np.empty(LANE_NBYTES, np.uint8)
+    return sum(step for document in documents for step in iter(partial(reader(document), block), 0))
 
 
 def _some(documents: Sequence[Document], threads: int) -> Sequence[Document]:
@@ -341,12 +342,7 @@ def _best(work: Callable[[int], int], threads: int) -> float:
 
 def counting_rate(document: Document, by: str, gpu: bool) -> float:
     """Bytes a second that this process counts where they lie: on its GPU by the kernel, else on its cores."""
-    parts: list[bytes] = []
-    for block in read_blocks(document):
-        parts.append(block)
-        if sum(map(len, parts)) >= KERNEL_NBYTES:
-            break
-    data, kind = np.frombuffer(b"".join(parts), np.uint8), kind_named(by)
+    data, kind = _beginning(document, KERNEL_NBYTES), kind_named(by)
     if not gpu:
 
         def count(_: int) -> int:
@@ -367,6 +363,18 @@ def counting_rate(document: Document, by: str, gpu: bool) -> float:
                 add_counts(held, 0, len(data), 0, len(data), kind, counts, 0)
         best = max(best, BLOCK_TURNS * len(data) / timer.seconds)
     return best
+
+
+def _beginning(document: Document, nbytes: int) -> np.ndarray:
+    """So many bytes of a document, or all where it has fewer."""
+    if document.codec is None:
+        data = np.empty(min(nbytes, document.nbytes), np.uint8)
+        read_range(document, 0, len(data), data)
+        return data
+    data, filled, fill = np.empty(nbytes, np.uint8), 0, reader(document)
+    while step := fill(data[filled:]):
+        filled += step
+    return data[:filled]
 
 
 def _row(case: str, name: str, peer: bool, work: float, seconds: list[float]) -> Row:
