@@ -73,8 +73,11 @@ def kernel_name(dtype: np.dtype) -> str:
 
 def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
     compute = compute_dtype(out.dtype)
-    if not accumulate and a.dtype == b.dtype == out.dtype == compute:
-        np.matmul(a, b, out=out)
+    if a.dtype == b.dtype == out.dtype == compute:
+        if accumulate:
+            _add_product(a, b, out)
+        else:
+            np.matmul(a, b, out=out)
         return
     k = a.shape[1]
     for columns in blocks(out.shape[1], FLOAT_BLOCK):
@@ -90,6 +93,18 @@ def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> 
             if accumulate:
                 total += target
             target[...] = total  # rounded once, where out is narrower
+
+
+def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """``out += a b`` where all have the dtype that BLAS computes in: NumPy cannot have BLAS itself add."""
+    m, n = out.shape
+    memory = np.empty((min(FLOAT_BLOCK, m), min(FLOAT_BLOCK, n)), out.dtype)
+    for columns in blocks(n, FLOAT_BLOCK):
+        for rows in blocks(m, FLOAT_BLOCK):
+            target = out[rows, columns]
+            product = memory[: target.shape[0], : target.shape[1]]
+            np.matmul(a[rows], b[:, columns], out=product)
+            target += product
 
 
 def _ring(array: np.ndarray) -> np.ndarray:
