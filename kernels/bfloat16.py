@@ -10,7 +10,6 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba.core import config
 
 from tilewright.kernels.deferred import cuda
 
@@ -47,6 +46,8 @@ def device_functions() -> tuple[Any, Any]:
 
     On integers alone, so that they serve every GPU and the simulator: an instruction for it exists from 8.0 on.
     """
+    from numba.core import config
+
     float_bits: Any
     bits_float: Any
     if config.ENABLE_CUDASIM:

@@ -15,12 +15,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numba
-from numba.core import config
-
 from tilewright.kernels import code_cache
 from tilewright.kernels.code_cache import MachineCode
-from tilewright.kernels.deferred import cuda
+from tilewright.kernels.deferred import cuda, numba
 
 COMPILING_THREADS = 8
 """Kernels whose machine code is made at a time, at most."""
@@ -163,6 +160,7 @@ def compile_function(
 
     Needs no GPU. Numba's own way makes PTX first, which nobody reads, and holds its lock to the end.
     """
+    from numba.core import config
     from numba.cuda.compiler import compile_cuda, kernel_fixup
     from numba.cuda.core.compiler_lock import global_compiler_lock
     from numba.cuda.cudadrv import nvvm
@@ -204,6 +202,8 @@ def compile_kernel(
     shared_nbytes: dynamic shared memory of its launches, where it is always the same. In the simulator this is
     Numba's own kernel.
     """
+    from numba.core import config
+
     if config.ENABLE_CUDASIM:
         return cuda.jit(signature)(function)
     return CompiledKernel(function, signature, launch_bounds, shared_nbytes)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -23,33 +23,8 @@ from numba.extending import intrinsic
 
 from tilewright.kernels import calls
 from tilewright.kernels.calls import call1, call2, call4, long_call3, long_call4
+from tilewright.kernels.file_rectangles import ANY_LENGTH, LEAST_USEFUL_SHARE, LONG_ROW_NBYTES, Rectangle
 from tilewright.kernels.host_loops import compiled
-
-ANY_LENGTH = -1
-
-LONG_ROW_NBYTES = 64 * 2**10
-"""Parts of rows that are shorter are read with what lies between them and picked out: handling each costs more."""
-LEAST_USEFUL_SHARE = 1 / 16
-"""Below this share of wanted bytes in the rows, even short parts are read one by one."""
-
-
-class Rectangle(NamedTuple):
-    """Rows of bytes in a file, and where they go. Lengths and distances are in bytes."""
-
-    path: str
-    offset: int
-    """Of the first row in the file."""
-    file_nbytes: int
-    """What the file must have, or `ANY_LENGTH`."""
-    rows: int
-    width: int
-    stride: int
-    """From one row to the next in the file."""
-    target: int
-    """Address of the first row's place on the device."""
-    pitch: int
-    """From one row to the next on the device."""
-
 
 _OFFSET, _FILE_NBYTES, _ROWS, _WIDTH, _STRIDE, _TARGET, _PITCH, _TALL, _WIDE, _SPAN = range(10)
 """Columns of the loop's table: a rectangle, then the rows and bytes of a row that one block takes, and whether it

@@ -15,12 +15,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numba
 import numpy as np
 
-from tilewright.kernels import host_integer
+from tilewright.kernels.deferred import numba
 from tilewright.kernels.gemm import digits
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.host_loops import (
@@ -33,6 +32,9 @@ from tilewright.kernels.host_loops import (
     target_type,
 )
 from tilewright.kernels.launch import ceil_div
+
+if TYPE_CHECKING:
+    from tilewright.kernels import host_integer
 
 BLOCK = 1280
 """Side of the blocks that integers are split in: enough for BLAS, and 15 of them in float64 are 200 MB."""
@@ -68,6 +70,8 @@ def kernel_name(dtype: np.dtype) -> str:
     """What multiplies matrices of this result; for integers, what their values may choose from."""
     if dtype.kind not in "iu":
         return "BLAS"
+    from tilewright.kernels import host_integer
+
     return "52-bit multiply-adds or exact digits" if host_integer.available() else "BLAS on exact digits"
 
 
@@ -117,11 +121,11 @@ def _ring(array: np.ndarray) -> np.ndarray:
 
 
 def _extremes(array: Any, start: int, stop: int) -> Any:
-    low = numba.int64(array[start, 0])
+    low = np.int64(array[start, 0])
     high = low
     for i in range(start, stop):
         for j in range(array.shape[1]):
-            value = numba.int64(array[i, j])
+            value = np.int64(array[i, j])
             low = min(low, value)
             high = max(high, value)
     return low, high
@@ -160,18 +164,18 @@ def _split(
         line[:] = 0
         if i < first.shape[0]:
             for j in range(first.shape[1]):
-                line[j] = numba.int64(first[i, j])
+                line[j] = np.int64(first[i, j])
         if i < second.shape[0]:
             for j in range(second.shape[1]):
-                line[j] += sign * numba.int64(second[i, j])
+                line[j] += sign * np.int64(second[i, j])
         if spare:
             # The representative nearest zero, so that the last digit is short.
             for j in range(columns):
                 line[j] = (line[j] << spare) >> spare
         for d in range(count - 1):
             width = widths[d]
-            half = numba.int64(1) << (width - 1)
-            mask = (numba.int64(1) << width) - 1
+            half = np.int64(1) << (width - 1)
+            mask = (np.int64(1) << width) - 1
             for j in range(columns):
                 low = ((line[j] + half) & mask) - half
                 digit[d, j] = low
@@ -211,7 +215,7 @@ def _collect(
         for p in range(products.shape[0]):
             weight = weights[p]
             for j in range(columns):
-                line[j] += weight * numba.int64(products[p, i, j])
+                line[j] += weight * np.int64(products[p, i, j])
         if i < first.shape[0]:
             for j in range(first.shape[1]):
                 first[i, j] += first_sign * line[j]
@@ -323,6 +327,8 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
     a, b = _ring(a), _ring(b)
     # Signed, because Numba would make float64 of int64 + uint64; sums wrap to the same bits.
     target = out.view(f"i{out.dtype.itemsize}")
+    from tilewright.kernels import host_integer  # with loops of its own, which float has no use for
+
     if not accumulate:
         target[...] = 0
     with ThreadPoolExecutor(cpu_threads()) as pool:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numba
 import numpy as np
 
+from tilewright.kernels.deferred import numba
 from tilewright.kernels.launch import ceil_div
 
 PIECES = 4
@@ -74,15 +74,17 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _compile_something() -> None:
+    compiled(_same, numba.int64)
+
+
 @functools.cache
 def start_compiler() -> threading.Thread:
     """Have Numba set itself up for the CPU, on a thread of its own, so that the first loop that is needed does not wait
-    for it: that takes 0.13 s in every process, after which a loop is loaded from Numba's disk cache in 4 ms.
+    for it: that takes 0.25 s in every process, after which a loop is loaded from Numba's disk cache in 4 ms.
 
     Whoever needs a loop before waits for the rest of it. An error here comes again where a loop is needed.
     """
-    thread = threading.Thread(
-        target=compiled, args=(_same, numba.int64), name="tilewright-start-compiler", daemon=True
-    )
+    thread = threading.Thread(target=_compile_something, name="tilewright-start-compiler", daemon=True)
     thread.start()
     return thread

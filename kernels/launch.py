@@ -18,9 +18,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
-from numba.core import config
 
 from tilewright.kernels.bfloat16 import BFLOAT16, device_functions, is_bfloat16
 from tilewright.kernels.compiled import (
@@ -29,11 +27,11 @@ from tilewright.kernels.compiled import (
     argument_layout,
     device_capability,
 )
-from tilewright.kernels.deferred import cuda
+from tilewright.kernels.deferred import cuda, numba
 from tilewright.kernels.errors import DeviceUnavailableError, OptionError
 from tilewright.kernels.recording import ALIGNMENT, Plan, Recording
 
-SIMULATOR = bool(config.ENABLE_CUDASIM)
+SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM", "0").strip() not in ("", "0")
 """Whether this process runs Numba's CUDA simulator (``NUMBA_ENABLE_CUDASIM=1``) in place of a GPU."""
 
 DEVICES = ("auto", "cuda", "cpu")

@@ -8,8 +8,12 @@ and release the interpreter's lock, so that one call runs on each of many thread
 
 from __future__ import annotations
 
-import numba
+import functools
+from typing import Any
+
 import numpy as np
+
+from tilewright.kernels.deferred import numba
 
 WIDE_DTYPES = {
     "i": np.dtype(np.int64),
@@ -39,8 +43,13 @@ BLOCK_COLUMNS = 512
 """Columns widened together: with 16 rows 64 KB, which stays in the second-level cache."""
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
-def add_thin_product(block, vectors, out, square_vectors, square_out):  # type: ignore[no-untyped-def]
+def add_thin_product(
+    block: np.ndarray,
+    vectors: np.ndarray,
+    out: np.ndarray,
+    square_vectors: np.ndarray,
+    square_out: np.ndarray,
+) -> None:
     """``out += block @ vectors.T`` and ``square_out += |block|² @ square_vectors.T``, reading ``block`` once.
 
     block: rows × columns, any strides, widened. vectors: count × columns, C-ordered, of the wide dtype; out: rows ×
@@ -48,6 +57,15 @@ def add_thin_product(block, vectors, out, square_vectors, square_out):  # type: 
     that part out. Both outs are written. Integers wrap modulo 2^64. Sums are taken in vector registers, so their
     order is not that of the columns; NaN and infinity propagate.
     """
+    _compiled_loop()(block, vectors, out, square_vectors, square_out)
+
+
+@functools.cache
+def _compiled_loop() -> Any:
+    return numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})(_add_thin_product)
+
+
+def _add_thin_product(block: Any, vectors: Any, out: Any, square_vectors: Any, square_out: Any) -> None:
     rows, columns = block.shape
     wide = np.empty((BLOCK_ROWS, BLOCK_COLUMNS), vectors.dtype)
     squares = np.empty(BLOCK_COLUMNS, np.float64)

@@ -58,7 +58,7 @@ def load_profiles(path: str | os.PathLike[str] | None = None) -> dict[str, dict[
 
 @contextmanager
 def open_cluster(
-    cluster: Cluster = "local", config: str | os.PathLike[str] | None = None
+    cluster: Cluster = "local", config: str | os.PathLike[str] | None = None, *, loops: bool = True
 ) -> Iterator[Client]:
     """A client of the cluster that a profile, an address or a client names; what was started here is ended here.
 
@@ -69,6 +69,8 @@ def open_cluster(
         ``distributed.Client``, which is yielded as it is and left open.
     config
         The profiles file; see ``load_profiles`` for where it is looked for.
+    loops
+        Whether Numba had better set itself up meanwhile, where workers of this process will run on the CPU.
 
     Raises
     ------
@@ -96,16 +98,16 @@ def open_cluster(
             )
         profile = dict(profiles[cluster])
     with ExitStack() as stack:
-        yield _start(stack, cluster, profile)
+        yield _start(stack, cluster, profile, loops)
 
 
-def _start(stack: ExitStack, name: str, profile: dict[str, Any]) -> Client:
+def _start(stack: ExitStack, name: str, profile: dict[str, Any], loops: bool) -> Client:
     kind = profile.pop("kind")
     if kind == "existing":
         return _connect(stack, name, profile)
     try:
         if kind == "local":
-            if not cuda_available():
+            if loops and not cuda_available():
                 start_compiler()  # for the CPU's loops, while the cluster starts
             # Short-lived and in this process: no dashboard to start, and no port that a second run would find taken.
             quiet = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}

@@ -21,7 +21,8 @@ from numba import cuda
 
 from tilewright.kernels import file_upload
 from tilewright.kernels.calls import lane_words
-from tilewright.kernels.file_upload import Rectangle, Upload
+from tilewright.kernels.file_rectangles import ANY_LENGTH, Rectangle
+from tilewright.kernels.file_upload import Upload
 from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_select import add_counts, clear, count_on_device
 from tilewright.kernels.histogram_tokens import Kind
@@ -114,7 +115,7 @@ class Text:
                 Rectangle(
                     path,
                     begin,
-                    file_upload.ANY_LENGTH,
+                    ANY_LENGTH,
                     1,
                     end - begin,
                     end - begin,

@@ -29,7 +29,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore, MemoryStore
 
-from tilewright.kernels.file_upload import ANY_LENGTH, LEAST_USEFUL_SHARE, LONG_ROW_NBYTES, Rectangle
+from tilewright.kernels.file_rectangles import ANY_LENGTH, LEAST_USEFUL_SHARE, LONG_ROW_NBYTES, Rectangle
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.chunks import (
     DamagedChunkError,

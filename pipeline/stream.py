@@ -18,13 +18,12 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import zarr
 
-from tilewright.kernels import file_download, file_upload, host, matmul
-from tilewright.kernels.calls import lane_words
+from tilewright.kernels import host, matmul
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
 from tilewright.kernels.memory import allocating
@@ -42,6 +41,9 @@ from tilewright.pipeline.store import (
     region_writes,
     run_all,
 )
+
+if TYPE_CHECKING:
+    from tilewright.kernels import file_upload
 
 STAGES = ("read", "upload", "compute", "download", "write")
 THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("download", "write")}
@@ -401,6 +403,8 @@ class _Lane:
     def __init__(self) -> None:
         from numba import cuda
 
+        from tilewright.kernels.calls import lane_words
+
         with allocating("pinned memory for one thread that reads or writes", LANE_NBYTES, on_gpu=False):
             memory = pinned_bytes(LANE_NBYTES)
         self._blocks = memory[:BLOCK_NBYTES], memory[BLOCK_NBYTES : 2 * BLOCK_NBYTES]
@@ -434,17 +438,18 @@ class CudaUnit:
     def __init__(self, product: Product) -> None:
         from numba import cuda
 
+        from tilewright.kernels import file_download, file_upload
+
         self._product = product
-        self._cuda = cuda
+        self._cuda, self._upload, self._download = cuda, file_upload, file_download
         self._compute_stream = cuda.stream()
         count = product.read_threads + product.write_threads  # so that no thread ever waits for a lane
         with _spare_lanes_lock:
             lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(count)]
         self._lanes = _pool(lanes)
-        if file_upload.available():
-            file_upload.prepare()
-        if file_download.available():
-            file_download.prepare()
+        for loops in (file_upload, file_download):
+            if loops.available():
+                loops.prepare()
 
     def allocate(self, size: int, dtype: np.dtype) -> Any:
         with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=True):
@@ -471,10 +476,10 @@ class CudaUnit:
         def ordinary(parts: list[RegionRead]) -> list[Callable[[], _Move]]:
             return [partial(self.load, part, panel, shape, used) for part in parts]
 
-        if not file_upload.available():
+        if not self._upload.available():
             return Loading(ordinary(region_reads(array, region)), settle=settle)
         plain, others = region_uploads(array, region, address(panel), shape[1] * panel.dtype.itemsize)
-        upload = file_upload.Upload([part.rectangle for part in plain], BLOCK_NBYTES)
+        upload = self._upload.Upload([part.rectangle for part in plain], BLOCK_NBYTES)
         threads = min(self._product.read_threads, upload.blocks)
         calls: list[Callable[[], _Move]] = [partial(self._run_loop, upload, used) for _ in range(threads)]
 
@@ -566,13 +571,13 @@ class CudaUnit:
                 clock = time.perf_counter()
 
         def fill(lane: _Lane, descriptor: int) -> bool:
-            good, _, waiting = file_download.store(
+            good, _, waiting = self._download.store(
                 descriptor, corner, pitch, height, width * item, BLOCK_NBYTES, lane.words
             )
             moving[0] += waiting
             return good
 
-        direct = file_download.available() and dtype == target.dtype
+        direct = self._download.available() and dtype == target.dtype
         clock = time.perf_counter()
         with self._lane() as lane:
             piece.write(bands(lane), partial(fill, lane) if direct else None)

@@ -34,15 +34,15 @@ LOOK_SECONDS = 2.0
 NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
 
 
-def survey(client: Client, device: str) -> list[tasks.WorkerFacts]:
-    """What every worker is; waits for none to come.
+def survey(client: Client, device: str, *, loops: bool = True) -> list[tasks.WorkerFacts]:
+    """What every worker is; waits for none to come. loops: whether a CPU will need Numba's compiled loops.
 
     Raises
     ------
     ClusterError
         There are no workers, or they would not all use the same kind of device.
     """
-    answers: dict[str, tasks.WorkerFacts | TilewrightError] = client.run(tasks.worker_facts, device)
+    answers: dict[str, tasks.WorkerFacts | TilewrightError] = client.run(tasks.worker_facts, device, loops)
     facts: dict[str, tasks.WorkerFacts] = {}
     for worker, answer in answers.items():
         if isinstance(answer, TilewrightError):

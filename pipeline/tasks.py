@@ -50,10 +50,11 @@ def cores_here() -> int:
     return int(threads) if threads.isdigit() and int(threads) > 0 else CPU_COUNT
 
 
-def worker_facts(device: str, dask_worker: Any) -> WorkerFacts | TilewrightError:
+def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | TilewrightError:
     """Look at this worker and resolve ``device`` (``auto``, ``cuda`` or ``cpu``) on it.
 
-    ``dask_worker`` is filled in by ``Client.run``, which calls this on the worker's event loop.
+    loops: whether a CPU will need compiled loops, so that Numba had better begin. ``dask_worker`` is filled in by
+    ``Client.run``, which calls this on the worker's event loop.
 
     An error of ours is returned rather than raised, which the worker would report at length on its own account:
     ``cuda`` was asked for and this worker has no usable GPU.
@@ -68,7 +69,8 @@ def worker_facts(device: str, dask_worker: Any) -> WorkerFacts | TilewrightError
     close_idle_engines()
     name, free = "CPU", None
     if found == "cpu":
-        start_compiler()  # while the job is planned and its first bytes are read
+        if loops:
+            start_compiler()  # while the job is planned and its first bytes are read
     else:
         from numba import cuda
 

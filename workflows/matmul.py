@@ -37,6 +37,9 @@ from tilewright.pipeline.submit import survey
 from tilewright.pipeline.tasks import WorkerFacts, cores_here
 from tilewright.pipeline.verify import check_rounds, verify_product
 
+SMALL_PRODUCTS = 2**36
+"""Multiplications that two cores have done in a second: of a product of fewer, the time counts and not the memory."""
+
 
 def matmul(
     a: Source,
@@ -114,8 +117,11 @@ def matmul(
         overwrite,
         listener,
     )
-    with open_cluster(cluster, cluster_file) as client:
-        facts = survey(client, device)
+    # On a CPU floating point is BLAS's, and Numba, which the check needs, comes behind the product; unless that is
+    # over so soon that the check would wait for it.
+    loops = c_dtype.kind in "iu" or left.size * right.shape[int(not transpose_b)] < SMALL_PRODUCTS
+    with open_cluster(cluster, cluster_file, loops=loops) as client:
+        facts = survey(client, device, loops=loops)
         request = {
             "transpose": [transpose_a, transpose_b],
             "dtype": str(c_dtype),
@@ -135,7 +141,7 @@ def matmul(
                 " same command goes on with them",
             ) from first.error
         client.run(tasks.release_memory)
-        facts = survey(client, device)  # what is free has changed, or it would have fitted
+        facts = survey(client, device, loops=loops)  # what is free has changed, or it would have fitted
         try:
             return _attempt(client, job, facts, digest, resume=False, failed=first.plan)
         except PlanError as error:
@@ -328,7 +334,7 @@ def plan_matmul(
         facts = [_facts_here(device, host_memory)] * workers
     else:
         with open_cluster(cluster, cluster_file) as client:
-            facts = survey(client, device)
+            facts = survey(client, device, loops=False)
     return _plan(left, right, None, c_dtype, transpose_a, transpose_b, facts, device_memory, None, precision)
 
 

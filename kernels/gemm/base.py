@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numba
 import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.deferred import numba
 from tilewright.kernels.launch import numba_type
 
 Capability = tuple[int, int]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.kernels.pretended_driver import BLOCK, Driver, run
 from tilewright.kernels import calls, file_upload
-from tilewright.kernels.file_upload import ANY_LENGTH, DRIVER, Rectangle, Upload
+from tilewright.kernels.file_rectangles import ANY_LENGTH, Rectangle
+from tilewright.kernels.file_upload import DRIVER, Upload
 from tilewright.kernels.launch import SIMULATOR, driver_library
 
 

@@ -263,7 +263,8 @@ def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch
     started = []
     monkeypatch.setattr(tasks, "start_compiler", lambda: started.append(True))
     worker = SimpleNamespace(memory_manager=SimpleNamespace(memory_limit=2**30))
-    facts = tasks.worker_facts("cpu", worker)
-    assert isinstance(facts, tasks.WorkerFacts)
-    assert (facts.device, facts.host_limit_nbytes) == ("cpu", 2**30)
+    for loops in (False, True):
+        facts = tasks.worker_facts("cpu", loops, worker)
+        assert isinstance(facts, tasks.WorkerFacts)
+        assert (facts.device, facts.host_limit_nbytes) == ("cpu", 2**30)
     assert started == [True]
