@@ -229,7 +229,7 @@ def read_range(document: Document, start: int, stop: int, target: np.ndarray) ->
 def reader(document: Document) -> decompress.Fill:
     """What gives a compressed document from its beginning to its end, decompressed.
 
-    It may give fewer bytes than there is room for, none at the end alone, and never raises but
+    It may give fewer bytes than there is room for, and none at the end.
 
     Raises
     ------

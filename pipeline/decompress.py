@@ -23,7 +23,7 @@ BLOCK_NBYTES = 2**20
 stand for gigabytes."""
 
 Fill = Callable[[np.ndarray], int]
-"""Fills memory, uint8, with the next bytes of a document, and returns how many: 0 at its end, and nowhere else."""
+"""Fills memory, uint8, with the next bytes of a document, and returns how many: 0 without room, and at the end."""
 
 WINDOW_BITS = 27
 """How far back, 128 MiB, Zstandard data may refer, which takes as much memory; ``zstd --long=31`` writes more."""
@@ -190,11 +190,13 @@ class _Frames:
         return data
 
     def fill(self, target: np.ndarray) -> int:
+        if not len(target):
+            return 0  # the decoder calls it an error to have no room
         try:
             count: int = self._reader.readinto(target)
         except zstandard.ZstdError as error:
             raise self._source.malformed(error) from error
-        if not count and len(target):
+        if not count:
             self._source.check_end(self._ends.inside)
         return count
 

@@ -372,7 +372,7 @@ def _beginning(document: Document, nbytes: int) -> np.ndarray:
         read_range(document, 0, len(data), data)
         return data
     data, filled, fill = np.empty(nbytes, np.uint8), 0, reader(document)
-    while step := fill(data[filled:]):
+    while filled < nbytes and (step := fill(data[filled:])):
         filled += step
     return data[:filled]
 
