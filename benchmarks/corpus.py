@@ -3,7 +3,7 @@
     python benchmarks/corpus.py [FOLDER [TEXT_FOLDER]] [--workers N] [--storage S] [--kind K ...] [--repeats R]
 
 Writes corpus.json and a plot of each storage to FOLDER. On the GPUs of this machine, or on so many of them, 16 GiB of
-plain text by every kind, and 2 GiB compressed by Zstandard by byte; on a CPU 1 GiB and 256 MiB. The text stands in
+plain text by every kind, and 8 GiB compressed by Zstandard by byte; on a CPU 1 GiB and 256 MiB. The text stands in
 TEXT_FOLDER meanwhile, /dev/shm unless it is given: what is measured is the way from the page cache to the counts.
 
 On a large GPU about 90 s for plain text, of which each kind takes some ten to compile in every worker and in the peer,
@@ -26,7 +26,7 @@ from tilewright.pipeline.histogram import share_of_cores
 from tilewright.workflows.bench.corpus import STORAGES, describe_floors, run_corpus
 from tilewright.workflows.bench.e2e import cluster_of
 
-GPU_NBYTES = {"plain": 16 << 30, "zstd": 2 << 30}
+GPU_NBYTES = {"plain": 16 << 30, "zstd": 8 << 30}
 CPU_NBYTES = {"plain": 1 << 30, "zstd": 256 << 20}
 GPU_PEER_NBYTES = {"plain": 2 << 30, "zstd": 512 << 20}
 CPU_PEER_NBYTES = {"plain": 256 << 20, "zstd": 64 << 20}

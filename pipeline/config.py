@@ -41,7 +41,7 @@ SETTINGS = (
             "the size that one panel of A and B together is aimed at, on a GPU"),
     Setting("tilewright.tiles", 8, "tiles",
             "tiles that C is cut into at least; up to this many workers give the same tiles and the same bits"),
-    Setting("tilewright.read-threads", 8, "threads",
+    Setting("tilewright.read-threads", 12, "threads",
             "threads of one worker that read and decode chunks, or on a GPU read text; local files on a CPU: at most"
             " its cores"),
     Setting("tilewright.decompress-threads", None, "threads",

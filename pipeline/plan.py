@@ -100,7 +100,7 @@ class Limits:
     """The size that a panel of A and one of B are aimed at together."""
     tiles: int = 8
     """Tiles that C is cut into at least, so that one is written while the next is computed, and workers share."""
-    read_threads: int = 8
+    read_threads: int = 12
     write_threads: int = 8
     workspace_nbytes: Callable[[int, int, int], int] = no_workspace
     """Bytes that the kernel borrows to add a panel of this depth into a tile of these rows and columns."""
