@@ -310,7 +310,7 @@ def _device_readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack
     stack.callback(unit.close)
     pool = stack.enter_context(ThreadPoolExecutor(case.threads))
     panel = _on_gpu(matrix.size, matrix.dtype)
-    read = partial(_load_by_ours, unit, path, panel, matrix.shape, pool)
+    read = partial(_load_by_ours, unit, array, panel, matrix.shape, pool)
     yield contestant("tilewright", read, panel, lambda found: whole(found.view(np.uint8)), peer=False)
 
 
@@ -367,10 +367,11 @@ def _device_unit(path: Path, threads: int) -> Unit:
 
 
 def _load_by_ours(
-    unit: Unit, path: Path, panel: Any, shape: tuple[int, int], pool: ThreadPoolExecutor
+    unit: Unit, array: zarr.Array[Any], panel: Any, shape: tuple[int, int], pool: ThreadPoolExecutor
 ) -> None:
+    """As a worker loads a panel, of an array that it opened once: KvikIO is told the files, and opens those alone."""
     whole = (slice(0, shape[0]), slice(0, shape[1]))
-    load_all(pool, [unit.loading(zarr.open_array(path, mode="r"), whole, panel, shape)])
+    load_all(pool, [unit.loading(array, whole, panel, shape)])
     _synchronize()
 
 
