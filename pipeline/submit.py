@@ -108,7 +108,8 @@ def run_placed(
 
     Each worker has as many under way as it has threads, and one more to find waiting. They are of its own share, and
     when that is handed out, of others'; a task whose worker is lost goes to any other, and waits for one where there is
-    none. When workers have come or gone what is left is divided anew. Otherwise as ``run_bounded``, and raises as that does.
+    none. When workers have come or gone what is left is divided anew. Otherwise as ``run_bounded``, and raises as that
+    does.
     """
     threads = threads_of(client)
     placement.share_among(list(threads))
