@@ -9,6 +9,7 @@ and release the interpreter's lock, so that one call runs on each of many thread
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,13 @@ def add_thin_product(
     that part out. Both outs are written. Integers wrap modulo 2^64. Sums are taken in vector registers, so their
     order is not that of the columns; NaN and infinity propagate.
     """
-    _compiled_loop()(block, vectors, out, square_vectors, square_out)
+    with _loop_lock:
+        loop = _compiled_loop()
+    loop(block, vectors, out, square_vectors, square_out)
+
+
+_loop_lock = threading.Lock()
+"""Else each of the threads that come first at once would get, and compile or load, a loop of its own."""
 
 
 @functools.cache

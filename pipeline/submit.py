@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from distributed import Client, Future, as_completed
@@ -23,13 +25,14 @@ from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import Tile
 
 Result = TypeVar("Result")
+Answer = TypeVar("Answer")
 
 Feed = Callable[[Counter[str | None]], Iterator[tuple[int, tuple[Any, ...], str | None]]]
 """Calls to submit now, given how many are under way for each worker, which counts along: place, arguments, and the
 worker they are for, if any."""
 
 LOOK_SECONDS = 2.0
-"""How often, at most, a run looks whether workers have come or gone."""
+"""How often, at most, a run looks whether workers have come or gone, and whether all its tasks have one."""
 
 NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
 
@@ -104,8 +107,9 @@ def run_placed(
     """Submit ``function(*call(tile))`` for every tile of ``placement``; yield its index and the result as it finishes.
 
     Each worker has as many under way as it has threads, and one more to find waiting. They are of its own share, and
-    when that is handed out, of others'; a task whose worker is lost goes to any other. When workers have come or gone
-    what is left is divided anew. Otherwise as ``run_bounded``, and raises as that does.
+    when that is handed out, of others'; a task whose worker is lost goes to any other, and waits for one where there is
+    none. When workers have come or gone what is left is divided anew. Otherwise as ``run_bounded``, and raises as that
+    does.
     """
     threads = threads_of(client)
     placement.share_among(list(threads))
@@ -114,9 +118,8 @@ def run_placed(
     def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
         nonlocal threads, looked
         if len(placement) and time.monotonic() - looked > LOOK_SECONDS:
-            there = (
-                client.nthreads()
-            )  # none at all: they are being restarted, and come back under other names
+            there = _answer_of(client.nthreads)
+            # None at all: they are being restarted, and come back under other names.
             if there and there.keys() != threads.keys():
                 placement.share_among(list(there))
             threads, looked = there or threads, time.monotonic()
@@ -128,38 +131,79 @@ def run_placed(
     yield from _run(client, function, feed, lambda: len(placement), key=key)
 
 
+@dataclass(frozen=True)
+class _Task:
+    """What was submitted for a call."""
+
+    place: int
+    call: tuple[Any, ...]
+    worker: str | None
+    """Whom it was meant for, if anybody."""
+
+
 def _run(
     client: Client, function: Callable[..., Result], feed: Feed, left: Callable[[], int], *, key: str
 ) -> Generator[tuple[int, Result], None, None]:
-    """Submit what ``feed`` gives, at the start and whenever a result has come, and yield results as they finish;
-    ``left`` says how many calls it still has."""
+    """Submit what ``feed`` gives, at the start, whenever a result has come, and when none has for `LOOK_SECONDS`; yield
+    results as they finish. ``left`` says how many calls it still has."""
     retries = config.get("retries")
-    places: dict[Future, tuple[int, str | None]] = {}
-    under_way: Counter[str | None] = Counter()
+    under_way: dict[Future, _Task] = {}
+    counts: Counter[str | None] = Counter()
+    unplaced: set[Future] = set()
+    # With results: to ask for one that was lost with its worker would be to wait for it here.
+    completed = as_completed(with_results=True, raise_errors=False)
 
-    def submit(completed: Any) -> None:
-        for place, call, worker in feed(under_way):
+    def submit(task: _Task, name: str, **where: Any) -> None:
+        future = client.submit(function, *task.call, key=name, pure=False, retries=retries, **where)
+        under_way[future] = task
+        counts[task.worker] += 1
+        completed.add(future)
+
+    def forget(future: Future) -> _Task:
+        task = under_way.pop(future)
+        counts[task.worker] -= 1
+        return task
+
+    def submit_next() -> None:
+        for place, call, worker in feed(counts):
             where = {"workers": [worker], "allow_other_workers": True} if worker else {}
-            future = client.submit(
-                function, *call, key=f"{key}-{place}", pure=False, retries=retries, **where
-            )
-            places[future] = place, worker
-            under_way[worker] += 1
-            completed.add(future)
+            submit(_Task(place, call, worker), f"{key}-{place}", **where)
 
-    completed = as_completed()
+    def submit_again() -> None:
+        # A task that was meant for a worker goes to another where there is one, but when it finds none at all it waits
+        # for that very worker, which comes back under another name, if at all. A look is too early for a task that the
+        # scheduler has not received yet, or whose result is on its way, so that it takes two.
+        meant = {future for future, task in under_way.items() if task.worker is not None}
+        placed = set(chain(*_answer_of(client.processing).values())) if meant else set()
+        waiting = {future for future in meant if future.key not in placed and not future.done()}
+        for future in waiting & unplaced:
+            task = replace(forget(future), worker=None)
+            client.cancel([future], force=True)
+            submit(task, f"{key}-{task.place}-again")
+        unplaced.clear()
+        unplaced.update(waiting)
+
     try:
-        submit(completed)
-        for future in completed:
-            place, worker = places.pop(future)
-            under_way[worker] -= 1
-            result = _result_of(future, retries)
+        submit_next()
+        while under_way:
+            with completed.thread_condition:
+                ready = completed.thread_condition.wait_for(completed.has_ready, LOOK_SECONDS)
+            if not ready:
+                submit_again()
+                submit_next()
+                continue
+            future, value = next(completed)
+            if future not in under_way:
+                continue  # it was submitted again
+            task = forget(future)
+            if future.status in ("error", "cancelled"):
+                value = _result_of(future, retries)
             future.release()
-            submit(completed)
-            yield place, result
-        _check_all_came(len(places) + left(), key)
+            submit_next()
+            yield task.place, value
+        _check_all_came(left(), key)
     finally:
-        client.cancel(list(places), force=True)
+        client.cancel(list(under_way), force=True)
 
 
 def run_combined(
@@ -240,20 +284,20 @@ def threads_of(client: Client) -> dict[str, int]:
     ClusterError
         There are no workers, or the scheduler does not answer.
     """
-    threads = _threads_now(client)
+    threads: dict[str, int] = _answer_of(client.nthreads)
     if not threads:
         raise ClusterError(NO_WORKERS)
     return threads
 
 
-def _threads_now(client: Client) -> dict[str, int]:
+def _answer_of(ask: Callable[[], Answer]) -> Answer:
+    """What the scheduler answers; ClusterError where it does not."""
     try:
-        threads: dict[str, int] = client.nthreads()
+        return ask()
     except OSError as error:
         raise ClusterError(
             f"the scheduler went away: {error}; bring a cluster up and run it again"
         ) from error
-    return threads
 
 
 def window_of(client: Client) -> int:

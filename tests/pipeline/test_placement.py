@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 import time
 from collections import Counter
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.pipeline import submit
+from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.placement import Placement, divide
 from tilewright.pipeline.plan import Limits, MatmulPlan, StoredMatrix, Tile, plan_matmul
 from tilewright.pipeline.stream import PanelCache
@@ -207,7 +210,7 @@ def test_a_slow_worker_is_helped(two: Any) -> None:
 
 def test_a_worker_that_joins_gets_a_share(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, client = two
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
     found: dict[int, str] = {}
     before = set(client.nthreads())
     for index, worker in placed(client, plan_of((6, 5), 3), 0.05):
@@ -221,7 +224,7 @@ def test_a_worker_that_joins_gets_a_share(two: Any, monkeypatch: pytest.MonkeyPa
 
 def test_the_tiles_of_a_worker_that_leaves_go_to_others(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, client = two
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
     found: dict[int, str] = {}
     for index, worker in placed(client, plan_of((5, 4), 2), 0.05):
         if not found:
@@ -231,3 +234,35 @@ def test_the_tiles_of_a_worker_that_leaves_go_to_others(two: Any, monkeypatch: p
         found[index] = worker
     closing.join()
     assert sorted(found) == list(range(20))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_workers_may_be_lost_at_once(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that were meant for one of them go to those that come in their place, under other names; so do tasks
+    whose result was lost before it was asked for."""
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.2)
+    found: Counter[int] = Counter()
+    with (
+        LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        for index, _ in placed(client, plan_of((4, 3), workers), 0.1):
+            if not found:
+                for process in client.run(os.getpid).values():
+                    os.kill(process, signal.SIGKILL)
+            found[index] += 1
+    assert found == Counter(range(12))
+
+
+def test_a_scheduler_that_goes_away_meanwhile_is_named(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, client = two
+
+    def lost() -> None:
+        raise OSError("Timed out trying to connect")
+
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
+    results = placed(client, plan_of((5, 4), 2), 0.1)
+    next(results)
+    monkeypatch.setattr(client, "nthreads", lost)
+    with pytest.raises(ClusterError, match="the scheduler went away: Timed out"):
+        list(results)
