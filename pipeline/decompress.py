@@ -37,6 +37,10 @@ class DamagedError(ValueError):
     """Compressed bytes that stand for no document."""
 
 
+class TooWideError(ValueError):
+    """Compressed bytes, sound ones, that take more memory to decompress than is allowed."""
+
+
 class Decompressor(Protocol):
     """One member's state, as `bz2` and `lzma` have it."""
 
@@ -104,8 +108,9 @@ def reader(codec: str, stored: Iterable[bytes]) -> Fill:
     """What gives the bytes that the stored bytes of a file stand for; it may give fewer than there is room for.
 
     codec: a value of `SUFFIXES`. stored: the file's bytes in any blocks that are not empty, taken as they are needed.
-    It raises DamagedError where they are malformed, end within a member, or fail a checksum that the format has;
-    errors of ``stored`` pass through.
+    It raises DamagedError where they are malformed, end within a member, or fail a checksum that the format has, and
+    TooWideError where they refer further back than `WINDOW_BITS` or `XZ_NBYTES` allow; errors of ``stored`` pass
+    through.
     """
     return _Frames(stored).fill if codec == ZSTD else _Members(codec, stored).fill
 
@@ -124,7 +129,13 @@ class _Source:
         self.taken += len(data)
         return data
 
-    def malformed(self, error: Exception) -> DamagedError:
+    def malformed(self, error: Exception) -> DamagedError | TooWideError:
+        # The libraries have no other way to say it than by these words.
+        if "too much memory" in str(error) or "Memory usage limit" in str(error):
+            most = 2**WINDOW_BITS if self.codec == ZSTD else XZ_NBYTES
+            return TooWideError(
+                f"its {self.codec} takes more than the {most >> 20} MiB allowed for its window"
+            )
         return DamagedError(f"{self.codec} finds within its first {self.taken} bytes: {error}")
 
     def check_end(self, inside: bool) -> None:
