@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -94,6 +95,43 @@ def run_bounded(
             yield *found, None
 
     yield from _run(client, function, feed, lambda: sum(1 for _ in numbered), key=key)
+
+
+def run_sent(
+    client: Client,
+    function: Callable[..., Result],
+    calls: Iterable[tuple[Any, ...]],
+    values: tuple[Any, ...],
+    *,
+    key: str,
+    window: int,
+) -> Generator[tuple[int, Result], None, None]:
+    """As ``run_bounded`` of ``function(*call, *values)``, with values that are too large to go along with each call.
+
+    They go to each worker once, and again when all workers that held them were lost, as often as a task is retried.
+    """
+    left = dict(enumerate(calls))
+    for attempt in range(config.get("retries") + 1):
+        places = list(left)
+        try:
+            held = client.scatter(list(values), broadcast=True, hash=False)
+            results = run_bounded(
+                client,
+                function,
+                ((*left[place], *held) for place in places),
+                key=f"{key}-{attempt}",
+                window=window,
+            )
+            with closing(results):
+                for number, result in results:
+                    del left[places[number]]
+                    yield places[number], result
+            return
+        except ClusterError:
+            if attempt == config.get("retries") or client.status != "running":
+                raise
+        except OSError as error:
+            raise ClusterError(f"no worker takes what {key} needs: {error}; {NO_WORKERS}") from error
 
 
 def run_placed(

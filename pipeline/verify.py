@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -31,7 +31,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.errors import OptionError, ShapeError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, counted, ignore
 from tilewright.pipeline.store import RegionRead, as_stored_matrix, name_of, region_reads
-from tilewright.pipeline.submit import run_bounded, window_of
+from tilewright.pipeline.submit import Result, run_bounded, run_sent, window_of
 
 TASK_NBYTES = 256 * 2**20
 """About how many bytes of a matrix one task of the check goes through, in whole chunks."""
@@ -203,8 +203,6 @@ def verify_product(
         )
     dtype = c.dtype.newbyteorder("=")
     probe = _draw_probe(n, dtype, rounds, as_stored_matrix(c).unit[1])
-    # Long vectors go to each worker once, not along with each task.
-    sent: Any = probe if probe.vectors.nbytes <= SENT_NBYTES else client.scatter(probe, broadcast=True)
     run = f"verify-{time.time_ns():x}"
     right_step, left_step = right.step(), max(left.step(), result.step())
     right_rows = [slice(i, min(i + right_step, k)) for i in range(0, k, right_step)]
@@ -214,6 +212,18 @@ def verify_product(
     listener(WorkPlanned("verify", total, 0, "panels", nbytes, 0))
     window = window_of(client)
 
+    def on_workers(
+        function: Callable[..., Result],
+        calls: Iterable[tuple[Any, ...]],
+        values: tuple[Any, ...],
+        nbytes: int,
+        name: str,
+    ) -> Generator[tuple[int, Result], None, None]:
+        options: dict[str, Any] = {"key": f"{run}-{name}", "window": window}
+        if nbytes > SENT_NBYTES:  # long vectors go to each worker once, not along with each task
+            return run_sent(client, function, calls, values, **options)
+        return run_bounded(client, function, ((*call, *values) for call in calls), **options)
+
     def finished(place: int, array: zarr.Array[Any], rows: slice) -> None:
         share = array.nbytes * (rows.stop - rows.start) // max(1, array.shape[0])
         listener(UnitDone("verify", place, "", 0.0, share, 0, {}))
@@ -221,21 +231,17 @@ def verify_product(
     # Rows of vectors, as the loops read them: B x for every round and group, and B's squares by group.
     thin = np.zeros((len(probe.vectors) * probe.group_count, k), probe.dtype)
     squares = np.zeros((0 if probe.exact else probe.group_count, k))
-    projections = run_bounded(
-        client, _project, ((right, rows, sent) for rows in right_rows), key=f"{run}-b", window=window
+    projections = on_workers(
+        _project, ((right, rows) for rows in right_rows), (probe,), probe.vectors.nbytes, "b"
     )
     with closing(projections):
         for place, (part, square) in projections:
             thin[:, right_rows[place]], squares[:, right_rows[place]] = part.T, square.T
             finished(place, b, right_rows[place])
     allowed = 0.0 if probe.exact else tolerance(k, dtype, precision)
-    shared = client.scatter((thin, squares), broadcast=True) if left_rows else None
-    outcomes = run_bounded(
-        client,
-        _compare,
-        ((left, result, rows, shared, sent) for rows in left_rows),
-        key=f"{run}-a",
-        window=window,
+    shared_nbytes = thin.nbytes + squares.nbytes + probe.vectors.nbytes
+    outcomes = on_workers(
+        _compare, ((left, result, rows) for rows in left_rows), ((thin, squares), probe), shared_nbytes, "a"
     )
     faults: list[_Outcome] = []
     with closing(outcomes):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,7 +19,7 @@ import tilewright as tw
 from tilewright.pipeline import histogram, submit
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError
-from tilewright.pipeline.submit import run_bounded, run_combined, threads_of, window_of
+from tilewright.pipeline.submit import run_bounded, run_combined, run_sent, threads_of, window_of
 
 CALLS = [(number,) for number in range(7)]
 
@@ -62,6 +65,30 @@ def test_every_call_gives_its_result_once(client: Client, window: int) -> None:
 
 def test_every_group_gives_its_result_once(client: Client) -> None:
     assert sorted(combined(client)) == [(place, 5 * place + 2) for place in range(7)]
+
+
+def added(number: int, values: tuple[int, ...], more: int) -> int:
+    return number + sum(values) + more
+
+
+def test_every_call_gets_what_is_sent_to_workers_once(client: Client) -> None:
+    found = list(run_sent(client, added, CALLS, ((10, 20), 400), key="sent", window=2))
+    assert sorted(found) == [(place, place + 430) for place in range(7)]
+
+
+def test_what_was_sent_is_sent_again_when_its_workers_are_lost() -> None:
+    found: Counter[int] = Counter()
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        for place, result in run_sent(own, added, [(i,) for i in range(40)], ((1,), 1), key="lost", window=3):
+            if not found:
+                for process in own.run(os.getpid).values():
+                    os.kill(process, signal.SIGKILL)
+            assert result == place + 2
+            found[place] += 1
+    assert found == Counter(range(40))
 
 
 def test_no_calls_give_no_results(client: Client) -> None:
