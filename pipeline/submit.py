@@ -177,6 +177,8 @@ class _Task:
     call: tuple[Any, ...]
     worker: str | None
     """Whom it was meant for, if anybody."""
+    late: int = 0
+    """How often its result has not come in time."""
 
 
 def _run(
@@ -188,8 +190,8 @@ def _run(
     under_way: dict[Future, _Task] = {}
     counts: Counter[str | None] = Counter()
     unplaced: set[Future] = set()
-    # With results: to ask for one that was lost with its worker would be to wait for it here.
-    completed = as_completed(with_results=True, raise_errors=False)
+    # On this client's loop: without being told, it takes the one of whichever client was opened last.
+    completed = as_completed(loop=client.loop)
 
     def submit(task: _Task, name: str, **where: Any) -> None:
         future = client.submit(function, *task.call, key=name, pure=False, retries=retries, **where)
@@ -230,15 +232,22 @@ def _run(
                 submit_again()
                 submit_next()
                 continue
-            future, value = next(completed)
+            future = next(completed)
             if future not in under_way:
                 continue  # it was submitted again
+            patience = 2 ** under_way[future].late
+            try:
+                result = _result_of(future, retries, patience * LOOK_SECONDS)
+            except (
+                _ResultLateError
+            ):  # others first; if it was lost, it is done again, and may have to be submitted
+                under_way[future] = replace(under_way[future], late=under_way[future].late + 1)
+                completed.add(future)
+                continue
             task = forget(future)
-            if future.status in ("error", "cancelled"):
-                value = _result_of(future, retries)
             future.release()
             submit_next()
-            yield task.place, value
+            yield task.place, result
         _check_all_came(left(), key)
     finally:
         client.cancel(list(under_way), force=True)
@@ -269,7 +278,7 @@ def run_combined(
             inner += parts
             future = client.submit(combine, *head, *parts, key=f"{key}-{place}", pure=False, retries=retries)
             places[future] = place
-        for future in as_completed(list(places)):
+        for future in as_completed(list(places), loop=client.loop):
             yield places.pop(future), _result_of(future, retries)
         _check_all_came(len(places), key)
     finally:
@@ -285,9 +294,14 @@ def _check_all_came(missing: int, key: str) -> None:
         )
 
 
-def _result_of(future: Future, retries: int) -> Any:
+class _ResultLateError(Exception):
+    """A result has not come in time: its worker was lost with it, or it is large."""
+
+
+def _result_of(future: Future, retries: int, seconds: float | None = None) -> Any:
+    """The result of a task that is done, waited for so long; errors as ours."""
     try:
-        return future.result()
+        return future.result(timeout=seconds)
     except TilewrightError:
         raise
     except (CancelledError, CommClosedError) as error:
@@ -301,6 +315,8 @@ def _result_of(future: Future, retries: int) -> Any:
             " them more memory or the plan less (--device-memory)"
         ) from error
     except Exception as error:
+        if isinstance(error, TimeoutError) and future.status != "error":
+            raise _ResultLateError from error
         if is_out_of_memory(error):
             raise DeviceMemoryError(
                 f"task {future.key} ran out of memory {retries + 1} times, last with {type(error).__name__}: {error};"

@@ -18,7 +18,7 @@ from distributed import Client, LocalCluster
 import tilewright as tw
 from tilewright.pipeline import histogram, submit
 from tilewright.pipeline.corpus import list_corpus
-from tilewright.pipeline.errors import ClusterError
+from tilewright.pipeline.errors import ClusterError, TaskError
 from tilewright.pipeline.submit import run_bounded, run_combined, run_sent, threads_of, window_of
 
 CALLS = [(number,) for number in range(7)]
@@ -89,6 +89,54 @@ def test_what_was_sent_is_sent_again_when_its_workers_are_lost() -> None:
             assert result == place + 2
             found[place] += 1
     assert found == Counter(range(40))
+
+
+def large(number: int) -> bytes:
+    time.sleep(0.01)
+    return bytes(300_000)
+
+
+def test_two_clients_of_one_process_do_not_meet() -> None:
+    """Each has a loop of its own, on which alone its connections may be used, whichever client was opened last."""
+    options: dict[str, Any] = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": ":0"}
+    groups = [((0,), [(1,), (2,)])] * 3
+    with (
+        LocalCluster(**options) as one,
+        Client(one) as first,
+        LocalCluster(**options) as two,
+        Client(two) as second,
+    ):
+        assert first.loop is not second.loop
+        for own in (first, second):
+            results = run_bounded(own, large, [(i,) for i in range(100)], key="large", window=8)
+            assert sorted(place for place, _ in results) == list(range(100))
+            assert len(list(run_combined(own, double, total, groups, key="both"))) == 3
+
+
+def test_a_result_that_takes_long_is_waited_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.02)
+    real = submit.Future.result
+    waited: list[float] = []
+
+    def slow(future: Any, timeout: float | None = None) -> Any:
+        assert timeout is not None
+        waited.append(timeout)
+        if timeout < 0.3:
+            raise TimeoutError
+        return real(future, timeout)
+
+    monkeypatch.setattr(submit.Future, "result", slow)
+    assert sorted(bounded(client)) == [(place, 2 * place) for place in range(7)]
+    assert max(waited) == 0.32
+
+
+def overdue() -> None:
+    raise TimeoutError("a lock was not let go")
+
+
+def test_a_task_that_fails_by_a_timeout_is_named(client: Client) -> None:
+    with pytest.raises(TaskError, match="last with TimeoutError: a lock was not let go"):
+        list(run_bounded(client, overdue, [()], key="overdue", window=1))
 
 
 def test_no_calls_give_no_results(client: Client) -> None:
