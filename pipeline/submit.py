@@ -184,8 +184,9 @@ class _Task:
 def _run(
     client: Client, function: Callable[..., Result], feed: Feed, left: Callable[[], int], *, key: str
 ) -> Generator[tuple[int, Result], None, None]:
-    """Submit what ``feed`` gives, at the start, whenever a result has come, and when none has for `LOOK_SECONDS`; yield
-    results as they finish. ``left`` says how many calls it still has."""
+    """Submit what ``feed`` gives, at the start, whenever a result has come, and when none has for `LOOK_SECONDS`; after
+    as long, what waits for a worker that is gone, again. Yield results as they finish. ``left`` says how many calls
+    ``feed`` still has."""
     retries = config.get("retries")
     under_way: dict[Future, _Task] = {}
     counts: Counter[str | None] = Counter()
@@ -225,11 +226,14 @@ def _run(
 
     try:
         submit_next()
+        looked = time.monotonic()
         while under_way:
             with completed.thread_condition:
                 ready = completed.thread_condition.wait_for(completed.has_ready, LOOK_SECONDS)
-            if not ready:
+            if not ready or time.monotonic() - looked > LOOK_SECONDS:
                 submit_again()
+                looked = time.monotonic()
+            if not ready:
                 submit_next()
                 continue
             future = next(completed)
