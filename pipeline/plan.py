@@ -572,9 +572,9 @@ def _hold(
 
     Tiles are walked row by row and every second row backwards, and what was used longest ago gives way. So the
     panels of a row of A are read once for the row if all of them fit; they come first, since each byte of them
-    saves most. The columns of B that fit are those at which the walk turns round. A worker among several meets
-    rows and columns in the same order with gaps: what it holds whole it reads at most once, of the rest nothing is
-    promised.
+    saves most. The columns of B that fit are those at which the walk turns round. A worker among several walks a share
+    of the tiles in the same way, and at the end what others would come to last: what it holds whole it reads at most
+    once, of the rest nothing is promised.
     """
     rows, columns = grid
     if 0 in grid or panel_count == 0:
