@@ -48,6 +48,9 @@ SETTINGS = (
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
     Setting("tilewright.write-threads", 8, "threads",
             "threads of one worker that encode and write chunks; as read-threads on a CPU"),
+    Setting("tilewright.share-panels", True, "true or false",
+            "whether workers of one host, a GPU each, read panels that several want in parts and copy those from each"
+            " other's GPU"),
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"
@@ -89,6 +92,8 @@ def get(name: str, override: Any = None) -> Any:
             raise OptionError(
                 f"{where}: {value!r} is not a number of {setting.unit}; it must be {least} or more"
             )
+    elif setting.unit == "true or false" and not isinstance(value, bool):
+        raise OptionError(f"{where}: {value!r} is neither true nor false")
     elif setting.unit == "fraction" and not (isinstance(value, (int, float)) and 0 < value <= 1):
         raise OptionError(f"{where}: {value!r} is not a fraction; it must be more than 0 and at most 1")
     elif setting.unit == "path" and (not isinstance(value, (str, os.PathLike)) or not os.fspath(value)):

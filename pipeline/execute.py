@@ -39,6 +39,8 @@ class MatmulRun:
     stage moves several panels or tiles at once, the time counts once."""
     read_nbytes: int
     """Bytes of A and B that were read, as they are once decoded: no more than the plan says."""
+    shared_nbytes: int
+    """Bytes of A and B that workers copied from each other's GPUs rather than read."""
     workers: dict[str, dict[str, float]]
     """For each worker that did something, the seconds in which it did something of ``load``, ``compute``, ``write``."""
     resumed: int
@@ -61,8 +63,9 @@ class MatmulRun:
                 f" ({rate / 1e9:.4g} Gop/s, kernel {self.kernel})"
             ),
             self._busy(),
-            f"read {format_nbytes(self.read_nbytes)}, wrote {format_nbytes(plan.write_nbytes)},"
-            f" {counted(plan.tile_count, 'tile')}"
+            f"read {format_nbytes(self.read_nbytes)},"
+            + (f" took {format_nbytes(self.shared_nbytes)} from other GPUs," if self.shared_nbytes else "")
+            + f" wrote {format_nbytes(plan.write_nbytes)}, {counted(plan.tile_count, 'tile')}"
             + (f", {self.resumed} of them from an earlier run" if self.resumed else ""),
         ]
         if self.verification is not None:
@@ -104,7 +107,11 @@ def _tile_results(
     parts = range(product.plan.k_parts)
     if len(parts) == 1:
         placement = Placement(product.plan, tiles)
-        return run_placed(client, tasks.multiply_tile, placement, lambda tile: (product, tile), key=key)
+
+        def call(tile: Tile, worker: str) -> tuple[Any, ...]:
+            return product, tile, placement.sharers(tile, worker, product.sharing)
+
+        return run_placed(client, tasks.multiply_tile, placement, call, key=key)
     groups = [((product, tile), [(product, tile, part) for part in parts]) for tile in tiles]
     return run_combined(client, tasks.multiply_part, tasks.add_parts, groups, key=key)
 
@@ -129,6 +136,8 @@ class TilesDone:
     """The kernel, or kernels, that multiplied; ``none`` where nothing was left to do."""
     read_nbytes: int
     """Bytes of A and B that were read."""
+    shared_nbytes: int
+    """Bytes of A and B that were copied from GPU to GPU."""
     workers: dict[str, dict[str, float]]
     """Seconds in which each worker did something of each of `THREADS`."""
 
@@ -159,7 +168,7 @@ def run_tiles(
     listener(WorkPlanned("matmul", plan.tile_count, len(finished), "tiles", read, operations))
     stages: dict[str, float] = {}
     kernels: set[str] = set()
-    read_nbytes = 0
+    read_nbytes = shared_nbytes = 0
     spans: dict[str, dict[str, list[tuple[float, float]]]] = {}
     start = time.perf_counter()
     ended = False
@@ -172,6 +181,7 @@ def run_tiles(
                 record(report.index)
                 kernels.add(report.kernel)
                 read_nbytes += report.read_nbytes
+                shared_nbytes += report.shared_nbytes
                 for stage, seconds in report.stages.items():
                     stages[stage] = stages.get(stage, 0.0) + seconds
                 for span in report.spans:
@@ -193,6 +203,8 @@ def run_tiles(
         ended = True
     finally:
         if client.status == "running":  # else the scheduler is gone, and its error is on its way
+            if product.sharing:  # no worker frees what another may still copy from
+                client.run(tasks.stop_run, product.run, not ended)
             client.run(tasks.end_run, product.run, not ended)
     seconds = time.perf_counter() - start
     listener(WorkDone("matmul", seconds))
@@ -205,4 +217,4 @@ def run_tiles(
         total = sum(stages.get(stage, 0.0) for stage in parts)
         share = sum(busy[name] for busy in workers.values()) / total if total > 0 else 1.0
         stages |= {stage: share * stages[stage] for stage in parts if stage in stages}
-    return TilesDone(seconds, stages, kernel, read_nbytes, workers)
+    return TilesDone(seconds, stages, kernel, read_nbytes, shared_nbytes, workers)

@@ -8,11 +8,12 @@ grid of workers has to read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import groupby
 
 import numpy as np
 
+from tilewright.pipeline.peers import Sharers
 from tilewright.pipeline.plan import MatmulPlan, Tile
 
 
@@ -76,6 +77,9 @@ class Placement:
         self._plan = plan
         self._left: list[Tile] = list(tiles)
         self._shares: dict[str, deque[Tile]] = {}
+        self._rows: dict[int, list[str]] = {}
+        self._columns: dict[int, list[str]] = {}
+        """Who had tiles of a row, or a column, in its share when that was divided."""
         self._helped: dict[str, str] = {}
         """For a worker that has done its own share, whose it took from last."""
 
@@ -89,6 +93,14 @@ class Placement:
         shares = divide(self._plan, left, len(workers))
         self._left, self._helped = [], {}
         self._shares = {worker: deque(share) for worker, share in zip(workers, shares, strict=True)}
+        self._rows, self._columns = {}, {}
+        for worker, share in self._shares.items():
+            for lines, places in (
+                (self._rows, {tile.i for tile in share}),
+                (self._columns, {tile.j for tile in share}),
+            ):
+                for place in places:
+                    lines.setdefault(place, []).append(worker)
 
     def own(self, worker: str) -> Tile | None:
         """The next tile of this worker's share; None behind its end."""
@@ -104,3 +116,18 @@ class Placement:
             self._helped[worker] = longest
             helped = self._shares[longest]
         return helped.pop() if helped else None
+
+    def sharers(self, tile: Tile, worker: str, among: Set[str]) -> Sharers:
+        """Who of these workers, on the host of this one, wants the panels that a tile needs as well: in one order."""
+        if worker not in among:
+            return Sharers()
+        here = _host(worker)
+
+        def alike(workers: Sequence[str]) -> tuple[str, ...]:
+            return tuple(other for other in workers if other in among and _host(other) == here)
+
+        return Sharers(alike(self._rows.get(tile.i, ())), alike(self._columns.get(tile.j, ())))
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

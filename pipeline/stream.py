@@ -16,25 +16,37 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import zarr
 
-from tilewright.kernels import host, matmul
+from tilewright.kernels import host, matmul, peer_memory
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import address
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
 from tilewright.pipeline.events import Span
+from tilewright.pipeline.peers import (
+    Arrival,
+    Exchange,
+    Foreign,
+    Key,
+    Part,
+    Peers,
+    Sharers,
+    parts_of,
+    tell,
+)
 from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, Tile, accumulator_dtype
 from tilewright.pipeline.store import (
     Bands,
     Fill,
     RegionRead,
     RegionWrite,
+    as_stored_matrix,
     gather,
     region_reads,
     region_uploads,
@@ -67,6 +79,8 @@ class Product:
     write_threads: int
     run: str
     """Names the run among all that a worker may serve."""
+    sharing: frozenset[str] = frozenset()
+    """Addresses of workers that may give each other panels, where they are of one host."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,8 @@ class TileReport:
     kernel: str
     read_nbytes: int
     """Bytes of A and B that were read for it; what the worker held already is not read again."""
+    shared_nbytes: int = 0
+    """Bytes of A and B that were copied for it from other workers' GPUs."""
     partial: np.ndarray | None = None
     """The tile's sum over one part of k, rows × columns, when the plan cuts k into parts; else it is stored."""
     spans: tuple[Span, ...] = ()
@@ -91,6 +107,7 @@ class TileReport:
 class _Job:
     tile: Tile
     part: int
+    sharers: Sharers
     done: Future[TileReport]
     started: float = field(default_factory=time.perf_counter)
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
@@ -105,6 +122,7 @@ class _Job:
     """What multiplied them; ``none`` where there was nothing to add up."""
     partial: np.ndarray | None = None
     read_nbytes: int = 0
+    shared_nbytes: int = 0
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[_Move]]:
@@ -158,8 +176,12 @@ class _Coming:
     panel: _Panel
     loads: LoadsUnderWay | None
     """None where both panels are held already."""
-    missing: list[tuple[PanelCache, Any]]
+    missing: list[tuple[PanelCache, Key]]
     """What is being read, by its key in either cache."""
+    arrivals: list[Arrival]
+    """The same, for those who wait for it."""
+    foreign: list[_Foreign]
+    """What others read of it."""
     clock: _Clock = field(default_factory=_Clock)
     ends: list[_End] = field(default_factory=list)
 
@@ -180,6 +202,16 @@ class Loading:
     rest: Callable[[], list[Callable[[], _Move]]] = list
     settle: Callable[[], None] = lambda: None
     """Waits until everything that the calls sent is in its place; to be called once they have returned."""
+    there: Future[bool] | None = None
+    """To be told whether the calls have brought everything, as soon as they have, where somebody may wait for it."""
+
+
+@dataclass(frozen=True)
+class _Foreign:
+    """A part of a panel that another worker reads, and what reads it here."""
+
+    wanted: Foreign
+    loading: Callable[[], Loading]
 
 
 class LoadsUnderWay:
@@ -187,7 +219,24 @@ class LoadsUnderWay:
 
     def __init__(self, pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> None:
         self._pool, self._loadings = pool, loadings
-        self._futures = [pool.submit(call) for loading in loadings for call in loading.calls]
+        self._futures: list[Future[_Move]] = []
+        self._told: list[Future[None]] = []
+        for loading in loadings:
+            calls = [pool.submit(call) for call in loading.calls]
+            self._futures += calls
+            if loading.there is not None:
+                # Behind its calls in the pool's queue, so that what it waits for has been begun.
+                self._told.append(pool.submit(self._tell, loading, loading.there, calls))
+
+    @staticmethod
+    def _tell(loading: Loading, there: Future[bool], calls: Sequence[Future[_Move]]) -> None:
+        try:
+            wait(calls)
+            good = not any(call.exception() for call in calls) and not loading.rest()
+            loading.settle()
+        except BaseException:
+            good = False
+        tell(there, good)
 
     def finish(self) -> list[_Move]:
         """Wait until everything is in its place, or, after an error too, nothing is on its way there any more.
@@ -196,6 +245,7 @@ class LoadsUnderWay:
         """
         try:
             wait(self._futures)
+            wait(self._told)
             moves = [future.result() for future in self._futures]
             return moves + run_all(
                 self._pool, [call for loading in self._loadings for call in loading.rest()]
@@ -220,15 +270,26 @@ class Unit(Protocol):
         """Places for one tile of C each."""
 
     def loading(
-        self, array: zarr.Array[Any], region: tuple[slice, slice], panel: Any, shape: tuple[int, int]
+        self,
+        array: zarr.Array[Any],
+        region: tuple[slice, slice],
+        panel: Any,
+        shape: tuple[int, int],
+        corner: tuple[int, int] = (0, 0),
     ) -> Loading:
-        """What fills a panel of this shape with ``array[region]``."""
+        """What brings ``array[region]`` into a panel of this shape, from this row and column on."""
 
     def multiply(self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool) -> str:
         """Put, or add, the product of two panels into a tile; returns the name of the kernel that did.
 
         sides: rows and columns of the tile, depth of the panels.
         """
+
+    def export(self, flat: Any) -> bytes | None:
+        """What other workers of this host open to copy from a buffer; None where they cannot."""
+
+    def copy(self, exported: bytes, part: Part, panel: Any, shape: tuple[int, int]) -> None:
+        """Fill a part of a panel of this shape from another worker's; returns when it is there."""
 
     def clear(self, target: Any, rows: int, columns: int) -> None: ...
 
@@ -244,6 +305,8 @@ class Buffer:
 
     flat: Any
     users: int = 0
+    arrival: Arrival = field(default_factory=Arrival)
+    """Of the panel that is here, or on its way."""
 
 
 class PanelCache:
@@ -274,6 +337,7 @@ class PanelCache:
                     oldest = next(iter(self._held))
                     self._let_go.wait_for(lambda: self._held[oldest].users == 0)
                     buffer = self._held.pop(oldest)
+                    buffer.arrival = Arrival()
                 self._held[key] = buffer
             self._held.move_to_end(key)
             buffer.users += 1
@@ -283,6 +347,11 @@ class PanelCache:
         """Whether `take` would not wait. It stays so until the next `take`."""
         with self._let_go:
             return key in self._held or self._spare > 0 or next(iter(self._held.values())).users == 0
+
+    def find(self, key: Any) -> Buffer | None:
+        """The place of a panel that is here, or on its way."""
+        with self._let_go:
+            return self._held.get(key)
 
     def let_go(self, buffer: Buffer) -> None:
         """One who took it has multiplied it."""
@@ -303,6 +372,14 @@ def _shapes(plan: MatmulPlan, rows: int, columns: int, depth: int) -> tuple[tupl
     a = (depth, rows) if plan.transpose_a else (rows, depth)
     b = (columns, depth) if plan.transpose_b else (depth, columns)
     return a, b
+
+
+def _shape_of(region: tuple[slice, slice]) -> tuple[int, int]:
+    return region[0].stop - region[0].start, region[1].stop - region[1].start
+
+
+def _part_nbytes(part: Part, array: zarr.Array[Any]) -> int:
+    return (part[1] - part[0]) * (part[3] - part[2]) * array.dtype.itemsize
 
 
 def _shaped(flat: Any, shape: tuple[int, int]) -> Any:
@@ -353,9 +430,14 @@ class HostUnit:
         return _tile_slots(self._product.plan, self.allocate)
 
     def loading(
-        self, array: zarr.Array[Any], region: tuple[slice, slice], panel: np.ndarray, shape: tuple[int, int]
+        self,
+        array: zarr.Array[Any],
+        region: tuple[slice, slice],
+        panel: np.ndarray,
+        shape: tuple[int, int],
+        corner: tuple[int, int] = (0, 0),
     ) -> Loading:
-        parts = region_reads(array, region)
+        parts = _moved(region_reads(array, region), corner)
         return Loading([partial(self.load, part, panel, shape) for part in parts], settle=self.settle)
 
     def load(self, part: RegionRead, panel: np.ndarray, shape: tuple[int, int]) -> _Move:
@@ -372,6 +454,12 @@ class HostUnit:
         _multiply(self._product, a, b, sides, target, accumulate, None)
         return host.kernel_name(target.dtype)
 
+    def export(self, flat: np.ndarray) -> bytes | None:
+        return None  # the page cache holds what another worker has read
+
+    def copy(self, exported: bytes, part: Part, panel: np.ndarray, shape: tuple[int, int]) -> None:
+        raise NotImplementedError("no worker on a CPU offers its panels")
+
     def clear(self, target: np.ndarray, rows: int, columns: int) -> None:
         target[: rows * columns] = 0
 
@@ -384,6 +472,21 @@ class HostUnit:
 
     def close(self) -> None:
         pass
+
+
+def _moved(parts: list[RegionRead], corner: tuple[int, int]) -> list[RegionRead]:
+    """The parts of a region that begins at this row and column of a panel, by their places in the panel."""
+    if corner == (0, 0):
+        return parts
+    return [
+        replace(
+            part,
+            target=tuple(
+                slice(side.start + by, side.stop + by) for side, by in zip(part.target, corner, strict=True)
+            ),
+        )
+        for part in parts
+    ]
 
 
 def _band_rows(columns: int, itemsize: int) -> int:
@@ -443,6 +546,8 @@ class CudaUnit:
         self._product = product
         self._cuda, self._upload, self._download = cuda, file_upload, file_download
         self._compute_stream = cuda.stream()
+        self._imported = peer_memory.ImportedMemory()
+        self._import_stream = cuda.stream()
         count = product.read_threads + product.write_threads  # so that no thread ever waits for a lane
         with _spare_lanes_lock:
             lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(count)]
@@ -468,17 +573,24 @@ class CudaUnit:
             self._lanes.put(lane)
 
     def loading(
-        self, array: zarr.Array[Any], region: tuple[slice, slice], panel: Any, shape: tuple[int, int]
+        self,
+        array: zarr.Array[Any],
+        region: tuple[slice, slice],
+        panel: Any,
+        shape: tuple[int, int],
+        corner: tuple[int, int] = (0, 0),
     ) -> Loading:
         used: list[_Lane] = []
         settle = partial(self._settle, used)
 
         def ordinary(parts: list[RegionRead]) -> list[Callable[[], _Move]]:
-            return [partial(self.load, part, panel, shape, used) for part in parts]
+            return [partial(self.load, part, panel, shape, used) for part in _moved(parts, corner)]
 
         if not self._upload.available():
             return Loading(ordinary(region_reads(array, region)), settle=settle)
-        plain, others = region_uploads(array, region, address(panel), shape[1] * panel.dtype.itemsize)
+        item = panel.dtype.itemsize
+        place = address(panel) + (corner[0] * shape[1] + corner[1]) * item
+        plain, others = region_uploads(array, region, place, shape[1] * item)
         upload = self._upload.Upload([part.rectangle for part in plain], BLOCK_NBYTES)
         threads = min(self._product.read_threads, upload.blocks)
         calls: list[Callable[[], _Move]] = [partial(self._run_loop, upload, used) for _ in range(threads)]
@@ -532,6 +644,19 @@ class CudaUnit:
         self._compute_stream.synchronize()  # the panels' places may be filled again
         return kernel
 
+    def export(self, flat: Any) -> bytes | None:
+        return peer_memory.export(flat) if peer_memory.available() else None
+
+    def copy(self, exported: bytes, part: Part, panel: Any, shape: tuple[int, int]) -> None:
+        top, bottom, left, right = part
+        item = panel.dtype.itemsize
+        pitch = shape[1] * item
+        corner = top * pitch + left * item
+        source, target = self._imported.address(exported) + corner, address(panel) + corner
+        width = (right - left) * item
+        peer_memory.copy_rectangle(source, target, pitch, bottom - top, width, self._import_stream)
+        self._import_stream.synchronize()
+
     def clear(self, target: Any, rows: int, columns: int) -> None:
         if rows * columns:
             target[: rows * columns].copy_to_device(np.zeros(rows * columns, target.dtype))
@@ -584,6 +709,8 @@ class CudaUnit:
         return _Move(time.perf_counter() - clock - moving[0], moving[0])
 
     def close(self) -> None:
+        self._cuda.current_context()
+        self._imported.close()
         with _spare_lanes_lock:
             while not self._lanes.empty():
                 _spare_lanes.append(self._lanes.get())
@@ -598,12 +725,30 @@ def _bands(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[int, int, tu
             yield row, column, (min(tall, shape[0] - row), min(wide, shape[1] - column))
 
 
+class _Operand:
+    """A or B: where it is read from, and the panels of it that are held."""
+
+    def __init__(self, name: str, array: zarr.Array[Any], cache: PanelCache) -> None:
+        self.name, self.array, self.cache = name, array, cache
+        stored = as_stored_matrix(array)
+        self.unit = (1, stored.unit[1]) if stored.plain else stored.unit
+        """Rows and columns of what is read as one piece; of what needs no decoding, a row alone."""
+        self._exported: dict[int, bytes | None] = {}
+
+    def exported(self, buffer: Buffer, unit: Unit) -> bytes | None:
+        """What opens a buffer to other workers, or None. Asked for once, since it takes a call to the driver."""
+        if id(buffer) not in self._exported:
+            self._exported[id(buffer)] = unit.export(buffer.flat)
+        return self._exported[id(buffer)]
+
+
 class Engine:
     """The stages of one worker for one run. ``multiply`` may be called from several threads; ``close`` ends it."""
 
-    def __init__(self, product: Product, worker: str) -> None:
+    def __init__(self, product: Product, worker: str, peers: Peers | None = None) -> None:
         self._product = product
         self._worker = worker
+        self._exchange = Exchange(peers, product.run) if peers is not None else None
         self._plan = product.plan
         self._abandoned = False
         self._closed = False
@@ -624,6 +769,10 @@ class Engine:
         self._b_panels = PanelCache(
             plan.b_buffers, partial(allocate, depth * plan.tile_columns, np.dtype(plan.b_dtype))
         )
+        self._operands = (
+            _Operand("a", product.a, self._a_panels),
+            _Operand("b", product.b, self._b_panels),
+        )
         try:
             self._tile_slots = _pool(self._unit.tile_slots())
         except BaseException:
@@ -637,12 +786,13 @@ class Engine:
         for thread in self._threads:
             thread.start()
 
-    def multiply(self, tile: Tile, part: int = 0) -> TileReport:
+    def multiply(self, tile: Tile, part: int = 0, sharers: Sharers | None = None) -> TileReport:
         """Compute and store one tile, or bring back its sum over one part of k when the plan has several.
 
-        Returns when it is stored. Raises what the failing stage raised.
+        sharers: workers that want the same panels, and may have them by now. Returns when it is stored. Raises what the
+        failing stage raised.
         """
-        job = _Job(tile, part, Future())
+        job = _Job(tile, part, sharers or Sharers(), Future())
         with self._entrance:
             if self._closed:
                 raise CancelledError("this worker's part in the run is over")
@@ -659,8 +809,16 @@ class Engine:
         """Whether no tile is under way."""
         return self._under_way == 0
 
+    def arrival(self, key: Key) -> Arrival | None:
+        """How far a panel has come here, for another worker; None where it is not, or no longer."""
+        buffer = self._operands[key[0] == "b"].cache.find(key)
+        return buffer.arrival if buffer is not None else None
+
     def close(self, *, abandon: bool = False) -> None:
-        """End every stage behind the jobs under way; with ``abandon`` those stop at their next panel, unwritten."""
+        """End every stage behind the jobs under way; with ``abandon`` those stop at their next panel, unwritten.
+
+        Other workers' memory is let go of; this one's buffers last as long as the engine, for those who still copy.
+        """
         self._abandoned = self._abandoned or abandon
         with self._entrance:
             if self._closed:
@@ -674,8 +832,8 @@ class Engine:
         self._unit.close()
 
     def _load_stage(self) -> None:
-        # The threads that read go on to the next panels while the last blocks of those before are on their way: half a
-        # panel's time is lost otherwise.
+        # The threads that read go on to the next panels while the last blocks of those before are on their way, or
+        # parts of them are fetched from other workers: half a panel's time is lost otherwise.
         before: _Coming | None = None
         while True:
             if before is not None and self._jobs.empty():
@@ -710,58 +868,143 @@ class Engine:
     def _may_begin(self, before: _Coming, tile: Tile, start: int) -> bool:
         """Whether places for these panels can be had while others are still coming, and neither is one of those: who
         uses a panel must not begin before it is whole."""
-        wanted = (self._a_panels, (tile.i, start)), (self._b_panels, (tile.j, start))
+        wanted = (self._a_panels, ("a", tile.i, start)), (self._b_panels, ("b", tile.j, start))
         return all(place not in before.missing and place[0].ready(place[1]) for place in wanted)
 
     def _begin(self, job: _Job, start: int, stop: int) -> _Coming:
         """Have the panels of A and B over a stretch of k read, unless they are held already."""
-        product, plan, tile = self._product, self._plan, job.tile
+        plan, tile = self._plan, job.tile
         rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
         inner = slice(start, stop)
-        a_shape, b_shape = _shapes(plan, tile.rows, tile.columns, stop - start)
         a_region = (inner, rows) if plan.transpose_a else (rows, inner)
         b_region = (columns, inner) if plan.transpose_b else (inner, columns)
         loadings: list[Loading] = []
         taken: list[Buffer] = []
-        missing: list[tuple[PanelCache, Any]] = []
+        missing: list[tuple[PanelCache, Key]] = []
+        arrivals: list[Arrival] = []
+        foreign: list[_Foreign] = []
         try:
-            for cache, key, array, region, shape in (
-                (self._a_panels, (tile.i, start), product.a, a_region, a_shape),
-                (self._b_panels, (tile.j, start), product.b, b_region, b_shape),
+            for operand, place, region, sharers in zip(
+                self._operands,
+                (tile.i, tile.j),
+                (a_region, b_region),
+                (job.sharers.a, job.sharers.b),
+                strict=True,
             ):
-                buffer, there = cache.take(key)
+                key = (operand.name, place, start)
+                buffer, there = operand.cache.take(key)
                 taken.append(buffer)
-                if not there:
-                    missing.append((cache, key))
-                    job.read_nbytes += shape[0] * shape[1] * array.dtype.itemsize
-                    loadings.append(self._unit.loading(array, region, buffer.flat, shape))
+                if there:
+                    continue
+                missing.append((operand.cache, key))
+                arrivals.append(buffer.arrival)
+                own, others = self._shared_out(operand, key, region, buffer, sharers)
+                foreign += others
+                if own is not None:
+                    loading = self._loading(operand.array, region, own, buffer)
+                    job.read_nbytes += _part_nbytes(own, operand.array)
+                    loadings.append(replace(loading, there=buffer.arrival.own_there if others else None))
             loads = LoadsUnderWay(self._readers, loadings) if loadings else None
         except BaseException:
-            self._give_back(taken, missing)
+            self._give_back(taken, missing, arrivals)
             raise
-        return _Coming(_Panel(job, stop - start, *taken), loads, missing)
+        return _Coming(_Panel(job, stop - start, *taken), loads, missing, arrivals, foreign)
 
-    def _give_back(self, taken: Sequence[Buffer], missing: Sequence[tuple[PanelCache, Any]]) -> None:
+    def _shared_out(
+        self, operand: _Operand, key: Key, region: tuple[slice, slice], buffer: Buffer, sharers: Sequence[str]
+    ) -> tuple[Part | None, list[_Foreign]]:
+        """What this worker reads of a panel, if anything, and what it asks others for."""
+        shape = _shape_of(region)
+        whole = (0, shape[0], 0, shape[1])
+        exchange = self._exchange
+        if exchange is None or not any(peer != self._worker for peer in sharers):
+            return whole, []
+        exported = operand.exported(buffer, self._unit)
+        if exported is None:
+            return whole, []
+        arrival = buffer.arrival
+        own: Part | None = None
+        others: list[_Foreign] = []
+        for peer, part in zip(sharers, parts_of(region, operand.unit, len(sharers)), strict=True):
+            if part is None:
+                continue
+            if peer == self._worker:
+                own = part
+                continue
+            wanted = Foreign(
+                peer,
+                key,
+                part,
+                _part_nbytes(part, operand.array),
+                partial(self._unit.copy, part=part, panel=buffer.flat, shape=shape),
+            )
+            others.append(_Foreign(wanted, partial(self._loading, operand.array, region, part, buffer)))
+        arrival.own = own
+        arrival.exported = exported  # last: from here on others may have it
+        return own, others
+
+    def _loading(
+        self, array: zarr.Array[Any], region: tuple[slice, slice], part: Part, buffer: Buffer
+    ) -> Loading:
+        """What fills a part of the panel that ``region`` of an array is."""
+        top, bottom, left, right = part
+        rows, columns = region
+        inner = (
+            slice(rows.start + top, rows.start + bottom),
+            slice(columns.start + left, columns.start + right),
+        )
+        return self._unit.loading(array, inner, buffer.flat, _shape_of(region), (top, left))
+
+    def _give_back(
+        self,
+        taken: Sequence[Buffer],
+        missing: Sequence[tuple[PanelCache, Key]],
+        arrivals: Sequence[Arrival],
+    ) -> None:
         """Let go of the places of panels that will not come."""
         for cache, key in missing:
             cache.discard(key)
+        for arrival in arrivals:
+            tell(arrival.own_there, False)
+            tell(arrival.whole, False)
         for cache, buffer in zip((self._a_panels, self._b_panels), taken, strict=False):
             cache.let_go(buffer)
+
+    def _take_from_others(self, coming: _Coming) -> list[_Move]:
+        """Copy what other workers have read of panels, and read what they have not."""
+        if self._exchange is None or not coming.foreign:
+            return []
+        if self._abandoned:
+            raise CancelledError()
+        job, start = coming.panel.job, time.perf_counter()
+        left = self._exchange.take([one.wanted for one in coming.foreign])
+        moves = [_Move(0.0, time.perf_counter() - start)]
+        if left:
+            moves += load_all(self._readers, [one.loading() for one in coming.foreign if one.wanted in left])
+        read = sum(one.nbytes for one in left)
+        job.read_nbytes += read
+        job.shared_nbytes += sum(one.wanted.nbytes for one in coming.foreign) - read
+        return moves
 
     def _hand_on(self, coming: _Coming) -> None:
         """Wait for panels, and give them, and what is to follow them, to those who multiply."""
         panel, job = coming.panel, coming.panel.job
         moves: list[_Move] = []
         try:
-            if coming.loads is not None:
+            if coming.missing:
                 try:
-                    moves = coming.loads.finish()
+                    if coming.loads is not None:
+                        moves = coming.loads.finish()
+                    moves += self._take_from_others(coming)
                 finally:
                     job.count("read", "upload", coming.clock, moves)
         except BaseException as error:
             job.error = error
-            self._give_back((panel.a, panel.b), coming.missing)
+            self._give_back((panel.a, panel.b), coming.missing, coming.arrivals)
         else:
+            for arrival in coming.arrivals:
+                tell(arrival.own_there, True)
+                tell(arrival.whole, True)
             self._loaded.put(panel)
         for end in coming.ends:
             self._loaded.put(end)
@@ -814,6 +1057,7 @@ class Engine:
                     dict(job.busy),
                     job.kernel,
                     job.read_nbytes,
+                    job.shared_nbytes,
                     job.partial,
                     tuple(Span(self._worker, *span) for span in job.spans),
                 )
@@ -863,15 +1107,28 @@ _ended: deque[str] = deque(maxlen=256)
 _engines_lock = threading.Lock()
 
 
-def engine_for(product: Product, worker: str) -> Engine:
-    """The engine of this process for the product's run, made on first use by the worker of that name."""
+_stopped: dict[str, Engine] = {}
+"""What is over here, and kept until no other worker copies from it any more."""
+
+
+def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Engine:
+    """The engine of this process for the product's run, made on first use by the worker of that name.
+
+    peers: its way to the others that share panels with it, if any do.
+    """
     with _engines_lock:
         if product.run in _ended:
             raise CancelledError(f"run {product.run} is over")
         engine = _engines.get(product.run)
         if engine is None:
-            engine = _engines[product.run] = Engine(product, worker)
+            engine = _engines[product.run] = Engine(product, worker, peers)
         return engine
+
+
+def arrival_of(run: str, key: Key) -> Arrival | None:
+    """How far a panel of a run has come in this process; None where it is not, or no longer."""
+    engine = _engines.get(run)
+    return engine.arrival(key) if engine is not None else None
 
 
 def close_idle_engines() -> None:
@@ -882,14 +1139,23 @@ def close_idle_engines() -> None:
     with _engines_lock:
         idle = [run for run, engine in _engines.items() if engine.idle]
         engines = [_engines.pop(run) for run in idle]
+        _stopped.clear()
     for engine in engines:
         engine.close()
 
 
 def close_engine(run: str, *, abandon: bool = False) -> None:
-    """End this process's engine of a run and free its buffers; nothing happens where there is none."""
+    """End this process's engine of a run; nothing happens where there is none. Its buffers last until `free_engine`."""
     with _engines_lock:
         _ended.append(run)
         engine = _engines.pop(run, None)
+        if engine is not None:
+            _stopped[run] = engine
     if engine is not None:
         engine.close(abandon=abandon)
+
+
+def free_engine(run: str) -> None:
+    """Free the buffers of an engine that was closed, once no other worker copies from them."""
+    with _engines_lock:
+        _stopped.pop(run, None)

@@ -138,11 +138,12 @@ def run_placed(
     client: Client,
     function: Callable[..., Result],
     placement: Placement,
-    call: Callable[[Tile], tuple[Any, ...]],
+    call: Callable[[Tile, str], tuple[Any, ...]],
     *,
     key: str,
 ) -> Generator[tuple[int, Result], None, None]:
-    """Submit ``function(*call(tile))`` for every tile of ``placement``; yield its index and the result as it finishes.
+    """Submit ``function(*call(tile, worker))`` for every tile of ``placement`` and the worker that it is meant for;
+    yield the tile's index and the result as it finishes.
 
     Each worker has as many under way as it has threads, and one more to find waiting. They are of its own share, and
     when that is handed out, of others'; a task whose worker is lost goes to any other, and waits for one where there is
@@ -164,7 +165,7 @@ def run_placed(
         for take, more in ((placement.own, 1), (placement.others, 0)):
             for worker, count in threads.items():
                 while under_way[worker] < count + more and (tile := take(worker)) is not None:
-                    yield tile.index, call(tile), worker
+                    yield tile.index, call(tile, worker), worker
 
     yield from _run(client, function, feed, lambda: len(placement), key=key)
 

@@ -17,13 +17,16 @@ from tilewright.kernels.host_loops import start_compiler
 from tilewright.kernels.memory import allocating
 from tilewright.pipeline.errors import DeviceMemoryError, TilewrightError
 from tilewright.pipeline.events import Span
+from tilewright.pipeline.peers import Sharers, WorkerPeers, answer_peers
 from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.stream import (
     Product,
     TileReport,
+    arrival_of,
     close_engine,
     close_idle_engines,
     engine_for,
+    free_engine,
     store_sum,
 )
 
@@ -42,6 +45,8 @@ class WorkerFacts:
     """The memory limit of the worker; None when it has none."""
     cores: int
     """Cores that a product on its CPU uses: all, or what OMP_NUM_THREADS leaves a process of many."""
+    address: str = ""
+    """Where other workers reach it."""
 
 
 def cores_here() -> int:
@@ -74,6 +79,7 @@ def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | Ti
     else:
         from numba import cuda
 
+        answer_peers(dask_worker, arrival_of)
         scratch.release()  # of the streams of runs that are over; this run's stream gets its own
 
         context = cuda.current_context()
@@ -81,14 +87,17 @@ def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | Ti
         free = int(context.get_memory_info().free)
         name = cuda.get_current_device().name
         name = name.decode() if isinstance(name, bytes) else str(name)
-    return WorkerFacts(found, name, free, limit or None, cores_here())
+    return WorkerFacts(found, name, free, limit or None, cores_here(), dask_worker.address)
 
 
-def multiply_tile(product: Product, tile: Tile) -> TileReport | DeviceMemoryError:
+def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport | DeviceMemoryError:
     """Compute one tile of C and store it. Doing it twice stores the same bytes twice, so a retry is safe."""
-    return _unless_memory_is_short(
-        product, lambda worker: engine_for(product, worker).multiply(tile), f"tile {tile.index}"
-    )
+
+    def work(worker: str) -> TileReport:
+        peers = WorkerPeers(get_worker()) if product.sharing else None
+        return engine_for(product, worker, peers).multiply(tile, sharers=sharers)
+
+    return _unless_memory_is_short(product, work, f"tile {tile.index}")
 
 
 def multiply_part(product: Product, tile: Tile, part: int) -> TileReport | DeviceMemoryError:
@@ -145,6 +154,15 @@ def release_memory() -> None:
     scratch.release()
 
 
-def end_run(run: str, abandon: bool) -> None:
-    """Free what this worker holds for a run; with ``abandon``, give up the tiles under way at the next panel."""
+def stop_run(run: str, abandon: bool) -> None:
+    """End this worker's part in a run; with ``abandon``, give up the tiles under way at the next panel."""
     close_engine(run, abandon=abandon)
+
+
+def end_run(run: str, abandon: bool) -> None:
+    """Free what this worker holds for a run, which it ends first where that was not done. ``abandon``: as there.
+
+    Where workers share panels all of them have to be stopped before.
+    """
+    close_engine(run, abandon=abandon)
+    free_engine(run)

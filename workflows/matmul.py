@@ -251,6 +251,7 @@ def _attempt(
         read_threads=_threads("read-threads", facts, job.a, job.b),
         write_threads=_threads("write-threads", facts, job.a, job.b),
         run=uuid.uuid4().hex[:12],
+        sharing=_sharing(facts),
     )
     ledger = None
     try:
@@ -298,6 +299,7 @@ def _attempt(
         seconds=done.seconds,
         stages=done.stages,
         read_nbytes=done.read_nbytes,
+        shared_nbytes=done.shared_nbytes,
         workers=done.workers,
         resumed=len(finished),
         verification=verification,
@@ -528,6 +530,16 @@ def _open_output(
         overwrite=overwrite,
     )
     return output, frozenset()
+
+
+def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:
+    """Workers that may give each other panels: processes with a GPU each."""
+    addresses = {
+        fact.address
+        for fact in facts
+        if fact.device == "cuda" and not fact.address.startswith("inproc://")  # there all are one process
+    }
+    return frozenset(addresses if len(addresses) > 1 and config.get("share-panels") else ())
 
 
 def _choice(facts: list[WorkerFacts], plan: MatmulPlan) -> str:

@@ -175,7 +175,7 @@ def where(index: int, seconds: float = 0.0, slow: str = "") -> str:
 def placed(client: Client, plan: MatmulPlan, *arguments: Any) -> Any:
     placement = Placement(plan, plan.tiles())
     return run_placed(
-        client, where, placement, lambda tile: (tile.index, *arguments), key=f"where-{time.time()}"
+        client, where, placement, lambda tile, _: (tile.index, *arguments), key=f"where-{time.time()}"
     )
 
 

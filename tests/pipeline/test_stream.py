@@ -262,7 +262,7 @@ def test_more_buffers_than_a_plan_needs_change_nothing(engine: Any, factors: Any
 def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setattr(tasks, "start_compiler", lambda: started.append(True))
-    worker = SimpleNamespace(memory_manager=SimpleNamespace(memory_limit=2**30))
+    worker = SimpleNamespace(address="here", memory_manager=SimpleNamespace(memory_limit=2**30))
     for loops in (False, True):
         facts = tasks.worker_facts("cpu", loops, worker)
         assert isinstance(facts, tasks.WorkerFacts)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import zarr
+from distributed import Client, LocalCluster
 
 import tilewright as tw
 from tests.workflows.test_matmul import assert_product, numbers, put
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.events import Event, Notice, WorkPlanned
+from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.stream import BLOCK_NBYTES
 
 pytestmark = pytest.mark.gpu
@@ -155,10 +161,74 @@ def test_memory_that_goes_after_the_plan_was_made(tmp_path: Path, rng: np.random
     assert cuda.current_context().get_memory_info().free > 2 * left, "nothing of the failed plan is held"
 
 
+def product_of(
+    client: Client, factors: tuple[Path, Path], out: Path, **more: Any
+) -> tuple[bytes, tw.MatmulRun]:
+    """The bytes of a product that fits into the memory of the GPUs, in many tiles."""
+    shutil.rmtree(out, ignore_errors=True)
+    run = tw.matmul(*factors, out, cluster=client, device="cuda", device_memory="1GB", **more)
+    return zarr.open_array(out)[...].tobytes(), run
+
+
+@pytest.fixture
+def two_processes() -> Iterator[Client]:
+    """Workers in processes of their own, on the same GPU where there is one only."""
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def factors(tmp_path: Path, rng: np.random.Generator, compressors: Any) -> tuple[Path, Path]:
+    paths = tmp_path / "a", tmp_path / "b"
+    for path, shape in zip(paths, ((4200, 4000), (4000, 4352)), strict=True):
+        array = zarr.create_array(path, shape=shape, chunks=(512, 512), dtype="f8", compressors=compressors)
+        array[...] = rng.standard_normal(shape)
+    return paths
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_workers_take_panels_from_each_other(
+    two_processes: Client, factors: tuple[Path, Path], tmp_path: Path
+) -> None:
+    results = []
+    for share in (True, False):
+        with dask.config.set({"tilewright.share-panels": share, "tilewright.panel-nbytes": "16MiB"}):
+            results.append(product_of(two_processes, factors, tmp_path / "c"))
+    (shared_bits, shared), (read_bits, read) = results
+    assert shared_bits == read_bits
+    assert (shared.shared_nbytes > 0, read.shared_nbytes) == (True, 0)
+    for run in (shared, read):
+        assert run.read_nbytes <= run.plan.read_nbytes
+        assert run.verification is not None
+        assert run.verification.passed
+    assert "from other GPUs" in str(shared)
+
+
+@pytest.mark.parametrize("compressors", [None])
+@pytest.mark.filterwarnings("ignore")
+def test_a_worker_that_is_killed_is_done_without(
+    two_processes: Client, factors: tuple[Path, Path], tmp_path: Path
+) -> None:
+    pids = list(two_processes.run(os.getpid).values())
+
+    def kill(event: Event) -> None:
+        if isinstance(event, UnitDone) and pids:
+            os.kill(pids.pop(), signal.SIGKILL)
+            pids.clear()
+
+    with dask.config.set({"tilewright.panel-nbytes": "16MiB"}):
+        bits, _ = product_of(two_processes, factors, tmp_path / "c", listener=kill)
+        assert not pids
+        two_processes.wait_for_workers(2, timeout=60)
+        assert bits == product_of(two_processes, factors, tmp_path / "c")[0]
+
+
 @pytest.mark.multigpu
 def test_the_same_bits_on_any_number_of_gpus(tmp_path: Path, rng: np.random.Generator) -> None:
     from dask_cuda import LocalCUDACluster
-    from distributed import Client
 
     a, b = numbers(rng, (5000, 3000), "f4"), numbers(rng, (3000, 4100), "f4")
     a_path, b_path = put(tmp_path / "a", a, (512, 512)), put(tmp_path / "b", b, (512, 512))
@@ -173,3 +243,22 @@ def test_the_same_bits_on_any_number_of_gpus(tmp_path: Path, rng: np.random.Gene
         assert run.plan.workers == (len(visible) + 1) // 2
         results.append(zarr.open_array(out)[...].tobytes())
     assert results[0] == results[1]
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_gpus_take_panels_from_each_other(factors: tuple[Path, Path], tmp_path: Path) -> None:
+    from dask_cuda import LocalCUDACluster
+
+    results = []
+    with (
+        LocalCUDACluster(threads_per_worker=2, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        dask.config.set({"tilewright.panel-nbytes": "16MiB"}),
+    ):
+        for share in (True, False):
+            with dask.config.set({"tilewright.share-panels": share}):
+                results.append(product_of(client, factors, tmp_path / "c"))
+    (shared_bits, shared), (read_bits, read) = results
+    assert shared_bits == read_bits
+    assert (shared.shared_nbytes > 0, read.shared_nbytes) == (True, 0)

@@ -1,0 +1,202 @@
+"""Panels from the GPU of another worker of the host, where both want them: each reads a part of them from files.
+
+Workers whose tiles lie in the same row of C need the same panels of A, and in the same column those of B. Such a panel
+is cut into a part for each of them. A worker reads its own part, then asks the others for theirs: what one has, or is
+reading just now, is copied from GPU to GPU; what it has not begun is read from the files as well. So nobody waits for
+somebody who may wait for him, and one who falls behind finds what he needs and catches up.
+
+Nothing is lent. A panel's place may be filled again while another worker copies from it; it asks once more behind the
+copy, and what has changed in between is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from distributed import Worker
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 2.0
+"""How long a worker waits for what another is reading before it reads that itself."""
+
+Part = tuple[int, int, int, int]
+"""A rectangle of a panel as it is stored: first row and the one behind the last, first column and the one behind."""
+
+Key = tuple[str, int, int]
+"""A panel: of ``a`` or ``b``, the row or column of tiles that it is for, and where in k it begins."""
+
+
+@dataclass(frozen=True)
+class Sharers:
+    """Workers of one host that want the same panels for a tile, themselves included."""
+
+    a: tuple[str, ...] = ()
+    b: tuple[str, ...] = ()
+
+
+def parts_of(region: Sequence[slice], unit: Sequence[int], count: int) -> list[Part | None]:
+    """A part of a stored region for each of ``count`` workers, about as large each; None for those that get none.
+
+    unit: rows and columns of what is read as one piece, which is not cut. The cut is along the side of more pieces.
+    """
+    shape = [side.stop - side.start for side in region]
+    pieces = [-(-side.stop // step) - side.start // step for side, step in zip(region, unit, strict=True)]
+    axis = 0 if pieces[0] >= pieces[1] else 1
+    start, step = region[axis].start, unit[axis]
+    edges = [
+        (start + shape[axis] * place // count + step // 2) // step * step - start for place in range(count)
+    ]
+    edges = [0, *(min(max(0, edge), shape[axis]) for edge in edges[1:]), shape[axis]]
+    found: list[Part | None] = []
+    for low, high in itertools.pairwise(edges):
+        part = (low, high, 0, shape[1]) if axis == 0 else (0, shape[0], low, high)
+        found.append(part if low < high else None)
+    return found
+
+
+_numbers = itertools.count()
+
+
+@dataclass(eq=False)
+class Arrival:
+    """How far a panel has come, for those who would have it from here. Each of the two is told once, in any thread."""
+
+    own: Part | None = None
+    """What this worker reads from files first."""
+    exported: bytes | None = None
+    """What opens its place to another process; None where it is not to be had from here."""
+    number: int = field(default_factory=lambda: next(_numbers))
+    own_there: Future[bool] = field(default_factory=Future)
+    whole: Future[bool] = field(default_factory=Future)
+
+
+def tell(there: Future[bool], value: bool) -> None:
+    """Say, unless it has been said, whether something has come, or will not."""
+    if not there.done():
+        there.set_result(value)
+
+
+async def offer(arrival: Arrival | None, part: Part) -> tuple[bytes, int] | None:
+    """What opens a panel to another worker, and the panel's number, once a part is there; None where it will not be.
+
+    What has not been begun, or comes from yet another worker, is not waited for.
+    """
+    if arrival is None or arrival.exported is None:
+        return None
+    there = arrival.whole if arrival.whole.done() or part != arrival.own else arrival.own_there
+    if there is arrival.whole and not there.done():
+        return None
+    done, _ = await asyncio.wait([asyncio.wrap_future(there)], timeout=PATIENCE_SECONDS)
+    good = any(future.result() for future in done)
+    return (arrival.exported, arrival.number) if good else None
+
+
+class Peers(Protocol):
+    """The way to other workers."""
+
+    def ask(self, peer: str, question: str, run: str, key: Key, what: Any) -> Future[Any]:
+        """Have a worker answer ``offer`` (what: a part) or ``still`` (what: a number) about a panel of a run."""
+
+
+class WorkerPeers:
+    """The way that a Dask worker has to others, over the connections that it keeps to them anyway."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def ask(self, peer: str, question: str, run: str, key: Key, what: Any) -> Future[Any]:
+        async def call() -> Any:
+            return await getattr(self._worker.rpc(peer), f"tilewright_{question}")(
+                run=run, key=key, what=what
+            )
+
+        return asyncio.run_coroutine_threadsafe(call(), self._worker.loop.asyncio_loop)
+
+
+def answer_peers(worker: Worker, arrival_of: Callable[[str, Key], Arrival | None]) -> None:
+    """Have a Dask worker answer other workers, who ask by `WorkerPeers`, about panels of runs in its process."""
+
+    async def answer_offer(run: str, key: Sequence[Any], what: Sequence[int]) -> tuple[bytes, int] | None:
+        top, bottom, left, right = what
+        return await offer(arrival_of(run, _key(key)), (top, bottom, left, right))
+
+    async def answer_still(run: str, key: Sequence[Any], what: int) -> bool:
+        arrival = arrival_of(run, _key(key))
+        return arrival is not None and arrival.number == what
+
+    worker.handlers.update(tilewright_offer=answer_offer, tilewright_still=answer_still)
+
+
+def _key(parts: Sequence[Any]) -> Key:
+    operand, place, start = parts  # a list, where it has crossed the wire
+    return operand, place, start
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A part of a panel that another worker reads, and the ways to have it here."""
+
+    peer: str
+    key: Key
+    part: Part
+    nbytes: int
+    copy: Callable[[bytes], None]
+    """Copies it from the other's panel, which this opens, and returns when it is here."""
+
+
+class Exchange:
+    """What one worker takes from others in one run. For one thread at a time."""
+
+    def __init__(self, peers: Peers, run: str) -> None:
+        self._peers, self._run = peers, run
+        self._lost: set[str] = set()
+        """Who did not answer, or cannot be reached: not asked again in this run."""
+
+    def take(self, wanted: Sequence[Foreign]) -> list[Foreign]:
+        """Bring here what can be had from others now; returns what has to be read instead."""
+        asked = [(one, self._ask(one, "offer", one.part)) for one in wanted]
+        copied: list[tuple[Foreign, Future[Any] | None]] = []
+        left: list[Foreign] = []
+        for one, answer in asked:
+            offered = self._answer(one, answer)
+            if offered is not None and self._copied(one, offered[0]):
+                copied.append((one, self._ask(one, "still", offered[1])))
+            else:
+                left.append(one)
+        return left + [one for one, answer in copied if not self._answer(one, answer)]
+
+    def _ask(self, one: Foreign, question: str, what: Any) -> Future[Any] | None:
+        if one.peer in self._lost:
+            return None
+        return self._peers.ask(one.peer, question, self._run, one.key, what)
+
+    def _answer(self, one: Foreign, answer: Future[Any] | None) -> Any:
+        if answer is None or one.peer in self._lost:
+            return None
+        try:
+            return answer.result(2 * PATIENCE_SECONDS)
+        except Exception as error:  # whatever it is, the files have the same bytes
+            answer.cancel()
+            self._lose(one.peer, error)
+            return None
+
+    def _copied(self, one: Foreign, exported: bytes) -> bool:
+        try:
+            one.copy(exported)
+        except Exception as error:
+            self._lose(one.peer, error)
+            return False
+        return True
+
+    def _lose(self, peer: str, error: Exception) -> None:
+        self._lost.add(peer)
+        logger.info(
+            "panels that %s has are read from files from now on: %s: %s", peer, type(error).__name__, error
+        )

@@ -1,0 +1,448 @@
+"""Panels from other workers, without GPUs: whatever the others do, C is right, and what can be had is not read."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client, LocalCluster
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.pipeline.test_placement import plan_of
+from tilewright.pipeline import peers, stream
+from tilewright.pipeline.peers import Arrival, Part, Sharers, WorkerPeers, answer_peers, offer, parts_of
+from tilewright.pipeline.placement import Placement
+from tilewright.pipeline.plan import Limits, MatmulPlan, plan_matmul
+from tilewright.pipeline.store import as_stored_matrix
+from tilewright.pipeline.stream import Engine, Product, TileReport
+
+M, K, N = 160, 180, 90
+WORKERS = ["tcp://here:1", "tcp://here:2"]
+
+
+@given(
+    starts=st.tuples(st.integers(0, 50), st.integers(0, 50)),
+    shape=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    unit=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    count=st.integers(1, 8),
+)
+def test_parts_are_the_region_cut_between_chunks(
+    starts: tuple[int, int], shape: tuple[int, int], unit: tuple[int, int], count: int
+) -> None:
+    region = [slice(start, start + side) for start, side in zip(starts, shape, strict=True)]
+    parts = parts_of(region, unit, count)
+    assert len(parts) == count
+    covered = np.zeros(shape, int)
+    for part in parts:
+        if part is not None:
+            top, bottom, left, right = part
+            covered[top:bottom, left:right] += 1
+            for edge, start, side, step in zip(
+                ((top, bottom), (left, right)), starts, shape, unit, strict=True
+            ):
+                assert all(at in (0, side) or (start + at) % step == 0 for at in edge)
+    assert (covered == 1).all()
+
+
+def test_parts_are_about_as_large_each() -> None:
+    assert parts_of((slice(0, 4096), slice(0, 16384)), (1, 4096), 4) == [
+        (0, 1024, 0, 16384),
+        (1024, 2048, 0, 16384),
+        (2048, 3072, 0, 16384),
+        (3072, 4096, 0, 16384),
+    ]
+    assert parts_of((slice(4096, 8192), slice(0, 16384)), (4096, 4096), 2) == [
+        (0, 4096, 0, 8192),
+        (0, 4096, 8192, 16384),
+    ]
+    assert parts_of((slice(0, 10), slice(0, 10)), (10, 10), 2) == [(0, 10, 0, 10), None]
+
+
+class DirectPeers:
+    """Engines of this process that ask each other, on a loop of their own as Dask's workers do."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, Engine] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.before_still: Callable[[str], None] = lambda peer: None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def ask(self, peer: str, question: str, run: str, key: peers.Key, what: Any) -> Future[Any]:
+        self.asked.append((peer, question))
+
+        async def call() -> Any:
+            if peer not in self.engines:
+                raise OSError(f"no route to {peer}")
+            if question == "offer":
+                return await offer(self.engines[peer].arrival(key), what)
+            self.before_still(peer)
+            arrival = self.engines[peer].arrival(key)
+            return arrival is not None and arrival.number == what
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Job:
+    """One product and its engines, one for each worker."""
+
+    def __init__(self, folder: Path, rng: np.random.Generator, nbytes: int, compressors: Any = None) -> None:
+        self.factors = []
+        for name, shape in (("a", (M, K)), ("b", (K, N))):
+            array = zarr.create_array(
+                folder / name, shape=shape, chunks=(20, 20), dtype="f8", compressors=compressors
+            )
+            array[...] = rng.standard_normal(shape)
+            self.factors.append(array)
+        self.c = zarr.create_array(folder / "c", shape=(M, N), chunks=(20, 20), dtype="f8", fill_value=7)
+        stored = [as_stored_matrix(array) for array in self.factors]
+        self.plan: MatmulPlan = plan_matmul(
+            stored[0], stored[1], np.dtype("f8"), (20, 20), Limits(2, nbytes), keep=(40, 40, 20, 1)
+        )
+        self.peers = DirectPeers()
+        self.placement = Placement(self.plan, self.plan.tiles())
+        self.placement.share_among(WORKERS)
+
+    def start(self, worker: str) -> Engine:
+        product = Product(*self.factors, self.c, self.plan, "cpu", "full", 2, 1, f"run of {worker}")
+        engine = self.peers.engines[worker] = Engine(product, worker, self.peers)
+        return engine
+
+    def walk(self, worker: str, ahead: int = 1) -> list[TileReport]:
+        """A worker's share, so many tiles of it under way at once."""
+        engine = self.peers.engines[worker]
+        tiles = list(iter(lambda: self.placement.own(worker), None))
+
+        def multiply(tile: Any) -> TileReport:
+            return engine.multiply(
+                tile, sharers=self.placement.sharers(tile, worker, frozenset(self.peers.engines))
+            )
+
+        with ThreadPoolExecutor(ahead) as pool:
+            return list(pool.map(multiply, tiles))
+
+    def assert_product(self) -> None:
+        np.testing.assert_allclose(
+            self.c[...], self.factors[0][...] @ self.factors[1][...], rtol=1e-12, atol=1e-12
+        )
+
+    def close(self) -> None:
+        for engine in self.peers.engines.values():
+            engine.close()
+        self.peers.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes jobs whose engines give each other host memory, as GPUs do theirs."""
+    memory: dict[bytes, np.ndarray] = {}
+
+    def export(unit: stream.HostUnit, flat: np.ndarray) -> bytes:
+        memory[str(id(flat)).encode()] = flat
+        return str(id(flat)).encode()
+
+    def copy(
+        unit: stream.HostUnit, exported: bytes, part: Part, panel: np.ndarray, shape: tuple[int, int]
+    ) -> None:
+        top, bottom, left, right = part
+        size = shape[0] * shape[1]
+        source, target = memory[exported][:size].reshape(shape), panel[:size].reshape(shape)
+        target[top:bottom, left:right] = source[top:bottom, left:right]
+
+    monkeypatch.setattr(stream.HostUnit, "export", export)
+    monkeypatch.setattr(stream.HostUnit, "copy", copy)
+    made: list[Job] = []
+
+    def make(nbytes: int = 10**7, compressors: Any = None) -> Job:
+        made.append(Job(tmp_path / str(len(made)), rng, nbytes, compressors))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def shared(reports: Sequence[TileReport]) -> tuple[int, int]:
+    return sum(report.read_nbytes for report in reports), sum(report.shared_nbytes for report in reports)
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_who_comes_second_reads_its_own_part_and_takes_the_rest(compressors: Any, job: Any) -> None:
+    work = job(compressors=compressors)
+    for worker in WORKERS:
+        work.start(worker)
+    first, second = shared(work.walk(WORKERS[0])), shared(work.walk(WORKERS[1]))
+    work.assert_product()
+    b = 8 * K * N
+    assert first[1] == 0, "nobody had anything"
+    assert first[0] > b, "a share of A and all of B"
+    assert sum(second) + first[0] == 8 * M * K + 2 * b
+    # Panels of B are 20 × 40 or 20 × 10 in chunks of 20 × 20: cut by rows where they lie plain, else between chunks,
+    # so that of those in the last column the first worker reads all.
+    assert second[1] == (b // 2 if compressors is None else 8 * K * 50)
+
+
+@pytest.mark.parametrize("nbytes", [75_000, 110_000, 10**7])
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_side_by_side(ahead: int, nbytes: int, job: Any) -> None:
+    for _ in range(3):
+        work = job(nbytes)
+        for worker in WORKERS:
+            work.start(worker)
+        with ThreadPoolExecutor(2) as pool:
+            walks = list(pool.map(lambda worker, work=work: work.walk(worker, ahead), WORKERS))
+        work.assert_product()
+        read, taken = (sum(pair) for pair in zip(*map(shared, walks), strict=True))
+        assert read <= work.plan.read_nbytes
+        alone = sum(work.plan.tile_read_nbytes(tile) for tile in work.plan.tiles())
+        assert read + taken <= alone
+
+
+def test_a_row_of_tiles_is_shared_as_a_column_is(job: Any) -> None:
+    work = job()
+    for worker in WORKERS:
+        work.start(worker)
+    tiles = list(work.plan.tiles())
+    for tile in tiles:
+        for worker in WORKERS:  # both compute all of it
+            work.peers.engines[worker].multiply(tile, sharers=Sharers(tuple(WORKERS), tuple(WORKERS)))
+    work.assert_product()
+    assert work.peers.asked.count((WORKERS[0], "still")) == len(
+        {("a", tile.i, start) for tile in tiles for start, _ in work.plan.panels()}
+        | {("b", tile.j, start) for tile in tiles for start, _ in work.plan.panels()}
+    )
+
+
+def test_a_panel_that_was_replaced_while_it_was_copied_is_read(job: Any) -> None:
+    work = job(75_000)
+    for worker in WORKERS:
+        work.start(worker)
+    replaced = []
+
+    def replace_it(peer: str) -> None:
+        """The other worker goes on to other panels, into the same places."""
+        cache = work.peers.engines[peer]._b_panels
+        for buffer in cache._held.values():
+            buffer.flat[:] = np.nan
+            buffer.arrival = Arrival()
+            replaced.append(True)
+
+    work.peers.before_still = replace_it
+    first = list(iter(lambda: work.placement.own(WORKERS[0]), None))
+    sharers = work.placement.sharers(first[0], WORKERS[0], frozenset(WORKERS))
+    work.peers.engines[WORKERS[0]].multiply(first[0], sharers=sharers)
+    (tile, *_) = (tile for tile in work.plan.tiles() if tile.j == first[0].j and tile.i > first[-1].i)
+    report = work.peers.engines[WORKERS[1]].multiply(tile, sharers=sharers)
+    assert replaced
+    assert report.shared_nbytes == 0
+    rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
+    wanted = work.factors[0][rows, :] @ work.factors[1][:, columns]
+    np.testing.assert_allclose(work.c[rows, columns], wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_worker_that_is_lost_is_asked_once(job: Any) -> None:
+    work = job()
+    work.start(WORKERS[0])
+    engine = work.start(WORKERS[1])
+    gone = work.peers.engines.pop(WORKERS[0])
+    try:
+        for tile in work.plan.tiles():
+            report = engine.multiply(tile, sharers=Sharers((), tuple(WORKERS)))
+            assert report.shared_nbytes == 0
+    finally:
+        gone.close()
+    work.assert_product()
+    assert work.peers.asked == [(WORKERS[0], "offer")]
+
+
+def test_memory_that_cannot_be_reached_is_read_instead(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = job()
+    for worker in WORKERS:
+        work.start(worker)
+    work.walk(WORKERS[0])
+
+    def copy(*arguments: Any, **more: Any) -> None:
+        raise RuntimeError("injected: this GPU cannot reach that one")
+
+    monkeypatch.setattr(stream.HostUnit, "copy", copy)
+    assert shared(work.walk(WORKERS[1]))[1] == 0
+    work.assert_product()
+    assert work.peers.asked.count((WORKERS[0], "offer")) == 1
+
+
+@pytest.mark.parametrize("failing", [0, 5, 11])
+def test_a_part_that_could_not_be_read_is_not_given(
+    failing: int, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = job()
+    for worker in WORKERS:
+        work.start(worker)
+    original, calls = stream.HostUnit.load, iter(range(10**6))
+
+    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+        if next(calls) == failing:
+            panel[: shape[0] * shape[1]] = np.nan
+            raise OSError("injected: the disk had a moment")
+        return original(unit, part, panel, shape)
+
+    monkeypatch.setattr(stream.HostUnit, "load", load)
+    sharers = Sharers((), tuple(WORKERS))
+    with ThreadPoolExecutor(2) as pool:
+        walks = []
+        for place, worker in enumerate(WORKERS):
+            own = [tile for tile in work.plan.tiles() if tile.i % 2 == place]
+
+            def walk(worker: str = worker, own: Any = own) -> list[Any]:
+                failed = []
+                for tile in own:
+                    try:
+                        work.peers.engines[worker].multiply(tile, sharers=sharers)
+                    except OSError:
+                        failed.append(tile)
+                return failed
+
+            walks.append(pool.submit(walk))
+        failed = [
+            (worker, tile) for worker, done in zip(WORKERS, walks, strict=True) for tile in done.result()
+        ]
+    assert len(failed) == 1, "the worker that reads it, and no other"
+    for worker, tile in failed:
+        work.peers.engines[worker].multiply(tile, sharers=sharers)
+    work.assert_product()
+
+
+def test_two_that_want_the_same_panels_the_other_way_round(job: Any) -> None:
+    work = job()
+    for worker in WORKERS:
+        work.start(worker)
+    sharers = Sharers((), tuple(WORKERS))
+    rows = [[tile for tile in work.plan.tiles() if tile.i % 2 == place] for place in (0, 1)]
+    rows[1].sort(key=lambda tile: (tile.i, -tile.j))
+
+    def walk(place: int) -> None:
+        with ThreadPoolExecutor(3) as pool:
+            engine = work.peers.engines[WORKERS[place]]
+            list(pool.map(lambda tile: engine.multiply(tile, sharers=sharers), rows[place]))
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(walk, (0, 1)))
+    work.assert_product()
+    assert time.monotonic() - begun < peers.PATIENCE_SECONDS, "neither waited for the other in vain"
+
+
+def test_a_part_that_does_not_come_is_read(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PATIENCE_SECONDS", 0.05)
+    work = job()
+    slow, quick = (work.start(worker) for worker in WORKERS)
+    sharers = Sharers((), tuple(WORKERS))
+    gate = threading.Event()
+    original = stream.HostUnit.load
+
+    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+        if unit is slow._unit:
+            assert gate.wait(30)
+        return original(unit, part, panel, shape)
+
+    monkeypatch.setattr(stream.HostUnit, "load", load)
+    tiles = list(work.plan.tiles())
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(slow.multiply, tiles[0], sharers=sharers)
+        try:
+            while slow.arrival(("b", 0, 0)) is None:
+                time.sleep(0.01)
+            for tile in tiles[1:]:
+                quick.multiply(tile, sharers=sharers)
+        finally:
+            gate.set()
+        waiting.result(30)
+    work.assert_product()
+
+
+async def offered(arrival: Arrival, part: Part) -> Any:
+    return await offer(arrival, part)
+
+
+def test_what_is_offered() -> None:
+    own, other = (0, 5, 0, 9), (5, 10, 0, 9)
+    arrival = Arrival()
+    assert asyncio.run(offered(arrival, own)) is None, "its place is not to be had"
+    arrival.own, arrival.exported = own, b"handle"
+    assert asyncio.run(offered(arrival, other)) is None, "it comes from somebody who may wait for us"
+
+    async def later() -> Any:
+        asyncio.get_running_loop().call_later(0.05, peers.tell, arrival.own_there, True)
+        return await offer(arrival, own)
+
+    assert asyncio.run(later()) == (b"handle", arrival.number)
+    assert asyncio.run(offered(arrival, other)) is None
+    peers.tell(arrival.whole, True)
+    peers.tell(arrival.whole, False)  # the first word counts
+    assert asyncio.run(offered(arrival, other)) == (b"handle", arrival.number)
+    failed = Arrival(own, b"handle")
+    peers.tell(failed.own_there, False)
+    assert asyncio.run(offered(failed, own)) is None
+
+
+def test_workers_ask_each_other_over_dask() -> None:
+    arrival = Arrival((0, 5, 0, 9), b"\x00handle\xff")
+    peers.tell(arrival.whole, True)
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster),
+    ):
+        asking, answering = cluster.workers.values()
+        answer_peers(answering, lambda run, key: arrival if (run, key) == ("run", ("b", 3, 40)) else None)
+
+        def ask(question: str, run: str, what: Any) -> Any:
+            way = WorkerPeers(asking)
+            return way.ask(answering.address, question, run, ("b", 3, 40), what).result(30)
+
+        exported, number = ask("offer", "run", (0, 2, 0, 9))
+        assert (exported, number) == (b"\x00handle\xff", arrival.number)
+        assert ask("offer", "another", (0, 2, 0, 9)) is None
+        assert ask("still", "run", number) is True
+        assert ask("still", "run", number + 1) is False
+        assert ask("still", "another", number) is False
+        lost = WorkerPeers(asking).ask("tcp://127.0.0.1:1", "offer", "run", ("b", 3, 40), ())
+        with pytest.raises(
+            TimeoutError
+        ):  # Dask tries to connect for half a minute; an exchange does not wait for it
+            lost.result(0.2)
+        assert lost.cancel()
+
+
+def test_sharers_are_of_one_host_and_known() -> None:
+    plan = plan_of((4, 2), 4)
+    workers = ["tcp://h1:1", "tcp://h1:2", "tcp://h2:1", "tcp://h2:2"]
+    placement = Placement(plan, plan.tiles())
+    placement.share_among(workers)
+    among = frozenset(workers)
+    for worker in workers:
+        while (tile := placement.own(worker)) is not None:
+            sharers = placement.sharers(tile, worker, among)
+            assert worker in sharers.a
+            assert worker in sharers.b
+            assert {other.rpartition(":")[0] for other in sharers.a + sharers.b} == {
+                worker.rpartition(":")[0]
+            }
+            assert placement.sharers(tile, worker, among - {worker}) == Sharers()
+            for other in workers:
+                if other.rpartition(":")[0] == worker.rpartition(":")[0]:
+                    alike = placement.sharers(tile, other, among)
+                    assert (alike.a, alike.b) == (sharers.a, sharers.b), "all cut the panel in the same way"
