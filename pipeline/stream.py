@@ -162,6 +162,18 @@ class _Panel:
     b: Buffer
 
 
+@dataclass
+class _Running:
+    """Panels that are multiplied, or will be as soon as those before are."""
+
+    panel: _Panel
+    clock: _Clock
+    wait: Callable[[], None] | None
+    """Waits until they are; None where nothing is under way."""
+    ends: bool = False
+    """Whether they are the last of their tile."""
+
+
 @dataclass(frozen=True)
 class _End:
     """Behind the last panel of a job."""
@@ -280,10 +292,13 @@ class Unit(Protocol):
         """What brings ``array[region]`` into a panel of this shape, from this row and column on."""
 
     def multiply(self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool) -> str:
-        """Put, or add, the product of two panels into a tile; returns the name of the kernel that did.
+        """Put, or add, the product of two panels into a tile; returns the name of the kernel that does.
 
-        sides: rows and columns of the tile, depth of the panels.
+        sides: rows and columns of the tile, depth of the panels. It may go on when this has returned: see `passed`.
         """
+
+    def passed(self) -> Callable[[], None] | None:
+        """What waits until everything that was multiplied so far is done; None where it is."""
 
     def export(self, flat: Any) -> bytes | None:
         """What other workers of this host open to copy from a buffer; None where they cannot."""
@@ -453,6 +468,9 @@ class HostUnit:
     ) -> str:
         _multiply(self._product, a, b, sides, target, accumulate, None)
         return host.kernel_name(target.dtype)
+
+    def passed(self) -> None:
+        return None
 
     def export(self, flat: np.ndarray) -> bytes | None:
         return None  # the page cache holds what another worker has read
@@ -640,9 +658,17 @@ class CudaUnit:
             lane.stream.synchronize()
 
     def multiply(self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool) -> str:
-        kernel = _multiply(self._product, a, b, sides, target, accumulate, self._compute_stream)
-        self._compute_stream.synchronize()  # the panels' places may be filled again
-        return kernel
+        return _multiply(self._product, a, b, sides, target, accumulate, self._compute_stream)
+
+    def passed(self) -> Callable[[], None]:
+        event = self._cuda.event(timing=False)
+        event.record(self._compute_stream)
+
+        def wait() -> None:
+            self._cuda.current_context()  # attaches the thread to the GPU
+            event.synchronize()
+
+        return wait
 
     def export(self, flat: Any) -> bytes | None:
         return peer_memory.export(flat) if peer_memory.available() else None
@@ -755,6 +781,8 @@ class Engine:
         self._entrance = threading.Lock()
         """Held while a job enters or the entrance is closed: behind the end no job would ever be answered."""
         self._under_way = 0
+        self._multiplied = 0.0
+        """When the last panels were."""
         self._unit: Unit = CudaUnit(product) if product.device == "cuda" else HostUnit(product)
         self._readers = ThreadPoolExecutor(product.read_threads, thread_name_prefix="tilewright-read")
         self._writers = ThreadPoolExecutor(product.write_threads, thread_name_prefix="tilewright-write")
@@ -1010,32 +1038,79 @@ class Engine:
             self._loaded.put(end)
 
     def _compute_stage(self) -> None:
-        while (item := self._loaded.get()) is not None:
+        # The next panels are enqueued while those before are multiplied, so that a GPU does not wait for this thread,
+        # which waits for the interpreter's lock whenever it has slept.
+        running: _Running | None = None
+        while True:
+            if running is not None and self._loaded.empty():
+                self._finish(running)
+                running = None
+            if (item := self._loaded.get()) is None:
+                break
             job, tile = item.job, item.job.tile
             if job.target is None:
+                if running is not None and self._tile_slots.empty():
+                    self._finish(running)  # the tile that is waited for may be the one it belongs to
+                    running = None
                 job.target = self._tile_slots.get()
-            try:
-                if isinstance(item, _End):
-                    if job.panels == 0:  # k = 0: the empty sum
+            if isinstance(item, _End):
+                if job.panels == 0 and job.error is None:  # k = 0: the empty sum
+                    try:
                         self._unit.clear(job.target, tile.rows, tile.columns)
-                elif job.error is None:
-                    with job.clock("compute", "compute"):
-                        job.kernel = self._unit.multiply(
-                            item.a.flat,
-                            item.b.flat,
-                            (tile.rows, tile.columns, item.depth),
-                            job.target,
-                            accumulate=job.panels > 0,
-                        )
+                    except BaseException as error:
+                        job.error = error
+                if running is not None and running.panel.job is job:
+                    running.ends = True
+                else:
+                    self._finished.put(job)
+                continue
+            before, running = running, self._enqueue(item)
+            if before is not None:
+                self._finish(before)
+            if running.wait is None:
+                self._finish(running)
+                running = None
+        if running is not None:
+            self._finish(running)
+        self._finished.put(None)
+
+    def _enqueue(self, panel: _Panel) -> _Running:
+        """Have a panel of A and one of B multiplied, unless the job has failed."""
+        job, tile, clock = panel.job, panel.job.tile, _Clock()
+        wait = None
+        if job.error is None:
+            try:
+                try:
+                    job.kernel = self._unit.multiply(
+                        panel.a.flat,
+                        panel.b.flat,
+                        (tile.rows, tile.columns, panel.depth),
+                        job.target,
+                        accumulate=job.panels > 0,
+                    )
                     job.panels += 1
+                finally:
+                    wait = self._unit.passed()  # what was begun before an error reads the panels as well
             except BaseException as error:
                 job.error = error
-            if isinstance(item, _Panel):
-                self._a_panels.let_go(item.a)
-                self._b_panels.let_go(item.b)
-            else:
-                self._finished.put(job)
-        self._finished.put(None)
+        return _Running(panel, clock, wait)
+
+    def _finish(self, running: _Running) -> None:
+        """Wait until panels are multiplied, let go of them, and of a tile that they were the last of."""
+        panel, job = running.panel, running.panel.job
+        try:
+            if running.wait is not None:
+                running.wait()
+        except BaseException as error:
+            job.error = job.error or error
+        late = max(0.0, self._multiplied - running.clock.start)  # while those before were multiplied
+        clock = _Clock(running.clock.begin + late, running.clock.start + late)
+        job.count("compute", "compute", clock, ())
+        self._multiplied = time.perf_counter()
+        self._a_panels.let_go(panel.a)
+        self._b_panels.let_go(panel.b)
+        if running.ends:
+            self._finished.put(job)
 
     def _write_stage(self) -> None:
         while (job := self._finished.get()) is not None:

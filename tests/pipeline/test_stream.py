@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ import zarr
 
 from tilewright.pipeline import stream, tasks
 from tilewright.pipeline.execute import covered
-from tilewright.pipeline.plan import Limits, MatmulPlan, plan_matmul
+from tilewright.pipeline.plan import Limits, MatmulPlan, Tile, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.stream import Engine, PanelCache, Product
 
@@ -256,6 +258,81 @@ def test_more_buffers_than_a_plan_needs_change_nothing(engine: Any, factors: Any
     finally:
         other.close()
     assert read == 8 * (M * K + K * N)
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+
+
+class Queue:
+    """Lets panels be multiplied as a GPU's stream does: in order, some time after they were enqueued."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.pool = ThreadPoolExecutor(1)
+        self.last: Any = None
+        self.failing: set[int] = set()
+        self.waiting = self.most_waiting = 0
+        self._calls = iter(range(10**6))
+        original = stream.HostUnit.multiply
+
+        def work(number: int, *args: Any, **options: Any) -> None:
+            time.sleep(0.005)
+            self.waiting -= 1
+            if number in self.failing:
+                raise OSError("injected: the GPU fell off the bus")
+            original(*args, **options)
+
+        def multiply(*args: Any, **options: Any) -> str:
+            self.waiting += 1
+            self.most_waiting = max(self.most_waiting, self.waiting)
+            self.last = self.pool.submit(work, next(self._calls), *args, **options)
+            return "later"
+
+        patch.setattr(stream.HostUnit, "multiply", multiply)
+        patch.setattr(stream.HostUnit, "passed", lambda unit: self.last.result)
+
+
+@pytest.fixture
+def queued(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
+    queue = Queue(monkeypatch)
+    yield queue
+    queue.pool.shutdown()
+
+
+@pytest.mark.parametrize("nbytes", [40_000, 75_000, 110_000, 1_000_000])
+def test_panels_and_tiles_are_let_go_of_when_the_gpu_is_done_with_them(
+    nbytes: int, engine: Any, factors: Any, queued: Queue
+) -> None:
+    worker, plan, c = engine(nbytes)
+    with ThreadPoolExecutor(3) as pool:
+        reports = list(pool.map(worker.multiply, plan.tiles()))
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+    assert queued.most_waiting <= 2, "one is multiplied, and the next waits"
+    if nbytes == 1_000_000:  # nothing to read for the tiles at the end
+        assert queued.most_waiting == 2
+    spans = sorted(
+        (span.begin, span.end) for report in reports for span in report.spans if span.stage == "compute"
+    )
+    assert len(spans) == len(reports) * plan.panel_count
+    assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(spans)), "no time counts twice"
+
+
+@pytest.mark.parametrize("failing", [0, 4, 7, 9])
+def test_a_product_that_fails_on_the_gpu_fails_its_tile_alone(
+    failing: int, engine: Any, factors: Any, queued: Queue
+) -> None:
+    worker, plan, c = engine(110_000)
+    queued.failing.add(failing)
+    failed = []
+
+    def multiply(tile: Tile) -> None:
+        try:
+            worker.multiply(tile)
+        except OSError:
+            failed.append(tile)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(multiply, plan.tiles()))
+    (tile,) = failed
+    assert (c[tile.row_start : tile.row_stop, tile.column_start : tile.column_stop] == 7).all(), "not written"
+    worker.multiply(tile)
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
 
 

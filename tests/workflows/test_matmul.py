@@ -277,9 +277,9 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     counts: dict[int, int] = {}
     original = stream.Engine.multiply
 
-    def counting(engine: stream.Engine, tile: Any) -> Any:
+    def counting(engine: stream.Engine, tile: Any, **more: Any) -> Any:
         counts[tile.index] = counts.get(tile.index, 0) + 1
-        return original(engine, tile)
+        return original(engine, tile, **more)
 
     monkeypatch.setattr(stream.Engine, "multiply", counting)
     return counts
@@ -779,6 +779,6 @@ def test_a_run_names_the_thread_that_limits_it(
     a = put(tmp_path / "a", np.ones((4, 4)))
     planned = tw.plan_matmul(a, a, device="cpu", workers=max(1, len(workers)))
     run = execute.MatmulRun(
-        planned, "CPU", "BLAS", 10.0, dict(zip(stream.STAGES, stages, strict=True)), 0, workers, 0, None
+        planned, "CPU", "BLAS", 10.0, dict(zip(stream.STAGES, stages, strict=True)), 0, 0, workers, 0, None
     )
     assert says in str(run)

@@ -46,9 +46,9 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     peaks: list[int] = []
     original = stream.Engine.__init__
 
-    def noting(engine: stream.Engine, product: stream.Product, worker: str) -> None:
+    def noting(engine: stream.Engine, product: stream.Product, *others: Any) -> None:
         peaks.append(product.plan.device_peak_nbytes)
-        original(engine, product, worker)
+        original(engine, product, *others)
 
     monkeypatch.setattr(stream.Engine, "__init__", noting)
     return peaks
