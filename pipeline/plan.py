@@ -35,6 +35,10 @@ TILE_OPERATIONS = 2**34
 SPLIT_NBYTES = 32 * 2**20
 """k is cut for several tasks only if each of them still reads this much: less is done before it is shared out."""
 
+SUM_COST = 4
+"""A byte of a sum over a part of k that is written, or read again, takes as long as so many bytes of A or B: it goes
+through the interpreter and over the wire (two workers on two GPUs: 2.3 GB/s each, and 20 of their inputs)."""
+
 LANE_NBYTES = 8 * 2**20
 """Pinned memory through which one thread of a GPU worker moves its parts of panels or of a finished tile."""
 
@@ -505,7 +509,8 @@ def _search_grid(
     """Sides of tiles, and parts of k, that make at least ``wanted`` tasks where they can, and read least.
 
     What is read counts as often as rounds of ``wanted`` tasks take longer than C shared out evenly. Parts of k
-    read nothing twice, but their sums are written and read once more: they pay where C is small and k is long.
+    read nothing twice, but their sums are written and read once more (`SUM_COST`): they pay where C is small and k is
+    long.
     """
     unit_rows, unit_columns = min(c_unit[0], m), min(c_unit[1], n)
     row_units, column_units = ceil_div(m, unit_rows), ceil_div(n, unit_columns)
@@ -538,7 +543,7 @@ def _search_grid(
             for k_parts in {1, max(1, min(ceil_div(wanted, count), panel_count, worth))}:
                 tasks = count * k_parts
                 longer = ceil_div(tasks, wanted) * wanted * rows * columns / (m * n) / k_parts
-                sums = 2 * k_parts * m * n * memory.item_c if k_parts > 1 else 0
+                sums = SUM_COST * 2 * k_parts * m * n * memory.item_c if k_parts > 1 else 0
                 cost = ((read * k + sums) * longer, tasks, abs(rows - columns), rows)
                 if best is None or cost < best:
                     best, found = cost, (rows, columns, k_parts)

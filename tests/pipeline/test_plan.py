@@ -258,6 +258,9 @@ def test_k_is_not_cut_where_it_does_not_pay() -> None:
     assert plan_matmul(small, small.transposed, F4, (100, 100), Limits(4, 2**30)).k_parts == 1
     square = matrix(8192, 8192, (1024, 1024))
     assert plan_matmul(square, square, F4, (1024, 1024), Limits(4, 2**36)).k_parts == 1
+    large = StoredMatrix(32768, 32768, F8, (4096, 4096))
+    for workers in (8, 16, 32, 64):
+        assert plan_matmul(large, large, F8, (4096, 4096), Limits(workers, 2**37)).k_parts == 1, workers
 
 
 def test_inner_sides_must_agree() -> None:
