@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import time
@@ -154,9 +155,12 @@ def release_memory() -> None:
     scratch.release()
 
 
-def stop_run(run: str, abandon: bool) -> None:
-    """End this worker's part in a run; with ``abandon``, give up the tiles under way at the next panel."""
-    close_engine(run, abandon=abandon)
+async def stop_run(run: str, abandon: bool) -> None:
+    """End this worker's part in a run; with ``abandon``, give up the tiles under way at the next panel.
+
+    Not on the worker's loop, which carries what it and others may be waiting for: each other's answers about panels.
+    """
+    await asyncio.to_thread(close_engine, run, abandon=abandon)
 
 
 def end_run(run: str, abandon: bool) -> None:

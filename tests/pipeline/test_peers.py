@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipeline.test_placement import plan_of
-from tilewright.pipeline import peers, stream
+from tilewright.pipeline import peers, stream, tasks
 from tilewright.pipeline.peers import Arrival, Part, Sharers, WorkerPeers, answer_peers, offer, parts_of
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import Limits, MatmulPlan, plan_matmul
@@ -90,7 +90,10 @@ class DirectPeers:
             arrival = self.engines[peer].arrival(key)
             return arrival is not None and arrival.number == what
 
-        return asyncio.run_coroutine_threadsafe(call(), self._loop)
+        return self.run(call())
+
+    def run(self, call: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(call, self._loop)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -372,6 +375,41 @@ def test_a_part_that_does_not_come_is_read(job: Any, monkeypatch: pytest.MonkeyP
             gate.set()
         waiting.result(30)
     work.assert_product()
+
+
+def test_a_worker_stops_while_it_waits_for_another(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to by its own loop, which has to carry the answer that it waits for."""
+    work = job()
+    slow, waiting = (work.start(worker) for worker in WORKERS)
+    gate = threading.Event()
+    original = stream.HostUnit.load
+
+    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+        if unit is slow._unit:
+            assert gate.wait(30)
+        return original(unit, part, panel, shape)
+
+    monkeypatch.setattr(stream.HostUnit, "load", load)
+    monkeypatch.setitem(stream._engines, "stopping", waiting)
+    sharers = Sharers((), tuple(WORKERS))
+    first = next(work.plan.tiles())
+    begun = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        tiles = [pool.submit(slow.multiply, first, sharers=sharers)]
+        while slow.arrival(("b", 0, 0)) is None:
+            time.sleep(0.01)
+        tiles.append(pool.submit(waiting.multiply, first, sharers=sharers))
+        while (WORKERS[0], "offer") not in work.peers.asked:
+            time.sleep(0.01)
+        stopped = work.peers.run(tasks.stop_run("stopping", True))
+        time.sleep(0.1)
+        gate.set()
+        stopped.result(30)
+        with pytest.raises(CancelledError):
+            tiles[1].result(30)
+        tiles[0].result(30)
+    assert time.monotonic() - begun < peers.PATIENCE_SECONDS
+    assert stream._stopped.pop("stopping") is waiting
 
 
 async def offered(arrival: Arrival, part: Part) -> Any:

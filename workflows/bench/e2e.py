@@ -295,7 +295,7 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
     plan = run.plan
     storage = _storage_rate(inputs, inputs, plan.write_nbytes / run.read_nbytes, plan.workers)
     floors = {
-        # Workers on one host sweep k together and share the page cache, but each reads its own panels.
+        # What a worker took from another's GPU comes from no file, and not over the bus from the host.
         "storage": (run.read_nbytes + plan.write_nbytes) / storage,
         "arithmetic": run.stages["compute"] / plan.workers,
     }
@@ -309,6 +309,7 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
         "kernel": run.kernel,
         "plan": plan.to_json(),
         "read_nbytes": run.read_nbytes,
+        "shared_nbytes": run.shared_nbytes,
         "stages_per_worker": {name: seconds / plan.workers for name, seconds in run.stages.items()},
         "floors": floors,
         "over_largest_floor": median / max(floors.values()),
@@ -474,6 +475,8 @@ def command(
         stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in detail["stages_per_worker"].items())
         floors = ", ".join(f"{name} {seconds:.2f}" for name, seconds in detail["floors"].items())
         reads = f"{format_nbytes(detail['read_nbytes'])}, {detail['read_ratio']:.2f} × the bound"
+        if detail["shared_nbytes"]:
+            reads += f", and takes {format_nbytes(detail['shared_nbytes'])} from other GPUs"
         over = f"{detail['over_largest_floor']:.2f} × the largest"
         click.echo(
             f"{detail['case']}: stages {stages} s; floors {floors} s; {over}; reads {reads};"
