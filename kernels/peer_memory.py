@@ -6,9 +6,10 @@ Interprocess Communication); where both GPUs can reach each other, a copy from i
 
 from __future__ import annotations
 
-import functools
 import pickle
 import threading
+from collections.abc import Set
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,14 +30,9 @@ ANCHOR_NBYTES = 2 * 2**20
 _anchors: dict[bytes, Any] = {}
 """Of every other process that was met, a little memory that stays open as long as this process lasts. Where nothing of
 a process is open any more, the driver forgets the way there, and takes 10 to 20 ms to find it again."""
-_anchors_lock = threading.Lock()
-
-
-@functools.cache
-def _anchor() -> tuple[Any, Any]:
-    """The little memory that others keep open, and what opens it."""
-    memory = cuda.device_array(ANCHOR_NBYTES, np.uint8)
-    return memory, cuda.current_context().get_ipc_handle(memory.gpu_data)
+_own_anchor: list[tuple[Any, Any]] = []
+"""The little memory that others keep open, and what opens it, once it is wanted."""
+_lock = threading.Lock()
 
 
 def export(array: Any) -> bytes:
@@ -44,46 +40,58 @@ def export(array: Any) -> bytes:
 
     Raises what the driver does where that memory cannot be shared: not all allocators' can.
     """
-    return pickle.dumps((cuda.current_context().get_ipc_handle(array.gpu_data), _anchor()[1]))
+    context = cuda.current_context()
+    with _lock:
+        if not _own_anchor:
+            memory = cuda.device_array(ANCHOR_NBYTES, np.uint8)
+            _own_anchor.append((memory, context.get_ipc_handle(memory.gpu_data)))
+    return pickle.dumps((context.get_ipc_handle(array.gpu_data), _own_anchor[0][1]))
 
 
 class ImportedMemory:
-    """Memory of other processes, each allocation opened once and until ``close``. For one thread at a time."""
+    """Memory of other processes, open here until ``close``. For one thread at a time.
+
+    What is open here is not free there, even when the process that it belongs to has ended. It is not closed behind
+    every copy, since the driver may wait for kernels to do that.
+    """
 
     def __init__(self) -> None:
-        self._opened: dict[bytes, tuple[Any, int]] = {}
-        """By the driver's name of an allocation: what closes it, and the address where it begins here."""
+        self._opened: dict[tuple[str, bytes], tuple[Any, int]] = {}
+        """By the owner and what was exported: what closes it, and its address here."""
 
-    def address(self, exported: bytes) -> int:
+    def address(self, owner: str, exported: bytes) -> int:
         """The device address, in this process, of what another one exported; to be read, not written.
+
+        owner: any name of that process, for ``close``.
 
         Raises
         ------
         DeviceUnavailableError
             This process does not see that GPU, or its own cannot reach it.
         """
-        handle, anchor = pickle.loads(exported)
-        with _anchors_lock:
-            if _name(anchor) not in _anchors:
-                _open(anchor)
-                _anchors[_name(anchor)] = anchor
-        if _name(handle) not in self._opened:
-            self._opened[_name(handle)] = handle, _open(handle)
-        return self._opened[_name(handle)][1] + int(handle.offset)
+        key = owner, exported
+        if key not in self._opened:
+            handle, anchor = pickle.loads(exported)
+            name = bytes(anchor.handle.reserved)
+            with _lock:
+                if name not in _anchors:
+                    _open(anchor)
+                    _anchors[name] = anchor
+            self._opened[key] = handle, _open(handle)
+        return self._opened[key][1]
 
-    def close(self) -> None:
-        """Let go of all of it."""
-        opened, self._opened = self._opened, {}
-        for handle, _ in opened.values():
-            handle.close()
-
-
-def _name(handle: Any) -> bytes:
-    return bytes(handle.handle.reserved)
+    def close(self, keep: Set[str] = frozenset()) -> None:
+        """Let go of all memory but that of these owners."""
+        for key in [key for key in self._opened if key[0] not in keep]:
+            handle, _ = self._opened.pop(key)
+            with suppress(
+                Exception
+            ):  # a GPU that has failed closes nothing any more, and the process ends with it
+                handle.close()
 
 
 def _open(handle: Any) -> int:
-    """The address here of the allocation that another process's array lies in."""
+    """The address here of another process's array."""
     context = cuda.current_context()
     try:
         reachable = handle.can_access_peer(context)
@@ -91,7 +99,7 @@ def _open(handle: Any) -> int:
         raise DeviceUnavailableError(f"the GPU of that memory is not seen here: {error}") from error
     if not reachable:
         raise DeviceUnavailableError("this GPU cannot reach the memory of that one")
-    return int(handle.open_direct(context).device_ctypes_pointer.value) - int(handle.offset)
+    return int(handle.open_direct(context).device_ctypes_pointer.value)
 
 
 def copy_rectangle(source: int, target: int, pitch: int, rows: int, width: int, stream: Any) -> None:

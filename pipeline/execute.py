@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
@@ -18,6 +19,8 @@ from tilewright.pipeline.plan import MatmulPlan, Tile, format_nbytes
 from tilewright.pipeline.stream import THREADS, Product, TileReport
 from tilewright.pipeline.submit import run_combined, run_placed
 from tilewright.pipeline.verify import Verification
+
+logger = logging.getLogger(__name__)
 
 LIMITING_SHARE = 0.8
 """A thread that is busy for this share of the time is what limits a run; below it, threads wait for one another."""
@@ -116,6 +119,14 @@ def _tile_results(
     return run_combined(client, tasks.multiply_part, tasks.add_parts, groups, key=key)
 
 
+def _on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> None:
+    """Have every worker do something, whatever becomes of the others: one that is gone holds nothing any more."""
+    answers = client.run(function, *arguments, on_error="return")
+    for worker, answer in answers.items():
+        if isinstance(answer, BaseException):
+            logger.warning("%s on %s: %s: %s", function.__name__, worker, type(answer).__name__, answer)
+
+
 def covered(times: Iterable[tuple[float, float]]) -> float:
     """How long at least one of the stretches of time, each a begin and an end, lasted."""
     total, until = 0.0, float("-inf")
@@ -204,8 +215,8 @@ def run_tiles(
     finally:
         if client.status == "running":  # else the scheduler is gone, and its error is on its way
             if product.sharing:  # no worker frees what another may still copy from
-                client.run(tasks.stop_run, product.run, not ended)
-            client.run(tasks.end_run, product.run, not ended)
+                _on_all(client, tasks.stop_run, product.run, not ended)
+            _on_all(client, tasks.end_run, product.run, not ended)
     seconds = time.perf_counter() - start
     listener(WorkDone("matmul", seconds))
     kernel = " and ".join(sorted(kernels)) or "none"

@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,6 +41,16 @@ class Sharers:
 
     a: tuple[str, ...] = ()
     b: tuple[str, ...] = ()
+
+    def reached_from(self, worker: str) -> Sharers:
+        """The same for a worker of that host, and nobody for one of another, whom Dask gave the tile instead."""
+        here = all(host_of(other) == host_of(worker) for other in self.a + self.b)
+        return self if here else Sharers()
+
+
+def host_of(address: str) -> str:
+    """The part of a worker's address that it has in common with others of its host."""
+    return address.rpartition(":")[0]
 
 
 def parts_of(region: Sequence[slice], unit: Sequence[int], count: int) -> list[Part | None]:
@@ -79,7 +91,7 @@ class Arrival:
 
 def tell(there: Future[bool], value: bool) -> None:
     """Say, unless it has been said, whether something has come, or will not."""
-    if not there.done():
+    with suppress(InvalidStateError):
         there.set_result(value)
 
 
@@ -156,7 +168,7 @@ class Exchange:
 
     def __init__(self, peers: Peers, run: str) -> None:
         self._peers, self._run = peers, run
-        self._lost: set[str] = set()
+        self.lost: frozenset[str] = frozenset()
         """Who did not answer, or cannot be reached: not asked again in this run."""
 
     def take(self, wanted: Sequence[Foreign]) -> list[Foreign]:
@@ -164,24 +176,33 @@ class Exchange:
         asked = [(one, self._ask(one, "offer", one.part)) for one in wanted]
         copied: list[tuple[Foreign, Future[Any] | None]] = []
         left: list[Foreign] = []
+        until = time.monotonic() + 2 * PATIENCE_SECONDS  # for all of them: they were asked at once
         for one, answer in asked:
-            offered = self._answer(one, answer)
+            offered = self._answer(one, answer, until)
             if offered is not None and self._copied(one, offered[0]):
                 copied.append((one, self._ask(one, "still", offered[1])))
             else:
                 left.append(one)
-        return left + [one for one, answer in copied if not self._answer(one, answer)]
+        until = time.monotonic() + PATIENCE_SECONDS
+        return left + [one for one, answer in copied if not self._answer(one, answer, until)]
 
     def _ask(self, one: Foreign, question: str, what: Any) -> Future[Any] | None:
-        if one.peer in self._lost:
-            return None
-        return self._peers.ask(one.peer, question, self._run, one.key, what)
-
-    def _answer(self, one: Foreign, answer: Future[Any] | None) -> Any:
-        if answer is None or one.peer in self._lost:
+        if one.peer in self.lost:
             return None
         try:
-            return answer.result(2 * PATIENCE_SECONDS)
+            return self._peers.ask(one.peer, question, self._run, one.key, what)
+        except Exception as error:  # this worker itself is on its way out
+            self._lose(one.peer, error)
+            return None
+
+    def _answer(self, one: Foreign, answer: Future[Any] | None, until: float) -> Any:
+        if answer is None:
+            return None
+        if one.peer in self.lost:
+            answer.cancel()
+            return None
+        try:
+            return answer.result(max(0.0, until - time.monotonic()))
         except Exception as error:  # whatever it is, the files have the same bytes
             answer.cancel()
             self._lose(one.peer, error)
@@ -196,7 +217,12 @@ class Exchange:
         return True
 
     def _lose(self, peer: str, error: Exception) -> None:
-        self._lost.add(peer)
-        logger.info(
-            "panels that %s has are read from files from now on: %s: %s", peer, type(error).__name__, error
+        self.lost |= {peer}
+        expected = isinstance(error, (OSError, TimeoutError))  # that it has gone
+        logger.log(
+            logging.INFO if expected else logging.WARNING,
+            "panels that %s has are read from files for the rest of this run: %s: %s",
+            peer,
+            type(error).__name__,
+            error,
         )

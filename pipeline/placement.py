@@ -13,7 +13,7 @@ from itertools import groupby
 
 import numpy as np
 
-from tilewright.pipeline.peers import Sharers
+from tilewright.pipeline.peers import Sharers, host_of
 from tilewright.pipeline.plan import MatmulPlan, Tile
 
 
@@ -121,13 +121,9 @@ class Placement:
         """Who of these workers, on the host of this one, wants the panels that a tile needs as well: in one order."""
         if worker not in among:
             return Sharers()
-        here = _host(worker)
+        here = host_of(worker)
 
         def alike(workers: Sequence[str]) -> tuple[str, ...]:
-            return tuple(other for other in workers if other in among and _host(other) == here)
+            return tuple(other for other in workers if other in among and host_of(other) == here)
 
         return Sharers(alike(self._rows.get(tile.i, ())), alike(self._columns.get(tile.j, ())))
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]

@@ -9,11 +9,12 @@ is bounded by the buffers, which the plan counted; each stage keeps a clock of t
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,8 @@ from tilewright.pipeline.store import (
 
 if TYPE_CHECKING:
     from tilewright.kernels import file_upload
+
+logger = logging.getLogger(__name__)
 
 STAGES = ("read", "upload", "compute", "download", "write")
 THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("download", "write")}
@@ -301,10 +304,16 @@ class Unit(Protocol):
         """What waits until everything that was multiplied so far is done; None where it is."""
 
     def export(self, flat: Any) -> bytes | None:
-        """What other workers of this host open to copy from a buffer; None where they cannot."""
+        """What other workers of this host open to copy from a buffer; None where they never can.
 
-    def copy(self, exported: bytes, part: Part, panel: Any, shape: tuple[int, int]) -> None:
+        Raises what the driver does where it refuses.
+        """
+
+    def copy(self, exported: bytes, peer: str, part: Part, panel: Any, shape: tuple[int, int]) -> None:
         """Fill a part of a panel of this shape from another worker's; returns when it is there."""
+
+    def close_imports(self, keep: Set[str]) -> None:
+        """Let go of the memory of all other workers but these."""
 
     def clear(self, target: Any, rows: int, columns: int) -> None: ...
 
@@ -364,9 +373,8 @@ class PanelCache:
             return key in self._held or self._spare > 0 or next(iter(self._held.values())).users == 0
 
     def find(self, key: Any) -> Buffer | None:
-        """The place of a panel that is here, or on its way."""
-        with self._let_go:
-            return self._held.get(key)
+        """The place of a panel that is here, or on its way. It waits for nobody: not while a place is allocated."""
+        return self._held.get(key)
 
     def let_go(self, buffer: Buffer) -> None:
         """One who took it has multiplied it."""
@@ -475,8 +483,11 @@ class HostUnit:
     def export(self, flat: np.ndarray) -> bytes | None:
         return None  # the page cache holds what another worker has read
 
-    def copy(self, exported: bytes, part: Part, panel: np.ndarray, shape: tuple[int, int]) -> None:
+    def copy(self, exported: bytes, peer: str, part: Part, panel: np.ndarray, shape: tuple[int, int]) -> None:
         raise NotImplementedError("no worker on a CPU offers its panels")
+
+    def close_imports(self, keep: Set[str]) -> None:
+        """There are none."""
 
     def clear(self, target: np.ndarray, rows: int, columns: int) -> None:
         target[: rows * columns] = 0
@@ -673,15 +684,18 @@ class CudaUnit:
     def export(self, flat: Any) -> bytes | None:
         return peer_memory.export(flat) if peer_memory.available() else None
 
-    def copy(self, exported: bytes, part: Part, panel: Any, shape: tuple[int, int]) -> None:
+    def copy(self, exported: bytes, peer: str, part: Part, panel: Any, shape: tuple[int, int]) -> None:
         top, bottom, left, right = part
         item = panel.dtype.itemsize
         pitch = shape[1] * item
         corner = top * pitch + left * item
-        source, target = self._imported.address(exported) + corner, address(panel) + corner
+        source, target = self._imported.address(peer, exported) + corner, address(panel) + corner
         width = (right - left) * item
         peer_memory.copy_rectangle(source, target, pitch, bottom - top, width, self._import_stream)
         self._import_stream.synchronize()
+
+    def close_imports(self, keep: Set[str]) -> None:
+        self._imported.close(keep)
 
     def clear(self, target: Any, rows: int, columns: int) -> None:
         if rows * columns:
@@ -764,7 +778,11 @@ class _Operand:
     def exported(self, buffer: Buffer, unit: Unit) -> bytes | None:
         """What opens a buffer to other workers, or None. Asked for once, since it takes a call to the driver."""
         if id(buffer) not in self._exported:
-            self._exported[id(buffer)] = unit.export(buffer.flat)
+            try:
+                self._exported[id(buffer)] = unit.export(buffer.flat)
+            except Exception as error:  # others can read the same from the files
+                logger.warning("panels cannot be given to other workers: %s: %s", type(error).__name__, error)
+                self._exported[id(buffer)] = None
         return self._exported[id(buffer)]
 
 
@@ -845,7 +863,7 @@ class Engine:
     def close(self, *, abandon: bool = False) -> None:
         """End every stage behind the jobs under way; with ``abandon`` those stop at their next panel, unwritten.
 
-        Other workers' memory is let go of; this one's buffers last as long as the engine, for those who still copy.
+        The buffers last as long as the engine, for other workers that still copy from them.
         """
         self._abandoned = self._abandoned or abandon
         with self._entrance:
@@ -869,6 +887,7 @@ class Engine:
                 before = None
             if (job := self._jobs.get()) is None:
                 break
+            self._unit.close_imports(keep=self._reached(job))
             for start, stop in self._plan.panels(job.part):
                 if before is not None and not self._may_begin(before, job.tile, start):
                     self._hand_on(before)
@@ -964,7 +983,7 @@ class Engine:
                 key,
                 part,
                 _part_nbytes(part, operand.array),
-                partial(self._unit.copy, part=part, panel=buffer.flat, shape=shape),
+                partial(self._unit.copy, peer=peer, part=part, panel=buffer.flat, shape=shape),
             )
             others.append(_Foreign(wanted, partial(self._loading, operand.array, region, part, buffer)))
         arrival.own = own
@@ -998,6 +1017,12 @@ class Engine:
         for cache, buffer in zip((self._a_panels, self._b_panels), taken, strict=False):
             cache.let_go(buffer)
 
+    def _reached(self, job: _Job) -> Set[str]:
+        """Whose memory may stay open: of those that a tile names, who are there, and answer. A worker that was lost
+        leaves room on its GPU for the one that comes in its place only when nobody has its memory open."""
+        lost = self._exchange.lost if self._exchange is not None else frozenset()
+        return frozenset((*job.sharers.a, *job.sharers.b)) - lost
+
     def _take_from_others(self, coming: _Coming) -> list[_Move]:
         """Copy what other workers have read of panels, and read what they have not."""
         if self._exchange is None or not coming.foreign:
@@ -1006,6 +1031,10 @@ class Engine:
             raise CancelledError()
         job, start = coming.panel.job, time.perf_counter()
         left = self._exchange.take([one.wanted for one in coming.foreign])
+        if left:
+            self._unit.close_imports(keep=self._reached(job))
+        if self._abandoned:
+            raise CancelledError()
         moves = [_Move(0.0, time.perf_counter() - start)]
         if left:
             moves += load_all(self._readers, [one.loading() for one in coming.foreign if one.wanted in left])
@@ -1209,7 +1238,8 @@ def arrival_of(run: str, key: Key) -> Arrival | None:
 def close_idle_engines() -> None:
     """Free what runs hold here that have no tile under way: those whose client died hold it for nobody.
 
-    A run that lives and only pauses gets a new engine with its next tile.
+    A run that lives and only pauses gets a new engine with its next tile. What another worker is copying just now lasts
+    until it has closed it (the driver counts who has it open), and is read from the files by that one instead.
     """
     with _engines_lock:
         idle = [run for run, engine in _engines.items() if engine.idle]

@@ -88,7 +88,7 @@ def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | Ti
         free = int(context.get_memory_info().free)
         name = cuda.get_current_device().name
         name = name.decode() if isinstance(name, bytes) else str(name)
-    return WorkerFacts(found, name, free, limit or None, cores_here(), dask_worker.address)
+    return WorkerFacts(found, name, free, limit or None, cores_here(), dask_worker.contact_address)
 
 
 def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport | DeviceMemoryError:
@@ -96,7 +96,7 @@ def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport 
 
     def work(worker: str) -> TileReport:
         peers = WorkerPeers(get_worker()) if product.sharing else None
-        return engine_for(product, worker, peers).multiply(tile, sharers=sharers)
+        return engine_for(product, worker, peers).multiply(tile, sharers=sharers.reached_from(worker))
 
     return _unless_memory_is_short(product, work, f"tile {tile.index}")
 
@@ -141,7 +141,7 @@ def _unless_memory_is_short(
     That error is returned rather than raised: a plan that is too large for this worker stays too large however often
     Dask tries again. It comes back as a new error, since the frames of the old one hold the buffers that there are.
     """
-    worker = get_worker().address
+    worker = get_worker().contact_address or get_worker().address
     try:
         with allocating(what, on_gpu=product.device == "cuda"):
             return work(worker)

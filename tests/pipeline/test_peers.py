@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +162,7 @@ def job(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatc
         return str(id(flat)).encode()
 
     def copy(
-        unit: stream.HostUnit, exported: bytes, part: Part, panel: np.ndarray, shape: tuple[int, int]
+        unit: Any, exported: bytes, peer: str, part: Part, panel: np.ndarray, shape: tuple[int, int]
     ) -> None:
         top, bottom, left, right = part
         size = shape[0] * shape[1]
@@ -286,6 +288,112 @@ def test_memory_that_cannot_be_reached_is_read_instead(job: Any, monkeypatch: py
     assert shared(work.walk(WORKERS[1]))[1] == 0
     work.assert_product()
     assert work.peers.asked.count((WORKERS[0], "offer")) == 1
+
+
+def test_memory_that_cannot_be_given_is_read_by_all(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def export(unit: Any, flat: np.ndarray) -> bytes:
+        raise RuntimeError("injected: the driver does not support it")
+
+    work = job()
+    monkeypatch.setattr(stream.HostUnit, "export", export)
+    for worker in WORKERS:
+        work.start(worker)
+        assert shared(work.walk(worker))[1] == 0
+    work.assert_product()
+    assert work.peers.asked == []
+
+
+def test_silent_workers_are_waited_for_at_once(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PATIENCE_SECONDS", 0.3)
+    work = job()
+    engine = work.start(WORKERS[0])
+    silent = [f"tcp://here:{number}" for number in range(2, 8)]
+    answers: list[Future[Any]] = []
+
+    def ask(*arguments: Any) -> Future[Any]:
+        answers.append(Future())
+        return answers[-1]
+
+    monkeypatch.setattr(work.peers, "ask", ask)
+    begun = time.monotonic()
+    engine.multiply(next(work.plan.tiles()), sharers=Sharers((), (WORKERS[0], *silent)))
+    assert time.monotonic() - begun < 2 * 2 * peers.PATIENCE_SECONDS
+    assert answers
+    assert all(answer.cancelled() for answer in answers), "nobody goes on asking"
+
+
+def test_a_worker_of_another_host_asks_nobody() -> None:
+    sharers = Sharers(("tcp://h1:1",), ("tcp://h1:1", "tcp://h1:2"))
+    assert sharers.reached_from("tcp://h1:3") == sharers
+    assert sharers.reached_from("tcp://h2:1") == Sharers()
+    assert Sharers().reached_from("tcp://h2:1") == Sharers()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_c_is_right(seed: int, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several workers in any order, who do not agree on who they are; places too few, faults, copies that take long."""
+    draw = random.Random(seed)
+    monkeypatch.setattr(peers, "PATIENCE_SECONDS", 0.1)
+    take, copy, load = stream.PanelCache.take, stream.HostUnit.copy, stream.HostUnit.load
+
+    def poisoned(cache: Any, key: Any) -> Any:
+        buffer, there = take(cache, key)
+        if not there:
+            buffer.flat[:] = np.nan
+        return buffer, there
+
+    def in_halves(
+        unit: Any, exported: bytes, peer: str, part: Part, panel: np.ndarray, shape: tuple[int, int]
+    ) -> None:
+        top, bottom, left, right = part
+        middle = (top + bottom) // 2
+        copy(unit, exported, peer, (top, middle, left, right), panel, shape)
+        time.sleep(draw.random() * 0.01)
+        copy(unit, exported, peer, (middle, bottom, left, right), panel, shape)
+        if draw.random() < 0.002:
+            raise RuntimeError("injected: the link is down")
+
+    def now_and_then(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+        time.sleep(draw.random() * 0.002)
+        if seed % 2 and draw.random() < 0.002:
+            raise OSError("injected: the disk had a moment")
+        return load(unit, part, panel, shape)
+
+    monkeypatch.setattr(stream.PanelCache, "take", poisoned)
+    monkeypatch.setattr(stream.HostUnit, "copy", in_halves)
+    monkeypatch.setattr(stream.HostUnit, "load", now_and_then)
+    work = job(draw.choice([75_000, 110_000, 10**7]), draw.choice([None, "auto"]))
+    names = [f"tcp://here:{number}" for number in range(draw.choice([2, 3, 4]))]
+    for name in names:
+        work.start(name)
+
+    def walk(name: str) -> None:
+        own = random.Random(name)
+        tiles = list(work.plan.tiles())
+        own.shuffle(tiles)
+
+        def some() -> tuple[str, ...]:
+            return (
+                tuple(own.sample(names, own.randint(1, len(names)))) if own.random() < 0.3 else tuple(names)
+            )
+
+        def multiply(tile: Any) -> None:
+            for _ in range(30):
+                with suppress(OSError):
+                    work.peers.engines[name].multiply(tile, sharers=Sharers(some(), some()))
+                    return
+            raise AssertionError("the disk never worked")
+
+        with ThreadPoolExecutor(own.choice([1, 3])) as pool:
+            list(pool.map(multiply, tiles))
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(walk, names))
+    work.assert_product()
+    for engine in work.peers.engines.values():
+        for operand in engine._operands:
+            assert all(buffer.users == 0 for buffer in operand.cache._held.values())
+        assert engine._tile_slots.qsize() == work.plan.c_buffers
 
 
 @pytest.mark.parametrize("failing", [0, 5, 11])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -314,6 +314,57 @@ def test_panels_and_tiles_are_let_go_of_when_the_gpu_is_done_with_them(
     assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(spans)), "no time counts twice"
 
 
+@pytest.mark.parametrize("nbytes", [40_000, 110_000])
+@pytest.mark.parametrize("abandon", [True, False])
+@pytest.mark.parametrize("delay", [0.0, 0.03, 0.08])
+def test_an_engine_that_is_closed_while_the_gpu_multiplies(
+    nbytes: int, abandon: bool, delay: float, engine: Any, factors: Any, queued: Queue
+) -> None:
+    worker, plan, c = engine(nbytes)
+    product = factors[0][...] @ factors[1][...]
+
+    def multiply(tile: Tile) -> bool:
+        try:
+            worker.multiply(tile)
+        except CancelledError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        tiles = list(plan.tiles())
+        under_way = [pool.submit(multiply, tile) for tile in tiles]
+        time.sleep(delay)
+        worker.close(abandon=abandon)
+        done = [one.result(20) for one in under_way]
+    for tile, finished in zip(tiles, done, strict=True):
+        place = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
+        np.testing.assert_allclose(c[place], product[place] if finished else 7, rtol=1e-12, atol=1e-12)
+
+
+def test_one_place_for_tiles_and_faults(
+    engine: Any, factors: Any, queued: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = stream._tile_slots
+    monkeypatch.setattr(stream, "_tile_slots", lambda plan, allocate: slots(plan, allocate)[:1])
+    queued.failing |= {3, 11}
+    worker, plan, c = engine(1_000_000)
+    failed = []
+
+    def multiply(tile: Tile) -> None:
+        try:
+            worker.multiply(tile)
+        except OSError:
+            failed.append(tile)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(multiply, plan.tiles()))
+    assert len(failed) == 2
+    for tile in failed:
+        worker.multiply(tile)
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+    assert worker._tile_slots.qsize() == 1
+
+
 @pytest.mark.parametrize("failing", [0, 4, 7, 9])
 def test_a_product_that_fails_on_the_gpu_fails_its_tile_alone(
     failing: int, engine: Any, factors: Any, queued: Queue
@@ -339,7 +390,7 @@ def test_a_product_that_fails_on_the_gpu_fails_its_tile_alone(
 def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setattr(tasks, "start_compiler", lambda: started.append(True))
-    worker = SimpleNamespace(address="here", memory_manager=SimpleNamespace(memory_limit=2**30))
+    worker = SimpleNamespace(contact_address="here", memory_manager=SimpleNamespace(memory_limit=2**30))
     for loops in (False, True):
         facts = tasks.worker_facts("cpu", loops, worker)
         assert isinstance(facts, tasks.WorkerFacts)

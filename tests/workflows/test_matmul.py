@@ -496,6 +496,31 @@ def test_a_tile_that_comes_behind_the_end_is_answered(
         seen[0].multiply(next(run.plan.tiles()))
 
 
+def test_a_worker_that_cannot_stop_keeps_nobody_from_ending(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    a, b, a_path, b_path = factors
+    monkeypatch.setattr(
+        "tilewright.workflows.matmul._sharing", lambda facts: frozenset({"tcp://here:1", "tcp://here:2"})
+    )
+    close = stream.HostUnit.close
+
+    def fail(unit: stream.HostUnit) -> None:
+        close(unit)
+        raise RuntimeError("injected: the GPU is gone")
+
+    monkeypatch.setattr(stream.HostUnit, "close", fail)
+    tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", verify=False)
+    assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
+    assert (stream._engines, stream._stopped) == ({}, {})
+    assert "stop_run" in caplog.text
+    assert "the GPU is gone" in caplog.text
+
+
 def test_overflow_to_infinity_is_an_answer(client: Client, tmp_path: Path, events: list[Event]) -> None:
     path = put(tmp_path / "a", np.full((20, 20), 200, "f2"))
     run = tw.matmul(path, path, tmp_path / "c", cluster=client, device="cpu", listener=events.append)
