@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS = 2.0
 """How long a worker waits for what another is reading before it reads that itself."""
 
+MOST_PANELS_UNASKED = 16
+"""Panels that a worker reads without asking others, at most, when they have had nothing for long."""
+
 Part = tuple[int, int, int, int]
 """A rectangle of a panel as it is stored: first row and the one behind the last, first column and the one behind."""
 
@@ -170,6 +173,18 @@ class Exchange:
         self._peers, self._run = peers, run
         self.lost: frozenset[str] = frozenset()
         """Who did not answer, or cannot be reached: not asked again in this run."""
+        self._rest = {"a": 1, "b": 1}
+        """Panels of an operand to read without asking. The first, since others may not have begun."""
+        self._pause = {"a": 0, "b": 0}
+        """As many as that is when nobody has one next time."""
+
+    def asks(self, operand: str) -> bool:
+        """Whether to ask for the next panel of A, or B. Where others are somewhere else in k, each question is only
+        time lost: so it is asked less and less often until somebody has something again."""
+        if self._rest[operand]:
+            self._rest[operand] -= 1
+            return False
+        return True
 
     def take(self, wanted: Sequence[Foreign]) -> list[Foreign]:
         """Bring here what can be had from others now; returns what has to be read instead."""
@@ -184,7 +199,12 @@ class Exchange:
             else:
                 left.append(one)
         until = time.monotonic() + PATIENCE_SECONDS
-        return left + [one for one, answer in copied if not self._answer(one, answer, until)]
+        left += [one for one, answer in copied if not self._answer(one, answer, until)]
+        for operand in {one.key[0] for one in wanted}:
+            had = any(one.key[0] == operand and one not in left for one in wanted)
+            self._pause[operand] = 0 if had else min(MOST_PANELS_UNASKED, 2 * self._pause[operand] or 1)
+            self._rest[operand] = self._pause[operand]
+        return left
 
     def _ask(self, one: Foreign, question: str, what: Any) -> Future[Any] | None:
         if one.peer in self.lost:

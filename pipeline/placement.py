@@ -21,7 +21,8 @@ def divide(plan: MatmulPlan, tiles: Iterable[Tile], workers: int) -> list[list[T
     """A share of these tiles for each worker, in the order of work; about the same area each, none lost.
 
     The grid is cut into bands of columns, each band is walked row by row, and the walk is cut into shares. Bands are as
-    many as make all workers together read least; where that is the same, few. For one worker it is the plan's order.
+    many as make all workers together read least, counted as often as the largest share is larger than an even one;
+    where that is the same, few. For one worker it is the plan's order.
     """
     tiles = list(tiles)
     counts = [
@@ -30,7 +31,12 @@ def divide(plan: MatmulPlan, tiles: Iterable[Tile], workers: int) -> list[list[T
     if len(counts) == 1:
         return _shares(plan, tiles, workers, 1)
     shares = [_shares(plan, tiles, workers, count) for count in counts]
-    return min(shares, key=lambda found: sum(_read_nbytes(plan, share) for share in found))
+
+    def cost(found: list[list[Tile]]) -> int:
+        largest = max(sum(tile.rows * tile.columns for tile in share) for share in found)
+        return largest * sum(_read_nbytes(plan, share) for share in found)
+
+    return min(shares, key=cost)
 
 
 def _shares(plan: MatmulPlan, tiles: list[Tile], workers: int, bands: int) -> list[list[Tile]]:

@@ -970,6 +970,9 @@ class Engine:
         if exported is None:
             return whole, []
         arrival = buffer.arrival
+        if not exchange.asks(operand.name):
+            arrival.own, arrival.exported = whole, exported
+            return whole, []
         own: Part | None = None
         others: list[_Foreign] = []
         for peer, part in zip(sharers, parts_of(region, operand.unit, len(sharers)), strict=True):

@@ -62,6 +62,14 @@ def read_nbytes(plan: MatmulPlan, shares: Sequence[Sequence[Tile]]) -> int:
     return total
 
 
+def test_shares_are_even_where_bands_make_them_so() -> None:
+    """Three rows of tiles, the last lower, in two columns: a column each, not a row and a half."""
+    plan = plan_of((3, 2), 2, 20_000, edge=(11, 0))
+    assert (plan.a_buffers, plan.b_buffers) == (2, 2)
+    areas = [sum(tile.rows * tile.columns for tile in share) for share in divide(plan, plan.tiles(), 2)]
+    assert areas == [85 * 32, 85 * 32]
+
+
 grids = st.tuples(st.integers(1, 9), st.integers(1, 9))
 edges = st.tuples(st.integers(0, 31), st.integers(0, 31))
 
