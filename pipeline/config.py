@@ -40,7 +40,8 @@ SETTINGS = (
     Setting("tilewright.panel-nbytes", "1 GiB", "bytes",
             "the size that one panel of A and B together is aimed at, on a GPU"),
     Setting("tilewright.tiles", 8, "tiles",
-            "tiles that C is cut into at least; up to this many workers give the same tiles and the same bits"),
+            "tiles that C is cut into at least, where that is work enough for each; up to this many workers give the"
+            " same tiles and the same bits"),
     Setting("tilewright.read-threads", 12, "threads",
             "threads of one worker that read and decode chunks, or on a GPU read text; local files on a CPU: at most"
             " its cores"),
@@ -81,11 +82,13 @@ def get(name: str, override: Any = None) -> Any:
     """
     setting = _BY_NAME[f"tilewright.{name}"]
     value = dask.config.get(setting.name, setting.default) if override is None else override
+    where = f"{setting.name} ({setting.environment})"
     if value is None:
-        return None
+        if setting.default is None:
+            return None
+        raise OptionError(f"{where}: null is no value; leave it unset for {setting.default}")
     if setting.unit == "bytes":
         return as_nbytes(value, setting.name)
-    where = f"{setting.name} ({setting.environment})"
     if setting.unit in COUNTS:
         least = COUNTS[setting.unit]
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -99,6 +102,12 @@ def get(name: str, override: Any = None) -> Any:
     elif setting.unit == "path" and (not isinstance(value, (str, os.PathLike)) or not os.fspath(value)):
         raise OptionError(f"{where}: {value!r} is not a path; name a file, or leave it unset")
     return value
+
+
+def check_all() -> None:
+    """Look at every setting, so that a wrong one is found before any work. Raises OptionError as ``get`` does."""
+    for setting in SETTINGS:
+        get(setting.name.partition(".")[2])
 
 
 def as_nbytes(value: int | float | str, name: str) -> int:

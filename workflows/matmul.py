@@ -98,6 +98,7 @@ def matmul(
         A worker ran out of memory under the plan, and under a smaller one that was made in its place; or half of C
         was finished already, which no plan of other tiles could have kept.
     """
+    config.check_all()
     left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
     store.check_output_free(out, overwrite=overwrite)
     _check_distinct(out, left, right)

@@ -165,6 +165,11 @@ def test_sizes_are_read_and_refused_by_name() -> None:
         ("host-share", 0),
         ("cluster-file", 5),
         ("cluster-file", ""),
+        ("share-panels", "nonsense"),
+        ("share-panels", 1),
+        ("share-panels", None),
+        ("tiles", None),
+        ("panel-nbytes", None),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(name: str, value: object) -> None:

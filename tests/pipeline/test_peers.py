@@ -471,20 +471,26 @@ def test_two_that_want_the_same_panels_the_other_way_round(job: Any) -> None:
     assert time.monotonic() - begun < peers.PATIENCE_SECONDS, "neither waited for the other in vain"
 
 
+def hold_back(patch: pytest.MonkeyPatch, engine: Engine) -> threading.Event:
+    """Lets an engine read nothing until the event is set."""
+    gate = threading.Event()
+    original = stream.HostUnit.load
+
+    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+        if unit is engine._unit:
+            assert gate.wait(30)
+        return original(unit, part, panel, shape)
+
+    patch.setattr(stream.HostUnit, "load", load)
+    return gate
+
+
 def test_a_part_that_does_not_come_is_read(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "PATIENCE_SECONDS", 0.05)
     work = job()
     slow, quick = (work.start(worker) for worker in WORKERS)
     sharers = Sharers((), tuple(WORKERS))
-    gate = threading.Event()
-    original = stream.HostUnit.load
-
-    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
-        if unit is slow._unit:
-            assert gate.wait(30)
-        return original(unit, part, panel, shape)
-
-    monkeypatch.setattr(stream.HostUnit, "load", load)
+    gate = hold_back(monkeypatch, slow)
     tiles = list(work.plan.tiles())
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(slow.multiply, tiles[0], sharers=sharers)
@@ -503,15 +509,7 @@ def test_a_worker_stops_while_it_waits_for_another(job: Any, monkeypatch: pytest
     """It is told to by its own loop, which has to carry the answer that it waits for."""
     work = job()
     slow, waiting = (work.start(worker) for worker in WORKERS)
-    gate = threading.Event()
-    original = stream.HostUnit.load
-
-    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
-        if unit is slow._unit:
-            assert gate.wait(30)
-        return original(unit, part, panel, shape)
-
-    monkeypatch.setattr(stream.HostUnit, "load", load)
+    gate = hold_back(monkeypatch, slow)
     monkeypatch.setitem(stream._engines, "stopping", waiting)
     sharers = Sharers((), tuple(WORKERS))
     first = next(work.plan.tiles())

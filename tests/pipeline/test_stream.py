@@ -341,6 +341,21 @@ def test_an_engine_that_is_closed_while_the_gpu_multiplies(
         np.testing.assert_allclose(c[place], product[place] if finished else 7, rtol=1e-12, atol=1e-12)
 
 
+def failing_at_once(worker: Engine, plan: MatmulPlan, under_way: int) -> list[Tile]:
+    """Those of all tiles, so many of them under way at once, that failed."""
+
+    def fails(tile: Tile) -> bool:
+        try:
+            worker.multiply(tile)
+        except OSError:
+            return True
+        return False
+
+    tiles = list(plan.tiles())
+    with ThreadPoolExecutor(under_way) as pool:
+        return [tile for tile, failed in zip(tiles, pool.map(fails, tiles), strict=True) if failed]
+
+
 def test_one_place_for_tiles_and_faults(
     engine: Any, factors: Any, queued: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,16 +363,7 @@ def test_one_place_for_tiles_and_faults(
     monkeypatch.setattr(stream, "_tile_slots", lambda plan, allocate: slots(plan, allocate)[:1])
     queued.failing |= {3, 11}
     worker, plan, c = engine(1_000_000)
-    failed = []
-
-    def multiply(tile: Tile) -> None:
-        try:
-            worker.multiply(tile)
-        except OSError:
-            failed.append(tile)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(multiply, plan.tiles()))
+    failed = failing_at_once(worker, plan, 8)
     assert len(failed) == 2
     for tile in failed:
         worker.multiply(tile)
@@ -371,16 +377,7 @@ def test_a_product_that_fails_on_the_gpu_fails_its_tile_alone(
 ) -> None:
     worker, plan, c = engine(110_000)
     queued.failing.add(failing)
-    failed = []
-
-    def multiply(tile: Tile) -> None:
-        try:
-            worker.multiply(tile)
-        except OSError:
-            failed.append(tile)
-
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(multiply, plan.tiles()))
+    failed = failing_at_once(worker, plan, 3)
     (tile,) = failed
     assert (c[tile.row_start : tile.row_stop, tile.column_start : tile.column_stop] == 7).all(), "not written"
     worker.multiply(tile)

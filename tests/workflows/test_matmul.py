@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 import zarr
@@ -494,6 +495,29 @@ def test_a_tile_that_comes_behind_the_end_is_answered(
         run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu")
     with pytest.raises(CancelledError):
         seen[0].multiply(next(run.plan.tiles()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("retries", "nonsense"), ("share-panels", "nonsense"), ("tiles", None)]
+)
+def test_a_wrong_setting_is_found_before_anything_is_made(
+    name: str,
+    value: Any,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    events: list[Event],
+) -> None:
+    _, _, a_path, b_path = factors
+    with (
+        dask.config.set({f"tilewright.{name}": value}),
+        pytest.raises(OptionError, match=f"tilewright.{name}"),
+    ):
+        tw.matmul(
+            a_path, b_path, tmp_path / "out" / "c", cluster=client, device="cpu", listener=events.append
+        )
+    assert not (tmp_path / "out").exists()
+    assert events == []
 
 
 def test_a_worker_that_cannot_stop_keeps_nobody_from_ending(
