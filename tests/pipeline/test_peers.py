@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipeline.test_placement import plan_of
+from tests.pipeline.test_stream import fail_one_load
 from tilewright.pipeline import peers, stream, tasks
 from tilewright.pipeline.peers import Arrival, Part, Sharers, WorkerPeers, answer_peers, offer, parts_of
 from tilewright.pipeline.placement import Placement
@@ -417,15 +418,7 @@ def test_a_part_that_could_not_be_read_is_not_given(
     work = job()
     for worker in WORKERS:
         work.start(worker)
-    original, calls = stream.HostUnit.load, iter(range(10**6))
-
-    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
-        if next(calls) == failing:
-            panel[: shape[0] * shape[1]] = np.nan
-            raise OSError("injected: the disk had a moment")
-        return original(unit, part, panel, shape)
-
-    monkeypatch.setattr(stream.HostUnit, "load", load)
+    fail_one_load(monkeypatch, failing)
     sharers = Sharers((), tuple(WORKERS))
     with ThreadPoolExecutor(2) as pool:
         walks = []
