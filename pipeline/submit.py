@@ -163,9 +163,14 @@ def run_placed(
                 placement.share_among(list(there))
             threads, looked = there or threads, time.monotonic()
         for take, more in ((placement.own, 1), (placement.others, 0)):
-            for worker, count in threads.items():
-                while under_way[worker] < count + more and (tile := take(worker)) is not None:
-                    yield tile.index, call(tile, worker), worker
+            taking = list(threads)
+            while taking:  # one for each by turns, so that the last begins no later than it must
+                for worker in tuple(taking):
+                    room = under_way[worker] < threads[worker] + more
+                    if room and (tile := take(worker)) is not None:
+                        yield tile.index, call(tile, worker), worker
+                    else:
+                        taking.remove(worker)
 
     yield from _run(client, function, feed, lambda: len(placement), key=key)
 
