@@ -37,9 +37,9 @@ SETTINGS = (
             "the share of a worker's memory limit that a plan may use when it multiplies on the CPU"),
     Setting("tilewright.host-core-nbytes", "256 MiB", "bytes",
             "what a plan uses for each core of a CPU worker when device-memory is unset: more saves no time there"),
-    Setting("tilewright.panel-nbytes", "1 GiB", "bytes",
+    Setting("tilewright.panel-nbytes", "512 MiB", "bytes",
             "the size that one panel of A and B together is aimed at, on a GPU"),
-    Setting("tilewright.tiles", 8, "tiles",
+    Setting("tilewright.tiles", 16, "tiles",
             "tiles that C is cut into at least, where that is work enough for each; up to this many workers give the"
             " same tiles and the same bits"),
     Setting("tilewright.read-threads", 12, "threads",

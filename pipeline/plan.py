@@ -100,9 +100,9 @@ class Limits:
     """All the host memory that a worker's process may hold; None: not bounded."""
     on_host: bool = False
     """Whether the CPU multiplies, so that panels are not staged in a second memory."""
-    panel_nbytes: int = 2**30
+    panel_nbytes: int = 2**29
     """The size that a panel of A and one of B are aimed at together."""
-    tiles: int = 8
+    tiles: int = 16
     """Tiles that C is cut into at least, so that one is written while the next is computed, and workers share."""
     read_threads: int = 12
     write_threads: int = 8
@@ -454,12 +454,15 @@ def _panel_depth(
         unit = longer
     if unit >= k:
         unit = k
-    # About the side of a tile: what half the memory would hold, or what cuts C into as many tiles as wanted.
-    side = math.isqrt(max(1, limits.device_nbytes // (2 * tile_dtype.itemsize)))
-    side = min(side, max(1, math.isqrt(a.rows * b.columns // limits.tiles)))
+    # About the side of a tile: what half the memory would hold, or what cuts C into as many tiles as wanted, where
+    # memory holds some of those. Then there is more to hold than panels, and they are smaller.
+    held = math.isqrt(max(1, limits.device_nbytes // (2 * tile_dtype.itemsize)))
+    wanted = math.isqrt(max(1, a.rows * b.columns // limits.tiles))
+    short = held * held <= 2 * wanted * wanted
+    side = held if short else wanted
     rows, columns = max(1, min(side, a.rows)), max(1, min(side, b.columns))
     row_nbytes = rows * a.dtype.itemsize + columns * b.dtype.itemsize
-    panel_nbytes = min(limits.panel_nbytes, limits.device_nbytes // (4 * PANEL_BUFFERS))
+    panel_nbytes = min(limits.panel_nbytes, limits.device_nbytes // ((4 if short else 8) * PANEL_BUFFERS))
     depth = max(1, panel_nbytes // row_nbytes)
     if depth >= k:
         return k
@@ -495,7 +498,7 @@ def _best_grid(
     if least is None:
         return None
     tiles = max(1, min(limits.tiles, 2 * m * n * k // TILE_OPERATIONS))
-    cut_by_memory = ceil_div(m, least[0]) * ceil_div(n, least[1]) >= max(2, ceil_div(tiles, 2))
+    cut_by_memory = ceil_div(m, least[0]) * ceil_div(n, least[1]) >= max(2, ceil_div(tiles, 4))
     if cut_by_memory:
         parts = limits.workers
     else:

@@ -213,10 +213,10 @@ def test_depth_of_panels_does_not_depend_on_the_workers() -> None:
 
 def test_the_grid_is_the_same_for_any_few_workers_and_shared_evenly() -> None:
     a, b = matrix(8192, 8192, (512, 512)), matrix(8192, 8192, (512, 512))
-    plans = [plan_matmul(a, b, F4, (512, 512), Limits(workers, 2**34)) for workers in (1, 2, 3, 4, 8)]
+    plans = [plan_matmul(a, b, F4, (512, 512), Limits(workers, 2**34)) for workers in (1, 2, 3, 4, 8, 16)]
     assert len({(plan.tile_rows, plan.tile_columns, plan.panel_depth) for plan in plans}) == 1
-    assert plans[0].tile_count == 8
-    assert plan_matmul(a, b, F4, (512, 512), Limits(16, 2**34)).tile_count == 16
+    assert plans[0].tile_count == 16
+    assert plan_matmul(a, b, F4, (512, 512), Limits(32, 2**34)).tile_count == 32
 
 
 def test_reads_stay_near_the_lower_bound_when_memory_is_short() -> None:
@@ -244,13 +244,13 @@ def test_host_memory_is_a_bound_too() -> None:
 def test_a_small_c_with_a_long_k_is_shared_by_parts_of_k() -> None:
     x = matrix(2048, 10**7, (2048, 4096))
     plan = plan_matmul(x, x.transposed, F4, (512, 512), Limits(1, 2**36))
-    assert (plan.tile_count, plan.k_parts) == (1, 8)
+    assert (plan.tile_count, plan.k_parts) == (1, 16)
     assert plan.read_nbytes == 2 * x.nbytes, "nothing is read twice"
     stretches = [stretch for part in range(plan.k_parts) for stretch in plan.panels(part)]
     assert [start for start, _ in stretches] == list(range(0, 10**7, plan.panel_depth))
     assert stretches[-1][1] == 10**7
     assert plan_matmul(x, x.transposed, F4, (512, 512), Limits(4, 2**36)).geometry == plan.geometry
-    assert "8 tasks a tile" in str(plan)
+    assert "16 tasks a tile" in str(plan)
 
 
 def test_k_is_not_cut_where_it_does_not_pay() -> None:
