@@ -2,8 +2,8 @@
 
 Workers whose tiles lie in the same row of C need the same panels of A, and in the same column those of B. Such a panel
 is cut into a part for each of them. A worker reads its own part, then asks the others for theirs: what one has, or is
-reading just now, is copied from GPU to GPU; what it has not begun is read from the files as well. So nobody waits for
-somebody who may wait for him, and one who falls behind finds what he needs and catches up.
+reading just now, is copied from GPU to GPU; what nobody has is read from the files as well. So nobody waits for
+somebody who may wait for him, and one who falls behind finds what he needs with those ahead, and catches up.
 
 Nothing is lent. A panel's place may be filled again while another worker copies from it; it asks once more behind the
 copy, and what has changed in between is thrown away.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -98,19 +99,29 @@ def tell(there: Future[bool], value: bool) -> None:
         there.set_result(value)
 
 
-async def offer(arrival: Arrival | None, part: Part) -> tuple[bytes, int] | None:
-    """What opens a panel to another worker, and the panel's number, once a part is there; None where it will not be.
+async def offer(arrival: Arrival | None, part: Part) -> tuple[bytes, int, bool] | None:
+    """What opens a panel to another worker, the panel's number, and whether all of it is there, once a part is; None
+    where that will not be.
 
     What has not been begun, or comes from yet another worker, is not waited for.
     """
     if arrival is None or arrival.exported is None:
         return None
-    there = arrival.whole if arrival.whole.done() or part != arrival.own else arrival.own_there
-    if there is arrival.whole and not there.done():
+    if arrival.whole.done():
+        there = arrival.whole
+    elif arrival.own is not None and _covers(arrival.own, part):
+        there = arrival.own_there
+    else:
         return None
     done, _ = await asyncio.wait([asyncio.wrap_future(there)], timeout=PATIENCE_SECONDS)
-    good = any(future.result() for future in done)
-    return (arrival.exported, arrival.number) if good else None
+    if not any(future.result() for future in done):
+        return None
+    return arrival.exported, arrival.number, arrival.whole.done() and arrival.whole.result()
+
+
+def _covers(part: Part, other: Part) -> bool:
+    top, bottom, left, right = part
+    return top <= other[0] and other[1] <= bottom and left <= other[2] and other[3] <= right
 
 
 class Peers(Protocol):
@@ -138,7 +149,9 @@ class WorkerPeers:
 def answer_peers(worker: Worker, arrival_of: Callable[[str, Key], Arrival | None]) -> None:
     """Have a Dask worker answer other workers, who ask by `WorkerPeers`, about panels of runs in its process."""
 
-    async def answer_offer(run: str, key: Sequence[Any], what: Sequence[int]) -> tuple[bytes, int] | None:
+    async def answer_offer(
+        run: str, key: Sequence[Any], what: Sequence[int]
+    ) -> tuple[bytes, int, bool] | None:
         top, bottom, left, right = what
         return await offer(arrival_of(run, _key(key)), (top, bottom, left, right))
 
@@ -162,15 +175,16 @@ class Foreign:
     key: Key
     part: Part
     nbytes: int
-    copy: Callable[[bytes], None]
-    """Copies it from the other's panel, which this opens, and returns when it is here."""
+    copy: Callable[[bytes, str], None]
+    """Copies it from the panel of a worker, which the bytes open, and returns when it is here."""
 
 
 class Exchange:
-    """What one worker takes from others in one run. For one thread at a time."""
+    """What one worker takes from others in one run. Several threads may, each of its own panels."""
 
     def __init__(self, peers: Peers, run: str) -> None:
         self._peers, self._run = peers, run
+        self._lock = threading.Lock()
         self.lost: frozenset[str] = frozenset()
         """Who did not answer, or cannot be reached: not asked again in this run."""
         self._rest = {"a": 1, "b": 1}
@@ -181,63 +195,86 @@ class Exchange:
     def asks(self, operand: str) -> bool:
         """Whether to ask for the next panel of A, or B. Where others are somewhere else in k, each question is only
         time lost: so it is asked less and less often until somebody has something again."""
-        if self._rest[operand]:
-            self._rest[operand] -= 1
-            return False
-        return True
+        with self._lock:
+            if self._rest[operand]:
+                self._rest[operand] -= 1
+                return False
+            return True
 
     def take(self, wanted: Sequence[Foreign]) -> list[Foreign]:
         """Bring here what can be had from others now; returns what has to be read instead."""
-        asked = [(one, self._ask(one, "offer", one.part)) for one in wanted]
-        copied: list[tuple[Foreign, Future[Any] | None]] = []
+        asked = [(one, self._ask(one.peer, "offer", one.key, one.part)) for one in wanted]
+        copied: list[tuple[Foreign, str, Future[Any] | None]] = []
         left: list[Foreign] = []
+        whole: dict[Key, tuple[str, bytes, int]] = {}
         until = time.monotonic() + 2 * PATIENCE_SECONDS  # for all of them: they were asked at once
+
+        def copy(one: Foreign, peer: str, exported: bytes, number: int) -> None:
+            if self._copied(one, peer, exported):
+                copied.append((one, peer, self._ask(peer, "still", one.key, number)))
+            else:
+                left.append(one)
+
+        missed: list[Foreign] = []
         for one, answer in asked:
-            offered = self._answer(one, answer, until)
-            if offered is not None and self._copied(one, offered[0]):
-                copied.append((one, self._ask(one, "still", offered[1])))
+            offered = self._answer(one.peer, answer, until)
+            if offered is None:
+                missed.append(one)
+                continue
+            exported, number, all_of_it = offered
+            if all_of_it:
+                whole[one.key] = one.peer, exported, number
+            copy(one, one.peer, exported, number)
+        for one in missed:
+            # Whose part it is has fallen behind, but another who was asked for his may be ahead of both.
+            if one.key in whole and whole[one.key][0] not in self.lost:
+                copy(one, *whole[one.key])
             else:
                 left.append(one)
         until = time.monotonic() + PATIENCE_SECONDS
-        left += [one for one, answer in copied if not self._answer(one, answer, until)]
-        for operand in {one.key[0] for one in wanted}:
-            had = any(one.key[0] == operand and one not in left for one in wanted)
-            self._pause[operand] = 0 if had else min(MOST_PANELS_UNASKED, 2 * self._pause[operand] or 1)
-            self._rest[operand] = self._pause[operand]
+        left += [one for one, peer, answer in copied if not self._answer(peer, answer, until)]
+        with self._lock:
+            for operand in {one.key[0] for one in wanted}:
+                had = any(one.key[0] == operand and one not in left for one in wanted)
+                self._pause[operand] = 0 if had else min(MOST_PANELS_UNASKED, 2 * self._pause[operand] or 1)
+                self._rest[operand] = self._pause[operand]
         return left
 
-    def _ask(self, one: Foreign, question: str, what: Any) -> Future[Any] | None:
-        if one.peer in self.lost:
+    def _ask(self, peer: str, question: str, key: Key, what: Any) -> Future[Any] | None:
+        if peer in self.lost:
             return None
         try:
-            return self._peers.ask(one.peer, question, self._run, one.key, what)
+            return self._peers.ask(peer, question, self._run, key, what)
         except Exception as error:  # this worker itself is on its way out
-            self._lose(one.peer, error)
+            self._lose(peer, error)
             return None
 
-    def _answer(self, one: Foreign, answer: Future[Any] | None, until: float) -> Any:
+    def _answer(self, peer: str, answer: Future[Any] | None, until: float) -> Any:
         if answer is None:
             return None
-        if one.peer in self.lost:
+        if peer in self.lost:
             answer.cancel()
             return None
         try:
             return answer.result(max(0.0, until - time.monotonic()))
         except Exception as error:  # whatever it is, the files have the same bytes
             answer.cancel()
-            self._lose(one.peer, error)
+            self._lose(peer, error)
             return None
 
-    def _copied(self, one: Foreign, exported: bytes) -> bool:
+    def _copied(self, one: Foreign, peer: str, exported: bytes) -> bool:
         try:
-            one.copy(exported)
+            one.copy(exported, peer)
         except Exception as error:
-            self._lose(one.peer, error)
+            self._lose(peer, error)
             return False
         return True
 
     def _lose(self, peer: str, error: Exception) -> None:
-        self.lost |= {peer}
+        with self._lock:
+            if peer in self.lost:
+                return
+            self.lost |= {peer}
         expected = isinstance(error, (OSError, TimeoutError))  # that it has gone
         logger.log(
             logging.INFO if expected else logging.WARNING,

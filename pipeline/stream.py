@@ -65,6 +65,11 @@ THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("downl
 """The threads that a tile passes through, and the stages that each of them counts."""
 BLOCK_NBYTES = LANE_NBYTES // 2
 """What a thread moves at once, while the other half of its lane is on its way to the GPU."""
+PANELS_COMING = 4
+"""Panels of A, and of B, that a worker has under way at once where it has places for them: its threads go on reading
+while it asks others for what they have read of those before."""
+PANELS_TAKEN = 2
+"""Of so many at once it waits for the answers, which take longer than the copies."""
 
 
 @dataclass(frozen=True)
@@ -189,14 +194,12 @@ class _Coming:
     """Panels that threads read, or will, and what is to follow them."""
 
     panel: _Panel
-    loads: LoadsUnderWay | None
-    """None where both panels are held already."""
     missing: list[tuple[PanelCache, Key]]
-    """What is being read, by its key in either cache."""
+    """What is being read, by its key in either cache; nothing where both panels are held already."""
     arrivals: list[Arrival]
     """The same, for those who wait for it."""
-    foreign: list[_Foreign]
-    """What others read of it."""
+    brought: Callable[[], _Brought]
+    """Waits until both panels are whole; raises what reading raised."""
     clock: _Clock = field(default_factory=_Clock)
     ends: list[_End] = field(default_factory=list)
 
@@ -207,6 +210,18 @@ class _Move:
 
     store_seconds: float
     device_seconds: float
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """How panels came, but for what this worker set out to read."""
+
+    moves: list[_Move] = field(default_factory=list)
+    """Of all of it."""
+    read_nbytes: int = 0
+    """Read as well, since those who were to had not."""
+    shared_nbytes: int = 0
+    """Copied from others."""
 
 
 @dataclass(frozen=True)
@@ -275,8 +290,24 @@ def load_all(pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> list[_Mov
     return LoadsUnderWay(pool, loadings).finish()
 
 
+class SharedMemory(Protocol):
+    """Buffers that other workers of this host can copy from, and theirs. For any thread."""
+
+    def export(self, flat: Any) -> bytes:
+        """What others open to copy from a buffer. Raises what the driver does where it refuses."""
+
+    def copy(self, exported: bytes, peer: str, part: Part, panel: Any, shape: tuple[int, int]) -> None:
+        """Fill a part of a panel of this shape from another worker's; returns when it is there."""
+
+    def close(self, keep: Set[str] = frozenset()) -> None:
+        """Let go of the memory of all other workers but these, once nothing is copied from it."""
+
+
 class Unit(Protocol):
     """What multiplies: the buffers it works in, and the moves between them and the store."""
+
+    shared: SharedMemory | None
+    """None where others never can copy from here."""
 
     def allocate(self, size: int, dtype: np.dtype) -> Any:
         """A flat buffer of ``size`` elements."""
@@ -302,18 +333,6 @@ class Unit(Protocol):
 
     def passed(self) -> Callable[[], None] | None:
         """What waits until everything that was multiplied so far is done; None where it is."""
-
-    def export(self, flat: Any) -> bytes | None:
-        """What other workers of this host open to copy from a buffer; None where they never can.
-
-        Raises what the driver does where it refuses.
-        """
-
-    def copy(self, exported: bytes, peer: str, part: Part, panel: Any, shape: tuple[int, int]) -> None:
-        """Fill a part of a panel of this shape from another worker's; returns when it is there."""
-
-    def close_imports(self, keep: Set[str]) -> None:
-        """Let go of the memory of all other workers but these."""
 
     def clear(self, target: Any, rows: int, columns: int) -> None: ...
 
@@ -442,6 +461,8 @@ def _multiply(
 class HostUnit:
     """The CPU: panels are multiplied where they were read, tiles are written from where they were computed."""
 
+    shared: SharedMemory | None = None  # the page cache holds what another worker has read
+
     def __init__(self, product: Product) -> None:
         self._product = product
 
@@ -479,15 +500,6 @@ class HostUnit:
 
     def passed(self) -> None:
         return None
-
-    def export(self, flat: np.ndarray) -> bytes | None:
-        return None  # the page cache holds what another worker has read
-
-    def copy(self, exported: bytes, peer: str, part: Part, panel: np.ndarray, shape: tuple[int, int]) -> None:
-        raise NotImplementedError("no worker on a CPU offers its panels")
-
-    def close_imports(self, keep: Set[str]) -> None:
-        """There are none."""
 
     def clear(self, target: np.ndarray, rows: int, columns: int) -> None:
         target[: rows * columns] = 0
@@ -564,6 +576,37 @@ _spare_lanes: list[_Lane] = []
 _spare_lanes_lock = threading.Lock()
 
 
+class GpuSharedMemory:
+    """Of this process's GPU, and of other processes' GPUs."""
+
+    def __init__(self) -> None:
+        from numba import cuda
+
+        self._cuda = cuda
+        self._imported, self._lock = peer_memory.ImportedMemory(), threading.Lock()
+        self._stream = cuda.stream()
+
+    def export(self, flat: Any) -> bytes:
+        return peer_memory.export(flat)
+
+    def copy(self, exported: bytes, peer: str, part: Part, panel: Any, shape: tuple[int, int]) -> None:
+        top, bottom, left, right = part
+        item = panel.dtype.itemsize
+        pitch = shape[1] * item
+        corner = top * pitch + left * item
+        width = (right - left) * item
+        self._cuda.current_context()  # attaches the thread to the GPU
+        with self._lock:  # nobody closes it meanwhile
+            source, target = self._imported.address(peer, exported) + corner, address(panel) + corner
+            peer_memory.copy_rectangle(source, target, pitch, bottom - top, width, self._stream)
+            self._stream.synchronize()
+
+    def close(self, keep: Set[str] = frozenset()) -> None:
+        self._cuda.current_context()
+        with self._lock:
+            self._imported.close(keep)
+
+
 class CudaUnit:
     """One GPU. Reader threads move their parts of a panel through pinned lanes, each on a stream of its own."""
 
@@ -575,8 +618,7 @@ class CudaUnit:
         self._product = product
         self._cuda, self._upload, self._download = cuda, file_upload, file_download
         self._compute_stream = cuda.stream()
-        self._imported = peer_memory.ImportedMemory()
-        self._import_stream = cuda.stream()
+        self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
         count = product.read_threads + product.write_threads  # so that no thread ever waits for a lane
         with _spare_lanes_lock:
             lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(count)]
@@ -681,22 +723,6 @@ class CudaUnit:
 
         return wait
 
-    def export(self, flat: Any) -> bytes | None:
-        return peer_memory.export(flat) if peer_memory.available() else None
-
-    def copy(self, exported: bytes, peer: str, part: Part, panel: Any, shape: tuple[int, int]) -> None:
-        top, bottom, left, right = part
-        item = panel.dtype.itemsize
-        pitch = shape[1] * item
-        corner = top * pitch + left * item
-        source, target = self._imported.address(peer, exported) + corner, address(panel) + corner
-        width = (right - left) * item
-        peer_memory.copy_rectangle(source, target, pitch, bottom - top, width, self._import_stream)
-        self._import_stream.synchronize()
-
-    def close_imports(self, keep: Set[str]) -> None:
-        self._imported.close(keep)
-
     def clear(self, target: Any, rows: int, columns: int) -> None:
         if rows * columns:
             target[: rows * columns].copy_to_device(np.zeros(rows * columns, target.dtype))
@@ -750,7 +776,8 @@ class CudaUnit:
 
     def close(self) -> None:
         self._cuda.current_context()
-        self._imported.close()
+        if self.shared is not None:
+            self.shared.close()
         with _spare_lanes_lock:
             while not self._lanes.empty():
                 _spare_lanes.append(self._lanes.get())
@@ -775,15 +802,23 @@ class _Operand:
         """Rows and columns of what is read as one piece; of what needs no decoding, a row alone."""
         self._exported: dict[int, bytes | None] = {}
 
-    def exported(self, buffer: Buffer, unit: Unit) -> bytes | None:
+    def exported(self, buffer: Buffer, memory: SharedMemory) -> bytes | None:
         """What opens a buffer to other workers, or None. Asked for once, since it takes a call to the driver."""
         if id(buffer) not in self._exported:
             try:
-                self._exported[id(buffer)] = unit.export(buffer.flat)
+                self._exported[id(buffer)] = memory.export(buffer.flat)
             except Exception as error:  # others can read the same from the files
                 logger.warning("panels cannot be given to other workers: %s: %s", type(error).__name__, error)
                 self._exported[id(buffer)] = None
         return self._exported[id(buffer)]
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """The way to other workers' panels, in a run that has one."""
+
+    exchange: Exchange
+    memory: SharedMemory
 
 
 class Engine:
@@ -792,7 +827,6 @@ class Engine:
     def __init__(self, product: Product, worker: str, peers: Peers | None = None) -> None:
         self._product = product
         self._worker = worker
-        self._exchange = Exchange(peers, product.run) if peers is not None else None
         self._plan = product.plan
         self._abandoned = False
         self._closed = False
@@ -802,8 +836,12 @@ class Engine:
         self._multiplied = 0.0
         """When the last panels were."""
         self._unit: Unit = CudaUnit(product) if product.device == "cuda" else HostUnit(product)
+        self._sharing: _Sharing | None = None
+        if peers is not None and self._unit.shared is not None:
+            self._sharing = _Sharing(Exchange(peers, product.run), self._unit.shared)
         self._readers = ThreadPoolExecutor(product.read_threads, thread_name_prefix="tilewright-read")
         self._writers = ThreadPoolExecutor(product.write_threads, thread_name_prefix="tilewright-write")
+        self._takers = ThreadPoolExecutor(PANELS_TAKEN, thread_name_prefix="tilewright-take")
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[_Panel | _End | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -873,50 +911,48 @@ class Engine:
             self._jobs.put(None)
         for thread in self._threads:
             thread.join()
-        self._readers.shutdown()
-        self._writers.shutdown()
+        for pool in (self._readers, self._writers, self._takers):
+            pool.shutdown()
         self._unit.close()
 
     def _load_stage(self) -> None:
         # The threads that read go on to the next panels while the last blocks of those before are on their way, or
         # parts of them are fetched from other workers: half a panel's time is lost otherwise.
-        before: _Coming | None = None
+        coming: deque[_Coming] = deque()
         while True:
-            if before is not None and self._jobs.empty():
-                self._hand_on(before)
-                before = None
+            while coming and self._jobs.empty():
+                self._hand_on(coming.popleft())
             if (job := self._jobs.get()) is None:
                 break
-            self._unit.close_imports(keep=self._reached(job))
+            if self._sharing is not None:
+                self._close_unreached(self._sharing, job)
             for start, stop in self._plan.panels(job.part):
-                if before is not None and not self._may_begin(before, job.tile, start):
-                    self._hand_on(before)
-                    before = None
+                while coming and not self._may_begin(coming, job.tile, start):
+                    self._hand_on(coming.popleft())
                 if self._abandoned:
                     job.error = CancelledError()
                 if job.error is not None:
                     break
                 try:
-                    coming = self._begin(job, start, stop)
+                    coming.append(self._begin(job, start, stop))
                 except BaseException as error:
                     job.error = error
                     break
-                if before is not None:
-                    self._hand_on(before)
-                before = coming
-            if before is not None:
-                before.ends.append(_End(job))
+            if coming:
+                coming[-1].ends.append(_End(job))
             else:
                 self._loaded.put(_End(job))
-        if before is not None:
-            self._hand_on(before)
+        for panels in coming:
+            self._hand_on(panels)
         self._loaded.put(None)
 
-    def _may_begin(self, before: _Coming, tile: Tile, start: int) -> bool:
+    def _may_begin(self, coming: Sequence[_Coming], tile: Tile, start: int) -> bool:
         """Whether places for these panels can be had while others are still coming, and neither is one of those: who
         uses a panel must not begin before it is whole."""
         wanted = (self._a_panels, ("a", tile.i, start)), (self._b_panels, ("b", tile.j, start))
-        return all(place not in before.missing and place[0].ready(place[1]) for place in wanted)
+        return len(coming) < PANELS_COMING and all(
+            place[0].ready(place[1]) and not any(place in one.missing for one in coming) for place in wanted
+        )
 
     def _begin(self, job: _Job, start: int, stop: int) -> _Coming:
         """Have the panels of A and B over a stretch of k read, unless they are held already."""
@@ -951,11 +987,13 @@ class Engine:
                     loading = self._loading(operand.array, region, own, buffer)
                     job.read_nbytes += _part_nbytes(own, operand.array)
                     loadings.append(replace(loading, there=buffer.arrival.own_there if others else None))
-            loads = LoadsUnderWay(self._readers, loadings) if loadings else None
+            bring = partial(self._bring, job, LoadsUnderWay(self._readers, loadings), foreign, arrivals)
+            # Others take their time to answer: meanwhile the panels before these are waited for.
+            brought = self._takers.submit(bring).result if foreign else bring
         except BaseException:
             self._give_back(taken, missing, arrivals)
             raise
-        return _Coming(_Panel(job, stop - start, *taken), loads, missing, arrivals, foreign)
+        return _Coming(_Panel(job, stop - start, *taken), missing, arrivals, brought)
 
     def _shared_out(
         self, operand: _Operand, key: Key, region: tuple[slice, slice], buffer: Buffer, sharers: Sequence[str]
@@ -963,14 +1001,14 @@ class Engine:
         """What this worker reads of a panel, if anything, and what it asks others for."""
         shape = _shape_of(region)
         whole = (0, shape[0], 0, shape[1])
-        exchange = self._exchange
-        if exchange is None or not any(peer != self._worker for peer in sharers):
+        sharing = self._sharing
+        if sharing is None or not any(peer != self._worker for peer in sharers):
             return whole, []
-        exported = operand.exported(buffer, self._unit)
+        exported = operand.exported(buffer, sharing.memory)
         if exported is None:
             return whole, []
         arrival = buffer.arrival
-        if not exchange.asks(operand.name):
+        if not sharing.exchange.asks(operand.name):
             arrival.own, arrival.exported = whole, exported
             return whole, []
         own: Part | None = None
@@ -986,7 +1024,7 @@ class Engine:
                 key,
                 part,
                 _part_nbytes(part, operand.array),
-                partial(self._unit.copy, peer=peer, part=part, panel=buffer.flat, shape=shape),
+                partial(sharing.memory.copy, part=part, panel=buffer.flat, shape=shape),
             )
             others.append(_Foreign(wanted, partial(self._loading, operand.array, region, part, buffer)))
         arrival.own = own
@@ -1020,51 +1058,51 @@ class Engine:
         for cache, buffer in zip((self._a_panels, self._b_panels), taken, strict=False):
             cache.let_go(buffer)
 
-    def _reached(self, job: _Job) -> Set[str]:
-        """Whose memory may stay open: of those that a tile names, who are there, and answer. A worker that was lost
-        leaves room on its GPU for the one that comes in its place only when nobody has its memory open."""
-        lost = self._exchange.lost if self._exchange is not None else frozenset()
-        return frozenset((*job.sharers.a, *job.sharers.b)) - lost
+    def _close_unreached(self, sharing: _Sharing, job: _Job) -> None:
+        """Keep memory open of those only that a tile names, who are there, and answer. A worker that was lost leaves
+        room on its GPU for the one that comes in its place only when nobody has its memory open."""
+        sharing.memory.close(keep=frozenset((*job.sharers.a, *job.sharers.b)) - sharing.exchange.lost)
 
-    def _take_from_others(self, coming: _Coming) -> list[_Move]:
-        """Copy what other workers have read of panels, and read what they have not."""
-        if self._exchange is None or not coming.foreign:
-            return []
-        if self._abandoned:
-            raise CancelledError()
-        job, start = coming.panel.job, time.perf_counter()
-        left = self._exchange.take([one.wanted for one in coming.foreign])
-        if left:
-            self._unit.close_imports(keep=self._reached(job))
-        if self._abandoned:
-            raise CancelledError()
-        moves = [_Move(0.0, time.perf_counter() - start)]
-        if left:
-            moves += load_all(self._readers, [one.loading() for one in coming.foreign if one.wanted in left])
-        read = sum(one.nbytes for one in left)
-        job.read_nbytes += read
-        job.shared_nbytes += sum(one.wanted.nbytes for one in coming.foreign) - read
-        return moves
+    def _bring(
+        self, job: _Job, loads: LoadsUnderWay, foreign: Sequence[_Foreign], arrivals: Sequence[Arrival]
+    ) -> _Brought:
+        """Wait until panels are whole: read, or, what others read, copied from them, or read after all."""
+        moves, read, shared = loads.finish(), 0, 0
+        if self._sharing is not None and foreign:
+            if self._abandoned:
+                raise CancelledError()
+            start = time.perf_counter()
+            left = self._sharing.exchange.take([one.wanted for one in foreign])
+            if left:
+                self._close_unreached(self._sharing, job)
+            if self._abandoned:
+                raise CancelledError()
+            moves.append(_Move(0.0, time.perf_counter() - start))
+            if left:
+                moves += load_all(self._readers, [one.loading() for one in foreign if one.wanted in left])
+            read = sum(one.nbytes for one in left)
+            shared = sum(one.wanted.nbytes for one in foreign) - read
+        for arrival in arrivals:
+            tell(arrival.own_there, True)
+            tell(arrival.whole, True)
+        return _Brought(moves, read, shared)
 
     def _hand_on(self, coming: _Coming) -> None:
         """Wait for panels, and give them, and what is to follow them, to those who multiply."""
         panel, job = coming.panel, coming.panel.job
-        moves: list[_Move] = []
         try:
             if coming.missing:
+                brought = _Brought()
                 try:
-                    if coming.loads is not None:
-                        moves = coming.loads.finish()
-                    moves += self._take_from_others(coming)
+                    brought = coming.brought()
                 finally:
-                    job.count("read", "upload", coming.clock, moves)
+                    job.count("read", "upload", coming.clock, brought.moves)
+                job.read_nbytes += brought.read_nbytes
+                job.shared_nbytes += brought.shared_nbytes
         except BaseException as error:
             job.error = error
             self._give_back((panel.a, panel.b), coming.missing, coming.arrivals)
         else:
-            for arrival in coming.arrivals:
-                tell(arrival.own_there, True)
-                tell(arrival.whole, True)
             self._loaded.put(panel)
         for end in coming.ends:
             self._loaded.put(end)
