@@ -318,9 +318,9 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
     }
 
 
-STORAGE_BLOCK_NBYTES = 4 * 2**20
-"""What is read into, and written from, again and again: it stays in the CPU's cache."""
-STORAGE_CALL_BLOCKS = 4
+STORAGE_BLOCK_NBYTES = 2**20
+"""What is read into, and written from, again and again: that of all threads stays in the CPU's cache."""
+STORAGE_CALL_BLOCKS = 16
 """So many go into one call of the system: the threads of all workers, here in one interpreter, share its lock."""
 STORAGE_NBYTES = 4 * 2**30
 """Bytes of a stored matrix that are read for the floor, at most."""
