@@ -989,7 +989,9 @@ class Engine:
                 if own is not None:
                     loading = self._loading(operand.array, region, own, buffer)
                     job.read_nbytes += _part_nbytes(own, operand.array)
-                    loadings.append(replace(loading, there=buffer.arrival.own_there if others else None))
+                    # Also where all of it is read here: others must not wait for what comes with it, or before it.
+                    given = buffer.arrival.exported is not None
+                    loadings.append(replace(loading, there=buffer.arrival.own_there if given else None))
             bring = partial(self._bring, job, LoadsUnderWay(self._readers, loadings), foreign, arrivals)
             # Others take their time to answer: meanwhile the panels before these are waited for.
             brought = self._takers.submit(bring).result if foreign else bring

@@ -491,6 +491,45 @@ def test_two_that_want_the_same_panels_the_other_way_round(job: Any) -> None:
     assert time.monotonic() - begun < peers.PATIENCE_SECONDS, "neither waited for the other in vain"
 
 
+def test_what_one_reads_alone_is_given_before_what_it_takes_has_come(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One asks for B alone and the other for A alone: each has read what the other waits for."""
+    work = job()
+    asked = {
+        work.start(worker)._sharing.exchange: operand for worker, operand in zip(WORKERS, "ab", strict=True)
+    }
+    monkeypatch.setattr(peers.Exchange, "asks", lambda exchange, operand: asked[exchange] == operand)
+    tile, sharers = next(work.plan.tiles()), Sharers(tuple(WORKERS), tuple(WORKERS))
+    begun = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda worker: work.peers.engines[worker].multiply(tile, sharers=sharers), WORKERS))
+    assert time.monotonic() - begun < peers.PATIENCE_SECONDS, "neither waited for the other in vain"
+
+
+def test_what_one_reads_alone_does_not_wait_for_panels_before_it(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = job()
+    engine = work.start(WORKERS[0])
+    asks = iter([True])
+    monkeypatch.setattr(peers.Exchange, "asks", lambda exchange, operand: next(asks, False))
+    silent: Future[Any] = Future()
+    monkeypatch.setattr(work.peers, "ask", lambda *arguments: silent)
+    (start, _), (after, _), *_ = work.plan.panels()
+    tile = next(work.plan.tiles())
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(engine.multiply, tile, sharers=Sharers((), tuple(WORKERS)))
+        try:
+            while (arrival := engine.arrival(("b", tile.j, after))) is None:
+                time.sleep(0.01)
+            assert arrival.own_there.result(peers.PATIENCE_SECONDS)
+            assert not engine.arrival(("b", tile.j, start)).whole.done(), "nobody has answered yet"
+        finally:
+            silent.set_result(None)
+        done.result(30)
+
+
 def hold_back(patch: pytest.MonkeyPatch, engine: Engine) -> threading.Event:
     """Lets an engine read nothing until the event is set."""
     gate = threading.Event()
