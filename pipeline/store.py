@@ -15,7 +15,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -315,10 +315,35 @@ def read_region(array: zarr.Array[Any], region: Sequence[slice]) -> np.ndarray:
     return out
 
 
+def submitted(pool: Executor, call: Callable[[], Result]) -> Future[Result]:
+    """What a thread of the pool will bring. Raises what submitting does where the system has no thread left; the pool
+    keeps the call all the same, and would make it later, with buffers that are in use for something else by then."""
+    done: Future[Result] = Future()
+    try:
+        pool.submit(_make, done, call)
+    except BaseException:
+        if done.cancel():
+            raise
+    return done
+
+
+def _make(done: Future[Result], call: Callable[[], Result]) -> None:
+    if done.set_running_or_notify_cancel():
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+            del done, call  # the error holds this frame, and would hold itself and their buffers
+
+
 def run_all(pool: Executor, calls: Iterable[Callable[[], Result]]) -> list[Result]:
     """Run the calls on the pool and wait for every one, also when one fails: none still writes afterwards."""
-    futures = [pool.submit(call) for call in calls]
-    wait(futures)
+    futures: list[Future[Result]] = []
+    try:
+        for call in calls:
+            futures.append(submitted(pool, call))
+    finally:
+        wait(futures)
     return [future.result() for future in futures]
 
 

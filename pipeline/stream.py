@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -53,6 +53,7 @@ from tilewright.pipeline.store import (
     region_uploads,
     region_writes,
     run_all,
+    submitted,
 )
 
 if TYPE_CHECKING:
@@ -254,12 +255,18 @@ class LoadsUnderWay:
         self._pool, self._loadings = pool, loadings
         self._futures: list[Future[_Move]] = []
         self._told: list[Future[None]] = []
-        for loading in loadings:
-            calls = [pool.submit(call) for call in loading.calls]
-            self._futures += calls
-            if loading.there is not None:
-                # Behind its calls in the pool's queue, so that what it waits for has been begun.
-                self._told.append(pool.submit(self._tell, loading, loading.there, calls))
+        try:
+            for loading in loadings:
+                first = len(self._futures)
+                for call in loading.calls:
+                    self._futures.append(submitted(pool, call))
+                if loading.there is not None:
+                    # Behind its calls in the pool's queue, so that what it waits for has been begun.
+                    calls = self._futures[first:]
+                    self._told.append(submitted(pool, partial(self._tell, loading, loading.there, calls)))
+        except BaseException:
+            self._end()  # the places go to other panels
+            raise
 
     @staticmethod
     def _tell(loading: Loading, there: Future[bool], calls: Sequence[Future[_Move]]) -> None:
@@ -284,8 +291,14 @@ class LoadsUnderWay:
                 self._pool, [call for loading in self._loadings for call in loading.rest()]
             )
         finally:
-            for loading in self._loadings:
-                loading.settle()
+            self._end()
+
+    def _end(self) -> None:
+        """Wait until nothing is on its way any more."""
+        wait(self._futures)
+        wait(self._told)
+        for loading in self._loadings:
+            loading.settle()
 
 
 def load_all(pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> list[_Move]:
@@ -993,8 +1006,11 @@ class Engine:
                     given = buffer.arrival.exported is not None
                     loadings.append(replace(loading, there=buffer.arrival.own_there if given else None))
             bring = partial(self._bring, job, LoadsUnderWay(self._readers, loadings), foreign, arrivals)
-            # Others take their time to answer: meanwhile the panels before these are waited for.
-            brought = self._takers.submit(bring).result if foreign else bring
+            brought: Callable[[], _Brought] = bring
+            if foreign:
+                # Others take their time to answer: meanwhile the panels before these are waited for.
+                with suppress(RuntimeError):  # no thread to be had: then they are asked behind those
+                    brought = submitted(self._takers, bring).result
         except BaseException:
             self._give_back(taken, missing, arrivals)
             raise

@@ -471,6 +471,65 @@ def test_a_part_that_could_not_be_read_is_not_given(
     work.assert_product()
 
 
+@pytest.mark.parametrize("refused", ["tilewright-take_0", "tilewright-take_1", "tilewright-read_1"])
+def test_without_threads_nothing_comes_into_a_place_that_was_given_back(
+    refused: str, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool keeps what it could start no thread for, and would do it later."""
+    work = job()
+    work.start(WORKERS[0])
+    work.walk(WORKERS[0])
+    engine = work.start(WORKERS[1])
+    take, discard = stream.PanelCache.take, stream.PanelCache.discard
+    start, copy, load = threading.Thread.start, HostSharedMemory.copy, stream.HostUnit.load
+    free: set[int] = set()
+    late: list[int] = []
+    refusals = []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == refused and len(refusals) < 3:
+            refusals.append(refused)
+            raise RuntimeError("injected: can't start new thread")
+        start(thread)
+
+    def taken(cache: Any, key: Any) -> Any:
+        buffer, there = take(cache, key)
+        free.discard(buffer.flat.ctypes.data)
+        return buffer, there
+
+    def discarded(cache: Any, key: Any) -> None:
+        free.add(cache._held[key].flat.ctypes.data)
+        discard(cache, key)
+
+    def written(panel: np.ndarray) -> None:
+        time.sleep(0.005)  # so that a thread is still busy when the next is wanted
+        late.extend(free & {panel.ctypes.data})
+
+    def slow_copy(unit: Any, exported: bytes, peer: str, part: Part, panel: Any, shape: Any) -> None:
+        written(panel)
+        copy(unit, exported, peer, part, panel, shape)
+
+    def slow_load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+        written(panel)
+        return load(unit, part, panel, shape)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(stream.PanelCache, "take", taken)
+    monkeypatch.setattr(stream.PanelCache, "discard", discarded)
+    monkeypatch.setattr(HostSharedMemory, "copy", slow_copy)
+    monkeypatch.setattr(stream.HostUnit, "load", slow_load)
+    sharers, failed = Sharers(tuple(WORKERS), tuple(WORKERS)), 0
+    for tile in [*list(work.plan.tiles())[:3]] * 2:
+        try:
+            engine.multiply(tile, sharers=sharers)
+        except RuntimeError:
+            failed += 1
+    engine.close()
+    assert refusals
+    assert not late
+    assert failed == (len(refusals) if "read" in refused else 0), "who takes from others can do without"
+
+
 def test_two_that_want_the_same_panels_the_other_way_round(job: Any) -> None:
     work = job()
     for worker in WORKERS:
