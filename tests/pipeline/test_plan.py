@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilewright.pipeline import plan as plan_module
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.plan import (
     LANE_NBYTES,
@@ -33,8 +35,25 @@ sides = st.integers(0, 200)
 units = st.tuples(st.integers(1, 60), st.integers(1, 60))
 
 
+@pytest.mark.parametrize("operations", [plan_module.TILE_OPERATIONS, 10**4])
 @given(sides, sides, sides, units, units, units, st.integers(1, 7), st.integers(200, 10**6))
 def test_every_plan_covers_everything_once_and_fits(
+    operations: int,
+    m: int,
+    n: int,
+    k: int,
+    a_unit: tuple[int, int],
+    b_unit: tuple[int, int],
+    c_unit: tuple[int, int],
+    workers: int,
+    nbytes: int,
+) -> None:
+    """operations: as few make so small a product worth cutting into several tiles, and k into parts, as a large one."""
+    with mock.patch.multiple(plan_module, TILE_OPERATIONS=operations, SPLIT_NBYTES=operations):
+        check_plan(m, n, k, a_unit, b_unit, c_unit, workers, nbytes)
+
+
+def check_plan(
     m: int,
     n: int,
     k: int,
@@ -64,7 +83,7 @@ def test_every_plan_covers_everything_once_and_fits(
         )
     assert (written == 1).all()
     assert [tile.index for tile in plan.tiles()] == list(range(plan.tile_count if m and n else 0))
-    stretches = list(plan.panels())
+    stretches = [stretch for part in range(plan.k_parts) for stretch in plan.panels(part)]
     assert [start for start, _ in stretches] == [0, *(stop for _, stop in stretches)][: len(stretches)]
     assert sum(stop - start for start, stop in stretches) == k
     for planned in (plan, plan_matmul(a, b, F8, c_unit, replace(limits, on_host=True))):
