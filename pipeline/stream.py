@@ -1121,7 +1121,7 @@ class Engine:
                 job.read_nbytes += brought.read_nbytes
                 job.shared_nbytes += brought.shared_nbytes
         except BaseException as error:
-            job.error = error
+            job.error = job.error or error
             self._give_back((panel.a, panel.b), coming.missing, coming.arrivals)
         else:
             self._loaded.put(panel)
