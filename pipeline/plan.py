@@ -32,6 +32,9 @@ last piece of a tile."""
 TILE_OPERATIONS = 2**34
 """Less work than this is not cut from a small product for a tile of its own: a tenth of a second on a few cores."""
 
+FEW_TILES = 4
+"""Where memory cuts C into so many tiles, more of them are not worth what would be read for them."""
+
 SPLIT_NBYTES = 32 * 2**20
 """k is cut for several tasks only if each of them still reads this much: less is done before it is shared out."""
 
@@ -498,7 +501,9 @@ def _best_grid(
     if least is None:
         return None
     tiles = max(1, min(limits.tiles, 2 * m * n * k // TILE_OPERATIONS))
-    cut_by_memory = ceil_div(m, least[0]) * ceil_div(n, least[1]) >= max(2, ceil_div(tiles, 4))
+    cut_by_memory = ceil_div(m, least[0]) * ceil_div(n, least[1]) >= min(
+        FEW_TILES, max(2, ceil_div(tiles, 2))
+    )
     if cut_by_memory:
         parts = limits.workers
     else:

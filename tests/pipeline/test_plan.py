@@ -247,6 +247,13 @@ def test_reads_stay_near_the_lower_bound_when_memory_is_short() -> None:
     assert shared.tile_count % 4 == 0, "an idle worker costs more than what is read twice"
 
 
+def test_a_small_product_in_little_memory_is_still_written_while_it_is_computed() -> None:
+    x = replace(matrix(4096, 4096, (512, 512)), plain=True)
+    plan = plan_matmul(x, x, F4, (512, 512), Limits(1, 64 * 2**20))
+    assert plan.tile_count == 8, "as many as there is work for, though two would read less"
+    assert plan.c_buffers > 1
+
+
 def test_a_plan_that_cannot_fit_says_what_it_needs() -> None:
     a, b = matrix(100, 100, (10, 10)), matrix(100, 100, (10, 10))
     with pytest.raises(PlanError, match=r"no tile fits into 100 B.*10 × 10.*needs 560 B \(560 bytes\)"):
