@@ -114,7 +114,8 @@ def _tile_results(
         def call(tile: Tile, worker: str) -> tuple[Any, ...]:
             return product, tile, placement.sharers(tile, worker, product.sharing)
 
-        return run_placed(client, tasks.multiply_tile, placement, call, key=key)
+        least = tasks.TILES_UNDER_WAY if product.device == "cuda" else 1
+        return run_placed(client, tasks.multiply_tile, placement, call, key=key, least=least)
     groups = [((product, tile), [(product, tile, part) for part in parts]) for tile in tiles]
     return run_combined(client, tasks.multiply_part, tasks.add_parts, groups, key=key)
 

@@ -141,14 +141,16 @@ def run_placed(
     call: Callable[[Tile, str], tuple[Any, ...]],
     *,
     key: str,
+    least: int = 1,
 ) -> Generator[tuple[int, Result], None, None]:
     """Submit ``function(*call(tile, worker))`` for every tile of ``placement`` and the worker that it is meant for;
     yield the tile's index and the result as it finishes.
 
-    Each worker has as many under way as it has threads, and one more to find waiting. They are of its own share, and
-    when that is handed out, of others'; a task whose worker is lost goes to any other, and waits for one where there is
-    none. When workers have come or gone what is left is divided anew. Otherwise as ``run_bounded``, and raises as that
-    does.
+    Each worker has as many under way as it has threads, or ``least`` if that is more (a function that waits rather than
+    computes may make room for the next, see `tasks.make_room`), and one more to find waiting. They are of its own
+    share, and when that is handed out, of others'; a task whose worker is lost goes to any other, and waits for one
+    where there is none. When workers have come or gone what is left is divided anew. Otherwise as ``run_bounded``, and
+    raises as that does.
     """
     threads = threads_of(client)
     placement.share_among(list(threads))
@@ -166,7 +168,7 @@ def run_placed(
             taking = list(threads)
             while taking:  # one for each by turns, so that the last begins no later than it must
                 for worker in tuple(taking):
-                    room = under_way[worker] < threads[worker] + more
+                    room = under_way[worker] < max(threads[worker], least) + more
                     if room and (tile := take(worker)) is not None:
                         yield tile.index, call(tile, worker), worker
                     else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask.system import CPU_COUNT
-from distributed import get_worker
+from distributed import get_worker, secede
 
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.host_loops import start_compiler
@@ -30,6 +30,10 @@ from tilewright.pipeline.stream import (
     free_engine,
     store_sum,
 )
+
+TILES_UNDER_WAY = 4
+"""Tiles that a GPU has under way at least, however few threads its worker has: one is read, one multiplied, and two are
+written. Only the engine's own threads work on them; those of the tasks wait."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,16 @@ def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | Ti
     return WorkerFacts(found, name, free, limit or None, cores_here(), dask_worker.contact_address)
 
 
+def make_room(least: int) -> None:
+    """Let this worker begin its next task while this one waits, where it has fewer threads than ``least``."""
+    if get_worker().state.nthreads < least:
+        secede()
+
+
 def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport | DeviceMemoryError:
     """Compute one tile of C and store it. Doing it twice stores the same bytes twice, so a retry is safe."""
+    if product.device == "cuda":
+        make_room(TILES_UNDER_WAY)
 
     def work(worker: str) -> TileReport:
         peers = WorkerPeers(get_worker()) if product.sharing else None

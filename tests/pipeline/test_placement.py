@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster, get_worker
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.pipeline import submit
+from tilewright.pipeline import submit, tasks
 from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.placement import Placement, divide
 from tilewright.pipeline.plan import Limits, MatmulPlan, StoredMatrix, Tile, plan_matmul
@@ -206,6 +206,37 @@ def test_workers_compute_their_own_shares(two: Any) -> None:
     assert found.keys() == expected.keys()
     # The last tiles go to whoever is free.
     assert sum(found[index] == worker for index, worker in expected.items()) >= len(expected) - 2
+
+
+def test_workers_of_one_thread_have_several_tiles_under_way(two: Any) -> None:
+    _, client = two
+    plan = plan_of((4, 4), 2)
+    lock, now, most = threading.Lock(), Counter[str](), Counter[str]()
+
+    def work(index: int) -> None:
+        tasks.make_room(3)
+        address = get_worker().address
+        with lock:
+            now[address] += 1
+            most[address] = max(most[address], now[address])
+        time.sleep(0.1)
+        with lock:
+            now[address] -= 1
+
+    SHARED["work"] = work
+    placement = Placement(plan, plan.tiles())
+    results = run_placed(
+        client, shared_work, placement, lambda tile, _: (tile.index,), key="several", least=3
+    )
+    assert sorted(index for index, _ in results) == list(range(16))
+    assert sorted(most.values()) == [4, 4], "three, and the one that would wait for a thread"
+
+
+SHARED: dict[str, Any] = {}
+
+
+def shared_work(index: int) -> None:
+    SHARED["work"](index)
 
 
 def test_a_slow_worker_is_helped(two: Any) -> None:

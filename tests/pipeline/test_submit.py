@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import zarr
 from distributed import Client, LocalCluster
 
 import tilewright as tw
-from tilewright.pipeline import histogram, submit
+from tilewright.pipeline import histogram, submit, tasks
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, TaskError
 from tilewright.pipeline.submit import run_bounded, run_combined, run_sent, threads_of, window_of
@@ -228,3 +229,25 @@ def test_a_scheduler_that_went_away_is_named(client: Client, monkeypatch: pytest
     monkeypatch.setattr(client, "nthreads", lost)
     with pytest.raises(ClusterError, match="the scheduler went away: Timed out"):
         window_of(client)
+
+
+def meet(barrier_name: str, least: int) -> int:
+    tasks.make_room(least)
+    return BARRIERS[barrier_name].wait(10)
+
+
+BARRIERS: dict[str, threading.Barrier] = {}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_tasks_that_wait_make_room_for_more_than_there_are_threads(threads: int) -> None:
+    BARRIERS["all"] = threading.Barrier(3)
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=threads, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        futures = [client.submit(meet, "all", 3, pure=False) for _ in range(3)]
+        assert sorted(client.gather(futures)) == [0, 1, 2], "all three were under way at once"
+        assert client.submit(lambda: 7, pure=False).result() == 7
