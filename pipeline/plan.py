@@ -106,7 +106,7 @@ class Limits:
     panel_nbytes: int = 2**29
     """The size that a panel of A and one of B are aimed at together."""
     tiles: int = 16
-    """Tiles that C is cut into at least, so that one is written while the next is computed, and workers share."""
+    """About how many tiles C is cut into, so that one is written while the next is computed, and workers share."""
     read_threads: int = 12
     write_threads: int = 8
     workspace_nbytes: Callable[[int, int, int], int] = no_workspace
@@ -463,7 +463,9 @@ def _panel_depth(
     wanted = math.isqrt(max(1, a.rows * b.columns // limits.tiles))
     short = held * held <= 2 * wanted * wanted
     side = held if short else wanted
-    rows, columns = max(1, min(side, a.rows)), max(1, min(side, b.columns))
+    # No tile is smaller than a stored piece of C: where C is small, k is cut instead.
+    rows = max(1, min(max(side, c_unit[0]), a.rows))
+    columns = max(1, min(max(side, c_unit[1]), b.columns))
     row_nbytes = rows * a.dtype.itemsize + columns * b.dtype.itemsize
     panel_nbytes = min(limits.panel_nbytes, limits.device_nbytes // ((4 if short else 8) * PANEL_BUFFERS))
     depth = max(1, panel_nbytes // row_nbytes)
@@ -491,9 +493,9 @@ def _best_grid(
 ) -> tuple[int, int, int] | None:
     """Sides of the tiles, and the parts that k is cut into; None: nothing fits.
 
-    Where memory is plenty the grid is the same for any number of workers up to ``limits.tiles``, so that every
-    tile meets the same kernel and C the same bits. Where memory alone cuts C into many tiles, they are large
-    enough to meet the same kernel in any grid, and the grid follows the workers.
+    The parts of k are the same for any number of workers up to ``limits.tiles``, and where memory is plenty so is the
+    grid: every tile meets the same kernel then, and C is the same to the last bit. Where memory alone cuts C into many
+    tiles, they are large enough to meet the same kernel in any grid, and the grid follows the workers.
     """
     if m == 0 or n == 0:
         return max(1, m), max(1, n), 1
@@ -504,17 +506,32 @@ def _best_grid(
     cut_by_memory = ceil_div(m, least[0]) * ceil_div(n, least[1]) >= min(
         FEW_TILES, max(2, ceil_div(tiles, 2))
     )
+    if cut_by_memory and limits.workers <= limits.tiles:
+        # The grid follows the workers, but not the parts of k, whose sums are rounded one by one.
+        any_workers = _search_grid(m, n, c_unit, memory, limits.device_nbytes, tiles, panel_count)
+        k_parts = any_workers[2] if any_workers is not None else 1
+        return _search_grid(
+            m, n, c_unit, memory, limits.device_nbytes, limits.workers, panel_count, k_parts=k_parts
+        )
+    parts = tiles if limits.workers <= limits.tiles else max(tiles, limits.workers)
     if cut_by_memory:
         parts = limits.workers
-    else:
-        parts = tiles if limits.workers <= limits.tiles else max(tiles, limits.workers)
     return _search_grid(m, n, c_unit, memory, limits.device_nbytes, parts, panel_count)
 
 
 def _search_grid(
-    m: int, n: int, c_unit: tuple[int, int], memory: _Memory, nbytes: int, wanted: int, panel_count: int
+    m: int,
+    n: int,
+    c_unit: tuple[int, int],
+    memory: _Memory,
+    nbytes: int,
+    wanted: int,
+    panel_count: int,
+    *,
+    k_parts: int | None = None,
 ) -> tuple[int, int, int] | None:
-    """Sides of tiles, and parts of k, that make at least ``wanted`` tasks where they can, and read least.
+    """Sides of tiles, and parts of k unless those are given, that make at least ``wanted`` tasks where they can, and
+    read least.
 
     What is read counts as often as rounds of ``wanted`` tasks take longer than C shared out evenly. Parts of k
     read nothing twice, but their sums are written and read once more (`SUM_COST`): they pay where C is small and k is
@@ -548,13 +565,14 @@ def _search_grid(
             )  # for each element of k
             k = panel_count * memory.depth
             worth = read * k // SPLIT_NBYTES // count
-            for k_parts in {1, max(1, min(ceil_div(wanted, count), panel_count, worth))}:
-                tasks = count * k_parts
-                longer = ceil_div(tasks, wanted) * wanted * rows * columns / (m * n) / k_parts
-                sums = SUM_COST * 2 * k_parts * m * n * memory.item_c if k_parts > 1 else 0
+            paying = max(1, min(ceil_div(wanted, count), panel_count, worth))
+            for parts in {1, paying} if k_parts is None else {k_parts}:
+                tasks = count * parts
+                longer = ceil_div(tasks, wanted) * wanted * rows * columns / (m * n) / parts
+                sums = SUM_COST * 2 * parts * m * n * memory.item_c if parts > 1 else 0
                 cost = ((read * k + sums) * longer, tasks, abs(rows - columns), rows)
                 if best is None or cost < best:
-                    best, found = cost, (rows, columns, k_parts)
+                    best, found = cost, (rows, columns, parts)
             enough += count >= wanted
             if enough > wanted + 1:
                 break  # narrower tiles only read more

@@ -230,6 +230,34 @@ def test_depth_of_panels_does_not_depend_on_the_workers() -> None:
     assert len(depths) == 1
 
 
+lengths = st.sampled_from([500, 1000, 3000, 16384, 10**5])
+pieces = st.sampled_from([64, 100, 500, 1024, 4096])
+
+
+@given(lengths, lengths, lengths, pieces, pieces, pieces, st.sampled_from([F4, F8]), st.integers(20, 36))
+def test_sums_are_cut_in_the_same_places_for_any_few_workers(
+    m: int, n: int, k: int, rows: int, columns: int, depth: int, dtype: np.dtype, memory: int
+) -> None:
+    a, b = replace(matrix(m, k, (rows, depth), dtype), plain=True), matrix(k, n, (depth, columns), dtype)
+    cuts = set()
+    for workers in (1, 2, 3, 4, 8, 16):
+        try:
+            plan = plan_matmul(a, b, dtype, (min(rows, m), min(columns, n)), Limits(workers, 2**memory))
+        except PlanError:
+            return
+        cuts.add((plan.panel_depth, plan.k_parts))
+    assert len(cuts) == 1
+
+
+def test_a_deep_product_has_panels_for_all_its_tasks() -> None:
+    x = matrix(1000, 10**6, (1000, 10_000))
+    plan = plan_matmul(x, x.transposed, F4, (1000, 1000), Limits(16, 4 * 2**30))
+    assert (plan.tile_count, plan.k_parts) == (1, 16)
+    assert plan.device_peak_nbytes < 2**29, (
+        "a tile is no smaller than what is stored of C, and neither are its panels"
+    )
+
+
 def test_the_grid_is_the_same_for_any_few_workers_and_shared_evenly() -> None:
     a, b = matrix(8192, 8192, (512, 512)), matrix(8192, 8192, (512, 512))
     plans = [plan_matmul(a, b, F4, (512, 512), Limits(workers, 2**34)) for workers in (1, 2, 3, 4, 8, 16)]

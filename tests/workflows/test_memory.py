@@ -290,7 +290,7 @@ def test_parts_of_k_that_run_out_of_memory(
 
 
 def _refuse_in_this_process(dask_worker: Any) -> None:
-    refuse_buffers(pytest.MonkeyPatch(), lambda product: product.plan.device_peak_nbytes > 100_000)
+    refuse_buffers(pytest.MonkeyPatch(), lambda product: product.plan.device_peak_nbytes > 60_000)
 
 
 def test_the_error_crosses_from_a_worker_process(
@@ -312,7 +312,7 @@ def test_the_error_crosses_from_a_worker_process(
             listener=events.append,
         )
     assert any("ran out of memory" in text for text in notices(events))
-    assert run.plan.device_peak_nbytes <= 100_000
+    assert run.plan.device_peak_nbytes <= 60_000
     assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
 
 
