@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 from distributed import Client
 
 from tilewright.pipeline import tasks
@@ -44,6 +45,10 @@ class MatmulRun:
     """Bytes of A and B that were read, as they are once decoded: no more than the plan says."""
     shared_nbytes: int
     """Bytes of A and B that workers copied from each other's GPUs rather than read."""
+    write_nbytes: int
+    """Bytes of C that were written: those of the tiles that this run computed."""
+    operations: int
+    """Multiplications and additions of those tiles."""
     workers: dict[str, dict[str, float]]
     """For each worker that did something, the seconds in which it did something of ``load``, ``compute``, ``write``."""
     resumed: int
@@ -59,16 +64,15 @@ class MatmulRun:
 
     def __str__(self) -> str:
         plan = self.plan
-        rate = plan.operations / self.seconds if self.seconds > 0 else 0.0
+        how = f"kernel {self.kernel}"
+        if self.operations and self.seconds > 0:
+            how = f"{self.operations / self.seconds / 1e9:.4g} Gop/s, {how}"
         lines = [
-            (
-                f"{plan.m} × {plan.n} {plan.c_dtype} in {self.seconds:.2f} s on {self.device} × {plan.workers}"
-                f" ({rate / 1e9:.4g} Gop/s, kernel {self.kernel})"
-            ),
+            f"{plan.m} × {plan.n} {plan.c_dtype} in {self.seconds:.2f} s on {self.device} × {plan.workers} ({how})",
             self._busy(),
             f"read {format_nbytes(self.read_nbytes)},"
             + (f" took {format_nbytes(self.shared_nbytes)} from other GPUs," if self.shared_nbytes else "")
-            + f" wrote {format_nbytes(plan.write_nbytes)}, {counted(plan.tile_count, 'tile')}"
+            + f" wrote {format_nbytes(self.write_nbytes)}, {counted(plan.tile_count, 'tile')}"
             + (f", {self.resumed} of them from an earlier run" if self.resumed else ""),
         ]
         if self.verification is not None:
@@ -150,6 +154,10 @@ class TilesDone:
     """Bytes of A and B that were read."""
     shared_nbytes: int
     """Bytes of A and B that were copied from GPU to GPU."""
+    write_nbytes: int
+    """Bytes of C that were stored."""
+    operations: int
+    """Multiplications and additions."""
     workers: dict[str, dict[str, float]]
     """Seconds in which each worker did something of each of `THREADS`."""
 
@@ -229,4 +237,5 @@ def run_tiles(
         total = sum(stages.get(stage, 0.0) for stage in parts)
         share = sum(busy[name] for busy in workers.values()) / total if total > 0 else 1.0
         stages |= {stage: share * stages[stage] for stage in parts if stage in stages}
-    return TilesDone(seconds, stages, kernel, read_nbytes, shared_nbytes, workers)
+    written = sum(tile.rows * tile.columns for tile in todo.values()) * np.dtype(plan.c_dtype).itemsize
+    return TilesDone(seconds, stages, kernel, read_nbytes, shared_nbytes, written, operations, workers)

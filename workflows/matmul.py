@@ -301,6 +301,8 @@ def _attempt(
         stages=done.stages,
         read_nbytes=done.read_nbytes,
         shared_nbytes=done.shared_nbytes,
+        write_nbytes=done.write_nbytes,
+        operations=done.operations,
         workers=done.workers,
         resumed=len(finished),
         verification=verification,
@@ -328,8 +330,9 @@ def plan_matmul(
     ``cluster`` is named, for the workers that are found there (a profile's own cluster is started for that).
 
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError
-    for fewer workers than one.
+    for fewer workers than one or a wrong setting.
     """
+    config.check_all()
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise OptionError(f"workers={workers!r}: a product needs a whole number of workers, one or more")
     left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)

@@ -463,6 +463,8 @@ def test_what_appears_at_the_output_meanwhile_is_not_replaced(
     assert zarr.open_array(tmp_path / "c").shape == (3, 3)
     run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", overwrite=True)
     assert run.resumed == run.plan.tile_count, "the work was not lost"
+    assert (run.operations, run.write_nbytes) == (0, 0)
+    assert "op/s" not in str(run)
 
 
 def test_halves_of_chunks_of_a_killed_run_are_swept(
@@ -828,6 +830,17 @@ def test_a_run_names_the_thread_that_limits_it(
     a = put(tmp_path / "a", np.ones((4, 4)))
     planned = tw.plan_matmul(a, a, device="cpu", workers=max(1, len(workers)))
     run = execute.MatmulRun(
-        planned, "CPU", "BLAS", 10.0, dict(zip(stream.STAGES, stages, strict=True)), 0, 0, workers, 0, None
+        planned,
+        "CPU",
+        "BLAS",
+        10.0,
+        dict(zip(stream.STAGES, stages, strict=True)),
+        0,
+        0,
+        0,
+        0,
+        workers,
+        0,
+        None,
     )
     assert says in str(run)
