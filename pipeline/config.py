@@ -38,10 +38,10 @@ SETTINGS = (
     Setting("tilewright.host-core-nbytes", "256 MiB", "bytes",
             "what a plan uses for each core of a CPU worker when device-memory is unset: more saves no time there"),
     Setting("tilewright.panel-nbytes", "512 MiB", "bytes",
-            "the size that one panel of A and B together is aimed at, on a GPU"),
+            "the size that one panel of A and B together is aimed at, where memory is plenty"),
     Setting("tilewright.tiles", 16, "tiles",
-            "tiles that C is cut into at least, where that is work enough for each; up to this many workers give the"
-            " same tiles and the same bits"),
+            "about how many tiles C is cut into, where that is work enough for each and memory holds them; up to this"
+            " many workers cut the sums in the same places"),
     Setting("tilewright.read-threads", 12, "threads",
             "threads of one worker that read and decode chunks, or on a GPU read text; local files on a CPU: at most"
             " its cores"),
@@ -88,7 +88,7 @@ def get(name: str, override: Any = None) -> Any:
             return None
         raise OptionError(f"{where}: null is no value; leave it unset for {setting.default}")
     if setting.unit == "bytes":
-        return as_nbytes(value, setting.name)
+        return as_nbytes(value, where)
     if setting.unit in COUNTS:
         least = COUNTS[setting.unit]
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
