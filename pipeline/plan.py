@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -499,24 +500,22 @@ def _best_grid(
     """
     if m == 0 or n == 0:
         return max(1, m), max(1, n), 1
-    least = _search_grid(m, n, c_unit, memory, limits.device_nbytes, 1, panel_count)
+    search = partial(_search_grid, m, n, c_unit, memory, limits.device_nbytes, panel_count=panel_count)
+    least = search(1)
     if least is None:
         return None
     tiles = max(1, min(limits.tiles, 2 * m * n * k // TILE_OPERATIONS))
+    few_workers = limits.workers <= limits.tiles
     cut_by_memory = ceil_div(m, least[0]) * ceil_div(n, least[1]) >= min(
         FEW_TILES, max(2, ceil_div(tiles, 2))
     )
-    if cut_by_memory and limits.workers <= limits.tiles:
-        # The grid follows the workers, but not the parts of k, whose sums are rounded one by one.
-        any_workers = _search_grid(m, n, c_unit, memory, limits.device_nbytes, tiles, panel_count)
-        k_parts = any_workers[2] if any_workers is not None else 1
-        return _search_grid(
-            m, n, c_unit, memory, limits.device_nbytes, limits.workers, panel_count, k_parts=k_parts
-        )
-    parts = tiles if limits.workers <= limits.tiles else max(tiles, limits.workers)
-    if cut_by_memory:
-        parts = limits.workers
-    return _search_grid(m, n, c_unit, memory, limits.device_nbytes, parts, panel_count)
+    if not cut_by_memory:
+        return search(tiles if few_workers else max(tiles, limits.workers))
+    if not few_workers:
+        return search(limits.workers)
+    # The grid follows the workers, but not the parts of k, whose sums are rounded one by one.
+    for_any = search(tiles)
+    return search(limits.workers, k_parts=for_any[2] if for_any is not None else 1)
 
 
 def _search_grid(
