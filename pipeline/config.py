@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import dask.config
@@ -38,7 +39,8 @@ SETTINGS = (
     Setting("tilewright.host-core-nbytes", "256 MiB", "bytes",
             "what a plan uses for each core of a CPU worker when device-memory is unset: more saves no time there"),
     Setting("tilewright.panel-nbytes", "512 MiB", "bytes",
-            "the size that one panel of A and B together is aimed at, where memory is plenty"),
+            "the size that one panel of A and B together is aimed at, where memory is plenty; of elements above four"
+            " bytes, as many elements"),
     Setting("tilewright.tiles", 16, "tiles",
             "about how many tiles C is cut into, where that is work enough for each and memory holds them; up to this"
             " many workers cut the sums in the same places"),
@@ -116,7 +118,7 @@ def as_nbytes(value: int | float | str, name: str) -> int:
     Raises
     ------
     OptionError
-        The text is no size, or the size is not positive.
+        The text is no size, or the size is not positive, or no whole number of bytes.
     """
     try:
         if isinstance(value, str) and not any(letter.isdigit() for letter in value):
@@ -128,4 +130,10 @@ def as_nbytes(value: int | float | str, name: str) -> int:
         ) from error
     if nbytes <= 0:
         raise OptionError(f"{name}: {value!r} is {nbytes} bytes; it must be more than 0")
+    try:
+        whole = Fraction(value).denominator == 1
+    except ValueError:  # text with a unit: a part of it may well be a whole number of bytes
+        whole = True
+    if not whole:
+        raise OptionError(f"{name}: {value!r} is no whole number of bytes; with a unit, say {value}GiB")
     return nbytes

@@ -221,6 +221,15 @@ def test_plain_chunks_are_not_cut_where_whole_ones_fit() -> None:
     assert plan_matmul(narrow, plain, F4, (4096, 4096), limits).panel_depth % 1024 == 0
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "float64", "int64", "complex128"])
+def test_panels_of_large_elements_are_as_deep_as_float32s(dtype: str) -> None:
+    stored = StoredMatrix(32768, 32768, np.dtype(dtype), (512, 512), plain=True)
+    item = stored.dtype.itemsize
+    plan = plan_matmul(stored, stored, stored.dtype, (512, 512), Limits(4, 2**37))
+    assert (plan.tile_rows, plan.tile_columns) == (8192, 8192)
+    assert plan.panel_depth == {1: 32768, 2: 16384}.get(item, 8192)
+
+
 def test_depth_of_panels_does_not_depend_on_the_workers() -> None:
     a, b = matrix(4096, 4096, (256, 256)), matrix(4096, 4096, (256, 256))
     depths = {
