@@ -2,8 +2,8 @@
 
     python benchmarks/e2e.py [FOLDER [STORE]]      writes e2e.json, e2e.png and e2e-timeline.png to FOLDER
 
-STORE takes the matrices, by default /dev/shm: 32 GiB of them on a GPU at a time, and C beside them. On a machine
-without a GPU the sides are smaller, and the peer runs on NumPy. The files are written anew after each case.
+STORE takes the matrices, by default /dev/shm: on a GPU 64 GiB of them at most at a time, and C, half as large. On a
+machine without a GPU the sides are smaller, and the peer runs on NumPy. The files are written anew after each case.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def gpu_cases(gpus: int) -> list[Case]:
     large = replace(BASE, n=65536, repeats=1)
     cases += [replace(large, workers=workers) for workers in ends]
     cases += [replace(large, workers=workers, device_memory="4GiB") for workers in ends]
+    cases += [replace(large, dtype="float64", workers=workers) for workers in ends]
     return cases
 
 

@@ -286,7 +286,10 @@ BAD = [
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--device-memory", "9"], ["9 B", "needs "]),
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--device-memory", "much"], ["'much' is no size", "8GiB"]),
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--device-memory", "1e400"], ["'1e400' is no size", "8GiB"]),
-    (["matmul", "a.zarr", "b.zarr", "c.zarr", "--device-memory", "1.5"], ["'1.5' is no whole number", "1.5GiB"]),
+    (
+        ["matmul", "a.zarr", "b.zarr", "c.zarr", "--device-memory", "1.5"],
+        ["'1.5' is no whole number", "1.5GiB"],
+    ),
     (["verify", "a.zarr", "b.zarr", "b.zarr", "--rounds", "1000000"], ["rounds=1000000", "1 to 64"]),
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--dtype", "float16", "--precision", "tf32"], ["tf32"]),
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--dtype", "word"], ["'word' is not an element type"]),
