@@ -407,8 +407,10 @@ def test_a_bug_is_one_line_too_unless_asked_for(
 # The commands as they are installed ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [["tilewright"], ["dask", "tilewright"]], ids=" ".join)
-def test_both_entry_points_fail_alike(here: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["tilewright"], ["dask", "tilewright"], ["python", "-m", "tilewright"]], ids=" ".join
+)
+def test_all_entry_points_fail_alike(here: Path, command: list[str]) -> None:
     words = [tool(command[0]), *command[1:]]
     failed = subprocess.run([*words, "histogram", "nowhere"], capture_output=True, text=True, cwd=here)
     assert failed.returncode == 1
