@@ -20,7 +20,7 @@ from zarr.storage import LocalStore
 from tilewright.pipeline.plan import MatmulPlan
 
 FILE_NAME = "tilewright-ledger.jsonl"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Past:
     """Sides of its tiles; a run that goes on must keep them."""
     panel_depth: int
     k_parts: int
+    c_unit: tuple[int, int]
+    """Sides of the stored pieces of C that its tiles are whole ones of."""
     finished: frozenset[int]
 
     @property
@@ -82,6 +84,7 @@ class Ledger:
             "tile": [plan.tile_rows, plan.tile_columns],
             "panel_depth": plan.panel_depth,
             "k_parts": plan.k_parts,
+            "c_unit": list(plan.c_unit),
         }
         lines = [json.dumps(head), *(json.dumps({"tile": index}) for index in sorted(finished))]
         draft = self._path.with_suffix(".draft")
@@ -123,11 +126,15 @@ def read_past(folder: Path, digest: str) -> Past | None:
         head, *rest = entries
         if head["version"] != VERSION or head["fingerprint"] != digest:
             return None
-        rows, columns = head["tile"]
+        (rows, columns), (unit_rows, unit_columns) = head["tile"], head["c_unit"]
         past = Past(
-            (rows, columns), head["panel_depth"], head["k_parts"], frozenset(entry["tile"] for entry in rest)
+            (rows, columns),
+            head["panel_depth"],
+            head["k_parts"],
+            (unit_rows, unit_columns),
+            frozenset(entry["tile"] for entry in rest),
         )
     except (KeyError, TypeError, ValueError):
         return None
-    positive = all(isinstance(number, int) and number > 0 for number in past.geometry)
+    positive = all(isinstance(number, int) and number > 0 for number in past.geometry + past.c_unit)
     return past if positive and all(isinstance(tile, int) and tile >= 0 for tile in past.finished) else None

@@ -317,7 +317,8 @@ def plan_matmul(
 
     The depth of the panels depends on the matrices, their chunks and the memory, never on the number of workers:
     the sums of every element are then cut at the same places however many workers share the tiles.
-    ``keep`` names the tile rows, tile columns, panel depth and parts of k of an earlier run; taken if they fit.
+    ``keep`` names the tile rows, tile columns, panel depth and parts of k of an earlier run; taken if they fit into
+    memory, and its tiles are whole stored pieces of C.
 
     Raises
     ------
@@ -332,6 +333,10 @@ def plan_matmul(
             f" the columns of op(A) must equal the rows of op(B)"
         )
     m, n, k = a.rows, b.columns, a.columns
+    if keep and any(
+        tile < side and tile % unit for tile, side, unit in zip(keep, (m, n), c_unit, strict=False)
+    ):
+        keep = None  # two tasks would write the same stored piece
     tile_dtype = accumulator_dtype(c_dtype)
     depth = keep[2] if keep else _panel_depth(a, b, tile_dtype, c_unit, limits)
     memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, tile_dtype.itemsize, depth, limits.workspace_nbytes)

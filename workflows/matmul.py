@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -450,10 +451,14 @@ def _plan(
         c_unit = (unit[0], unit[1])
     else:
         c_unit = store.output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
-    keep = past.geometry if past is not None else None
-    return plan_tiles(
-        a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b, keep=keep
-    )
+    make = partial(plan_tiles, a, b, c_dtype, limits=limits, transpose_a=transpose_a, transpose_b=transpose_b)
+    if past is not None:
+        # C stays chunked as it was begun, for another memory too; where that is too large for this one, it starts anew.
+        with suppress(PlanError):
+            kept = make(c_unit=past.c_unit, keep=past.geometry)
+            if kept.geometry == past.geometry:
+                return kept
+    return make(c_unit=c_unit)
 
 
 def _limits(

@@ -339,6 +339,16 @@ def test_a_plan_keeps_the_tiles_of_an_earlier_run_if_they_fit() -> None:
     assert anew.device_peak_nbytes <= 600
 
 
+def test_a_plan_keeps_no_tiles_that_would_share_a_stored_piece() -> None:
+    a = matrix(100, 70, (10, 10))
+    whole = plan_matmul(a, a.transposed, F4, (20, 30), Limits(1, 10**6), keep=(40, 100, 40, 1))
+    assert whole.geometry == (40, 100, 40, 1), "the last tile, and the only one, may end where C does"
+    for tile in ((50, 30), (40, 40)):
+        plan = plan_matmul(a, a.transposed, F4, (20, 30), Limits(1, 10**6), keep=(*tile, 40, 1))
+        assert plan.tile_rows % 20 == 0 or plan.tile_rows == 100
+        assert plan.tile_columns % 30 == 0 or plan.tile_columns == 100
+
+
 @pytest.mark.parametrize(
     ("nbytes", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**40, "1 TiB"), (2**51, "2.05e+03 TiB")],

@@ -243,6 +243,33 @@ def test_a_stopped_run_goes_on_where_it_stood(
     assert not list(out.rglob(ledger.FILE_NAME)), "the record has no business in the finished product"
 
 
+@pytest.mark.parametrize(("memory", "resumed"), [(10**6, 3), (2_000, 0)], ids=["more", "less"])
+def test_a_stopped_run_goes_on_with_other_memory(
+    memory: int,
+    resumed: int,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+) -> None:
+    a, b, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    with pytest.raises(Stopped):
+        tw.matmul(
+            a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3)
+        )
+    begun = zarr.open_array(store.partial_path(out)).chunks
+    anew = tw.matmul(a_path, b_path, tmp_path / "d.zarr", cluster=client, device="cpu", device_memory=memory)
+    assert anew.plan.c_unit != begun, "a C begun with this memory has other chunks"
+    run = tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=memory)
+    assert run.resumed == resumed
+    assert zarr.open_array(out).chunks == (begun if resumed else anew.plan.c_unit)
+    assert all(
+        tile % unit == 0 for tile, unit in zip(run.plan.geometry, zarr.open_array(out).chunks, strict=False)
+    ), "no chunk has two writers"
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
 def test_a_changed_input_starts_anew(
     factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
 ) -> None:
