@@ -199,7 +199,7 @@ def run_tiles(
                 if isinstance(report, DeviceMemoryError):
                     raise report
                 record(report.index)
-                kernels.add(report.kernel)
+                kernels |= report.kernels
                 read_nbytes += report.read_nbytes
                 shared_nbytes += report.shared_nbytes
                 for stage, seconds in report.stages.items():

@@ -17,7 +17,7 @@ from typing import Any
 import zarr
 from zarr.storage import LocalStore
 
-from tilewright.pipeline.plan import MatmulPlan
+from tilewright.pipeline.plan import Geometry, MatmulPlan
 
 FILE_NAME = "tilewright-ledger.jsonl"
 VERSION = 2
@@ -27,18 +27,11 @@ VERSION = 2
 class Past:
     """What an earlier run left."""
 
-    tile: tuple[int, int]
-    """Sides of its tiles; a run that goes on must keep them."""
-    panel_depth: int
-    k_parts: int
+    geometry: Geometry
+    """What a plan has to keep to go on."""
     c_unit: tuple[int, int]
     """Sides of the stored pieces of C that its tiles are whole ones of."""
     finished: frozenset[int]
-
-    @property
-    def geometry(self) -> tuple[int, int, int, int]:
-        """What a plan has to keep to go on: tile rows, tile columns, panel depth, parts of k."""
-        return (*self.tile, self.panel_depth, self.k_parts)
 
 
 def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> str:
@@ -84,6 +77,7 @@ class Ledger:
             "tile": [plan.tile_rows, plan.tile_columns],
             "panel_depth": plan.panel_depth,
             "k_parts": plan.k_parts,
+            "cell": [plan.cell_rows, plan.cell_columns],
             "c_unit": list(plan.c_unit),
         }
         lines = [json.dumps(head), *(json.dumps({"tile": index}) for index in sorted(finished))]
@@ -126,11 +120,11 @@ def read_past(folder: Path, digest: str) -> Past | None:
         head, *rest = entries
         if head["version"] != VERSION or head["fingerprint"] != digest:
             return None
-        (rows, columns), (unit_rows, unit_columns) = head["tile"], head["c_unit"]
+        (rows, columns), (unit_rows, unit_columns), (cell_rows, cell_columns) = (
+            head[name] for name in ("tile", "c_unit", "cell")
+        )
         past = Past(
-            (rows, columns),
-            head["panel_depth"],
-            head["k_parts"],
+            Geometry(rows, columns, head["panel_depth"], head["k_parts"], cell_rows, cell_columns),
             (unit_rows, unit_columns),
             frozenset(entry["tile"] for entry in rest),
         )

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,9 @@ last piece of a tile."""
 
 TILE_OPERATIONS = 2**34
 """Less work than this is not cut from a small product for a tile of its own: a tenth of a second on a few cores."""
+
+FEW_TO_COMPARE = 64
+"""Tiles, up to which it matters how whole cells fill them: several sides of cells are tried."""
 
 FEW_TILES = 4
 """Where memory cuts C into so many tiles, more of them are not worth what would be read for them."""
@@ -114,6 +117,17 @@ class Limits:
     """Bytes that the kernel borrows to add a panel of this depth into a tile of these rows and columns."""
 
 
+class Geometry(NamedTuple):
+    """What decides the bytes of every tile of a product, and where it lies."""
+
+    tile_rows: int
+    tile_columns: int
+    panel_depth: int
+    k_parts: int
+    cell_rows: int
+    cell_columns: int
+
+
 @dataclass(frozen=True)
 class Tile:
     """One tile of C: its place in the order of work, in the grid, and in the matrix."""
@@ -154,6 +168,10 @@ class MatmulPlan:
     panel_depth: int
     k_parts: int
     """Stretches that k is cut into for different tasks, whose sums are added in order: 1 unless C is small."""
+    cell_rows: int
+    """Rows of C that are multiplied by one call of a kernel, which rounds by the sides that it is given: a tile's, or,
+    where tiles follow the workers, those of a part of it that does not."""
+    cell_columns: int
     c_buffers: int
     """Tiles of C that a worker holds: two where memory allows, so that one is written meanwhile, and on a GPU more of
     what is left over."""
@@ -184,9 +202,16 @@ class MatmulPlan:
         return ceil_div(self.m, self.tile_rows), ceil_div(self.n, self.tile_columns)
 
     @property
-    def geometry(self) -> tuple[int, int, int, int]:
-        """Tile rows, tile columns, panel depth and parts of k: what decides the bytes of every tile."""
-        return self.tile_rows, self.tile_columns, self.panel_depth, self.k_parts
+    def geometry(self) -> Geometry:
+        """What a run that goes on with this one's tiles has to keep."""
+        return Geometry(
+            self.tile_rows,
+            self.tile_columns,
+            self.panel_depth,
+            self.k_parts,
+            self.cell_rows,
+            self.cell_columns,
+        )
 
     @property
     def tile_count(self) -> int:
@@ -224,6 +249,15 @@ class MatmulPlan:
                 min(column + self.tile_columns, self.n),
             )
 
+    def cells(self, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+        """The cells of a tile of so many rows and columns, by their places in it."""
+        for row in range(0, rows, self.cell_rows):
+            for column in range(0, columns, self.cell_columns):
+                yield (
+                    slice(row, min(row + self.cell_rows, rows)),
+                    slice(column, min(column + self.cell_columns, columns)),
+                )
+
     def panels(self, part: int = 0) -> Iterator[tuple[int, int]]:
         """Every stretch of k in a part once, in the one order that every worker keeps."""
         first, stop = (self.panel_count * place // self.k_parts for place in (part, part + 1))
@@ -257,6 +291,11 @@ class MatmulPlan:
                 (
                     f"{self.grid[0]} × {self.grid[1]} of {self.tile_rows} × {self.tile_columns}"
                     f" for {counted(self.workers, 'worker')}"
+                    + (
+                        f", multiplied in cells of {self.cell_rows} × {self.cell_columns}"
+                        if (self.cell_rows, self.cell_columns) != (self.tile_rows, self.tile_columns)
+                        else ""
+                    )
                 ),
             ),
             (
@@ -311,14 +350,13 @@ def plan_matmul(
     *,
     transpose_a: bool = False,
     transpose_b: bool = False,
-    keep: tuple[int, int, int, int] | None = None,
+    keep: Geometry | None = None,
 ) -> MatmulPlan:
     """Choose tiles and panels for C = A B, where ``a`` and ``b`` are as they stand after op.
 
     The depth of the panels depends on the matrices, their chunks and the memory, never on the number of workers:
     the sums of every element are then cut at the same places however many workers share the tiles.
-    ``keep`` names the tile rows, tile columns, panel depth and parts of k of an earlier run; taken if they fit into
-    memory, and its tiles are whole stored pieces of C.
+    ``keep`` is the geometry of an earlier run: taken if it fits into memory and its tiles are whole stored pieces of C.
 
     Raises
     ------
@@ -334,16 +372,17 @@ def plan_matmul(
         )
     m, n, k = a.rows, b.columns, a.columns
     if keep and any(
-        tile < side and tile % unit for tile, side, unit in zip(keep, (m, n), c_unit, strict=False)
+        tile < side and tile % unit for tile, side, unit in zip(keep[:2], (m, n), c_unit, strict=True)
     ):
         keep = None  # two tasks would write the same stored piece
     tile_dtype = accumulator_dtype(c_dtype)
-    depth = keep[2] if keep else _panel_depth(a, b, tile_dtype, c_unit, limits)
+    depth = keep.panel_depth if keep else _panel_depth(a, b, tile_dtype, c_unit, limits)
     memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, tile_dtype.itemsize, depth, limits.workspace_nbytes)
-    if keep and memory.nbytes(keep[0], keep[1], 1) > limits.device_nbytes:
+    if keep and memory.nbytes(keep.tile_rows, keep.tile_columns, 1) > limits.device_nbytes:
         return plan_matmul(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b)
     panel_count = ceil_div(k, depth)
-    best = (*keep[:2], keep[3]) if keep else _best_grid(m, n, k, c_unit, memory, limits, panel_count)
+    exact = c_dtype.kind in "iub"
+    best = keep or _best_geometry(m, n, k, c_unit, memory, limits, exact=exact)
     if best is None:
         needed = memory.nbytes(min(c_unit[0], m), min(c_unit[1], n), 1)
         raise PlanError(
@@ -352,7 +391,7 @@ def plan_matmul(
             f" of depth {depth}, needs {format_nbytes(needed)} ({needed} bytes); raise --device-memory, or give C"
             " smaller chunks"
         )
-    tile_rows, tile_columns, k_parts = best
+    tile_rows, tile_columns, _, k_parts, cell_rows, cell_columns = best
     c_buffers = 2 if memory.nbytes(tile_rows, tile_columns, 2) <= limits.device_nbytes else 1
     grid_rows, grid_columns = ceil_div(m, tile_rows), ceil_div(n, tile_columns)
     item_a, item_b, item_c = a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize
@@ -411,6 +450,8 @@ def plan_matmul(
         tile_columns=tile_columns,
         panel_depth=depth,
         k_parts=k_parts,
+        cell_rows=cell_rows,
+        cell_columns=cell_columns,
         c_buffers=c_buffers,
         c_unit=c_unit,
         a_buffers=held.a_buffers,
@@ -496,57 +537,98 @@ def _panel_depth(
     return min(depth, k)
 
 
-def _best_grid(
-    m: int, n: int, k: int, c_unit: tuple[int, int], memory: _Memory, limits: Limits, panel_count: int
-) -> tuple[int, int, int] | None:
-    """Sides of the tiles, and the parts that k is cut into; None: nothing fits.
+def _best_geometry(
+    m: int, n: int, k: int, c_unit: tuple[int, int], memory: _Memory, limits: Limits, *, exact: bool
+) -> Geometry | None:
+    """Sides of the tiles, the parts that k is cut into, and sides of the cells; None: nothing fits.
 
     The parts of k are the same for any number of workers up to ``limits.tiles``, and where memory is plenty so is the
-    grid: every tile meets the same kernel then, and C is the same to the last bit. Where memory alone cuts C into many
-    tiles, they are large enough to meet the same kernel in any grid, and the grid follows the workers.
+    grid. Where memory alone cuts C into many tiles the grid follows the workers: one for any of them would make one
+    worker alone read more (one for 16, a fifth). Its tiles are whole cells, and those are the same for any workers, so
+    that C is the same to the last bit. Sums that are ``exact`` are anyway.
     """
     if m == 0 or n == 0:
-        return max(1, m), max(1, n), 1
-    search = partial(_search_grid, m, n, c_unit, memory, limits.device_nbytes, panel_count=panel_count)
-    least = search(1)
+        return Geometry(max(1, m), max(1, n), memory.depth, 1, max(1, m), max(1, n))
+    panel_count = ceil_div(k, memory.depth)
+    search = partial(_search_grid, m, n, memory, limits.device_nbytes, panel_count)
+    least = search(c_unit, 1)
     if least is None:
         return None
     tiles = max(1, min(limits.tiles, 2 * m * n * k // TILE_OPERATIONS))
     few_workers = limits.workers <= limits.tiles
-    cut_by_memory = ceil_div(m, least[0]) * ceil_div(n, least[1]) >= min(
+    cut_by_memory = ceil_div(m, least.rows) * ceil_div(n, least.columns) >= min(
         FEW_TILES, max(2, ceil_div(tiles, 2))
     )
     if not cut_by_memory:
-        return search(tiles if few_workers else max(tiles, limits.workers))
-    if not few_workers:
-        return search(limits.workers)
-    # The grid follows the workers, but not the parts of k, whose sums are rounded one by one.
-    for_any = search(tiles)
-    return search(limits.workers, k_parts=for_any[2] if for_any is not None else 1)
+        best = search(c_unit, tiles if few_workers else max(tiles, limits.workers))
+        cell = None
+    else:
+        # The grid follows the workers, but not the parts of k, whose sums are rounded one by one.
+        for_any = search(c_unit, tiles) if few_workers else None
+        search = partial(search, k_parts=for_any.k_parts if for_any is not None else None)
+        cell = None if exact else _best_cell(m, n, c_unit, least, search)
+        best = search(cell or c_unit, limits.workers)
+    if best is None:
+        return None
+    cell = cell or (best.rows, best.columns)
+    cell_rows, cell_columns = min(cell[0], best.rows), min(cell[1], best.columns)
+    return Geometry(best.rows, best.columns, memory.depth, best.k_parts, cell_rows, cell_columns)
+
+
+def _best_cell(
+    m: int, n: int, c_unit: tuple[int, int], largest: _Grid, search: Callable[..., _Grid | None]
+) -> tuple[int, int]:
+    """Sides of cells of which one, two and four workers can make tiles that are nearly as good as any.
+
+    They are whole stored pieces of C, and a third to a sixth of the side that the largest tile has.
+    """
+    sides: list[set[int]] = []
+    for tile, side, unit in zip((largest.rows, largest.columns), (m, n), c_unit, strict=True):
+        unit = min(unit, side)
+        pieces = ceil_div(tile, unit)
+        counts = {max(1, pieces // parts) for parts in (3, 4, 5, 6)} | {ceil_div(pieces, 3)}
+        if ceil_div(m, largest.rows) * ceil_div(n, largest.columns) > FEW_TO_COMPARE:
+            counts = {min(counts, key=lambda count: (pieces % count, -count))}
+        sides.append({count * unit for count in counts})
+
+    def cost(cell: tuple[int, int]) -> tuple[float, int, int]:
+        grids = [search(cell, workers) for workers in (1, 2, 4)]
+        return sum(math.inf if grid is None else grid.cost for grid in grids), -cell[0] * cell[1], cell[0]
+
+    return min(((rows, columns) for rows in sides[0] for columns in sides[1]), key=cost)
+
+
+class _Grid(NamedTuple):
+    """Sides of tiles, parts that k is cut into, and what that costs beside other grids for as many tasks."""
+
+    rows: int
+    columns: int
+    k_parts: int
+    cost: float
 
 
 def _search_grid(
     m: int,
     n: int,
-    c_unit: tuple[int, int],
     memory: _Memory,
     nbytes: int,
-    wanted: int,
     panel_count: int,
+    unit: tuple[int, int],
+    wanted: int,
     *,
     k_parts: int | None = None,
-) -> tuple[int, int, int] | None:
-    """Sides of tiles, and parts of k unless those are given, that make at least ``wanted`` tasks where they can, and
-    read least.
+) -> _Grid | None:
+    """Sides of tiles, whole units each, and parts of k unless those are given, that make at least ``wanted`` tasks
+    where they can, and read least.
 
     What is read counts as often as rounds of ``wanted`` tasks take longer than C shared out evenly. Parts of k
     read nothing twice, but their sums are written and read once more (`SUM_COST`): they pay where C is small and k is
     long.
     """
-    unit_rows, unit_columns = min(c_unit[0], m), min(c_unit[1], n)
+    unit_rows, unit_columns = min(unit[0], m), min(unit[1], n)
     row_units, column_units = ceil_div(m, unit_rows), ceil_div(n, unit_columns)
     best: tuple[float, int, int, int] | None = None
-    found: tuple[int, int, int] | None = None
+    found: _Grid | None = None
     seen = 0
     for grid_rows in range(1, row_units + 1):
         rows = ceil_div(row_units, grid_rows) * unit_rows
@@ -578,7 +660,7 @@ def _search_grid(
                 sums = SUM_COST * 2 * parts * m * n * memory.item_c if parts > 1 else 0
                 cost = ((read * k + sums) * longer, tasks, abs(rows - columns), rows)
                 if best is None or cost < best:
-                    best, found = cost, (rows, columns, parts)
+                    best, found = cost, _Grid(rows, columns, parts, cost[0])
             enough += count >= wanted
             if enough > wanted + 1:
                 break  # narrower tiles only read more

@@ -104,7 +104,8 @@ class TileReport:
     seconds: float
     stages: dict[str, float]
     """Busy seconds of each stage for this tile."""
-    kernel: str
+    kernels: frozenset[str]
+    """What multiplied it; nothing where there was nothing to add up."""
     read_nbytes: int
     """Bytes of A and B that were read for it; what the worker held already is not read again."""
     shared_nbytes: int = 0
@@ -130,8 +131,8 @@ class _Job:
     """The tile of C on the device, once the first panel has come."""
     panels: int = 0
     """Panels multiplied so far."""
-    kernel: str = "none"
-    """What multiplied them; ``none`` where there was nothing to add up."""
+    kernels: frozenset[str] = frozenset()
+    """What multiplied them."""
     partial: np.ndarray | None = None
     read_nbytes: int = 0
     shared_nbytes: int = 0
@@ -341,8 +342,10 @@ class Unit(Protocol):
     ) -> Loading:
         """What brings ``array[region]`` into a panel of this shape, from this row and column on."""
 
-    def multiply(self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool) -> str:
-        """Put, or add, the product of two panels into a tile; returns the name of the kernel that does.
+    def multiply(
+        self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool
+    ) -> frozenset[str]:
+        """Put, or add, the product of two panels into a tile; returns the names of the kernels that do.
 
         sides: rows and columns of the tile, depth of the panels. It may go on when this has returned: see `passed`.
         """
@@ -444,6 +447,11 @@ def _shaped(flat: Any, shape: tuple[int, int]) -> Any:
     return flat[: shape[0] * shape[1]].reshape(shape)
 
 
+def _cut(array: Any, region: tuple[slice, slice]) -> Any:
+    """A view of a region; the array itself where that is all of it, since views of device arrays take their time."""
+    return array if _shape_of(region) == array.shape else array[region]
+
+
 def _tile_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> list[Any]:
     dtype = accumulator_dtype(np.dtype(plan.c_dtype))
     return [allocate(plan.tile_rows * plan.tile_columns, dtype) for _ in range(plan.c_buffers)]
@@ -457,8 +465,8 @@ def _multiply(
     target: Any,
     accumulate: bool,
     stream: Any,
-) -> str:
-    """``target`` (rows × columns) takes, or adds, the product of two panels. Returns the kernel's name."""
+) -> frozenset[str]:
+    """``target`` (rows × columns) takes, or adds, the product of two panels, cell by cell. Returns the kernels used."""
     plan = product.plan
     a_shape, b_shape = _shapes(plan, *sides)
     a, b, out = _shaped(panel_a, a_shape), _shaped(panel_b, b_shape), _shaped(target, sides[:2])
@@ -470,8 +478,16 @@ def _multiply(
         "precision": product.precision,
         "device": product.device,
     }
-    matmul(a, b, out=out, stream=stream, **options)
-    return kernel_name(a, b, out, **options)
+    depth = slice(0, sides[2])
+    names: dict[tuple[int, int], str] = {}  # cells of one shape meet the same kernel
+    for rows, columns in plan.cells(*sides[:2]):
+        left = _cut(a, (depth, rows) if plan.transpose_a else (rows, depth))
+        right = _cut(b, (columns, depth) if plan.transpose_b else (depth, columns))
+        cell = _cut(out, (rows, columns))
+        matmul(left, right, out=cell, stream=stream, **options)
+        if cell.shape not in names:
+            names[cell.shape] = kernel_name(left, right, cell, **options)
+    return frozenset(names.values())
 
 
 class HostUnit:
@@ -510,9 +526,9 @@ class HostUnit:
 
     def multiply(
         self, a: np.ndarray, b: np.ndarray, sides: tuple[int, int, int], target: np.ndarray, accumulate: bool
-    ) -> str:
+    ) -> frozenset[str]:
         _multiply(self._product, a, b, sides, target, accumulate, None)
-        return host.kernel_name(target.dtype)
+        return frozenset([host.kernel_name(target.dtype)])
 
     def passed(self) -> None:
         return None
@@ -726,7 +742,9 @@ class CudaUnit:
         for lane in dict.fromkeys(used):
             lane.stream.synchronize()
 
-    def multiply(self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool) -> str:
+    def multiply(
+        self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool
+    ) -> frozenset[str]:
         return _multiply(self._product, a, b, sides, target, accumulate, self._compute_stream)
 
     def passed(self) -> Callable[[], None]:
@@ -1172,7 +1190,7 @@ class Engine:
         if job.error is None:
             try:
                 try:
-                    job.kernel = self._unit.multiply(
+                    job.kernels = self._unit.multiply(
                         panel.a.flat,
                         panel.b.flat,
                         (tile.rows, tile.columns, panel.depth),
@@ -1221,7 +1239,7 @@ class Engine:
                     self._worker,
                     seconds,
                     dict(job.busy),
-                    job.kernel,
+                    job.kernels,
                     job.read_nbytes,
                     job.shared_nbytes,
                     job.partial,

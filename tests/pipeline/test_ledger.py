@@ -27,7 +27,7 @@ def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:
     past = read_past(tmp_path, "abc")
     assert past is not None
     assert past.finished == {0, 3, 7}
-    assert past.geometry == (plan.tile_rows, plan.tile_columns, plan.panel_depth, plan.k_parts)
+    assert past.geometry == plan.geometry
     assert past.c_unit == (10, 10)
     assert read_past(tmp_path, "another product") is None
     ledger.remove(tmp_path)

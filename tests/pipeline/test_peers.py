@@ -24,7 +24,7 @@ from tests.pipeline.test_stream import fail_one_load
 from tilewright.pipeline import peers, stream, tasks
 from tilewright.pipeline.peers import Arrival, Part, Sharers, WorkerPeers, answer_peers, offer, parts_of
 from tilewright.pipeline.placement import Placement
-from tilewright.pipeline.plan import Limits, MatmulPlan, plan_matmul
+from tilewright.pipeline.plan import Geometry, Limits, MatmulPlan, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.stream import Engine, Product, TileReport
 
@@ -138,7 +138,12 @@ class Job:
         self.c = zarr.create_array(folder / "c", shape=(M, N), chunks=(20, 20), dtype="f8", fill_value=7)
         stored = [as_stored_matrix(array) for array in self.factors]
         self.plan: MatmulPlan = plan_matmul(
-            stored[0], stored[1], np.dtype("f8"), (20, 20), Limits(2, nbytes), keep=(40, 40, 20, 1)
+            stored[0],
+            stored[1],
+            np.dtype("f8"),
+            (20, 20),
+            Limits(2, nbytes),
+            keep=Geometry(40, 40, 20, 1, 40, 40),
         )
         self.peers = DirectPeers()
         self.placement = Placement(self.plan, self.plan.tiles())

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tilewright.pipeline import submit, tasks
 from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.placement import Placement, divide
-from tilewright.pipeline.plan import Limits, MatmulPlan, StoredMatrix, Tile, plan_matmul
+from tilewright.pipeline.plan import Geometry, Limits, MatmulPlan, StoredMatrix, Tile, plan_matmul
 from tilewright.pipeline.stream import PanelCache
 from tilewright.pipeline.submit import run_placed
 
@@ -33,7 +33,7 @@ def plan_of(
     """A plan of so many tiles of 32 × 32, four panels deep; those at the end lack ``edge`` rows and columns."""
     rows, columns = (32 * side - less for side, less in zip(grid, edge, strict=True))
     a, b = StoredMatrix(rows, 64, F4, (16, 16)), StoredMatrix(64, columns, F4, (16, 16))
-    return plan_matmul(a, b, F4, (16, 16), Limits(workers, nbytes), keep=(32, 32, 16, 1))
+    return plan_matmul(a, b, F4, (16, 16), Limits(workers, nbytes), keep=Geometry(32, 32, 16, 1, 32, 32))
 
 
 class Held:

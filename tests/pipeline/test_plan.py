@@ -16,6 +16,7 @@ from tilewright.pipeline.plan import (
     LANE_NBYTES,
     PANEL_BUFFERS,
     PROCESS_NBYTES,
+    Geometry,
     Limits,
     MatmulPlan,
     StoredMatrix,
@@ -118,7 +119,7 @@ def test_memory_that_is_left_over_holds_panels(spare: int, workers: int) -> None
     a = matrix(320, 64, (16, 16))
     unit = 16 * 16 * 4
     limits = Limits(workers, (2 * 16 + 2 * 8 + spare) * unit)
-    plan = plan_matmul(a, a.transposed, F4, (64, 64), limits, keep=(64, 64, 16, 1))
+    plan = plan_matmul(a, a.transposed, F4, (64, 64), limits, keep=Geometry(64, 64, 16, 1, 64, 64))
     assert plan.grid == (5, 5)
     assert plan.device_peak_nbytes <= limits.device_nbytes
     assert plan.device_peak_nbytes == (16 * plan.c_buffers + 4 * (plan.a_buffers + plan.b_buffers)) * unit
@@ -135,10 +136,15 @@ def test_memory_that_is_left_over_holds_panels(spare: int, workers: int) -> None
 @pytest.mark.parametrize(("workers", "expected"), [(1, 4), (2, 4), (4, 3), (5, 2), (9, 2)])
 def test_no_worker_holds_more_tiles_than_fall_to_it(workers: int, expected: int) -> None:
     a = matrix(192, 48, (16, 16))
-    plan = plan_matmul(a, a.transposed, F4, (64, 64), Limits(workers, 10**6), keep=(64, 64, 16, 1))
+    plan = plan_matmul(
+        a, a.transposed, F4, (64, 64), Limits(workers, 10**6), keep=Geometry(64, 64, 16, 1, 64, 64)
+    )
     assert (plan.tile_count, plan.c_buffers) == (9, expected)
     on_host = Limits(workers, 10**6, on_host=True)
-    assert plan_matmul(a, a.transposed, F4, (64, 64), on_host, keep=(64, 64, 16, 1)).c_buffers == 2
+    assert (
+        plan_matmul(a, a.transposed, F4, (64, 64), on_host, keep=Geometry(64, 64, 16, 1, 64, 64)).c_buffers
+        == 2
+    )
 
 
 def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:
@@ -161,7 +167,7 @@ def test_tiles_of_float16_take_the_memory_of_the_float32_in_which_they_are_added
     panels = PANEL_BUFFERS * 13 * (7 + 11) * 2
     for tiles in (1, 2, 3, 4):
         most = panels + tiles * 7 * 11 * 4
-        plan = plan_matmul(a, b, halves, (7, 11), Limits(1, most), keep=(7, 11, 13, 1))
+        plan = plan_matmul(a, b, halves, (7, 11), Limits(1, most), keep=Geometry(7, 11, 13, 1, 7, 11))
         assert (plan.c_buffers, plan.device_peak_nbytes) == (tiles, most)
         slots = _tile_slots(plan, np.empty)
         assert sum(slot.nbytes for slot in slots) == most - panels
@@ -333,18 +339,24 @@ def test_inner_sides_must_agree() -> None:
 
 def test_a_plan_keeps_the_tiles_of_an_earlier_run_if_they_fit() -> None:
     a = matrix(100, 100, (10, 10))
-    kept = plan_matmul(a, a, F4, (10, 10), Limits(1, 10**6), keep=(20, 30, 40, 1))
-    assert kept.geometry == (20, 30, 40, 1)
-    anew = plan_matmul(a, a, F4, (10, 10), Limits(1, 600), keep=(20, 30, 40, 1))
+    kept = plan_matmul(a, a, F4, (10, 10), Limits(1, 10**6), keep=Geometry(20, 30, 40, 1, 20, 30))
+    assert kept.geometry == (20, 30, 40, 1, 20, 30)
+    anew = plan_matmul(a, a, F4, (10, 10), Limits(1, 600), keep=Geometry(20, 30, 40, 1, 20, 30))
     assert anew.device_peak_nbytes <= 600
 
 
 def test_a_plan_keeps_no_tiles_that_would_share_a_stored_piece() -> None:
     a = matrix(100, 70, (10, 10))
-    whole = plan_matmul(a, a.transposed, F4, (20, 30), Limits(1, 10**6), keep=(40, 100, 40, 1))
-    assert whole.geometry == (40, 100, 40, 1), "the last tile, and the only one, may end where C does"
+    whole = plan_matmul(
+        a, a.transposed, F4, (20, 30), Limits(1, 10**6), keep=Geometry(40, 100, 40, 1, 40, 100)
+    )
+    assert whole.geometry == (40, 100, 40, 1, 40, 100), (
+        "the last tile, and the only one, may end where C does"
+    )
     for tile in ((50, 30), (40, 40)):
-        plan = plan_matmul(a, a.transposed, F4, (20, 30), Limits(1, 10**6), keep=(*tile, 40, 1))
+        plan = plan_matmul(
+            a, a.transposed, F4, (20, 30), Limits(1, 10**6), keep=Geometry(*tile, 40, 1, *tile)
+        )
         assert plan.tile_rows % 20 == 0 or plan.tile_rows == 100
         assert plan.tile_columns % 30 == 0 or plan.tile_columns == 100
 

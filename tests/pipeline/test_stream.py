@@ -19,9 +19,9 @@ import zarr
 
 from tilewright.pipeline import stream, tasks
 from tilewright.pipeline.execute import covered
-from tilewright.pipeline.plan import Limits, MatmulPlan, Tile, plan_matmul
+from tilewright.pipeline.plan import Geometry, Limits, MatmulPlan, StoredMatrix, Tile, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix
-from tilewright.pipeline.stream import Engine, PanelCache, Product
+from tilewright.pipeline.stream import Engine, HostUnit, PanelCache, Product
 
 M, K, N = 150, 100, 90
 
@@ -47,7 +47,9 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
             tmp_path / f"c{len(made)}", shape=(M, N), chunks=(20, 20), dtype="f8", fill_value=7
         )
         stored = as_stored_matrix(a), as_stored_matrix(b)
-        plan = plan_matmul(*stored, np.dtype("f8"), (20, 20), Limits(1, nbytes), keep=(40, 40, depth, 1))
+        plan = plan_matmul(
+            *stored, np.dtype("f8"), (20, 20), Limits(1, nbytes), keep=Geometry(40, 40, depth, 1, 40, 40)
+        )
         product = Product(a, b, c, plan, "cpu", "full", 2, 1, f"run-{len(made)}")
         made.append(Engine(product, "here"))
         return made[-1], plan, c
@@ -55,6 +57,37 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
     yield make
     for one in made:
         one.close()
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["stored", "transposed"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8"])
+def test_c_has_the_same_bits_where_its_grid_follows_the_workers(
+    dtype: str, transposed: bool, rng: np.random.Generator
+) -> None:
+    m, k, n, unit = 1501, 301, 1403, (100, 100)
+    a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
+    stored = [StoredMatrix(*factor.shape, factor.dtype, unit) for factor in (a, b)]
+    grids, found = set(), []
+    for workers in (1, 2, 3, 4, 8, 16):
+        limits = Limits(workers, 400_000 * a.itemsize, on_host=True)
+        sides: Any = {"transpose_a": transposed, "transpose_b": transposed}
+        plan = plan_matmul(*stored, a.dtype, unit, limits, **sides)
+        grids.add(plan.grid)
+        unit_here = HostUnit(Product(None, None, None, plan, "cpu", "full", 2, 1, "run"))  # type: ignore[arg-type]
+        c = np.zeros((m, n), dtype)
+        for tile in plan.tiles():
+            target = np.empty(tile.rows * tile.columns, dtype)
+            rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
+            for place, (start, stop) in enumerate(plan.panels()):
+                panels = a[rows, start:stop], b[start:stop, columns]
+                flat = [np.ravel(panel.T if transposed else panel) for panel in panels]
+                sizes = (tile.rows, tile.columns, stop - start)
+                unit_here.multiply(flat[0], flat[1], sizes, target, accumulate=place > 0)
+            c[rows, columns] = target.reshape(tile.rows, tile.columns)
+        found.append(c)
+    assert len(grids) > 1, "the tiles follow the workers"
+    assert all(np.array_equal(c, found[0]) for c in found)
+    np.testing.assert_allclose(found[0], a @ b, rtol=0, atol=1e-11 if dtype == "f8" else 1e-3)
 
 
 @pytest.mark.parametrize("nbytes", [40_000, 75_000, 110_000, 1_000_000])

@@ -225,7 +225,8 @@ def test_a_second_failure_is_a_clear_error_and_the_next_run_goes_on(
     assert len(lines) == 1, "no tile is on record"
     assert stream._engines == {}
     run = tw.matmul(a_path, b_path, out, **options)
-    assert run.plan.geometry == (*json.loads(lines[0])["tile"], run.plan.panel_depth, run.plan.k_parts)
+    head = json.loads(lines[0])
+    assert run.plan.geometry == (*head["tile"], head["panel_depth"], head["k_parts"], *head["cell"])
     assert_product(zarr.open_array(out)[...], a, b)
 
 
