@@ -69,7 +69,8 @@ def _walk(tiles: list[Tile]) -> list[Tile]:
 def _read_nbytes(plan: MatmulPlan, share: list[Tile]) -> int:
     """About what a worker reads for its share, for each element of k; tiles at the edge count as whole ones."""
     rows, columns = len({tile.i for tile in share}), len({tile.j for tile in share})
-    holds_row, held_columns = plan.a_buffers >= plan.panel_count, plan.b_buffers // plan.panel_count
+    panels = max(1, plan.panel_count)  # there are none where k = 0
+    holds_row, held_columns = plan.a_buffers >= panels, plan.b_buffers // panels
     row_reads = rows if holds_row else len(share)
     column_reads = columns if held_columns >= columns else len(share) - held_columns * max(0, rows - 1)
     a, b = (np.dtype(dtype).itemsize for dtype in (plan.a_dtype, plan.b_dtype))

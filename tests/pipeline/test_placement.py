@@ -70,6 +70,16 @@ def test_shares_are_even_where_bands_make_them_so() -> None:
     assert areas == [85 * 32, 85 * 32]
 
 
+def test_tiles_of_a_sum_of_nothing_are_shared_too() -> None:
+    """k = 0, and a C of zeros that is larger than the memory."""
+    a, b = StoredMatrix(100, 0, F4, (16, 16)), StoredMatrix(0, 100, F4, (16, 16))
+    plan = plan_matmul(a, b, F4, (16, 16), Limits(2, 5000))
+    assert plan.grid[1] > 1
+    shares = divide(plan, plan.tiles(), 2)
+    assert sorted(tile.index for share in shares for tile in share) == list(range(plan.tile_count))
+    assert all(shares)
+
+
 grids = st.tuples(st.integers(1, 9), st.integers(1, 9))
 edges = st.tuples(st.integers(0, 31), st.integers(0, 31))
 
