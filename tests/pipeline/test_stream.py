@@ -322,6 +322,38 @@ class Queue:
         patch.setattr(stream.HostUnit, "passed", lambda unit: self.last.result)
 
 
+def test_an_engine_that_is_being_made_is_not_idle(
+    engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run looks at this worker meanwhile, and frees what nobody uses."""
+    product = engine(10**6)[0]._product
+    monkeypatch.setattr(stream, "_engines", {})
+    making, go_on = threading.Event(), threading.Event()
+    original = Engine.__init__
+
+    def slowly(self: Engine, *arguments: Any) -> None:
+        original(self, *arguments)
+        making.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr(Engine, "__init__", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.submit(stream.engine_for, product, "here")
+        assert making.wait(10)
+        freed = pool.submit(stream.close_idle_engines)
+        go_on.set()
+        freed.result()
+        worker = made.result()
+    try:
+        for tile in product.plan.tiles():
+            worker.multiply(tile)
+        np.testing.assert_allclose(product.c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+        stream.close_idle_engines()
+        assert not stream._engines
+    finally:
+        worker.close()
+
+
 @pytest.fixture
 def queued(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
     queue = Queue(monkeypatch)
