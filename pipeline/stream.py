@@ -903,8 +903,13 @@ class Engine:
             # When nothing is left to multiply, the tiles in all buffers are written at once.
             for stage in (self._load_stage, self._compute_stage, *[self._write_stage] * plan.c_buffers)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # the system has no thread left: those that began would wait for work for ever
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            self.close()
+            raise
 
     def multiply(self, tile: Tile, part: int = 0, sharers: Sharers | None = None) -> TileReport:
         """Compute and store one tile, or bring back its sum over one part of k when the plan has several.

@@ -354,6 +354,30 @@ def test_an_engine_that_is_being_made_is_not_idle(
         worker.close()
 
 
+@pytest.mark.parametrize("started", [0, 1, 2, 3])
+def test_an_engine_that_gets_too_few_threads_leaves_none(
+    started: int, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = engine(10**6)[0]._product
+    assert product.plan.c_buffers == 4
+    closed = []
+    monkeypatch.setattr(stream.HostUnit, "close", lambda unit: closed.append(unit))
+    before = set(threading.enumerate())
+    original, left = threading.Thread.start, iter(range(started))
+
+    def start(thread: threading.Thread) -> None:
+        if next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        original(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            Engine(product, "here")
+    assert len(closed) == 1, "its pinned lanes serve the next attempt"
+    assert set(threading.enumerate()) <= before
+
+
 @pytest.fixture
 def queued(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
     queue = Queue(monkeypatch)
