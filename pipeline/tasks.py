@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from dask.system import CPU_COUNT
 from distributed import get_worker, secede
+from distributed.threadpoolexecutor import thread_state, threads_lock
 
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.host_loops import start_compiler
@@ -96,9 +98,23 @@ def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | Ti
 
 
 def make_room(least: int) -> None:
-    """Let this worker begin its next task while this one waits, where it has fewer threads than ``least``."""
+    """Let this worker begin its next task while this one waits, where it has fewer threads than ``least``; where the
+    system has no thread left for that, the next one waits."""
     if get_worker().state.nthreads < least:
-        secede()
+        try:
+            secede()
+        except RuntimeError:
+            _stay()
+
+
+def _stay() -> None:
+    """Take back this thread's leave of Dask's pool. That counts the thread which could not be started in its place, and
+    would never start another."""
+    with threads_lock:
+        threads = thread_state.executor._threads
+        threads.difference_update([thread for thread in list(threads) if thread.ident is None])
+        threads.add(threading.current_thread())
+        thread_state.proceed = True
 
 
 def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport | DeviceMemoryError:

@@ -251,3 +251,37 @@ def test_tasks_that_wait_make_room_for_more_than_there_are_threads(threads: int)
         futures = [client.submit(meet, "all", 3, pure=False) for _ in range(3)]
         assert sorted(client.gather(futures)) == [0, 1, 2], "all three were under way at once"
         assert client.submit(lambda: 7, pure=False).result() == 7
+
+
+def test_a_worker_goes_on_where_there_is_no_thread_to_make_room_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, refused = threading.Thread.start, []
+
+    def start(thread: threading.Thread) -> None:
+        if threading.current_thread() in ROOMLESS:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        original(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        for _ in range(2):
+            assert client.submit(make_no_room, pure=False).result(timeout=10) == 3
+        assert len(refused) == 2
+        BARRIERS["all"] = threading.Barrier(3)  # and makes room again when there is
+        futures = [client.submit(meet, "all", 3, pure=False) for _ in range(3)]
+        assert sorted(client.gather(futures)) == [0, 1, 2]
+
+
+def make_no_room() -> int:
+    ROOMLESS.add(threading.current_thread())
+    try:
+        tasks.make_room(3)
+    finally:
+        ROOMLESS.clear()
+    return 3
+
+
+ROOMLESS: set[threading.Thread] = set()
