@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import dask
 import yaml
 from distributed import Client, LocalCluster
 
@@ -24,6 +26,10 @@ Cluster: TypeAlias = "str | Client"
 INSTALLED_PROFILES = Path(__file__).with_name("cluster.yaml")
 KINDS = ("local", "cpu", "cuda", "existing")
 CONNECT_SECONDS = 30
+PROFILER_HANGS = (3, 11) <= sys.version_info < (3, 11, 9)
+"""Whether this Python may hang for good under Dask's sampling profiler, which asks for the frames of all threads a
+hundred times a second: there a collection of garbage can begin under the lock that a new thread waits for while it
+holds the interpreter's (CPython's issue 106883). Dask leaves one of its two profilers out of 3.11 for that."""
 
 
 def load_profiles(path: str | os.PathLike[str] | None = None) -> dict[str, dict[str, Any]]:
@@ -112,15 +118,16 @@ def _start(stack: ExitStack, name: str, profile: dict[str, Any], loops: bool) ->
             # Short-lived and in this process: no dashboard to start, and no port that a second run would find taken.
             quiet = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}
             options = {"n_workers": 1, "processes": False} | quiet | profile
-            server = stack.enter_context(LocalCluster(**options))
+            with _no_profiler():
+                server = stack.enter_context(LocalCluster(**options))
         elif kind == "cpu":
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
             options = {"processes": True, "n_workers": os.cpu_count()} | profile
-            with _interrupts_kept_from_workers():
+            with _interrupts_kept_from_workers(), _no_profiler():
                 server = stack.enter_context(LocalCluster(**options, env=environment))
         else:
-            with _interrupts_kept_from_workers():
+            with _interrupts_kept_from_workers(), _no_profiler():
                 server = stack.enter_context(_cuda_cluster(profile))
     except (TypeError, ValueError) as error:
         raise ClusterError(f"profile {name!r}: the cluster refused its options {profile}: {error}") from error
@@ -132,6 +139,14 @@ def _start(stack: ExitStack, name: str, profile: dict[str, Any], loops: bool) ->
             ' so its work has to stand under `if __name__ == "__main__":`'
         ) from error
     return stack.enter_context(Client(server))
+
+
+def _no_profiler() -> AbstractContextManager[Any]:
+    """Workers that are started in this block do not run Dask's profiler, where it can make this Python hang.
+
+    They read that when they start; worker processes get the configuration of this one.
+    """
+    return dask.config.set({"distributed.worker.profile.enabled": False}) if PROFILER_HANGS else nullcontext()
 
 
 @contextmanager

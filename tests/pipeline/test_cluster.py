@@ -11,6 +11,7 @@ import pytest
 import yaml
 from distributed import Client, LocalCluster
 
+from tilewright.pipeline import cluster as cluster_module
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import INSTALLED_PROFILES, load_profiles, open_cluster
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, OptionError
@@ -50,6 +51,19 @@ def test_cpu_workers_are_processes_that_see_no_gpu(tmp_path: Path) -> None:
         (facts,) = own.run(lambda: (os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"])).values()
     assert facts[0] != os.getpid()
     assert facts[1] == ""
+
+
+@pytest.mark.parametrize("kind", ["local", "cpu"])
+@pytest.mark.parametrize("hangs", [True, False])
+def test_the_profiler_is_left_out_where_it_can_hang(
+    kind: str, hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "PROFILER_HANGS", hangs)
+    options = {"kind": kind, "n_workers": 1, "dashboard_address": ":0"}
+    with open_cluster("one", profile_file(tmp_path, one=options)) as own:
+        (callbacks,) = own.run(lambda dask_worker: list(dask_worker.periodic_callbacks)).values()
+    assert ("profile" in callbacks) is not hangs
+    assert dask.config.get("distributed.worker.profile.enabled"), "it is this process's own setting again"
 
 
 def test_an_address_or_a_scheduler_file_is_connected_to(tmp_path: Path) -> None:
