@@ -16,6 +16,7 @@ from tilewright.workflows.console import (
     interruptible,
     is_quiet,
     print_result,
+    printing,
     to_json_text,
 )
 
@@ -42,13 +43,12 @@ class Group(click.Group):
     command_class = Command
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        with interruptible():
+        with interruptible(), printing():  # of --help and --version
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with (
-            interruptible()
-        ):  # finding a command imports its module, before the command can tell anything itself
+        # Finding a command imports its module, and its --help is printed, before it can tell anything itself.
+        with interruptible(), printing():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -200,7 +200,7 @@ def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
 @click.option("--rounds", type=click.IntRange(min=1), help="Independent rounds; default: 2.")
 @json_option
 def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
-    """Check that C = A B without computing it again. Exit status 1 where it does not hold."""
+    """Check that C = A B without computing it again. Exit status 1 where it does not, or nothing could be compared."""
     from tilewright.workflows.progress import listening
     from tilewright.workflows.verify import verify as check
 
@@ -270,15 +270,16 @@ def devices(as_json: bool) -> None:
     from tilewright.workflows import devices as workflow
 
     found = workflow.devices()
-    if as_json:
-        reason = workflow.why_no_gpu() or None
-        click.echo(to_json_text({"devices": [device.to_json() for device in found], "why_none": reason}))
-    elif not found:
-        click.echo(workflow.why_no_gpu())
-    else:
-        from rich.console import Console
+    with printing():
+        if as_json:
+            reason = workflow.why_no_gpu() or None
+            click.echo(to_json_text({"devices": [device.to_json() for device in found], "why_none": reason}))
+        elif not found:
+            click.echo(workflow.why_no_gpu())
+        else:
+            from rich.console import Console
 
-        Console().print(workflow.device_table(found))
+            Console().print(workflow.device_table(found))
 
 
 @cli.command()

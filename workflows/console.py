@@ -60,10 +60,10 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         debug = ctx.meta.get(_DEBUG, False)
-        if not debug:
-            silence_libraries()
         try:
             with interruptible():
+                if not debug:
+                    silence_libraries()
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
@@ -80,6 +80,20 @@ def interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         raise Interrupted("nothing was written") from interrupt
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """An error of the system in this block, which only prints, is told as one of standard output.
+
+    A reader that went away (``| head``) is none: click leaves quietly then.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise Failed(f"cannot write the result to standard output: {error.strerror or error}") from error
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], None]:
@@ -111,7 +125,10 @@ def silence_libraries() -> None:
     """
     import logging
 
-    import dask
+    try:
+        import dask
+    except ValueError as error:  # it reads its configuration when it is imported, and names the file
+        raise Failed(" ".join(str(error).split())) from error
 
     # As one mapping, since a name's own dot would begin another level of it.
     levels = dask.config.get("logging", {}) | dict.fromkeys(NOISY_LOGGERS, "critical")
@@ -126,16 +143,12 @@ def silence_libraries() -> None:
 def print_result(result: Any, *, as_json: bool) -> None:
     """Print a result that has ``to_json()`` as text, or as one JSON object."""
     text = to_json_text(result.to_json()) if as_json else str(result)
-    try:
+    with printing():
         try:
             click.echo(text)
         except UnicodeEncodeError as error:
             # Bars and multiplication signs, or a file's name, that this output has no bytes for: nothing is out yet.
             click.echo(text.encode(error.encoding, "replace").decode(error.encoding))
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            raise
-        raise Failed(f"cannot write the result to standard output: {error.strerror or error}") from error
 
 
 def to_json_text(value: dict[str, Any]) -> str:

@@ -553,14 +553,41 @@ def test_an_output_without_bytes_for_a_character_gets_another(here: Path, encodi
     assert b"A  2" in done.stdout
 
 
-def test_a_result_that_cannot_be_written_is_told_of(here: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["histogram", "one.txt", "--quiet"], ["devices"], ["devices", "--json"], ["--help"], ["plan", "--help"]],
+    ids=" ".join,
+)
+def test_a_result_that_cannot_be_written_is_told_of(here: Path, arguments: list[str]) -> None:
     (here / "one.txt").write_bytes(b"aab")
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [tool("tilewright"), "histogram", "one.txt", "--quiet"], stdout=full, stderr=subprocess.PIPE
-        )
+        done = subprocess.run([tool("tilewright"), *arguments], stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr == b"error: cannot write the result to standard output: No space left on device\n"
+
+
+def test_a_configuration_of_dask_that_cannot_be_read_is_told_of(here: Path) -> None:
+    (here / "dask.yaml").write_text("tilewright: [\n")
+    environment = os.environ | {"DASK_CONFIG": str(here)}
+    done = subprocess.run(
+        [tool("tilewright"), "plan", "a", "b"], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert str(here / "dask.yaml") in line
+
+
+def test_python_m_is_the_command(here: Path) -> None:
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tilewright", *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    assert call("--version").stdout == "tilewright, version 0.1.0\n"
+    failed = call("plan", "none.zarr", "none.zarr")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.startswith("error: A: there is no Zarr array at none.zarr")
+    assert "Usage: python -m tilewright plan" in call("plan").stderr
 
 
 def test_ctrl_c_before_the_command_has_begun_is_an_interrupt(
