@@ -237,7 +237,7 @@ def histogram(
     from tilewright.workflows import histogram as workflow
     from tilewright.workflows.progress import listening
 
-    workflow.check_outputs(out, plot, overwrite=overwrite)
+    workflow.check_outputs(corpus, out, plot, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
         result = workflow.histogram(corpus, listener=listener, **shared)
     if out is not None:

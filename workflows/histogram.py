@@ -16,7 +16,7 @@ from tilewright.kernels.histogram import kind_named
 from tilewright.pipeline import store
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import list_corpus
-from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
+from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Listener, Notice, counted, ignore
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
 from tilewright.pipeline.submit import survey
@@ -91,12 +91,18 @@ def histogram(
 
 
 def check_outputs(
-    out: str | os.PathLike[str] | None, plot: str | os.PathLike[str] | None, *, overwrite: bool
+    corpus: Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str] | None,
+    plot: str | os.PathLike[str] | None,
+    *,
+    overwrite: bool,
 ) -> None:
-    """Fail before any work when an output could not be written at its end.
+    """Fail before any work when an output could not be written at its end, or would replace what is counted.
 
     Raises
     ------
+    OutputError
+        One of them is there and is a document of the corpus, or holds one.
     OutputExistsError
         One of them exists and ``overwrite`` is false, or it is none that may be replaced.
     StoreError
@@ -113,10 +119,24 @@ def check_outputs(
             store.check_output_free(path, overwrite=overwrite)
         elif path.is_dir():
             raise OutputExistsError(f"output: {path} is a folder, so it is not replaced; choose another path")
+        _check_apart(path, corpus)
         if not path.absolute().parent.is_dir():
             raise StoreError(f"output: there is no folder {path.parent}; create it, or choose another path")
         if not os.access(path.absolute().parent, os.W_OK):
             raise StoreError(f"output: the folder {path.parent} is read-only; choose another path")
+
+
+def _check_apart(path: Path, corpus: Iterable[str | os.PathLike[str]]) -> None:
+    if not path.exists():
+        return
+    ours = path.resolve()
+    for given in corpus:
+        theirs = Path(given).resolve()
+        if ours == theirs or theirs in ours.parents or ours in theirs.parents:
+            raise OutputError(
+                f"output: {path} is there and belongs to the corpus, {os.fspath(given)}, so it would be counted and"
+                " then replaced; choose another path, or move it away"
+            )
 
 
 def _check_ending(path: Path, endings: tuple[str, ...]) -> None:

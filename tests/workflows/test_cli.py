@@ -578,6 +578,21 @@ def test_a_configuration_of_dask_that_cannot_be_read_is_told_of(here: Path) -> N
     assert str(here / "dask.yaml") in line
 
 
+@pytest.mark.parametrize("out", ["one.csv", "texts/two.csv", "texts/../texts/two.csv", "texts/c.zarr"])
+def test_an_output_that_is_a_document_is_refused(out: str, run: Run, here: Path) -> None:
+    (here / "texts").mkdir()
+    for name in ("one.csv", "texts/two.csv"):
+        (here / name).write_text("abc")
+    store("texts/c.zarr", np.ones(3))
+    before = everything(here)
+    result = run("histogram", "one.csv", "texts", "--out", out, "--overwrite")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: output: {out} is there")
+    assert "belongs to the corpus" in result.stderr
+    assert everything(here) == before
+    assert run("histogram", "one.csv", "--out", "texts/two.csv", "--overwrite").exit_code == 0
+
+
 def test_python_m_is_the_command(here: Path) -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tilewright", *arguments]
