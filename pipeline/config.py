@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any
 
@@ -107,7 +108,16 @@ def get(name: str, override: Any = None) -> Any:
 
 
 def check_all() -> None:
-    """Look at every setting, so that a wrong one is found before any work. Raises OptionError as ``get`` does."""
+    """Look at every setting, so that a wrong one is found before any work. Raises OptionError as ``get`` does, and for
+    names that no setting has: a slip of the pen would otherwise leave the default in place and say nothing."""
+    given = dask.config.get("tilewright", {})
+    known = sorted(name.partition(".")[2] for name in _BY_NAME)
+    for key in given if isinstance(given, dict) else ():
+        name = str(key).replace("_", "-")  # Dask takes either
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean tilewright.{near[0]}?" if near else f"there are {', '.join(known)}"
+            raise OptionError(f"tilewright.{name}: there is no such setting; {hint}")
     for setting in SETTINGS:
         get(setting.name.partition(".")[2])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,26 @@ def test_settings_out_of_range_are_refused_by_name(name: str, value: object) -> 
         pytest.raises(OptionError, match=f"tilewright.{name}"),
     ):
         config.get(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        (
+            "device-memry",
+            "tilewright.device-memry: there is no such setting; did you mean tilewright.device-memory?",
+        ),
+        ("retrys", "did you mean tilewright.retries?"),
+        ("xyzzy", "there is no such setting; there are cluster-file, "),
+    ],
+)
+def test_settings_that_there_are_not_are_refused(name: str, match: str) -> None:
+    with dask.config.set({f"tilewright.{name}": 1}), pytest.raises(OptionError, match=re.escape(match)):
+        config.check_all()
+
+
+@pytest.mark.parametrize("name", ["device-memory", "device_memory"])
+def test_dasks_two_spellings_of_a_setting_are_one(name: str) -> None:
+    with dask.config.set({f"tilewright.{name}": "1GiB"}):
+        config.check_all()
+        assert config.get("device-memory") == 2**30
