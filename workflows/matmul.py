@@ -29,7 +29,7 @@ from tilewright.pipeline.errors import (
 )
 from tilewright.pipeline.events import Listener, Notice, counted, ignore
 from tilewright.pipeline.execute import MatmulRun, run_tiles
-from tilewright.pipeline.ledger import Ledger, Past, fingerprint, read_past
+from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
 from tilewright.pipeline.plan import Limits, MatmulPlan, format_nbytes, no_workspace
 from tilewright.pipeline.plan import plan_matmul as plan_tiles
 from tilewright.pipeline.store import Output, Source
@@ -239,6 +239,13 @@ def _attempt(
     ):
         listener(Notice("an earlier run left tiles that do not fit the memory of this one; it starts anew"))
         past = None
+    elif past is None and resume and failed is None and _holds_record(job.out):
+        listener(
+            Notice(
+                "an earlier run left tiles of other inputs, or of another request; they are replaced, and it starts"
+                " anew"
+            )
+        )
     listener(Notice(_choice(facts, plan)))
     # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
     overwrite = job.overwrite or (failed is not None and store.local_path(job.out) is None)
@@ -517,6 +524,12 @@ def _recorded(out: Source, digest: str) -> int:
 def _find_past(out: Source, digest: str) -> Past | None:
     path = store.local_path(out)
     return read_past(store.partial_path(path), digest) if path is not None else None
+
+
+def _holds_record(out: Source) -> bool:
+    """Whether the growing output has a record of finished tiles, whatever they are of."""
+    path = store.local_path(out)
+    return path is not None and (store.partial_path(path) / FILE_NAME).is_file()
 
 
 def _open_output(

@@ -271,7 +271,11 @@ def test_a_stopped_run_goes_on_with_other_memory(
 
 
 def test_a_changed_input_starts_anew(
-    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
 ) -> None:
     _, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
@@ -281,8 +285,12 @@ def test_a_changed_input_starts_anew(
         )
     changed = np.full((96, 80), 2, "f4")
     zarr.open_array(a_path, mode="r+")[...] = changed
-    run = tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
+    run = tw.matmul(
+        a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=events.append
+    )
     assert run.resumed == 0
+    told = [event.message for event in events if isinstance(event, Notice)]
+    assert any("tiles of other inputs" in text for text in told)
     assert_product(zarr.open_array(out)[...], changed, b)
 
 
