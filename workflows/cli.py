@@ -110,7 +110,9 @@ factor_options = options(
 precision_option = click.option("--precision", type=click.Choice(PRECISIONS), default="full",
                                 show_default=True, help="split keeps float32 accuracy on tensor cores;"
                                 " tf32, bf16 and fp16 trade it for speed.")  # fmt: skip
-dtype_option = click.option("--dtype", help="dtype of C where it shall be wider than numpy.matmul makes it.")
+dtype_option = click.option(
+    "--dtype", help="dtype of C in place of numpy.matmul's; A and B must cast to it within their kind."
+)
 memory_option = click.option("--device-memory", metavar="SIZE",
                              help="What tiles and panels may take on each worker, such as 8GiB.")  # fmt: skip
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")

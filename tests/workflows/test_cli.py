@@ -593,6 +593,20 @@ def test_an_output_that_is_a_document_is_refused(out: str, run: Run, here: Path)
     assert run("histogram", "one.csv", "--out", "texts/two.csv", "--overwrite").exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["e2e", "io", "corpus"])
+def test_a_benchmarks_folder_is_looked_at_first(
+    name: str, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = run("bench", name, "--folder", "none")
+    assert missing.exit_code == 2
+    assert "'none' does not exist" in missing.stderr
+    (here / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    closed = run("bench", name, "--folder", "closed")
+    assert closed.exit_code == 2
+    assert "'closed' is not writable" in closed.stderr
+
+
 def test_python_m_is_the_command(here: Path) -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tilewright", *arguments]

@@ -409,7 +409,7 @@ def describe_floors(details: Sequence[dict[str, Any]]) -> str:
               help="Where to run: a profile, or a scheduler's address.")  # fmt: skip
 @click.option("--cluster-file", metavar="FILE", help="The file of profiles.")
 @click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
-@click.option("--folder", type=click.Path(file_okay=False, exists=True, path_type=Path),
+@click.option("--folder", type=click.Path(file_okay=False, exists=True, writable=True, path_type=Path),
               help="Where the text goes, such as /dev/shm; default: a temporary folder.")  # fmt: skip
 @click.option("--repeats", type=COUNT, default=3, show_default=True, help="Timed runs of ours.")
 @click.option("--no-peer", is_flag=True, help="Leave dask.delayed out.")

@@ -417,7 +417,7 @@ def bus_rate(nbytes: int = 2**28) -> float:
 @click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
 @click.option(
     "--folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, exists=True, writable=True, path_type=Path),
     help="Where matrices go; default: a temporary folder.",
 )
 @click.option("--repeats", type=COUNT, default=3, show_default=True, help="Timed runs of ours.")

@@ -528,7 +528,7 @@ def _library(name: str) -> Any:
 )
 @click.option(
     "--folder",
-    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    type=click.Path(file_okay=False, exists=True, writable=True, path_type=Path),
     help="Where matrices go; default: a temporary folder.",
 )
 @click.option(
