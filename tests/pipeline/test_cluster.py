@@ -60,11 +60,13 @@ def test_the_profiler_is_left_out_where_it_can_hang(
     kind: str, hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_module, "PROFILER_HANGS", hangs)
+    setting = "distributed.worker.profile.enabled"
     options = {"kind": kind, "n_workers": 1, "dashboard_address": ":0"}
-    with open_cluster("one", profile_file(tmp_path, one=options)) as own:
-        (callbacks,) = own.run(lambda dask_worker: list(dask_worker.periodic_callbacks)).values()
+    with dask.config.set({setting: True}):
+        with open_cluster("one", profile_file(tmp_path, one=options)) as own:
+            (callbacks,) = own.run(lambda dask_worker: list(dask_worker.periodic_callbacks)).values()
+        assert dask.config.get(setting), "it is this process's own setting again"
     assert ("profile" in callbacks) is not hangs
-    assert dask.config.get("distributed.worker.profile.enabled"), "it is this process's own setting again"
 
 
 def test_an_address_or_a_scheduler_file_is_connected_to(tmp_path: Path) -> None:
