@@ -616,7 +616,7 @@ def test_python_m_is_the_command(here: Path) -> None:
     failed = call("plan", "none.zarr", "none.zarr")
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr.startswith("error: A: there is no Zarr array at none.zarr")
-    assert "Usage: python -m tilewright plan" in call("plan").stderr
+    assert "Usage: tilewright plan" in call("plan").stderr
 
 
 def test_ctrl_c_before_the_command_has_begun_is_an_interrupt(
