@@ -82,11 +82,12 @@ def open_cluster(
     ------
     ClusterError
         The profile is not known, the scheduler does not answer, a cluster class refused its arguments, or worker
-        processes did not start.
+        processes did not start; a client that is closed, or whose event loop this is called on.
     DeviceUnavailableError
         A ``cuda`` profile on a machine without a usable GPU.
     """
     if isinstance(cluster, Client):
+        _check_usable(cluster)
         yield cluster
         return
     if not isinstance(cluster, str):
@@ -105,6 +106,17 @@ def open_cluster(
         profile = dict(profiles[cluster])
     with ExitStack() as stack:
         yield _start(stack, cluster, profile, loops)
+
+
+def _check_usable(client: Client) -> None:
+    # On its own loop nothing can be waited for: a client gives coroutines there.
+    if client.asynchronous:
+        raise ClusterError(
+            "cluster: the client is asynchronous, and this call waits for results; make it in another thread"
+            " (asyncio.to_thread), or give the scheduler's address in place of the client"
+        )
+    if client.status in ("closing", "closed"):
+        raise ClusterError(f"cluster: the client is {client.status}; connect to a cluster anew")
 
 
 def _start(stack: ExitStack, name: str, profile: dict[str, Any], loops: bool) -> Client:

@@ -13,12 +13,12 @@ import numpy as np
 from distributed import Client
 
 from tilewright.pipeline import tasks
-from tilewright.pipeline.errors import DeviceMemoryError
+from tilewright.pipeline.errors import ClusterError, DeviceMemoryError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, counted
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import MatmulPlan, Tile, format_nbytes
 from tilewright.pipeline.stream import THREADS, Product, TileReport
-from tilewright.pipeline.submit import run_combined, run_placed
+from tilewright.pipeline.submit import run_combined, run_on_all, run_placed
 from tilewright.pipeline.verify import Verification
 
 logger = logging.getLogger(__name__)
@@ -124,9 +124,13 @@ def _tile_results(
     return run_combined(client, tasks.multiply_part, tasks.add_parts, groups, key=key)
 
 
-def _on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> None:
+def on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> None:
     """Have every worker do something, whatever becomes of the others: one that is gone holds nothing any more."""
-    answers = client.run(function, *arguments, on_error="return")
+    try:
+        answers = run_on_all(client, function, *arguments)
+    except ClusterError as error:  # nor does a scheduler; what ends the run, if anything has to, tells of it
+        logger.warning("%s: %s", function.__name__, error)
+        return
     for worker, answer in answers.items():
         if isinstance(answer, BaseException):
             logger.warning("%s on %s: %s: %s", function.__name__, worker, type(answer).__name__, answer)
@@ -224,8 +228,8 @@ def run_tiles(
     finally:
         if client.status == "running":  # else the scheduler is gone, and its error is on its way
             if product.sharing:  # no worker frees what another may still copy from
-                _on_all(client, tasks.stop_run, product.run, not ended)
-            _on_all(client, tasks.end_run, product.run, not ended)
+                on_all(client, tasks.stop_run, product.run, not ended)
+            on_all(client, tasks.end_run, product.run, not ended)
     seconds = time.perf_counter() - start
     listener(WorkDone("matmul", seconds))
     kernel = " and ".join(sorted(kernels)) or "none"

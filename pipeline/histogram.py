@@ -38,7 +38,7 @@ from tilewright.pipeline.events import Listener, counted
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.reduce import Reduction, reduce_pieces, scratch
 from tilewright.pipeline.store import run_all
-from tilewright.pipeline.submit import threads_of
+from tilewright.pipeline.submit import ask_all, threads_of
 
 if TYPE_CHECKING:
     from tilewright.pipeline.lanes import Tally
@@ -242,7 +242,7 @@ def _decompressors(client: Client, corpus: Corpus) -> int:
     if wanted is not None or all(document.codec is None for document in corpus.documents):
         return wanted or 1
     neighbours = max(Counter(get_address_host(address) for address in threads_of(client)).values())
-    return max(client.run(share_of_cores, neighbours).values(), default=1)
+    return max(ask_all(client, share_of_cores, neighbours).values(), default=1)
 
 
 def share_of_cores(neighbours: int) -> int:

@@ -6,12 +6,14 @@ Tiles of a matrix go to the worker whose share they are of, unless that is lost 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -24,6 +26,8 @@ from tilewright.pipeline import config, tasks
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError, TilewrightError
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import Tile
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Answer = TypeVar("Answer")
@@ -44,11 +48,11 @@ def survey(client: Client, device: str, *, loops: bool = True) -> list[tasks.Wor
     Raises
     ------
     ClusterError
-        There are no workers, or they would not all use the same kind of device.
+        There are no workers, they would not all use the same kind of device, one of them cannot be asked, or the
+        scheduler does not answer.
     """
-    answers: dict[str, tasks.WorkerFacts | TilewrightError] = client.run(tasks.worker_facts, device, loops)
     facts: dict[str, tasks.WorkerFacts] = {}
-    for worker, answer in answers.items():
+    for worker, answer in ask_all(client, tasks.worker_facts, device, loops).items():
         if isinstance(answer, TilewrightError):
             raise answer
         facts[worker] = answer
@@ -114,7 +118,7 @@ def run_sent(
     for attempt in range(config.get("retries") + 1):
         places = list(left)
         try:
-            held = client.scatter(list(values), broadcast=True, hash=False)
+            held = _answer_of(client, partial(client.scatter, list(values), broadcast=True, hash=False))
             results = run_bounded(
                 client,
                 function,
@@ -159,7 +163,7 @@ def run_placed(
     def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
         nonlocal threads, looked
         if len(placement) and time.monotonic() - looked > LOOK_SECONDS:
-            there = _answer_of(client.nthreads)
+            there = _answer_of(client, client.nthreads)
             # None at all: they are being restarted, and come back under other names.
             if there and there.keys() != threads.keys():
                 placement.share_among(list(there))
@@ -203,7 +207,8 @@ def _run(
     completed = as_completed(loop=client.loop)
 
     def submit(task: _Task, name: str, **where: Any) -> None:
-        future = client.submit(function, *task.call, key=name, pure=False, retries=retries, **where)
+        options = {"key": name, "pure": False, "retries": retries} | where
+        future = _answer_of(client, partial(client.submit, function, *task.call, **options))
         under_way[future] = task
         counts[task.worker] += 1
         completed.add(future)
@@ -223,11 +228,11 @@ def _run(
         # for that very worker, which comes back under another name, if at all. A look is too early for a task that the
         # scheduler has not received yet, or whose result is on its way, so that it takes two.
         meant = {future for future, task in under_way.items() if task.worker is not None}
-        placed = set(chain(*_answer_of(client.processing).values())) if meant else set()
+        placed = set(chain(*_answer_of(client, client.processing).values())) if meant else set()
         waiting = {future for future in meant if future.key not in placed and not future.done()}
         for future in waiting & unplaced:
             task = replace(forget(future), worker=None)
-            client.cancel([future], force=True)
+            _cancel(client, [future])
             submit(task, f"{key}-{task.place}-again")
         unplaced.clear()
         unplaced.update(waiting)
@@ -262,7 +267,7 @@ def _run(
             yield task.place, result
         _check_all_came(left(), key)
     finally:
-        client.cancel(list(under_way), force=True)
+        _cancel(client, list(under_way))
 
 
 def run_combined(
@@ -283,18 +288,19 @@ def run_combined(
     inner: list[Future] = []
     try:
         for place, (head, calls) in enumerate(groups):
-            parts = [
-                client.submit(function, *call, key=f"{key}-{place}-{part}", pure=False, retries=retries)
-                for part, call in enumerate(calls)
-            ]
-            inner += parts
-            future = client.submit(combine, *head, *parts, key=f"{key}-{place}", pure=False, retries=retries)
-            places[future] = place
+            options = {"pure": False, "retries": retries}
+            parts = []
+            for part, call in enumerate(calls):
+                submit = partial(client.submit, function, *call, key=f"{key}-{place}-{part}", **options)
+                parts.append(_answer_of(client, submit))
+                inner.append(parts[-1])
+            submit = partial(client.submit, combine, *head, *parts, key=f"{key}-{place}", **options)
+            places[_answer_of(client, submit)] = place
         for future in as_completed(list(places), loop=client.loop):
             yield places.pop(future), _result_of(future, retries)
         _check_all_came(len(places), key)
     finally:
-        client.cancel([*places, *inner], force=True)
+        _cancel(client, [*places, *inner])
 
 
 def _check_all_came(missing: int, key: str) -> None:
@@ -350,20 +356,68 @@ def threads_of(client: Client) -> dict[str, int]:
     ClusterError
         There are no workers, or the scheduler does not answer.
     """
-    threads: dict[str, int] = _answer_of(client.nthreads)
+    threads: dict[str, int] = _answer_of(client, client.nthreads)
     if not threads:
         raise ClusterError(NO_WORKERS)
     return threads
 
 
-def _answer_of(ask: Callable[[], Answer]) -> Answer:
-    """What the scheduler answers; ClusterError where it does not."""
+def run_on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """What a function gives on each worker, by its address, or the error that it, or the way to it, ended with.
+
+    Raises ClusterError where the scheduler does not answer.
+    """
+    answers: dict[str, Any] = _answer_of(client, partial(client.run, function, *arguments, on_error="return"))
+    return answers
+
+
+def ask_all(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """What a function gives on each worker, by its address; a worker that is lost meanwhile is left out.
+
+    Raises
+    ------
+    ClusterError
+        The scheduler does not answer, or the function fails on a worker.
+    """
+    answers = {}
+    for worker, answer in run_on_all(client, function, *arguments).items():
+        if isinstance(answer, OSError):
+            logger.warning("worker %s does not answer: %s: %s", worker, type(answer).__name__, answer)
+        elif isinstance(answer, BaseException) and not isinstance(answer, TilewrightError):
+            raise ClusterError(
+                f"worker {worker} cannot be asked for {function.__name__}: {type(answer).__name__}: {answer}; it needs"
+                " the same version of Tilewright, and of what that imports, as this process"
+            ) from answer
+        else:
+            answers[worker] = answer
+    return answers
+
+
+def _answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
+    """What the scheduler answers; ClusterError where it does not, or where the client was closed meanwhile."""
     try:
         return ask()
     except OSError as error:
         raise ClusterError(
             f"the scheduler went away: {error}; bring a cluster up and run it again"
         ) from error
+    except Exception as error:
+        # What a client without a scheduler stumbles over depends on how far it has come with closing.
+        if client.status == "running":
+            raise
+        raise ClusterError(
+            f"the client is {client.status}: its scheduler went away, or somebody closed it; connect to a cluster"
+            " anew and run it again"
+        ) from error
+
+
+def _cancel(client: Client, futures: list[Future]) -> None:
+    """Cancel what is outstanding. With the scheduler, or the client, that is gone as well, and the error which tells
+    so is on its way: nothing is raised in its place."""
+    try:
+        _answer_of(client, partial(client.cancel, futures, force=True))
+    except ClusterError as error:
+        logger.debug("%d tasks need not be cancelled: %s", len(futures), error)
 
 
 def window_of(client: Client) -> int:

@@ -28,7 +28,7 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Listener, Notice, counted, ignore
-from tilewright.pipeline.execute import MatmulRun, run_tiles
+from tilewright.pipeline.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
 from tilewright.pipeline.plan import Limits, MatmulPlan, format_nbytes, no_workspace
 from tilewright.pipeline.plan import plan_matmul as plan_tiles
@@ -142,7 +142,7 @@ def matmul(
                 f"a smaller one would have to give up its {done} finished tiles of {count}; they are kept, and the"
                 " same command goes on with them",
             ) from first.error
-        client.run(tasks.release_memory)
+        on_all(client, tasks.release_memory)
         facts = survey(client, device, loops=loops)  # what is free has changed, or it would have fitted
         try:
             return _attempt(client, job, facts, digest, resume=False, failed=first.plan)

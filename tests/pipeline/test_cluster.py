@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from pathlib import Path
@@ -218,3 +219,29 @@ def test_dasks_two_spellings_of_a_setting_are_one(name: str) -> None:
     with dask.config.set({f"tilewright.{name}": "1GiB"}):
         config.check_all()
         assert config.get("device-memory") == 2**30
+
+
+def test_a_client_that_cannot_be_waited_for_is_named() -> None:
+    async def called_on_its_loop() -> None:
+        async with (
+            LocalCluster(n_workers=0, processes=False, dashboard_address=":0", asynchronous=True) as server,
+            Client(server, asynchronous=True) as client,
+        ):
+            with pytest.raises(ClusterError, match="asynchronous, and this call waits"), open_cluster(client):
+                pass
+
+            def elsewhere() -> bool:
+                with open_cluster(client) as same:
+                    return same is client and client.nthreads() == {}
+
+            assert await asyncio.to_thread(elsewhere)
+
+    asyncio.run(called_on_its_loop())
+
+
+def test_a_closed_client_is_named() -> None:
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as server:
+        client = Client(server)
+        client.close()
+        with pytest.raises(ClusterError, match="the client is closed"), open_cluster(client):
+            pass

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import zarr
 from distributed import Client, LocalCluster
+from distributed.comm import CommClosedError
 
 import tilewright as tw
 from tilewright.pipeline import histogram, submit, tasks
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, TaskError
-from tilewright.pipeline.submit import run_bounded, run_combined, run_sent, threads_of, window_of
+from tilewright.pipeline.submit import run_bounded, run_combined, run_sent, survey, threads_of, window_of
 
 CALLS = [(number,) for number in range(7)]
 
@@ -197,7 +198,7 @@ def test_neighbours_are_counted_whatever_the_client_remembers(
 ) -> None:
     told: list[int] = []
 
-    def run(function: Callable[[int], int], neighbours: int) -> dict[str, int]:
+    def run(function: Callable[[int], int], neighbours: int, *, on_error: str) -> dict[str, int]:
         told.append(neighbours)
         return {"a worker": function(neighbours)}
 
@@ -285,3 +286,69 @@ def make_no_room() -> int:
 
 
 ROOMLESS: set[threading.Thread] = set()
+
+
+@pytest.fixture
+def own_client() -> Iterator[Client]:
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("run", [bounded, combined])
+def test_a_client_that_is_closed_meanwhile_is_named(
+    own_client: Client, run: Callable[[Client], Iterator[tuple[int, int]]]
+) -> None:
+    results = run(own_client)
+    next(results)
+    own_client.close()
+    with pytest.raises(ClusterError, match=r"the scheduler went away|the client is closed"):
+        list(results)
+
+
+def test_a_closed_client_that_is_asked_is_named(own_client: Client) -> None:
+    own_client.close()
+    for ask in (
+        lambda: survey(own_client, "cpu"),
+        lambda: window_of(own_client),
+        lambda: list(bounded(own_client)),
+        lambda: list(run_sent(own_client, added, CALLS, ((1,), 1), key="sent", window=1)),
+    ):
+        with pytest.raises(ClusterError, match="the client is closed"):
+            ask()
+
+
+def test_what_ends_a_run_is_told_though_its_tasks_cannot_be_cancelled(own_client: Client) -> None:
+    results = bounded(own_client)
+    next(results)
+    own_client.close()
+    with pytest.raises(ZeroDivisionError):
+        results.throw(ZeroDivisionError)  # type: ignore[attr-defined]
+
+
+def answer_with(client: Client, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the client's own workers there is one that gives this error."""
+    real = client.run
+
+    def run(function: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+        assert options["on_error"] == "return"
+        return {"tcp://lost:1": error} | real(function, *arguments, **options)
+
+    monkeypatch.setattr(client, "run", run)
+
+
+def test_a_worker_that_is_lost_while_it_is_asked_is_left_out(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = len(survey(client, "cpu"))
+    answer_with(client, CommClosedError("it is gone"), monkeypatch)
+    assert len(survey(client, "cpu")) == workers
+    assert "tcp://lost:1 does not answer: CommClosedError: it is gone" in caplog.text
+
+
+def test_a_worker_that_cannot_be_asked_is_named(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(client, ModuleNotFoundError("No module named 'tilewright'"), monkeypatch)
+    with pytest.raises(ClusterError, match=r"tcp://lost:1 cannot be asked .* No module named 'tilewright'"):
+        survey(client, "cpu")
