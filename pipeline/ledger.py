@@ -114,7 +114,7 @@ def read_past(folder: Path, digest: str) -> Past | None:
     for line in lines:
         try:
             entries.append(json.loads(line))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # no JSON; digits, or brackets, past what Python reads
             break
     try:
         head, *rest = entries

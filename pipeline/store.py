@@ -586,6 +586,24 @@ def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[R
     ]
 
 
+def is_stored(array: zarr.Array[Any], region: tuple[slice, slice]) -> bool:
+    """Whether every chunk of a region that ``region_writes`` stored is still there, and a plain one as long as it was.
+
+    It reads no data. True where only zarr-python can tell: the array is sharded, encoded by rarer codecs, or remote.
+    """
+    layout = _layout(array)
+    if layout is None or layout.shards is not None:
+        return True
+    for piece in _chunks_in(region, layout.chunks):
+        try:
+            nbytes = (layout.root / layout.key(piece.chunk)).stat().st_size
+        except OSError:
+            return False
+        if nbytes != layout.chunk_nbytes if layout.plain else nbytes == 0:
+            return False
+    return True
+
+
 def gather(out: np.ndarray, bands: Bands) -> None:
     """Put bands one behind the other into a matrix that has room for them."""
     row = 0
@@ -922,9 +940,11 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
     try:
         array = zarr.open_array(str(partial), mode="r+")
         remove_drafts(partial)
-    except (OSError, BaseZarrError, ValueError, KeyError):
+    except BaseException as error:  # Ctrl-C too: this process may live on, and no other run could write there
         os.close(lock)
-        return None
+        if isinstance(error, (OSError, BaseZarrError, ValueError, KeyError)):
+            return None
+        raise
     return Output(array, path, overwrite, lock)
 
 

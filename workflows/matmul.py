@@ -249,21 +249,29 @@ def _attempt(
     listener(Notice(_choice(facts, plan)))
     # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
     overwrite = job.overwrite or (failed is not None and store.local_path(job.out) is None)
-    output, finished = _open_output(job.out, job.a, plan, past, job.dtype, overwrite)
-    product = Product(
-        a=job.a,
-        b=job.b,
-        c=output.array,
-        plan=plan,
-        device=facts[0].device,
-        precision=job.precision,
-        read_threads=_threads("read-threads", facts, job.a, job.b),
-        write_threads=_threads("write-threads", facts, job.a, job.b),
-        run=uuid.uuid4().hex[:12],
-        sharing=_sharing(facts),
-    )
+    output, recorded = _open_output(job.out, job.a, plan, past, job.dtype, overwrite)
     ledger = None
     try:
+        finished = _still_stored(output, plan, recorded)
+        if len(finished) < len(recorded):
+            lost = counted(len(recorded) - len(finished), "tile")
+            listener(
+                Notice(
+                    f"{lost} of an earlier run lost stored pieces in {output.partial} and will be computed again"
+                )
+            )
+        product = Product(
+            a=job.a,
+            b=job.b,
+            c=output.array,
+            plan=plan,
+            device=facts[0].device,
+            precision=job.precision,
+            read_threads=_threads("read-threads", facts, job.a, job.b),
+            write_threads=_threads("write-threads", facts, job.a, job.b),
+            run=uuid.uuid4().hex[:12],
+            sharing=_sharing(facts),
+        )
         if output.partial is not None:
             ledger = Ledger(output.partial, digest, plan, finished)
         try:
@@ -298,9 +306,11 @@ def _attempt(
         if ledger is not None and output.final is not None:
             ledger.remove(output.final)  # last: a crash before this loses nothing
     finally:
-        if ledger is not None:
-            ledger.close()
-        output.release()
+        try:
+            if ledger is not None:
+                ledger.close()
+        finally:
+            output.release()
     return MatmulRun(
         plan=plan,
         device=facts[0].name,
@@ -552,6 +562,22 @@ def _open_output(
         overwrite=overwrite,
     )
     return output, frozenset()
+
+
+def _still_stored(output: Output, plan: MatmulPlan, recorded: frozenset[int]) -> frozenset[int]:
+    """The recorded tiles whose chunks are there: a missing one would be read as zeros, a short one never."""
+    tiles = {tile.index: tile for tile in plan.tiles()} if recorded else {}
+    return frozenset(
+        index
+        for index in recorded
+        if store.is_stored(
+            output.array,
+            (
+                slice(tiles[index].row_start, tiles[index].row_stop),
+                slice(tiles[index].column_start, tiles[index].column_stop),
+            ),
+        )
+    )
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:

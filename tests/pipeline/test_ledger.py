@@ -94,3 +94,17 @@ def test_a_damaged_record_is_no_record(damage: bytes, plan: MatmulPlan, tmp_path
     path = tmp_path / FILE_NAME
     path.write_bytes(damage.replace(b"HEAD", path.read_bytes()))
     assert read_past(tmp_path, "abc") is None
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"tile": ' + b"9" * 6000 + b"}", b"[" * 200_000], ids=["digits", "brackets"]
+)
+def test_a_line_past_what_python_reads_is_torn(line: bytes, plan: MatmulPlan, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, "abc", plan)
+    ledger.record(5)
+    ledger.close()
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    past = read_past(tmp_path, "abc")
+    assert past is not None
+    assert past.finished == {5}

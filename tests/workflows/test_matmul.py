@@ -243,6 +243,38 @@ def test_a_stopped_run_goes_on_where_it_stood(
     assert not list(out.rglob(ledger.FILE_NAME)), "the record has no business in the finished product"
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("damage", ["gone", "short"])
+def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
+    damage: str,
+    compressed: bool,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
+) -> None:
+    """Read as it is it would be zeros, which only a verification notices, or keep every later run from its end."""
+    a, b, a_path, b_path = factors
+    compressors = zarr.codecs.ZstdCodec() if compressed else None  # as A is, so is C
+    zarr.create_array(
+        a_path, shape=a.shape, chunks=(16, 16), dtype=a.dtype, compressors=compressors, overwrite=True
+    )[...] = a
+    out = tmp_path / "c.zarr"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    with pytest.raises(Stopped):
+        tw.matmul(a_path, b_path, out, listener=stop_after(3), **options)
+    chunk = next(path for path in sorted((store.partial_path(out) / "c").rglob("*")) if path.is_file())
+    if damage == "gone":
+        chunk.unlink()
+    else:
+        chunk.write_bytes(b"" if compressed else chunk.read_bytes()[:-1])
+    run = tw.matmul(a_path, b_path, out, listener=events.append, **options)
+    assert run.resumed == 2
+    assert any(isinstance(event, Notice) and "1 tile of an earlier run" in event.message for event in events)
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
 @pytest.mark.parametrize(("memory", "resumed"), [(10**6, 3), (2_000, 0)], ids=["more", "less"])
 def test_a_stopped_run_goes_on_with_other_memory(
     memory: int,
