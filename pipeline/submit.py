@@ -335,6 +335,11 @@ def _result_of(future: Future, retries: int, seconds: float | None = None) -> An
     except Exception as error:
         if isinstance(error, TimeoutError) and future.status != "error":
             raise _ResultLateError from error
+        if future.status != "error":  # it is done, and not with that
+            raise ClusterError(
+                f"the result of task {future.key} cannot be fetched: {type(error).__name__}: {error}; what is finished"
+                " is kept; run it again, with a new client if that was interrupted before"
+            ) from error
         if is_out_of_memory(error):
             raise DeviceMemoryError(
                 f"task {future.key} ran out of memory {retries + 1} times, last with {type(error).__name__}: {error};"

@@ -352,3 +352,16 @@ def test_a_worker_that_cannot_be_asked_is_named(client: Client, monkeypatch: pyt
     answer_with(client, ModuleNotFoundError("No module named 'tilewright'"), monkeypatch)
     with pytest.raises(ClusterError, match=r"tcp://lost:1 cannot be asked .* No module named 'tilewright'"):
         survey(client, "cpu")
+
+
+def test_a_result_that_cannot_be_fetched_is_no_failure_of_its_task(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C leaves a client of Dask with a cancelled request, which it awaits for every later result."""
+
+    def cancelled(future: Any, timeout: float | None = None) -> Any:
+        raise UnboundLocalError("cannot access local variable 'result'")
+
+    monkeypatch.setattr(submit.Future, "result", cancelled)
+    with pytest.raises(ClusterError, match=r"cannot be fetched: UnboundLocalError: .* with a new client"):
+        list(bounded(client))
