@@ -49,6 +49,7 @@ from tilewright.pipeline.store import (
     RegionWrite,
     as_stored_matrix,
     gather,
+    name_of,
     region_reads,
     region_uploads,
     region_writes,
@@ -931,6 +932,11 @@ class Engine:
                 self._under_way -= 1
 
     @property
+    def product(self) -> Product:
+        """What this is a worker's part in."""
+        return self._product
+
+    @property
     def idle(self) -> bool:
         """Whether no tile is under way; one that was just made is about to be given its first."""
         return self._begun and self._under_way == 0
@@ -1335,6 +1341,20 @@ def close_idle_engines() -> None:
         _stopped.clear()
     for engine in engines:
         engine.close()
+
+
+def close_engines_writing(place: str, run: str) -> None:
+    """End what any other run than this one still does for the array of that name, unwritten where that can be.
+
+    For who has that array to himself: such a run's client died, and what its tiles are would be written over his.
+    """
+    with _engines_lock:
+        past = [
+            other for other, engine in _engines.items() if other != run and name_of(engine.product.c) == place
+        ]
+    for other in past:
+        close_engine(other, abandon=True)
+        free_engine(other)
 
 
 def close_engine(run: str, *, abandon: bool = False) -> None:

@@ -27,6 +27,7 @@ from tilewright.pipeline.stream import (
     TileReport,
     arrival_of,
     close_engine,
+    close_engines_writing,
     close_idle_engines,
     engine_for,
     free_engine,
@@ -181,6 +182,14 @@ def release_memory() -> None:
     """Free what failed tiles left on this worker: buffers in the frames of their errors, and the kernels' workspace."""
     gc.collect()
     scratch.release()
+
+
+async def end_past_runs(place: str, run: str) -> None:
+    """End what runs of clients that died still do on this worker for the array of that name, which ``run`` is to write.
+
+    Returns when nothing of theirs is being written any more.
+    """
+    await asyncio.to_thread(close_engines_writing, place, run)
 
 
 async def stop_run(run: str, abandon: bool) -> None:

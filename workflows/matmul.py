@@ -273,6 +273,8 @@ def _attempt(
             sharing=_sharing(facts),
         )
         if output.partial is not None:
+            # The lock says that no other client lives which writes there; its workers may not know that yet.
+            on_all(client, tasks.end_past_runs, store.name_of(output.array), product.run)
             ledger = Ledger(output.partial, digest, plan, finished)
         try:
             done = run_tiles(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -324,6 +325,63 @@ def test_a_changed_input_starts_anew(
     told = [event.message for event in events if isinstance(event, Notice)]
     assert any("tiles of other inputs" in text for text in told)
     assert_product(zarr.open_array(out)[...], changed, b)
+
+
+def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its workers go on with a tile that they have begun, and the next run may have other inputs for the same C."""
+    _, b, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    products: list[stream.Product] = []
+
+    def die(client: Client, product: stream.Product, *arguments: Any) -> Any:
+        products.append(product)
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tilewright.workflows.matmul.run_tiles", die)
+        with pytest.raises(Stopped):
+            tw.matmul(a_path, b_path, out, **options)
+    (past,) = products
+    writing, go_on = threading.Event(), threading.Event()
+    save, close = stream.HostUnit.save, stream.Engine.close
+
+    def held_save(unit: stream.HostUnit, *arguments: Any) -> Any:
+        if unit is engine._unit:
+            writing.set()
+            assert go_on.wait(30)
+        return save(unit, *arguments)
+
+    def told_close(ended: stream.Engine, **how: Any) -> None:
+        if ended is engine:
+            go_on.set()
+        close(ended, **how)
+
+    def listener(event: Event) -> None:
+        if isinstance(event, UnitDone) and event.index == first.index:
+            go_on.set()
+            thread.join(30)
+
+    monkeypatch.setattr(stream.HostUnit, "save", held_save)
+    monkeypatch.setattr(stream.Engine, "close", told_close)
+    engine = stream.engine_for(past, "a worker")
+    first = next(past.plan.tiles())
+    thread = threading.Thread(target=engine.multiply, args=(first,))
+    thread.start()
+    assert writing.wait(30)
+    changed = np.full((96, 80), 2, "f4")
+    zarr.open_array(a_path, mode="r+")[...] = changed
+    tw.matmul(a_path, b_path, out, listener=listener, **options)
+    thread.join(30)
+    assert_product(zarr.open_array(out)[...], changed, b)
+    with pytest.raises(CancelledError):
+        stream.engine_for(past, "a worker")
 
 
 def test_no_resume_computes_every_tile(
