@@ -7,9 +7,12 @@ crash loses at most the line of a tile that is stored already, which is then com
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 import zarr
 from zarr.storage import LocalStore
 
+from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.plan import Geometry, MatmulPlan
 
 FILE_NAME = "tilewright-ledger.jsonl"
@@ -82,15 +86,28 @@ class Ledger:
         }
         lines = [json.dumps(head), *(json.dumps({"tile": index}) for index in sorted(finished))]
         draft = self._path.with_suffix(".draft")
-        draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        draft.replace(self._path)
-        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- lives as long as the run; see close
+        with self._writing():
+            draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            draft.replace(self._path)
+            # Unbuffered: of a line that was refused, nothing is left for closing to stumble over.
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 -- lives as long as the run; see close
 
     def record(self, index: int) -> None:
-        """Note that the tile of this index is stored."""
-        self._file.write(json.dumps({"tile": index}) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Note that the tile of this index is stored. Raises StoreError where the disk takes no more."""
+        line = f"{json.dumps({'tile': index})}\n".encode()
+        with self._writing():
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"output: cannot write the record of finished tiles, {self._path}: {error}"
+            ) from error
 
     def close(self) -> None:
         self._file.close()

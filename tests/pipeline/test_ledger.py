@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
+from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, fingerprint, read_past
 from tilewright.pipeline.plan import Limits, MatmulPlan, StoredMatrix, plan_matmul
 
@@ -108,3 +111,17 @@ def test_a_line_past_what_python_reads_is_torn(line: bytes, plan: MatmulPlan, tm
     past = read_past(tmp_path, "abc")
     assert past is not None
     assert past.finished == {5}
+
+
+def test_a_full_disk_is_named(plan: MatmulPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ledger = Ledger(tmp_path, "abc", plan)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match=r"record of finished tiles.*No space left"):
+        ledger.record(3)
+    ledger.close()
+    monkeypatch.setattr(Path, "write_text", lambda *arguments, **options: full(0))
+    with pytest.raises(StoreError, match=r"record of finished tiles.*No space left"):
+        Ledger(tmp_path, "abc", plan)
