@@ -258,7 +258,8 @@ def test_a_host_decompresses_on_all_its_cores(
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
     threads = {f"tcp://10.0.0.1:{place}": 2 for place in range(workers)}
 
-    def run(function: Any, *arguments: Any) -> dict[str, Any]:
+    def run(function: Any, *arguments: Any, on_error: str) -> dict[str, Any]:
+        assert on_error == "return"
         return {worker: function(*arguments) for worker in threads}
 
     client: Any = SimpleNamespace(nthreads=lambda: threads, run=run)
