@@ -10,6 +10,7 @@ the bound when they are square and fill the memory; hence "as large as fits".
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -35,6 +36,9 @@ TILE_OPERATIONS = 2**34
 
 FEW_TO_COMPARE = 64
 """Tiles, up to which it matters how whole cells fill them: several sides of cells are tried."""
+
+CELL_COST = 1.04
+"""Reading so much more is worth larger cells: kernels are slow on small ones."""
 
 FEW_TILES = 4
 """Where memory cuts C into so many tiles, more of them are not worth what would be read for them."""
@@ -591,11 +595,14 @@ def _best_cell(
             counts = {min(counts, key=lambda count: (pieces % count, -count))}
         sides.append({count * unit for count in counts})
 
-    def cost(cell: tuple[int, int]) -> tuple[float, int, int]:
-        grids = [search(cell, workers) for workers in (1, 2, 4)]
-        return sum(math.inf if grid is None else grid.cost for grid in grids), -cell[0] * cell[1], cell[0]
-
-    return min(((rows, columns) for rows in sides[0] for columns in sides[1]), key=cost)
+    costs: dict[tuple[int, int], float] = {}
+    for cell in itertools.product(sorted(sides[0]), sorted(sides[1])):
+        grids = [search((cell[0], cell[1]), workers) for workers in (1, 2, 4)]
+        costs[cell[0], cell[1]] = sum(math.inf if grid is None else grid.cost for grid in grids)
+    enough = CELL_COST * min(costs.values())
+    return max(
+        (cell for cell, cost in costs.items() if cost <= enough), key=lambda cell: (min(cell), max(cell))
+    )
 
 
 class _Grid(NamedTuple):

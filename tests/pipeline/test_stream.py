@@ -21,7 +21,7 @@ from tilewright.pipeline import stream, tasks
 from tilewright.pipeline.execute import covered
 from tilewright.pipeline.plan import Geometry, Limits, MatmulPlan, StoredMatrix, Tile, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix
-from tilewright.pipeline.stream import Engine, HostUnit, PanelCache, Product
+from tilewright.pipeline.stream import CudaUnit, Engine, HostUnit, PanelCache, Product
 
 M, K, N = 150, 100, 90
 
@@ -61,33 +61,64 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["stored", "transposed"])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8"])
+@pytest.mark.parametrize(
+    ("device", "sides", "nbytes"),
+    [
+        ("cpu", (1501, 301, 1403), 400_000),
+        pytest.param("cuda", (9001, 1201, 8403), 12_000_000, marks=pytest.mark.gpu),
+    ],
+    ids=["cpu", "cuda"],
+)
 def test_c_has_the_same_bits_where_its_grid_follows_the_workers(
-    dtype: str, transposed: bool, rng: np.random.Generator
+    device: str,
+    sides: tuple[int, int, int],
+    nbytes: int,
+    dtype: str,
+    transposed: bool,
+    rng: np.random.Generator,
 ) -> None:
-    m, k, n, unit = 1501, 301, 1403, (100, 100)
+    m, k, n = sides
+    unit = (100, 100)
     a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
     stored = [StoredMatrix(*factor.shape, factor.dtype, unit) for factor in (a, b)]
     grids, found = set(), []
     for workers in (1, 2, 3, 4, 8, 16):
-        limits = Limits(workers, 400_000 * a.itemsize, on_host=True)
-        sides: Any = {"transpose_a": transposed, "transpose_b": transposed}
-        plan = plan_matmul(*stored, a.dtype, unit, limits, **sides)
+        limits = Limits(workers, nbytes * a.itemsize, on_host=device == "cpu")
+        plan = plan_matmul(*stored, a.dtype, unit, limits, transpose_a=transposed, transpose_b=transposed)
         grids.add(plan.grid)
-        unit_here = HostUnit(Product(None, None, None, plan, "cpu", "full", 2, 1, "run"))  # type: ignore[arg-type]
-        c = np.zeros((m, n), dtype)
-        for tile in plan.tiles():
-            target = np.empty(tile.rows * tile.columns, dtype)
-            rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
-            for place, (start, stop) in enumerate(plan.panels()):
-                panels = a[rows, start:stop], b[start:stop, columns]
-                flat = [np.ravel(panel.T if transposed else panel) for panel in panels]
-                sizes = (tile.rows, tile.columns, stop - start)
-                unit_here.multiply(flat[0], flat[1], sizes, target, accumulate=place > 0)
-            c[rows, columns] = target.reshape(tile.rows, tile.columns)
-        found.append(c)
+        found.append(multiplied(plan, device, a, b))
     assert len(grids) > 1, "the tiles follow the workers"
     assert all(np.array_equal(c, found[0]) for c in found)
-    np.testing.assert_allclose(found[0], a @ b, rtol=0, atol=1e-11 if dtype == "f8" else 1e-3)
+    np.testing.assert_allclose(found[0], a @ b, rtol=0, atol=1e-10 if dtype == "f8" else 2e-3)
+
+
+def multiplied(plan: MatmulPlan, device: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product as one worker's unit computes it, tile by tile and panel by panel, without a store."""
+    product = Product(None, None, None, plan, device, "full", 2, 1, "run")  # type: ignore[arg-type]
+    unit: HostUnit | CudaUnit = HostUnit(product) if device == "cpu" else CudaUnit(product)
+    c = np.zeros((plan.m, plan.n), plan.c_dtype)
+    for tile in plan.tiles():
+        target: Any = unit.allocate(tile.rows * tile.columns, c.dtype)
+        rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
+        for place, (start, stop) in enumerate(plan.panels()):
+            panels: list[Any] = [
+                np.ravel(panel.T if turned else panel)
+                for panel, turned in (
+                    (a[rows, start:stop], plan.transpose_a),
+                    (b[start:stop, columns], plan.transpose_b),
+                )
+            ]
+            if device == "cuda":
+                from numba import cuda
+
+                panels = [cuda.to_device(panel) for panel in panels]
+            unit.multiply(*panels, (tile.rows, tile.columns, stop - start), target, accumulate=place > 0)
+            if wait := unit.passed():
+                wait()
+        sums = target if device == "cpu" else target.copy_to_host()
+        c[rows, columns] = sums.reshape(tile.rows, tile.columns)
+    unit.close()
+    return c
 
 
 @pytest.mark.parametrize("nbytes", [40_000, 75_000, 110_000, 1_000_000])
