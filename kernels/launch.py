@@ -222,6 +222,30 @@ def as_device_array(value: Any, memory: Memory | None = None) -> Any:
     return _exported_array()(value, memory_of(value) if memory is None else memory)
 
 
+class DeviceRegion:
+    """Rows and columns of a device matrix, for the functions of this package; nothing is copied.
+
+    Numba's own slices list every row that is not contiguous with the next: 10 ms, in which no other thread of Python
+    runs, for 8192 of them.
+    """
+
+    def __init__(self, matrix: Any, rows: slice, columns: slice) -> None:
+        """The slices have a start and a stop, within the matrix, and no step."""
+        memory = memory_of(matrix)
+        self._matrix = matrix  # whose memory it is
+        self.dtype = memory.dtype
+        self.shape = rows.stop - rows.start, columns.stop - columns.start
+        self.strides = memory.strides
+        start = rows.start * memory.strides[0] + columns.start * memory.strides[1]
+        self.__cuda_array_interface__ = {
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": memory.dtype.str,
+            "data": (memory.pointer + start, memory.read_only),
+            "version": 3,
+        }
+
+
 @functools.cache
 def _external_stream(handle: int, device: int) -> Any:
     return cuda.external_stream(handle)

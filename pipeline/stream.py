@@ -26,7 +26,7 @@ import zarr
 
 from tilewright.kernels import host, matmul, peer_memory
 from tilewright.kernels.gemm import kernel_name
-from tilewright.kernels.launch import address
+from tilewright.kernels.launch import DeviceRegion, address
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
 from tilewright.pipeline.events import Span
@@ -449,8 +449,10 @@ def _shaped(flat: Any, shape: tuple[int, int]) -> Any:
 
 
 def _cut(array: Any, region: tuple[slice, slice]) -> Any:
-    """A view of a region; the array itself where that is all of it, since views of device arrays take their time."""
-    return array if _shape_of(region) == array.shape else array[region]
+    """A region of a matrix, without a copy."""
+    if _shape_of(region) == array.shape:
+        return array
+    return array[region] if isinstance(array, np.ndarray) else DeviceRegion(array, *region)
 
 
 def _tile_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> list[Any]:

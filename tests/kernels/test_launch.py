@@ -49,6 +49,19 @@ def test_strides_and_the_read_only_flag_are_kept() -> None:
     assert view.read_only
 
 
+@pytest.mark.parametrize(("strides", "first"), [((32, 4), 2 * 32 + 3 * 4), ((4, 32), 2 * 4 + 3 * 32)])
+def test_a_region_lies_in_its_matrix(strides: tuple[int, int], first: int) -> None:
+    matrix = Exporter(shape=(8, 8), strides=strides, data=(0x1000, True))
+    region = launch.DeviceRegion(matrix, slice(2, 7), slice(3, 5))
+    assert launch.is_device_array(region)
+    memory = launch.memory_of(region)
+    assert memory == (0x1000 + first, (5, 2), strides, np.float32, launch.DEFAULT_STREAM, True)
+    inner = launch.memory_of(launch.DeviceRegion(region, slice(1, 2), slice(1, 2)))
+    assert inner.pointer == memory.pointer + sum(strides)
+    view = launch.as_device_array(region)
+    assert (view.shape, view.strides, launch.address(view)) == ((5, 2), strides, 0x1000 + first)
+
+
 def test_a_masked_array_is_refused() -> None:
     with pytest.raises(OptionError, match="masked"):
         launch.as_device_array(Exporter(mask=Exporter()))

@@ -60,6 +60,30 @@ def matrix(array: Array) -> Matrix:
     return Matrix(memory.pointer, (rows, columns), (memory.strides[0], memory.strides[1]), memory.dtype)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("transpose", ["", "a", "b"])
+def test_regions_are_multiplied_where_they_lie(dtype: str, transpose: str, gpu: FakeGPU) -> None:
+    m, n, k = 1100, 900, 512
+    size = np.dtype(dtype).itemsize
+    arrays = matrices(m, n, k, dtype, transpose)
+    rows, columns, depth = slice(256, 1024), slice(384, 896), slice(0, k)
+    regions = [
+        launch.DeviceRegion(array, *region)
+        for array, region in zip(arrays, ((rows, depth), (depth, columns), (rows, columns)), strict=True)
+    ]
+    matmul(regions[0], regions[1], out=regions[2], accumulate=True)
+    by_regions = gpu.take()
+    steps = [array.__cuda_array_interface__["strides"] for array in arrays]
+    starts = (256 * steps[0][0], 384 * steps[1][1], 256 * steps[2][0] + 384 * size)
+    alone = [
+        Array(base + start, region.shape, dtype, strides)
+        for base, start, region, strides in zip(BASES, starts, regions, steps, strict=True)
+    ]
+    matmul(alone[0], alone[1], out=alone[2], accumulate=True)
+    assert by_regions == gpu.take()
+    assert by_regions
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i4", "f2"])
 @pytest.mark.parametrize(
     "sides", [(64, 64, 64), (1, 300, 1000), (511, 513, 65), (4096, 4128, 512), (40, 64, 8192)]
