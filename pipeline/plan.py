@@ -392,8 +392,9 @@ def plan_matmul(
         raise PlanError(
             f"no tile fits into {format_nbytes(limits.device_nbytes)} of {'host' if limits.on_host else 'device'}"
             f" memory: the smallest, {min(c_unit[0], m)} × {min(c_unit[1], n)} (one stored piece of C) with panels"
-            f" of depth {depth}, needs {format_nbytes(needed)} ({needed} bytes); raise --device-memory, or let C be"
-            " an open zarr.Array of smaller chunks (from Python)"
+            f" of depth {depth}, needs {format_nbytes(needed)} ({needed} bytes); raise --device-memory"
+            f"{' (unset, it follows the memory limit of the workers)' if limits.on_host else ''}, or let C be an open"
+            " zarr.Array of smaller chunks (from Python)"
         )
     tile_rows, tile_columns, _, k_parts, cell_rows, cell_columns = best
     c_buffers = 2 if memory.nbytes(tile_rows, tile_columns, 2) <= limits.device_nbytes else 1

@@ -239,6 +239,9 @@ def histogram(
     from tilewright.workflows import histogram as workflow
     from tilewright.workflows.progress import listening
 
+    given = click.get_current_context().get_parameter_source("bars")
+    if plot is None and given is not click.core.ParameterSource.DEFAULT:
+        raise click.UsageError("--bars says what --plot shows: give --plot FILE too, or leave --bars out")
     workflow.check_outputs(corpus, out, plot, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
         result = workflow.histogram(corpus, listener=listener, **shared)

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import ShapeError
@@ -68,6 +69,7 @@ def dot(
     TilewrightError
         One of its subclasses: an array that is not there or holds no numbers, lengths that differ.
     """
+    config.check_all()
     left, right = open_array(x, ndim=1, role="X"), open_array(y, ndim=1, role="Y")
     if left.shape != right.shape:
         raise ShapeError(

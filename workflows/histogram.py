@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.histogram import kind_named
-from tilewright.pipeline import store
+from tilewright.pipeline import config, store
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
@@ -71,6 +71,7 @@ def histogram(
         decompressed;
         OptionError, PlanError, ClusterError and DeviceUnavailableError as their names say.
     """
+    config.check_all()
     kind_named(by)  # a wrong word is told before a corpus of a million files is listed
     corpus = list_corpus([paths] if isinstance(paths, str | os.PathLike) else paths, raw=raw)
     for note in corpus.notes:

@@ -48,6 +48,7 @@ def verify(
     TilewrightError
         One of its subclasses: an array that is not there, sides that do not match, ``rounds`` below 1.
     """
+    config.check_all()
     left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")
     product = open_array(c, ndim=2, role="C")
     with open_cluster(cluster, cluster_file) as client:

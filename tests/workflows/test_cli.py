@@ -357,6 +357,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         ["bench", "histogram", "--nbytes", "8 potatoes"],
         ["bench", "corpus", "--repeats", "0"],
         ["--nonsense"],
+        ["histogram", "corpus", "--bars", "percent"],
     ],
     ids=" ".join,
 )
@@ -367,6 +368,24 @@ def test_a_usage_error_is_told_from_a_failure(run: Run, arrays: Path, arguments:
     assert result.stdout == ""
     assert "Usage: " in result.stderr
     assert everything(arrays) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["matmul", "a.zarr", "b.zarr", "c.zarr"],
+        ["plan", "a.zarr", "b.zarr"],
+        ["verify", "a.zarr", "b.zarr", "b.zarr"],
+        ["histogram", "text.txt"],
+        ["dot", "x.zarr", "x.zarr"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_misspelt_setting_is_told_by_every_command(run: Run, arrays: Path, arguments: list[str]) -> None:
+    with dask.config.set({"tilewright.retrys": 5}):
+        result = run(*arguments)
+    assert result.exit_code == 1
+    assert "tilewright.retrys: there is no such setting; did you mean tilewright.retries?" in result.stderr
 
 
 def test_the_memory_that_an_error_asks_for_is_enough(run: Run, arrays: Path) -> None:
