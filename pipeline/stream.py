@@ -487,10 +487,22 @@ def _multiply(
         left = _cut(a, (depth, rows) if plan.transpose_a else (rows, depth))
         right = _cut(b, (columns, depth) if plan.transpose_b else (depth, columns))
         cell = _cut(out, (rows, columns))
-        matmul(left, right, out=cell, stream=stream, **options)
+        if 1 in cell.shape and isinstance(cell, np.ndarray):
+            _multiply_thin(left, right, cell, options)
+        else:
+            matmul(left, right, out=cell, stream=stream, **options)
         if cell.shape not in names:
             names[cell.shape] = kernel_name(left, right, cell, **options)
     return frozenset(names.values())
+
+
+def _multiply_thin(a: np.ndarray, b: np.ndarray, out: np.ndarray, options: dict[str, Any]) -> None:
+    """The product of a cell of one row or column. BLAS adds it up in an order that depends on how far apart in memory
+    elements are, which the tile decides that the cell is cut from: with copies it is as if the cell were the tile."""
+    sums = np.ascontiguousarray(out)
+    matmul(np.ascontiguousarray(a), np.ascontiguousarray(b), out=sums, **options)
+    if not np.may_share_memory(sums, out):
+        out[...] = sums
 
 
 class HostUnit:

@@ -92,6 +92,30 @@ def test_c_has_the_same_bits_where_its_grid_follows_the_workers(
     np.testing.assert_allclose(found[0], a @ b, rtol=0, atol=1e-10 if dtype == "f8" else 2e-3)
 
 
+@pytest.mark.parametrize(("m", "n", "unit"), [(3, 200, (1, 3)), (200, 3, (3, 1))], ids=["row", "column"])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_cells_of_one_row_or_column_have_the_same_bits(
+    m: int, n: int, unit: tuple[int, int], transpose_a: bool, transpose_b: bool, rng: np.random.Generator
+) -> None:
+    """BLAS multiplies vectors by other loops, which differ with how far apart elements lie."""
+    k = 331
+    for dtype in ("f4", "f8", "c8", "c16"):
+        a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
+        stored = [StoredMatrix(*factor.shape, factor.dtype, (7, 7)) for factor in (a, b)]
+        tiles, found = set(), []
+        for workers in (1, 2, 3, 5, 8, 16):
+            limits = Limits(workers, 2500 * a.itemsize, on_host=True)
+            plan = plan_matmul(
+                *stored, a.dtype, unit, limits, transpose_a=transpose_a, transpose_b=transpose_b
+            )
+            assert 1 in plan.geometry[4:]
+            tiles.add(plan.geometry[:2])
+            found.append(multiplied(plan, "cpu", a, b))
+        assert len(tiles) > 1, "the tiles follow the workers"
+        assert all(np.array_equal(c, found[0]) for c in found), dtype
+
+
 def multiplied(plan: MatmulPlan, device: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The product as one worker's unit computes it, tile by tile and panel by panel, without a store."""
     product = Product(None, None, None, plan, device, "full", 2, 1, "run")  # type: ignore[arg-type]
