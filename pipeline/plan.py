@@ -381,7 +381,14 @@ def plan_matmul(
         keep = None  # two tasks would write the same stored piece
     tile_dtype = accumulator_dtype(c_dtype)
     depth = keep.panel_depth if keep else _panel_depth(a, b, tile_dtype, c_unit, limits)
-    memory = _Memory(a.dtype.itemsize, b.dtype.itemsize, tile_dtype.itemsize, depth, limits.workspace_nbytes)
+    memory = _Memory(
+        a.dtype.itemsize,
+        b.dtype.itemsize,
+        tile_dtype.itemsize,
+        depth,
+        limits.workspace_nbytes,
+        (keep.cell_rows, keep.cell_columns) if keep else None,
+    )
     if keep and memory.nbytes(keep.tile_rows, keep.tile_columns, 1) > limits.device_nbytes:
         return plan_matmul(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b)
     panel_count = ceil_div(k, depth)
@@ -397,6 +404,7 @@ def plan_matmul(
             " zarr.Array of smaller chunks (from Python)"
         )
     tile_rows, tile_columns, _, k_parts, cell_rows, cell_columns = best
+    memory = replace(memory, cell=(cell_rows, cell_columns))
     c_buffers = 2 if memory.nbytes(tile_rows, tile_columns, 2) <= limits.device_nbytes else 1
     grid_rows, grid_columns = ceil_div(m, tile_rows), ceil_div(n, tile_columns)
     item_a, item_b, item_c = a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize
@@ -482,11 +490,18 @@ class _Memory:
     """Of a tile of C while it is added up: it may be larger than what is stored."""
     depth: int
     workspace_nbytes: Callable[[int, int, int], int]
+    cell: tuple[int, int] | None = None
+    """Sides of the cells that tiles are multiplied in; None: those of the tile."""
 
     def nbytes(self, rows: int, columns: int, c_buffers: int) -> int:
         panels = PANEL_BUFFERS * self.depth * (rows * self.item_a + columns * self.item_b)
         tiles = c_buffers * rows * columns * self.item_c
-        return panels + tiles + self.workspace_nbytes(rows, columns, self.depth)
+        borrowed = self.workspace_nbytes(rows, columns, self.depth)
+        if self.cell is not None:
+            # Of an aligned tile nothing may have to be copied, and still something of its cells.
+            cell_rows, cell_columns = min(self.cell[0], rows), min(self.cell[1], columns)
+            borrowed = max(borrowed, self.workspace_nbytes(cell_rows, cell_columns, self.depth))
+        return panels + tiles + borrowed
 
     def most_columns(self, rows: int, nbytes: int, c_buffers: int) -> int:
         """The widest tile of ``rows`` rows that fits into ``nbytes`` but for the workspace; 0 where none does."""
@@ -564,15 +579,20 @@ def _best_geometry(
     cut_by_memory = ceil_div(m, least.rows) * ceil_div(n, least.columns) >= min(
         FEW_TILES, max(2, ceil_div(tiles, 2))
     )
-    if not cut_by_memory:
-        best = search(c_unit, tiles if few_workers else max(tiles, limits.workers))
-        cell = None
-    else:
+    best = search(c_unit, tiles if few_workers else max(tiles, limits.workers))
+    cell = None
+    if cut_by_memory and best is not None:
         # The grid follows the workers, but not the parts of k, whose sums are rounded one by one.
-        for_any = search(c_unit, tiles) if few_workers else None
-        search = partial(search, k_parts=for_any.k_parts if for_any is not None else None)
-        cell = None if exact else _best_cell(m, n, c_unit, least, search)
-        best = search(cell or c_unit, limits.workers)
+        k_parts = best.k_parts if few_workers else None
+
+        def in_cells(cell: tuple[int, int], wanted: int) -> _Grid | None:
+            held = replace(memory, cell=cell)
+            return _search_grid(m, n, held, limits.device_nbytes, panel_count, cell, wanted, k_parts=k_parts)
+
+        if exact:
+            best = search(c_unit, limits.workers, k_parts=k_parts)
+        elif cell := _best_cell(m, n, c_unit, least, in_cells):
+            best = in_cells(cell, limits.workers)
     if best is None:
         return None
     cell = cell or (best.rows, best.columns)
@@ -582,10 +602,11 @@ def _best_geometry(
 
 def _best_cell(
     m: int, n: int, c_unit: tuple[int, int], largest: _Grid, search: Callable[..., _Grid | None]
-) -> tuple[int, int]:
+) -> tuple[int, int] | None:
     """Sides of cells of which one, two and four workers can make tiles that are nearly as good as any.
 
-    They are whole stored pieces of C, and a third to a sixth of the side that the largest tile has.
+    They are whole stored pieces of C, and a third to a sixth of the side that the largest tile has. None where memory
+    holds no tile of them, for what a kernel borrows to copy cells that are not aligned.
     """
     sides: list[set[int]] = []
     for tile, side, unit in zip((largest.rows, largest.columns), (m, n), c_unit, strict=True):
@@ -600,7 +621,10 @@ def _best_cell(
     for cell in itertools.product(sorted(sides[0]), sorted(sides[1])):
         grids = [search((cell[0], cell[1]), workers) for workers in (1, 2, 4)]
         costs[cell[0], cell[1]] = sum(math.inf if grid is None else grid.cost for grid in grids)
-    enough = CELL_COST * min(costs.values())
+    least = min(costs.values())
+    if least == math.inf:
+        return None
+    enough = CELL_COST * least
     return max(
         (cell for cell, cost in costs.items() if cost <= enough), key=lambda cell: (min(cell), max(cell))
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.pipeline import plan as plan_module
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.plan import (
@@ -190,6 +192,43 @@ def test_the_kernels_workspace_is_part_of_the_memory() -> None:
     tiles = taken.c_buffers * taken.tile_rows * taken.tile_columns * 8
     borrowed = workspace(taken.tile_rows, taken.tile_columns, taken.panel_depth)
     assert taken.device_peak_nbytes == panels + tiles + borrowed
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_what_is_borrowed_to_copy_cells_is_counted(workers: int) -> None:
+    """A tile of 7500 columns of float32 is aligned to 16 bytes, and its second cell of 3750 is not."""
+    side = 30_000
+    stored = StoredMatrix(side, side, F4, (1000, 1000), plain=True)
+    parent = Parent(side, side, side, transpose_a=True, transpose_b=False)
+    workspace = partial(workspace_nbytes, dtype=F4, precision="full", parent=parent)
+    limits = Limits(workers, side * side * 4 // 5, workspace_nbytes=workspace)
+    plan = plan_matmul(stored, stored, F4, (750, 750), limits, transpose_a=True)
+    assert workspace(plan.tile_rows, plan.tile_columns, plan.panel_depth) == 0
+    borrowed = workspace(plan.cell_rows, plan.cell_columns, plan.panel_depth)
+    assert borrowed > 0
+    panels = plan.panel_depth * (plan.tile_rows * plan.a_buffers + plan.tile_columns * plan.b_buffers)
+    tiles = plan.c_buffers * plan.tile_rows * plan.tile_columns
+    assert plan.device_peak_nbytes == (panels + tiles) * 4 + borrowed
+    assert plan.device_peak_nbytes <= limits.device_nbytes
+    kept = plan_matmul(stored, stored, F4, (750, 750), limits, transpose_a=True, keep=plan.geometry)
+    assert kept.device_peak_nbytes == plan.device_peak_nbytes
+    short = replace(limits, device_nbytes=(4 * plan.panel_depth + plan.tile_rows) * plan.tile_columns * 4)
+    anew = plan_matmul(stored, stored, F4, (750, 750), short, transpose_a=True, keep=plan.geometry)
+    assert anew.device_peak_nbytes <= short.device_nbytes
+
+
+def test_where_no_cells_fit_the_grid_is_one_for_any_workers() -> None:
+    stored = matrix(1000, 1000, (10, 10))
+    cell_nbytes = 10**6
+
+    def workspace(rows: int, columns: int, depth: int) -> int:
+        return 0 if rows == columns == 200 else cell_nbytes
+
+    plans = [
+        plan_matmul(stored, stored, F4, (200, 200), Limits(workers, 400_000, workspace_nbytes=workspace))
+        for workers in (1, 2, 3, 16)
+    ]
+    assert {plan.geometry for plan in plans} == {(200, 200, plans[0].panel_depth, 1, 200, 200)}
 
 
 def test_panels_are_whole_chunks_of_both_factors() -> None:
