@@ -10,6 +10,7 @@ is bounded by the buffers, which the plan counted; each stage keeps a clock of t
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -1363,10 +1364,10 @@ def close_engines_writing(place: str, run: str) -> None:
     For who has that array to himself: such a run's client died, and what its tiles are would be written over his.
     """
     with _engines_lock:
-        past = [
-            other for other, engine in _engines.items() if other != run and name_of(engine.product.c) == place
-        ]
-    for other in past:
+        others = {other: engine.product.c for other, engine in _engines.items() if other != run}
+    # The dead client may have named the same folder otherwise: from where it stood, or by a link.
+    ours = os.path.realpath(place)
+    for other in [other for other, c in others.items() if os.path.realpath(name_of(c)) == ours]:
         close_engine(other, abandon=True)
         free_engine(other)
 

@@ -409,6 +409,23 @@ def test_an_engine_that_is_being_made_is_not_idle(
         worker.close()
 
 
+def test_an_array_is_the_same_by_any_name(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stream, "_engines", {})
+    for place in ("c0", f"{tmp_path}/link/c1", f"{tmp_path}/c2"):
+        product = engine(10**6)[0]._product
+        stream.engine_for(product, "here")
+        stream.close_engines_writing(place, product.run)
+        assert product.run in stream._engines, "its own run goes on"
+        stream.close_engines_writing(f"{place}0", "another")
+        assert product.run in stream._engines, "it writes elsewhere"
+        stream.close_engines_writing(place, "another")
+        assert not stream._engines
+
+
 @pytest.mark.parametrize("started", [0, 1, 2, 3])
 def test_an_engine_that_gets_too_few_threads_leaves_none(
     started: int, engine: Any, monkeypatch: pytest.MonkeyPatch
