@@ -110,9 +110,15 @@ def get(name: str, override: Any = None) -> Any:
 def check_all() -> None:
     """Look at every setting, so that a wrong one is found before any work. Raises OptionError as ``get`` does, and for
     names that no setting has: a slip of the pen would otherwise leave the default in place and say nothing."""
-    given = dask.config.get("tilewright", {})
+    given = dask.config.get("tilewright", None)
+    if given is None:  # also where a file has the name and nothing below it
+        given = {}
+    if not isinstance(given, dict):
+        raise OptionError(
+            f"tilewright: {given!r} holds no settings; give them names, as tilewright.device-memory"
+        )
     known = sorted(name.partition(".")[2] for name in _BY_NAME)
-    for key in given if isinstance(given, dict) else ():
+    for key in given:
         name = str(key).replace("_", "-")  # Dask takes either
         if name not in known:
             near = get_close_matches(name, known, n=1)

@@ -214,6 +214,16 @@ def test_settings_that_there_are_not_are_refused(name: str, match: str) -> None:
         config.check_all()
 
 
+def test_settings_are_a_group() -> None:
+    with dask.config.set({"tilewright": None}):
+        config.check_all()
+    with (
+        dask.config.set({"tilewright": "8GiB"}),
+        pytest.raises(OptionError, match="'8GiB' holds no settings"),
+    ):
+        config.check_all()
+
+
 @pytest.mark.parametrize("name", ["device-memory", "device_memory"])
 def test_dasks_two_spellings_of_a_setting_are_one(name: str) -> None:
     with dask.config.set({f"tilewright.{name}": "1GiB"}):
