@@ -118,7 +118,7 @@ class Limits:
     read_threads: int = 12
     write_threads: int = 8
     workspace_nbytes: Callable[[int, int, int], int] = no_workspace
-    """Bytes that the kernel borrows to add a panel of this depth into a tile of these rows and columns."""
+    """Bytes that the kernel borrows to add a panel of this depth into a tile, or cell, of these rows and columns."""
 
 
 class Geometry(NamedTuple):
