@@ -8,6 +8,7 @@ codecs, remote stores), and the writing of shards, goes through zarr-python, whi
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import zarr
@@ -58,7 +59,10 @@ one half of a GPU worker's lane holds it."""
 
 
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
-"""How the name of a chunk ends while it is being written."""
+"""How the name of a chunk, or of metadata, ends while it is being written."""
+
+METADATA_NAMES = ("zarr.json", ".zarray")
+"""The files that make a folder an array, of format 3 and of format 2."""
 
 SCRAP_NBYTES = 2**20
 """Rows that are read whole although only a part of each is wanted pass through this much memory, which stays cached."""
@@ -744,6 +748,12 @@ class Output:
         if displaced is not None:
             shutil.rmtree(displaced)
 
+    def remove(self) -> None:
+        """Remove the growing array, unless it has its final name by now."""
+        if self.lock is not None and self.partial is not None and is_locked_by(self.lock, self.partial):
+            _empty(self.partial)
+            self.partial.rmdir()
+
     def release(self) -> None:
         """Let other runs write here again."""
         if self.lock is not None:
@@ -764,44 +774,83 @@ def is_array_folder(path: Path) -> bool:
         return False
 
 
-def lock_folder(path: Path) -> int:
+def lock_folder(path: Path, *, create: bool = False) -> int:
     """Keep other runs out of a growing output, until the descriptor that is returned is closed.
 
-    Raises
-    ------
-    OutputExistsError
-        Another run writes there.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise OutputExistsError(
-            f"output: another run is writing {path}; wait for it, or choose another path"
-        ) from error
-    return descriptor
-
-
-def remove_partial(partial: Path) -> None:
-    """Remove what an earlier run left, if it is a growing array and no run is writing it.
+    ``create`` makes the folder where there is none: it is locked before anything is in it, so that of several runs that
+    begin at once one alone writes there.
 
     Raises
     ------
     OutputExistsError
-        Another run writes there, or what stands there is no array of ours.
+        Another run writes there, or what stands there is no folder; with ``create``, a link to one is none.
+    OSError
+        There is nothing, or it cannot be opened or made.
     """
-    if not partial.exists():
-        return
-    if not partial.is_dir() or not (is_array_folder(partial) or not any(partial.iterdir())):
-        raise OutputExistsError(
-            f"output: {partial} is needed for the growing array and holds something else; move it away"
-        )
-    descriptor = lock_folder(partial)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if create else 0)
+    while True:
+        if create:
+            with suppress(FileExistsError):  # not by exist_ok: that looks again, when it may be gone
+                path.mkdir(parents=True)
+        try:
+            descriptor = os.open(path, flags)
+        except FileNotFoundError:
+            if create:
+                continue  # the run that had it has just given it its name, or removed it
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise _not_ours(path) from error
+            raise
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_locked_by(descriptor, path):
+                return descriptor
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise OutputExistsError(
+                f"output: another run is writing {path}; wait for it, or choose another path"
+            ) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # between the two another run has renamed or removed what we opened
+
+
+def is_locked_by(descriptor: int, path: Path) -> bool:
+    """Whether the folder that a descriptor has locked is the one that stands at ``path``."""
     try:
-        shutil.rmtree(partial)
-    finally:
-        os.close(descriptor)
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _not_ours(partial: Path) -> OutputExistsError:
+    return OutputExistsError(
+        f"output: {partial} is needed for the growing array and holds something else; move it away"
+    )
+
+
+def _empty(partial: Path) -> None:
+    """Remove what an earlier run left in a folder that is locked, which stays, or the lock would be of no folder.
+
+    The record of finished tiles goes first, and what says that it is an array goes last: whoever is stopped in between
+    leaves nothing that a run goes on from, and a folder that the next one knows to be ours.
+
+    Raises
+    ------
+    OutputExistsError
+        What stands there is no array of ours.
+    """
+    entries = list(partial.iterdir())
+    halves = all(DRAFT_NAME.search(entry.name) for entry in entries)  # of metadata, by a run that was killed
+    if not (halves or is_array_folder(partial)):
+        raise _not_ours(partial)
+    for entry in sorted(entries, key=lambda entry: (entry.name in METADATA_NAMES, entry.is_dir())):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def remove_drafts(folder: Path) -> None:
@@ -889,6 +938,8 @@ def create_output(
 
     Raises
     ------
+    OutputExistsError
+        Another run writes there, or has finished it meanwhile and replacing it was not asked for.
     StoreError
         The place cannot be written.
     OutputError
@@ -898,37 +949,37 @@ def create_output(
         check_given_output(target, shape, dtype)
         return Output(target, None)
     path = local_path(target)
-    compressors: Literal["auto"] | None = "auto" if compressed else None
+    create = partial(
+        zarr.create_array,
+        shape=shape,
+        dtype=dtype,
+        chunks=chunks,
+        compressors="auto" if compressed else None,
+        fill_value=0,
+    )
     try:
-        if path is not None:
-            partial = partial_path(path)
-            remove_partial(partial)
-            array = zarr.create_array(
-                str(partial), shape=shape, dtype=dtype, chunks=chunks, compressors=compressors, fill_value=0
-            )
-        else:
-            array = zarr.create_array(
-                os.fspath(target),
-                shape=shape,
-                dtype=dtype,
-                chunks=chunks,
-                compressors=compressors,
-                fill_value=0,
-                overwrite=overwrite,
-            )
-        lock = lock_folder(partial_path(path)) if path is not None else None
+        if path is None:
+            return Output(create(os.fspath(target), overwrite=overwrite), None)
+        growing = partial_path(path)
+        lock = lock_folder(growing, create=True)
+        try:
+            check_output_free(path, overwrite=overwrite)  # another run may have finished it since we looked
+            _empty(growing)
+            return Output(create(str(growing)), path, overwrite, lock)
+        except BaseException:
+            with suppress(OSError):
+                growing.rmdir()  # only where it is empty
+            os.close(lock)
+            raise
     except StoreError:
         raise
     except (OSError, BaseZarrError, ValueError, ImportError) as error:
-        if path is not None:
-            with suppress(OSError):
-                partial_path(path).rmdir()  # only where it is empty: another run's has its metadata at least
         raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
-    return Output(array, path, overwrite, lock)
 
 
 def resume_output(path: Path, overwrite: bool) -> Output | None:
-    """The growing array of an earlier run that was stopped, cleared of halves of chunks; None: it cannot be read.
+    """The growing array of an earlier run that was stopped, cleared of halves of chunks; None: it cannot be read, or is
+    gone.
 
     Raises
     ------
@@ -936,7 +987,10 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
         That run is not stopped: it still writes there.
     """
     partial = partial_path(path)
-    lock = lock_folder(partial)
+    try:
+        lock = lock_folder(partial)
+    except FileNotFoundError:
+        return None
     try:
         array = zarr.open_array(str(partial), mode="r+")
         remove_drafts(partial)

@@ -235,9 +235,10 @@ def store_counts(counts: np.ndarray, path: Path, attributes: dict[str, Any]) -> 
     except OSError as error:
         raise StoreError(f"output: cannot write {path}: {error.strerror or error}") from error
     finally:
-        output.release()
-        if output.partial is not None:
-            store.remove_partial(output.partial)
+        try:
+            output.remove()
+        finally:
+            output.release()
 
 
 WRITERS: dict[str, Callable[[Histogram, Path], None]] = {

@@ -453,6 +453,157 @@ def test_an_output_has_its_name_only_when_published(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.zarr"]
 
 
+def begin(final: Path, value: float = 0, overwrite: bool = False) -> store.Output:
+    """A run's output of 4 × 4, filled with a value."""
+    output = store.create_output(final, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=overwrite)
+    output.array[...] = value
+    return output
+
+
+def before(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, act: Callable[[], None]) -> None:
+    """Have another run act just before the next call of a function."""
+    real = getattr(module, name)
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(module, name, real)
+        act()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, once)
+
+
+def test_of_two_runs_that_begin_at_once_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is locked before the array is in it; else another run took it for one that was left behind."""
+    final, refused = tmp_path / "c.zarr", []
+
+    def other() -> None:
+        with pytest.raises(
+            OutputExistsError, match=r"another run is writing .*c\.zarr\.partial; wait"
+        ) as caught:
+            begin(final)
+        refused.append(caught.value)
+
+    before(monkeypatch, zarr, "create_array", other)
+    output = begin(final, 7)
+    assert refused
+    output.publish()
+    output.release()
+    np.testing.assert_array_equal(zarr.open_array(final)[...], np.full((4, 4), 7))
+    assert [path.name for path in tmp_path.iterdir()] == ["c.zarr"]
+
+
+@pytest.mark.parametrize("how", ["create", "resume"])
+@pytest.mark.parametrize("became", ["published", "removed", "replaced", "written"])
+def test_a_folder_that_goes_away_before_it_is_locked(
+    became: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock would keep nobody out of the one that came in its place."""
+    final = tmp_path / "c.zarr"
+    left = begin(final, 1)  # holds the lock until the other run would ask for it
+    others = []
+
+    def other() -> None:
+        if became == "published":
+            left.publish()
+        else:
+            left.remove()
+        left.release()
+        if became in ("replaced", "written"):
+            others.append(begin(final, 2))
+        if became == "replaced":
+            others.pop().release()
+
+    def take() -> store.Output | None:
+        if how == "resume":
+            return store.resume_output(final, overwrite=False)
+        return store.create_output(
+            final, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=False
+        )  # fmt: skip
+
+    before(monkeypatch, store.fcntl, "flock", other)
+    if became == "written":
+        with pytest.raises(OutputExistsError, match="another run is writing"):
+            take()
+        np.testing.assert_array_equal(others[0].array[...], np.full((4, 4), 2))
+        others[0].release()
+        return
+    if became == "published" and how == "create":
+        with pytest.raises(OutputExistsError, match=r"c\.zarr exists; choose another path"):
+            take()
+        assert [path.name for path in tmp_path.iterdir()] == ["c.zarr"], "nothing empty is left beside it"
+        return
+    output = take()
+    if how == "resume" and became != "replaced":
+        assert output is None
+        return
+    assert output is not None
+    assert output.lock is not None
+    np.testing.assert_array_equal(output.array[...], np.full((4, 4), 2 if how == "resume" else 0))
+    assert store.is_locked_by(output.lock, store.partial_path(final))
+    with pytest.raises(OutputExistsError, match="another run is writing"):
+        begin(final)
+    output.release()
+
+
+@pytest.mark.parametrize("killed_at", ["chunks", "metadata", "halves"])
+def test_a_run_that_is_killed_at_its_beginning_leaves_what_the_next_replaces(
+    killed_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "c.zarr"
+    begin(final, 1).release()
+    growing = store.partial_path(final)
+    (growing / "record").touch()
+
+    def killed(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    if killed_at == "halves":
+        for name in ("c", "record", "zarr.json"):
+            path = growing / name
+            path.rename(tmp_path / name)
+        (growing / f"zarr.{'0' * 32}.partial").touch()
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                *((store.shutil, "rmtree") if killed_at == "chunks" else (zarr, "create_array")), killed
+            )
+            with pytest.raises(KeyboardInterrupt):
+                begin(final)
+        assert not (growing / "record").exists(), "it speaks of chunks that are not there"
+        assert growing.exists() == (killed_at == "chunks")
+    output = begin(final, 2)
+    assert sorted(path.name for path in growing.iterdir()) == ["c", "zarr.json"]
+    output.release()
+
+
+def test_a_growing_output_that_is_no_array_of_ours_stays(tmp_path: Path) -> None:
+    final = tmp_path / "c.zarr"
+    growing = store.partial_path(final)
+    growing.write_text("a file")
+    with pytest.raises(OutputExistsError, match="holds something else; move it away"):
+        begin(final)
+    growing.unlink()
+    zarr.create_array(tmp_path / "theirs", shape=(2,), chunks=(2,), dtype="f4")
+    growing.symlink_to(tmp_path / "theirs")
+    with pytest.raises(OutputExistsError, match="holds something else; move it away"):
+        begin(final)
+    assert (tmp_path / "theirs" / "zarr.json").exists()
+    growing.unlink()
+    growing.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OutputExistsError, match="holds something else; move it away"):
+        begin(final)
+    growing.unlink()
+    zarr.create_group(growing)
+    with pytest.raises(OutputExistsError, match="holds something else; move it away"):
+        begin(final)
+    assert (growing / "zarr.json").exists()
+    begun = begin(tmp_path / "new" / "folders" / "c.zarr", 3)
+    begun.remove()
+    begun.remove()
+    begun.release()
+    assert not list((tmp_path / "new" / "folders").iterdir())
+
+
 def test_a_given_output_is_checked(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path / "c.zarr", shape=(4, 4), chunks=(2, 2), dtype="f4")
     store.check_given_output(array, (4, 4), np.dtype("f4"))

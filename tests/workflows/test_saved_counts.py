@@ -1,0 +1,44 @@
+"""Counts stored as Zarr: whole or not at all, also beside another run that writes the same array."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from tilewright.pipeline import store
+from tilewright.pipeline.errors import StoreError
+from tilewright.workflows.histogram import store_counts
+
+COUNTS = np.arange(256).reshape(2, 128)
+
+
+def test_what_another_run_begins_behind_it_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f.zarr"
+    release, others = store.Output.release, []
+
+    def then_another(output: store.Output) -> None:
+        monkeypatch.setattr(store.Output, "release", release)
+        release(output)
+        others.append(
+            store.create_output(path, (4,), np.dtype("i8"), (4,), compressed=True, overwrite=True)
+        )  # fmt: skip
+
+    monkeypatch.setattr(store.Output, "release", then_another)
+    store_counts(COUNTS, path, {"by": "ascii"})
+    np.testing.assert_array_equal(zarr.open_array(path)[...], COUNTS)
+    others[0].publish()
+    others[0].release()
+    assert zarr.open_array(path).shape == (4,)
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(output: store.Output) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.Output, "publish", full)
+    with pytest.raises(StoreError, match=r"cannot write .*f\.zarr: No space left"):
+        store_counts(COUNTS, tmp_path / "f.zarr", {})
+    assert not list(tmp_path.iterdir())
