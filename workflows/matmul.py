@@ -234,9 +234,7 @@ def _attempt(
                 f" {_peak(plan)}{lost}"
             )
         )
-    if past is not None and (
-        plan.geometry != past.geometry or max(past.finished, default=0) >= plan.tile_count
-    ):
+    if past is not None and not _goes_on(plan, past):
         listener(Notice("an earlier run left tiles that do not fit the memory of this one; it starts anew"))
         past = None
     elif past is None and resume and failed is None and _holds_record(job.out):
@@ -249,7 +247,7 @@ def _attempt(
     listener(Notice(_choice(facts, plan)))
     # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
     overwrite = job.overwrite or (failed is not None and store.local_path(job.out) is None)
-    output, recorded = _open_output(job.out, job.a, plan, past, job.dtype, overwrite)
+    output, recorded = _open_output(job.out, job.a, plan, digest, past, job.dtype, overwrite)
     ledger = None
     try:
         finished = _still_stored(output, plan, recorded)
@@ -544,15 +542,29 @@ def _holds_record(out: Source) -> bool:
     return path is not None and (store.partial_path(path) / FILE_NAME).is_file()
 
 
+def _goes_on(plan: MatmulPlan, past: Past) -> bool:
+    """Whether the tiles that an earlier run finished are tiles of the plan."""
+    return plan.geometry == past.geometry and max(past.finished, default=0) < plan.tile_count
+
+
 def _open_output(
-    out: Source, left: zarr.Array[Any], plan: MatmulPlan, past: Past | None, dtype: np.dtype, overwrite: bool
+    out: Source,
+    left: zarr.Array[Any],
+    plan: MatmulPlan,
+    digest: str,
+    past: Past | None,
+    dtype: np.dtype,
+    overwrite: bool,
 ) -> tuple[Output, frozenset[int]]:
     """The output to write to, and the tiles that it holds already."""
     path = store.local_path(out)
     if past is not None and path is not None:
         output = store.resume_output(path, overwrite)
         if output is not None:
-            if store.write_unit(output.array) == plan.c_unit and output.array.shape == (plan.m, plan.n):
+            # Until it was locked, another run may have gone on from there, or begun something else in its place.
+            past = _find_past(out, digest)
+            fits = store.write_unit(output.array) == plan.c_unit and output.array.shape == (plan.m, plan.n)
+            if fits and past is not None and _goes_on(plan, past):
                 return output, past.finished
             output.release()
     output = store.create_output(

@@ -276,6 +276,45 @@ def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.parametrize("other", ["went on", "began anew", "finished"])
+def test_what_counts_is_the_record_once_the_output_is_locked(
+    other: str,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between reading the record and locking the output another run may have come and gone."""
+    a, b, a_path, b_path = factors
+    out, twice = tmp_path / "c.zarr", put(tmp_path / "twice.zarr", 2 * b)
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    with pytest.raises(Stopped):
+        tw.matmul(a_path, b_path, out, listener=stop_after(3), **options)
+    real = store.resume_output
+
+    def late(path: Path, overwrite: bool) -> store.Output | None:
+        monkeypatch.setattr(store, "resume_output", real)
+        with pytest.raises(Stopped):
+            tw.matmul(a_path, b_path if other == "went on" else twice, out, listener=stop_after(5), **options)
+        return real(path, overwrite)
+
+    def last(path: Path, overwrite: bool) -> store.Output | None:
+        monkeypatch.setattr(store, "resume_output", real)
+        tw.matmul(a_path, b_path, out, **options)
+        return real(path, overwrite)
+
+    monkeypatch.setattr(store, "resume_output", last if other == "finished" else late)
+    if other == "finished":
+        with pytest.raises(OutputExistsError, match=r"c\.zarr exists; choose another path"):
+            tw.matmul(a_path, b_path, out, **options)
+    else:
+        run = tw.matmul(a_path, b_path, out, **options)
+        assert run.resumed == (8 if other == "went on" else 0)
+    assert_product(zarr.open_array(out)[...], a, b)
+    assert not store.partial_path(out).exists()
+
+
 @pytest.mark.parametrize(("memory", "resumed"), [(10**6, 3), (2_000, 0)], ids=["more", "less"])
 def test_a_stopped_run_goes_on_with_other_memory(
     memory: int,
