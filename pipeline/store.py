@@ -819,8 +819,13 @@ def lock_folder(path: Path, *, create: bool = False) -> int:
 
 def is_locked_by(descriptor: int, path: Path) -> bool:
     """Whether the folder that a descriptor has locked is the one that stands at ``path``."""
+    return _stands_at(path, os.fstat(descriptor))
+
+
+def _stands_at(path: Path, found: os.stat_result) -> bool:
+    """Whether the folder that was found is still the one at ``path``."""
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(found, path.stat())
     except FileNotFoundError:
         return False
 
@@ -892,18 +897,21 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
         return
     path = local_path(target)
     if path is not None:
+        found = None
         try:
-            path.lstat()
-            taken = True
+            found = path.lstat()
         except FileNotFoundError:
-            taken = False
+            pass
         except (OSError, ValueError) as error:
             raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
+        taken = found is not None
         if taken and path.is_symlink():
             raise OutputExistsError(
                 f"output: {path} is a link to {path.readlink()}; name what it leads to, or choose another path"
             )
-        if taken and overwrite and not is_array_folder(path):
+        if found is not None and overwrite and not is_array_folder(path):
+            if not _stands_at(path, found):  # another run is just replacing it
+                return check_output_free(target, overwrite=overwrite)
             raise OutputExistsError(
                 f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
             )

@@ -545,6 +545,34 @@ def test_a_folder_that_goes_away_before_it_is_locked(
     output.release()
 
 
+@pytest.mark.parametrize("done", [False, True])
+def test_a_product_that_is_being_replaced_is_still_one(
+    done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between setting the old one aside and renaming the new one nothing stands there."""
+    final = tmp_path / "c.zarr"
+    for value in (1, 2):
+        output = begin(final, value, overwrite=True)
+        if value == 1:
+            output.publish()
+            output.release()
+    real = store.is_array_folder
+
+    def in_between(path: Path) -> bool:
+        monkeypatch.setattr(store, "is_array_folder", real)
+        path.rename(tmp_path / "aside")
+        try:
+            return real(path)
+        finally:
+            if done:
+                output.publish()
+
+    monkeypatch.setattr(store, "is_array_folder", in_between)
+    store.check_output_free(final, overwrite=True)
+    assert final.exists() == done
+    output.release()
+
+
 @pytest.mark.parametrize("killed_at", ["chunks", "metadata", "halves"])
 def test_a_run_that_is_killed_at_its_beginning_leaves_what_the_next_replaces(
     killed_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
