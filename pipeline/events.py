@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,20 @@ Listener = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """The listener of those who do not listen."""
+
+
+def on_waiting(listener: Listener, name: str, ctrl_c: str) -> Callable[[str], None]:
+    """What tells that work of this name waits, on what, and what Ctrl-C would do to it: by a notice, and by a line of
+    the log to those who do not listen, who would think that it hangs."""
+
+    def tell(wait: str) -> None:
+        message = f"{name}: {wait}; Ctrl-C {ctrl_c}"
+        if listener is ignore:
+            logger.warning("%s", message)
+        else:
+            listener(Notice(message))
+
+    return tell
 
 
 def counted(count: int, noun: str) -> str:

@@ -14,11 +14,11 @@ from distributed import Client
 
 from tilewright.pipeline import tasks
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, counted
+from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, counted, on_waiting
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import MatmulPlan, Tile, format_nbytes
 from tilewright.pipeline.stream import THREADS, Product, TileReport
-from tilewright.pipeline.submit import run_combined, run_on_all, run_placed
+from tilewright.pipeline.submit import Tell, run_combined, run_on_all, run_placed
 from tilewright.pipeline.verify import Verification
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class MatmulRun:
 
 
 def _tile_results(
-    client: Client, product: Product, tiles: list[Tile]
+    client: Client, product: Product, tiles: list[Tile], waiting: Tell
 ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
     """A number and a report of every tile as it is stored, each by one task, or by one for each part of k."""
     key = f"tile-{product.run}"
@@ -119,9 +119,9 @@ def _tile_results(
             return product, tile, placement.sharers(tile, worker, product.sharing)
 
         least = tasks.TILES_UNDER_WAY if product.device == "cuda" else 1
-        return run_placed(client, tasks.multiply_tile, placement, call, key=key, least=least)
+        return run_placed(client, tasks.multiply_tile, placement, call, key=key, least=least, waiting=waiting)
     groups = [((product, tile), [(product, tile, part) for part in parts]) for tile in tiles]
-    return run_combined(client, tasks.multiply_part, tasks.add_parts, groups, key=key)
+    return run_combined(client, tasks.multiply_part, tasks.add_parts, groups, key=key, waiting=waiting)
 
 
 def on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> None:
@@ -197,7 +197,8 @@ def run_tiles(
     start = time.perf_counter()
     ended = False
     try:
-        results = _tile_results(client, product, list(todo.values()))
+        waiting = on_waiting(listener, "matmul", "keeps what is finished")
+        results = _tile_results(client, product, list(todo.values()), waiting)
         with closing(results):  # so that what is outstanding is cancelled before the workers are told to end
             for _, report in results:
                 if isinstance(report, DeviceMemoryError):

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from distributed import Client, get_worker
 
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_waiting
 from tilewright.pipeline.submit import run_bounded, window_of
 
 Part = TypeVar("Part")
@@ -67,7 +67,12 @@ def reduce_pieces(
     listener(WorkPlanned(reduction.name, len(calls), 0, "pieces", sum(nbytes), 0))
     key = f"{reduction.name}-{time.time_ns():x}"
     outcomes = run_bounded(
-        client, _run_chunk, ((reduction.chunk, call) for call in calls), key=key, window=window_of(client)
+        client,
+        _run_chunk,
+        ((reduction.chunk, call) for call in calls),
+        key=key,
+        window=window_of(client),
+        waiting=on_waiting(listener, reduction.name, "ends it"),
     )
     total = reduction.identity()
     with closing(outcomes):  # cancels what is outstanding now, not when an error's traceback is forgotten

@@ -32,12 +32,18 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Answer = TypeVar("Answer")
 
+Tell = Callable[[str], None]
+"""Is told, once each time, that a run waits since all workers are gone: how long already, and where one may join."""
+
 Feed = Callable[[Counter[str | None]], Iterator[tuple[int, tuple[Any, ...], str | None]]]
 """Calls to submit now, given how many are under way for each worker, which counts along: place, arguments, and the
 worker they are for, if any."""
 
 LOOK_SECONDS = 2.0
 """How often, at most, a run looks whether workers have come or gone, and whether all its tasks have one."""
+
+WAIT_SECONDS = 10.0
+"""How long a run waits for a worker before it says so: those that are restarted are back sooner."""
 
 NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
 
@@ -74,10 +80,12 @@ def run_bounded(
     *,
     key: str,
     window: int,
+    waiting: Tell = logger.warning,
 ) -> Generator[tuple[int, Result], None, None]:
     """Submit ``function(*call)`` for every call, at most ``window`` at a time; yield results as they finish.
 
     It ends only when every call has given its result, once: callers may take what they were given for all there is.
+    Where all workers are lost it waits for others, and tells ``waiting`` of that once they are gone `WAIT_SECONDS`.
     Leaving early, by an error or by closing the generator, cancels what is outstanding. Callers close it, since
     an exception in the body of their loop does not.
 
@@ -98,7 +106,7 @@ def run_bounded(
         while under_way[None] < window and (found := next(numbered, None)) is not None:
             yield *found, None
 
-    yield from _run(client, function, feed, lambda: sum(1 for _ in numbered), key=key)
+    yield from _run(client, function, feed, lambda: sum(1 for _ in numbered), key=key, waiting=waiting)
 
 
 def run_sent(
@@ -109,6 +117,7 @@ def run_sent(
     *,
     key: str,
     window: int,
+    waiting: Tell = logger.warning,
 ) -> Generator[tuple[int, Result], None, None]:
     """As ``run_bounded`` of ``function(*call, *values)``, with values that are too large to go along with each call.
 
@@ -125,6 +134,7 @@ def run_sent(
                 ((*left[place], *held) for place in places),
                 key=f"{key}-{attempt}",
                 window=window,
+                waiting=waiting,
             )
             with closing(results):
                 for number, result in results:
@@ -146,6 +156,7 @@ def run_placed(
     *,
     key: str,
     least: int = 1,
+    waiting: Tell = logger.warning,
 ) -> Generator[tuple[int, Result], None, None]:
     """Submit ``function(*call(tile, worker))`` for every tile of ``placement`` and the worker that it is meant for;
     yield the tile's index and the result as it finishes.
@@ -178,7 +189,7 @@ def run_placed(
                     else:
                         taking.remove(worker)
 
-    yield from _run(client, function, feed, lambda: len(placement), key=key)
+    yield from _run(client, function, feed, lambda: len(placement), key=key, waiting=waiting)
 
 
 @dataclass(frozen=True)
@@ -194,7 +205,13 @@ class _Task:
 
 
 def _run(
-    client: Client, function: Callable[..., Result], feed: Feed, left: Callable[[], int], *, key: str
+    client: Client,
+    function: Callable[..., Result],
+    feed: Feed,
+    left: Callable[[], int],
+    *,
+    key: str,
+    waiting: Tell,
 ) -> Generator[tuple[int, Result], None, None]:
     """Submit what ``feed`` gives, at the start, whenever a result has come, and when none has for `LOOK_SECONDS`; after
     as long, what waits for a worker that is gone, again. Yield results as they finish. ``left`` says how many calls
@@ -203,6 +220,7 @@ def _run(
     under_way: dict[Future, _Task] = {}
     counts: Counter[str | None] = Counter()
     unplaced: set[Future] = set()
+    lookout = _Lookout(client, waiting)
     # On this client's loop: without being told, it takes the one of whichever client was opened last.
     completed = as_completed(loop=client.loop)
 
@@ -241,10 +259,10 @@ def _run(
         submit_next()
         looked = time.monotonic()
         while under_way:
-            with completed.thread_condition:
-                ready = completed.thread_condition.wait_for(completed.has_ready, LOOK_SECONDS)
+            ready = _is_ready(completed)
             if not ready or time.monotonic() - looked > LOOK_SECONDS:
                 submit_again()
+                lookout.look()
                 looked = time.monotonic()
             if not ready:
                 submit_next()
@@ -270,6 +288,36 @@ def _run(
         _cancel(client, list(under_way))
 
 
+class _Lookout:
+    """Tells when a run waits since its cluster has no worker left: once, and again when some had come and gone."""
+
+    def __init__(self, client: Client, waiting: Tell) -> None:
+        self._client = client
+        self._waiting = waiting
+        self._alone_since: float | None = None
+        self._told = False
+
+    def look(self) -> None:
+        if _answer_of(self._client, self._client.nthreads):
+            self._alone_since, self._told = None, False
+            return
+        now = time.monotonic()
+        if self._alone_since is None:
+            self._alone_since = now
+        if now - self._alone_since >= WAIT_SECONDS and not self._told:
+            self._told = True
+            self._waiting(
+                f"no worker has been at {self._client.scheduler.address} for {now - self._alone_since:.0f} s; it goes"
+                " on when one joins"
+            )
+
+
+def _is_ready(completed: as_completed) -> bool:
+    """Whether a result comes within `LOOK_SECONDS`."""
+    with completed.thread_condition:
+        return bool(completed.thread_condition.wait_for(completed.has_ready, LOOK_SECONDS))
+
+
 def run_combined(
     client: Client,
     function: Callable[..., Any],
@@ -277,6 +325,7 @@ def run_combined(
     groups: Sequence[tuple[tuple[Any, ...], Sequence[tuple[Any, ...]]]],
     *,
     key: str,
+    waiting: Tell = logger.warning,
 ) -> Generator[tuple[int, Result], None, None]:
     """For each group ``(head, calls)``: ``combine(*head, *[function(*call) for call in calls])``, on the workers.
 
@@ -296,7 +345,14 @@ def run_combined(
                 inner.append(parts[-1])
             submit = partial(client.submit, combine, *head, *parts, key=f"{key}-{place}", **options)
             places[_answer_of(client, submit)] = place
-        for future in as_completed(list(places), loop=client.loop):
+        completed = as_completed(list(places), loop=client.loop)
+        lookout = _Lookout(client, waiting)
+        arriving = iter(completed)
+        while True:
+            while not completed.is_empty() and not _is_ready(completed):
+                lookout.look()
+            if (future := next(arriving, None)) is None:
+                break
             yield places.pop(future), _result_of(future, retries)
         _check_all_came(len(places), key)
     finally:

@@ -29,7 +29,15 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.thin import WIDE_DTYPES, add_thin_product, widen
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import OptionError, ShapeError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, counted, ignore
+from tilewright.pipeline.events import (
+    Listener,
+    UnitDone,
+    WorkDone,
+    WorkPlanned,
+    counted,
+    ignore,
+    on_waiting,
+)
 from tilewright.pipeline.store import RegionRead, as_stored_matrix, name_of, region_reads
 from tilewright.pipeline.submit import Result, run_bounded, run_sent, window_of
 
@@ -211,6 +219,7 @@ def verify_product(
     nbytes = sum(side.array.nbytes for side in (left, right, result))
     listener(WorkPlanned("verify", total, 0, "panels", nbytes, 0))
     window = window_of(client)
+    waiting = on_waiting(listener, "verify", "ends the check and keeps the product")
 
     def on_workers(
         function: Callable[..., Result],
@@ -219,7 +228,7 @@ def verify_product(
         nbytes: int,
         name: str,
     ) -> Generator[tuple[int, Result], None, None]:
-        options: dict[str, Any] = {"key": f"{run}-{name}", "window": window}
+        options: dict[str, Any] = {"key": f"{run}-{name}", "window": window, "waiting": waiting}
         if nbytes > SENT_NBYTES:  # long vectors go to each worker once, not along with each task
             return run_sent(client, function, calls, values, **options)
         return run_bounded(client, function, ((*call, *values) for call in calls), **options)

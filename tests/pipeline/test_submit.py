@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +20,10 @@ from distributed import Client, LocalCluster
 from distributed.comm import CommClosedError
 
 import tilewright as tw
-from tilewright.pipeline import histogram, submit, tasks
+from tilewright.pipeline import histogram, store, submit, tasks
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, TaskError
+from tilewright.pipeline.events import Event, Notice, UnitDone, ignore, on_waiting
 from tilewright.pipeline.submit import run_bounded, run_combined, run_sent, survey, threads_of, window_of
 
 CALLS = [(number,) for number in range(7)]
@@ -221,6 +224,117 @@ def test_a_cluster_without_workers_is_named() -> None:
         pytest.raises(ClusterError, match="no workers; start some"),
     ):
         window_of(own)
+
+
+class Sparse:
+    """A client of a cluster that has workers at some times only, and a clock."""
+
+    def __init__(self, there: Callable[[float], bool]) -> None:
+        self.there = there
+        self.now = 1000.0
+        self.scheduler = SimpleNamespace(address="tcp://host:8786")
+
+    def nthreads(self) -> dict[str, int]:
+        return {"tcp://worker:1": 2} if self.there(self.now - 1000) else {}
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        (lambda second: True, []),
+        (lambda second: second % 8 == 0, []),  # restarted again and again
+        (lambda second: second < 20, [30]),
+        (lambda second: second < 20 or 50 <= second < 52 or second >= 90, [30, 62]),
+    ],
+    ids=["there", "restarted", "gone", "gone twice"],
+)
+def test_a_run_without_workers_says_so_once_each_time(
+    there: Callable[[float], bool], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, told = Sparse(there), []
+    monkeypatch.setattr(submit.time, "monotonic", lambda: client.now)
+    lookout = submit._Lookout(client, lambda text: told.append((client.now - 1000, text)))  # type: ignore[arg-type]
+    for second in range(0, 120, 2):
+        client.now = 1000.0 + second
+        lookout.look()
+    text = "no worker has been at tcp://host:8786 for 10 s; it goes on when one joins"
+    assert told == [(second, text) for second in expected]
+
+
+@pytest.mark.parametrize("kind", ["bounded", "combined"])
+def test_a_run_that_waits_for_a_worker_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.05)
+    told: list[str] = []
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+
+        def waiting(text: str) -> None:
+            told.append(text)
+            cluster.scale(1)  # without having been told, it waits for good
+
+        results = (
+            run_bounded(own, double, CALLS, key="alone", window=2, waiting=waiting)
+            if kind == "bounded"
+            else run_combined(
+                own, double, total, [((0,), [call]) for call in CALLS], key="alone", waiting=waiting
+            )
+        )
+        assert sorted(results) == [(place, 2 * place) for place in range(7)]
+        (text,) = told
+        assert re.fullmatch(rf"no worker has been at {own.scheduler.address} for \d+ s; it goes on .*", text)
+
+
+def leave(cluster: LocalCluster, client: Client) -> None:
+    cluster.scale(0)
+    until = time.monotonic() + 30
+    while client.nthreads():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_product_whose_workers_are_lost_gives_notice_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(store, "LEAST_CHUNK_NBYTES", 1)
+    monkeypatch.setattr(store, "MOST_CHUNK_NBYTES", 1024)
+    ones = zarr.create_array(tmp_path / "a", shape=(64, 64), chunks=(16, 16), dtype="f4")
+    ones[...] = 1
+    told: list[str] = []
+    lost: list[int] = []
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+
+        def listener(event: Event) -> None:
+            if isinstance(event, UnitDone) and event.name == "matmul" and len(lost) == len(told) < 2:
+                lost.append(event.index)
+                leave(cluster, own)
+            elif isinstance(event, Notice) and event.message.startswith("matmul: no worker"):
+                told.append(event.message)
+                cluster.scale(1)
+
+        run = tw.matmul(
+            ones, ones, tmp_path / "c", cluster=own, device="cpu", device_memory=6000, listener=listener
+        )
+    assert run.plan.tile_count > 6
+    assert len(lost) == len(told) == 2
+    assert all(text.endswith(" s; it goes on when one joins; Ctrl-C keeps what is finished") for text in told)
+    assert (zarr.open_array(tmp_path / "c")[...] == 64).all()
+
+
+def test_who_does_not_listen_finds_in_the_log_that_a_run_waits(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Event] = []
+    on_waiting(heard.append, "dot", "ends it")("no worker, 10% of the time")
+    assert heard == [Notice("dot: no worker, 10% of the time; Ctrl-C ends it")]
+    assert not caplog.messages
+    on_waiting(ignore, "dot", "ends it")("no worker, 10% of the time")
+    assert caplog.messages == ["dot: no worker, 10% of the time; Ctrl-C ends it"]
 
 
 def test_a_scheduler_that_went_away_is_named(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
