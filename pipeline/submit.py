@@ -279,6 +279,7 @@ def _run(
                 under_way[future] = replace(under_way[future], late=under_way[future].late + 1)
                 completed.add(future)
                 continue
+            lookout.seen()
             task = forget(future)
             future.release()
             submit_next()
@@ -297,9 +298,13 @@ class _Lookout:
         self._alone_since: float | None = None
         self._told = False
 
+    def seen(self) -> None:
+        """There was a worker: by a look, or since a result came, which may be between two looks."""
+        self._alone_since, self._told = None, False
+
     def look(self) -> None:
         if _answer_of(self._client, self._client.nthreads):
-            self._alone_since, self._told = None, False
+            self.seen()
             return
         now = time.monotonic()
         if self._alone_since is None:
@@ -353,7 +358,9 @@ def run_combined(
                 lookout.look()
             if (future := next(arriving, None)) is None:
                 break
-            yield places.pop(future), _result_of(future, retries)
+            result = _result_of(future, retries)
+            lookout.seen()
+            yield places.pop(future), result
         _check_all_came(len(places), key)
     finally:
         _cancel(client, [*places, *inner])

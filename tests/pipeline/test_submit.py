@@ -263,8 +263,8 @@ def test_a_run_without_workers_says_so_once_each_time(
 
 @pytest.mark.parametrize("kind", ["bounded", "combined"])
 def test_a_run_that_waits_for_a_worker_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)  # results too are to come within it
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
     told: list[str] = []
     with (
         LocalCluster(n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
@@ -298,8 +298,8 @@ def leave(cluster: LocalCluster, client: Client) -> None:
 def test_a_product_whose_workers_are_lost_gives_notice_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)  # results too are to come within it
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
     monkeypatch.setattr(store, "LEAST_CHUNK_NBYTES", 1)
     monkeypatch.setattr(store, "MOST_CHUNK_NBYTES", 1024)
     ones = zarr.create_array(tmp_path / "a", shape=(64, 64), chunks=(16, 16), dtype="f4")
