@@ -6,11 +6,13 @@ Tiles of a matrix go to the worker whose share they are of, unless that is lost 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from concurrent.futures import Future as ConcurrentFuture
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -202,6 +204,8 @@ class _Task:
     """Whom it was meant for, if anybody."""
     late: int = 0
     """How often its result has not come in time."""
+    fetch: ConcurrentFuture[Any] | None = None
+    """Its result, on the way."""
 
 
 def _run(
@@ -249,7 +253,7 @@ def _run(
         placed = set(chain(*_answer_of(client, client.processing).values())) if meant else set()
         waiting = {future for future in meant if future.key not in placed and not future.done()}
         for future in waiting & unplaced:
-            task = replace(forget(future), worker=None)
+            task = replace(forget(future), worker=None, late=0, fetch=None)
             _cancel(client, [future])
             submit(task, f"{key}-{task.place}-again")
         unplaced.clear()
@@ -270,17 +274,17 @@ def _run(
             future = next(completed)
             if future not in under_way:
                 continue  # it was submitted again
-            patience = 2 ** under_way[future].late
+            task = under_way[future]
+            fetch = task.fetch or _answer_of(client, partial(_fetch, client, future))
             try:
-                result = _result_of(future, retries, patience * LOOK_SECONDS)
-            except (
-                _ResultLateError
-            ):  # others first; if it was lost, it is done again, and may have to be submitted
-                under_way[future] = replace(under_way[future], late=under_way[future].late + 1)
+                result = _result_of(future, retries, fetch, 2**task.late * LOOK_SECONDS)
+            except _ResultLateError:
+                # Others first; if it was lost, it is done again, and may have to be submitted.
+                under_way[future] = replace(task, late=task.late + 1, fetch=fetch)
                 completed.add(future)
                 continue
             lookout.seen()
-            task = forget(future)
+            forget(future)
             future.release()
             submit_next()
             yield task.place, result
@@ -379,13 +383,34 @@ class _ResultLateError(Exception):
     """A result has not come in time: its worker was lost with it, or it is large."""
 
 
-def _result_of(future: Future, retries: int, seconds: float | None = None) -> Any:
-    """The result of a task that is done, waited for so long; errors as ours."""
+def _fetch(client: Client, future: Future) -> ConcurrentFuture[Any]:
+    """The result of a task, on the way. It is not cancelled when nobody waits for it any more: Dask fetches results of
+    several waits in one call, and cancelling that for one of them takes them from the others, those to come as well.
+    """
+
+    async def result() -> Any:
+        (found,) = await client.gather([future], asynchronous=True)
+        return found
+
+    fetching = result()
     try:
-        return future.result(timeout=seconds)
+        return asyncio.run_coroutine_threadsafe(fetching, client.loop.asyncio_loop)
+    except BaseException:
+        fetching.close()
+        raise
+
+
+def _result_of(
+    future: Future, retries: int, fetch: ConcurrentFuture[Any] | None = None, seconds: float | None = None
+) -> Any:
+    """The result of a task that is done, waited for so long where it is on the way; errors as ours."""
+    try:
+        return future.result() if fetch is None or future.status == "error" else fetch.result(seconds)
     except TilewrightError:
         raise
     except (CancelledError, CommClosedError) as error:
+        if isinstance(error, CancelledError) and future.status == "finished":
+            raise _not_fetched(future, error) from error
         raise ClusterError(
             f"the scheduler went away, or cancelled task {future.key}: {error}; what is finished is kept, and the same"
             " command goes on there once a cluster is up"
@@ -399,10 +424,7 @@ def _result_of(future: Future, retries: int, seconds: float | None = None) -> An
         if isinstance(error, TimeoutError) and future.status != "error":
             raise _ResultLateError from error
         if future.status != "error":  # it is done, and not with that
-            raise ClusterError(
-                f"the result of task {future.key} cannot be fetched: {type(error).__name__}: {error}; what is finished"
-                " is kept; run it again, with a new client if that was interrupted before"
-            ) from error
+            raise _not_fetched(future, error) from error
         if is_out_of_memory(error):
             raise DeviceMemoryError(
                 f"task {future.key} ran out of memory {retries + 1} times, last with {type(error).__name__}: {error};"
@@ -411,6 +433,13 @@ def _result_of(future: Future, retries: int, seconds: float | None = None) -> An
         raise TaskError(
             f"task {future.key} failed {retries + 1} times, last with {type(error).__name__}: {error}"
         ) from error
+
+
+def _not_fetched(future: Future, error: BaseException) -> ClusterError:
+    return ClusterError(
+        f"the result of task {future.key} cannot be fetched: {type(error).__name__}: {error}; what is finished is kept;"
+        " run it again, with a new client if that was interrupted before"
+    )
 
 
 def threads_of(client: Client) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -120,19 +121,36 @@ def test_two_clients_of_one_process_do_not_meet() -> None:
 
 def test_a_result_that_takes_long_is_waited_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "LOOK_SECONDS", 0.02)
-    real = submit.Future.result
+    real = submit._fetch
     waited: list[float] = []
+    fetched: list[str] = []
 
-    def slow(future: Any, timeout: float | None = None) -> Any:
-        assert timeout is not None
-        waited.append(timeout)
-        if timeout < 0.3:
-            raise TimeoutError
-        return real(future, timeout)
+    def slow(client: Client, future: Any) -> Any:
+        fetched.append(future.key)
+        fetch = real(client, future)
 
-    monkeypatch.setattr(submit.Future, "result", slow)
+        def result(timeout: float) -> Any:
+            waited.append(timeout)
+            if timeout < 0.3:
+                raise TimeoutError
+            return fetch.result(timeout)
+
+        return SimpleNamespace(result=result)
+
+    monkeypatch.setattr(submit, "_fetch", slow)
     assert sorted(bounded(client)) == [(place, 2 * place) for place in range(7)]
     assert max(waited) == 0.32
+    assert len(fetched) == len(set(fetched)) == 7, "what is on its way is not asked for again"
+
+
+def test_waiting_too_briefly_for_results_takes_none_from_others(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 1e-4)
+    for turn in range(3):
+        results = run_bounded(client, large, [(i,) for i in range(40)], key=f"brief-{turn}", window=8)
+        assert sorted(place for place, _ in results) == list(range(40))
+    assert client.submit(double, 3).result() == 6
 
 
 def overdue() -> None:
@@ -473,9 +491,9 @@ def test_a_result_that_cannot_be_fetched_is_no_failure_of_its_task(
 ) -> None:
     """Ctrl-C leaves a client of Dask with a cancelled request, which it awaits for every later result."""
 
-    def cancelled(future: Any, timeout: float | None = None) -> Any:
-        raise UnboundLocalError("cannot access local variable 'result'")
+    async def cancelled(*futures: Any, **options: Any) -> Any:
+        raise asyncio.CancelledError
 
-    monkeypatch.setattr(submit.Future, "result", cancelled)
-    with pytest.raises(ClusterError, match=r"cannot be fetched: UnboundLocalError: .* with a new client"):
+    monkeypatch.setattr(client, "gather", cancelled)
+    with pytest.raises(ClusterError, match=r"cannot be fetched: CancelledError: .* with a new client"):
         list(bounded(client))
