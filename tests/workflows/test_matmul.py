@@ -216,6 +216,12 @@ def stop_after(count: int) -> Any:
     return listener
 
 
+def stop_at(count: int, a: Path, b: Path, out: Path, **options: Any) -> None:
+    """A run that ends by Ctrl-C as this many tiles are stored."""
+    with pytest.raises(Stopped):
+        tw.matmul(a, b, out, listener=stop_after(count), **options)
+
+
 def test_a_stopped_run_goes_on_where_it_stood(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
@@ -225,10 +231,7 @@ def test_a_stopped_run_goes_on_where_it_stood(
 ) -> None:
     a, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    with pytest.raises(Stopped):
-        tw.matmul(
-            a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3)
-        )
+    stop_at(3, a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
     assert not out.exists()
     assert store.partial_path(out).exists()
     run = tw.matmul(
@@ -263,8 +266,7 @@ def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
     )[...] = a
     out = tmp_path / "c.zarr"
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
-    with pytest.raises(Stopped):
-        tw.matmul(a_path, b_path, out, listener=stop_after(3), **options)
+    stop_at(3, a_path, b_path, out, **options)
     chunk = next(path for path in sorted((store.partial_path(out) / "c").rglob("*")) if path.is_file())
     if damage == "gone":
         chunk.unlink()
@@ -289,14 +291,12 @@ def test_what_counts_is_the_record_once_the_output_is_locked(
     a, b, a_path, b_path = factors
     out, twice = tmp_path / "c.zarr", put(tmp_path / "twice.zarr", 2 * b)
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
-    with pytest.raises(Stopped):
-        tw.matmul(a_path, b_path, out, listener=stop_after(3), **options)
+    stop_at(3, a_path, b_path, out, **options)
     real = store.resume_output
 
     def late(path: Path, overwrite: bool) -> store.Output | None:
         monkeypatch.setattr(store, "resume_output", real)
-        with pytest.raises(Stopped):
-            tw.matmul(a_path, b_path if other == "went on" else twice, out, listener=stop_after(5), **options)
+        stop_at(5, a_path, b_path if other == "went on" else twice, out, **options)
         return real(path, overwrite)
 
     def last(path: Path, overwrite: bool) -> store.Output | None:
@@ -326,10 +326,7 @@ def test_a_stopped_run_goes_on_with_other_memory(
 ) -> None:
     a, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    with pytest.raises(Stopped):
-        tw.matmul(
-            a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3)
-        )
+    stop_at(3, a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
     begun = zarr.open_array(store.partial_path(out)).chunks
     anew = tw.matmul(a_path, b_path, tmp_path / "d.zarr", cluster=client, device="cpu", device_memory=memory)
     assert anew.plan.c_unit != begun, "a C begun with this memory has other chunks"
@@ -351,10 +348,7 @@ def test_a_changed_input_starts_anew(
 ) -> None:
     _, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    with pytest.raises(Stopped):
-        tw.matmul(
-            a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3)
-        )
+    stop_at(3, a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
     changed = np.full((96, 80), 2, "f4")
     zarr.open_array(a_path, mode="r+")[...] = changed
     run = tw.matmul(
@@ -428,10 +422,7 @@ def test_no_resume_computes_every_tile(
 ) -> None:
     _, _, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    with pytest.raises(Stopped):
-        tw.matmul(
-            a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3)
-        )
+    stop_at(3, a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
     run = tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, resume=False)
     assert run.resumed == 0
 
@@ -636,10 +627,7 @@ def test_halves_of_chunks_of_a_killed_run_are_swept(
 ) -> None:
     _, _, a_path, b_path = factors
     out = tmp_path / "c.zarr"
-    with pytest.raises(Stopped):
-        tw.matmul(
-            a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=stop_after(3)
-        )
+    stop_at(3, a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
     (store.partial_path(out) / "c" / f"0.{'0' * 32}.partial").write_text("half")
     assert tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT).resumed == 3
     assert not list(out.rglob("*.partial"))
