@@ -56,6 +56,11 @@ LANE_NBYTES = 8 * 2**20
 PROCESS_NBYTES = 448 * 2**20
 """Host memory that a worker's process holds besides buffers: the interpreter, its libraries, a CUDA context."""
 
+LINE_NBYTES = 128
+"""Where tiles are cut into cells, every cell of a panel on a GPU begins its lines at multiples of this. Kernels look at
+addresses modulo as much, and add up in another order where lines are not aligned: so they find every cell alike,
+wherever in a tile it lies."""
+
 LEAST_PART_NBYTES = 4096
 """A plain chunk is read in stretches of a row of at least this length: a page, and what a disk gives at once."""
 
@@ -119,6 +124,9 @@ class Limits:
     write_threads: int = 8
     workspace_nbytes: Callable[[int, int, int], int] = no_workspace
     """Bytes that the kernel borrows to add a panel of this depth into a tile, or cell, of these rows and columns."""
+    line_nbytes: int = 1
+    """What the lines of cells begin at multiples of in memory, so that a kernel finds all cells alike: `LINE_NBYTES` on
+    a GPU. A CPU's library looks at no addresses."""
 
 
 class Geometry(NamedTuple):
@@ -130,6 +138,91 @@ class Geometry(NamedTuple):
     k_parts: int
     cell_rows: int
     cell_columns: int
+
+
+class Lines(NamedTuple):
+    """How the lines of a panel, or of a tile, lie in memory; counted in elements."""
+
+    cell: int
+    """Elements of a line that lie side by side."""
+    unit: int
+    """What such stretches, and the lines, begin at multiples of."""
+
+    def place(self, element: int) -> int:
+        """Where an element of a line lies behind the line's first."""
+        whole, rest = divmod(element, self.cell)
+        return whole * self.pitch(self.cell) + rest
+
+    def pitch(self, length: int) -> int:
+        """From one line of this length to the next."""
+        whole, rest = divmod(length, self.cell)
+        return (whole * ceil_div(self.cell, self.unit) + ceil_div(rest, self.unit)) * self.unit
+
+    @property
+    def apart(self) -> bool:
+        """Whether something lies between one cell of a line and the next."""
+        return self.cell % self.unit != 0
+
+    def stretches(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """A part of a line, cut so that the elements of each piece lie side by side."""
+        if not self.apart:
+            return [(start, stop)]
+        cuts = [start, *range(ceil_div(start + 1, self.cell) * self.cell, stop, self.cell), stop]
+        return list(itertools.pairwise(cuts))
+
+
+class Layout(NamedTuple):
+    """How the panels and tiles of a product lie in memory.
+
+    They are stored as the matrices are in Zarr, so lines of a transposed operand run across. Lines are side by side, as
+    are the cells of a line, but on a GPU where their operand, or C, is cut into cells: see `LINE_NBYTES`.
+    """
+
+    depth: int
+    """Of the panels."""
+    cell: tuple[int, int]
+    """Rows and columns of C."""
+    cut: tuple[bool, bool]
+    """Whether C has more rows than a cell, and more columns."""
+    transposed: tuple[bool, bool]
+    """Whether A, and B, is stored transposed."""
+    items: tuple[int, int, int]
+    """Bytes of an element of A, B, and a tile of C."""
+    line_nbytes: int
+
+    def a(self) -> Lines:
+        return Lines(self.cell[0] if self.transposed[0] else self.depth, self._unit(self.cut[0], 0))
+
+    def b(self) -> Lines:
+        return Lines(self.depth if self.transposed[1] else self.cell[1], self._unit(self.cut[1], 1))
+
+    def c(self) -> Lines:
+        return Lines(self.cell[1], self._unit(self.cut[0] or self.cut[1], 2))
+
+    def _unit(self, cut: bool, place: int) -> int:
+        return max(1, self.line_nbytes // self.items[place]) if cut else 1
+
+    def a_shape(self, rows: int, depth: int) -> tuple[int, int]:
+        """The sides of a panel of A as it is stored."""
+        return (depth, rows) if self.transposed[0] else (rows, depth)
+
+    def b_shape(self, columns: int, depth: int) -> tuple[int, int]:
+        """The same for B."""
+        return (columns, depth) if self.transposed[1] else (depth, columns)
+
+    def a_size(self, rows: int, depth: int) -> int:
+        """Elements that a panel of A takes up."""
+        lines, length = self.a_shape(rows, depth)
+        return lines * self.a().pitch(length)
+
+    def b_size(self, columns: int, depth: int) -> int:
+        """The same for B."""
+        lines, length = self.b_shape(columns, depth)
+        return lines * self.b().pitch(length)
+
+    def c_size(self, rows: int, columns: int) -> int:
+        """The same for a tile of C."""
+        return rows * self.c().pitch(columns)
 
 
 @dataclass(frozen=True)
@@ -180,6 +273,8 @@ class MatmulPlan:
     """Tiles of C that a worker holds: two where memory allows, so that one is written meanwhile, and on a GPU more of
     what is left over."""
     c_unit: tuple[int, int]
+    line_nbytes: int
+    """What the lines of cells begin at multiples of, where tiles are cut into them."""
     a_buffers: int
     """Panels of A that a GPU holds: all of a row of tiles where memory is left over, so that they are read once."""
     b_buffers: int
@@ -215,6 +310,19 @@ class MatmulPlan:
             self.k_parts,
             self.cell_rows,
             self.cell_columns,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """How panels and tiles lie in memory."""
+        dtypes = np.dtype(self.a_dtype), np.dtype(self.b_dtype), accumulator_dtype(np.dtype(self.c_dtype))
+        return Layout(
+            depth=self.panel_depth,
+            cell=(self.cell_rows, self.cell_columns),
+            cut=(self.cell_rows < self.m, self.cell_columns < self.n),
+            transposed=(self.transpose_a, self.transpose_b),
+            items=(dtypes[0].itemsize, dtypes[1].itemsize, dtypes[2].itemsize),
+            line_nbytes=self.line_nbytes,
         )
 
     @property
@@ -379,14 +487,15 @@ def plan_matmul(
         tile < side and tile % unit for tile, side, unit in zip(keep[:2], (m, n), c_unit, strict=True)
     ):
         keep = None  # two tasks would write the same stored piece
-    tile_dtype = accumulator_dtype(c_dtype)
-    depth = keep.panel_depth if keep else _panel_depth(a, b, tile_dtype, c_unit, limits)
+    items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize
+    transposed = transpose_a, transpose_b
+    depth = keep.panel_depth if keep else _panel_depth(a, b, items, transposed, c_unit, limits)
     memory = _Memory(
-        a.dtype.itemsize,
-        b.dtype.itemsize,
-        tile_dtype.itemsize,
+        (m, n),
+        items,
         depth,
-        limits.workspace_nbytes,
+        transposed,
+        limits,
         (keep.cell_rows, keep.cell_columns) if keep else None,
     )
     if keep and memory.nbytes(keep.tile_rows, keep.tile_columns, 1) > limits.device_nbytes:
@@ -408,9 +517,7 @@ def plan_matmul(
     c_buffers = 2 if memory.nbytes(tile_rows, tile_columns, 2) <= limits.device_nbytes else 1
     grid_rows, grid_columns = ceil_div(m, tile_rows), ceil_div(n, tile_columns)
     item_a, item_b, item_c = a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize
-    panel_a, panel_b = (
-        side * min(depth, k) * item for side, item in ((tile_rows, item_a), (tile_columns, item_b))
-    )
+    panel_a, panel_b, tile_nbytes = memory.pieces(tile_rows, tile_columns)
     left = limits.device_nbytes - memory.nbytes(tile_rows, tile_columns, c_buffers)
     if limits.on_host or k_parts > 1:
         left = 0  # the page cache holds what the host read; parts of k have no panel in common
@@ -418,19 +525,23 @@ def plan_matmul(
     # B's columns are wide or narrow, and are read more often or less: counted one by one.
     edges = [(start, min(start + tile_columns, n)) for start in range(0, n, tile_columns)]
     columns = sum(reads * (stop - start) for (start, stop), reads in zip(edges, held.b_reads, strict=True))
+    # Where cells lie apart in a line, each is read by itself.
+    layout = memory.layout(tile_rows, tile_columns)
+    a_step = cell_rows if transpose_a and layout.a().apart else tile_rows
+    b_step = cell_columns if not transpose_b and layout.b().apart else tile_columns
     touched = sum(
-        reads * _touched(start, stop, n, b.step(1))
+        reads * _touched(cut, min(cut + b_step, stop), n, b.step(1))
         for (start, stop), reads in zip(edges, held.b_reads, strict=True)
+        for cut in range(start, stop, b_step)
     )
     read = m * k * item_a * held.a_reads + k * columns * item_b
     decoded = (
-        _span_touched(m, tile_rows, a.step(0)) * _span_touched(k, depth, a.step(1)) * item_a * held.a_reads
+        _span_touched(m, a_step, a.step(0)) * _span_touched(k, depth, a.step(1)) * item_a * held.a_reads
         + _span_touched(k, depth, b.step(0)) * touched * item_b
     )
     device_peak = memory.nbytes(tile_rows, tile_columns, c_buffers) if m and n else 0
     device_peak += (held.a_buffers - PANEL_BUFFERS) * panel_a + (held.b_buffers - PANEL_BUFFERS) * panel_b
     if device_peak and not limits.on_host and k_parts == 1:
-        tile_nbytes = tile_rows * tile_columns * memory.item_c
         each = ceil_div(grid_rows * grid_columns, limits.workers)  # tiles of a worker
         more = min(TILE_BUFFERS, each) - c_buffers
         more = max(0, min(more, (limits.device_nbytes - device_peak) // tile_nbytes))
@@ -439,7 +550,7 @@ def plan_matmul(
     coding = limits.read_threads * 2 * max(a.unit_nbytes, b.unit_nbytes)
     coding += limits.write_threads * 2 * min(c_unit[0], m) * min(c_unit[1], n) * item_c
     lanes = (limits.read_threads + limits.write_threads) * LANE_NBYTES
-    sums = (k_parts + 1) * tile_rows * tile_columns * memory.item_c if k_parts > 1 else 0
+    sums = (k_parts + 1) * tile_rows * tile_columns * items[2] if k_parts > 1 else 0
     host_peak = PROCESS_NBYTES + coding + sums + (device_peak if limits.on_host else lanes)
     if limits.host_nbytes is not None and host_peak > limits.host_nbytes:
         raise PlanError(
@@ -467,6 +578,7 @@ def plan_matmul(
         cell_columns=cell_columns,
         c_buffers=c_buffers,
         c_unit=c_unit,
+        line_nbytes=limits.line_nbytes,
         a_buffers=held.a_buffers,
         b_buffers=held.b_buffers,
         device_limit_nbytes=limits.device_nbytes,
@@ -482,36 +594,63 @@ def plan_matmul(
 
 @dataclass(frozen=True)
 class _Memory:
-    """Bytes that tiles and panels take, from the sizes of an element and the depth of a panel."""
+    """Bytes that tiles and panels take, from the sides of C and the depth of a panel."""
 
-    item_a: int
-    item_b: int
-    item_c: int
-    """Of a tile of C while it is added up: it may be larger than what is stored."""
+    sides: tuple[int, int]
+    items: tuple[int, int, int]
+    """Bytes of an element of A, of B, and of a tile of C while it is added up: more than what is stored, maybe."""
     depth: int
-    workspace_nbytes: Callable[[int, int, int], int]
+    transposed: tuple[bool, bool]
+    limits: Limits
     cell: tuple[int, int] | None = None
     """Sides of the cells that tiles are multiplied in; None: those of the tile."""
 
+    def layout(self, rows: int, columns: int) -> Layout:
+        """How the panels of a tile of these sides lie, and it."""
+        cell_rows, cell_columns = self.cell or (rows, columns)
+        return Layout(
+            depth=self.depth,
+            cell=(cell_rows, cell_columns),
+            cut=(cell_rows < self.sides[0], cell_columns < self.sides[1]),
+            transposed=self.transposed,
+            items=self.items,
+            line_nbytes=self.limits.line_nbytes,
+        )
+
+    def pieces(self, rows: int, columns: int) -> tuple[int, int, int]:
+        """Bytes of a panel of A, one of B, and a tile of these sides."""
+        layout = self.layout(rows, columns)
+        return (
+            layout.a_size(rows, self.depth) * self.items[0],
+            layout.b_size(columns, self.depth) * self.items[1],
+            layout.c_size(rows, columns) * self.items[2],
+        )
+
     def nbytes(self, rows: int, columns: int, c_buffers: int) -> int:
-        panels = PANEL_BUFFERS * self.depth * (rows * self.item_a + columns * self.item_b)
-        tiles = c_buffers * rows * columns * self.item_c
-        borrowed = self.workspace_nbytes(rows, columns, self.depth)
+        panel_a, panel_b, tile = self.pieces(rows, columns)
+        borrowed = self.limits.workspace_nbytes(rows, columns, self.depth)
         if self.cell is not None:
             # Of an aligned tile nothing may have to be copied, and still something of its cells.
             cell_rows, cell_columns = min(self.cell[0], rows), min(self.cell[1], columns)
-            borrowed = max(borrowed, self.workspace_nbytes(cell_rows, cell_columns, self.depth))
-        return panels + tiles + borrowed
+            borrowed = max(borrowed, self.limits.workspace_nbytes(cell_rows, cell_columns, self.depth))
+        return PANEL_BUFFERS * (panel_a + panel_b) + c_buffers * tile + borrowed
 
     def most_columns(self, rows: int, nbytes: int, c_buffers: int) -> int:
-        """The widest tile of ``rows`` rows that fits into ``nbytes`` but for the workspace; 0 where none does."""
-        left = nbytes - PANEL_BUFFERS * self.depth * rows * self.item_a
-        each = PANEL_BUFFERS * self.depth * self.item_b + c_buffers * rows * self.item_c
+        """No wider tile of ``rows`` rows fits into ``nbytes``; 0 where none does. More may be wanted for aligned lines,
+        and for the workspace."""
+        item_a, item_b, item_c = self.items
+        left = nbytes - PANEL_BUFFERS * self.depth * rows * item_a
+        each = PANEL_BUFFERS * self.depth * item_b + c_buffers * rows * item_c
         return max(0, left // each)
 
 
 def _panel_depth(
-    a: StoredMatrix, b: StoredMatrix, tile_dtype: np.dtype, c_unit: tuple[int, int], limits: Limits
+    a: StoredMatrix,
+    b: StoredMatrix,
+    items: tuple[int, int, int],
+    transposed: tuple[bool, bool],
+    c_unit: tuple[int, int],
+    limits: Limits,
 ) -> int:
     """The depth of a panel: whole k-chunks of both operands, near the size aimed at, within memory."""
     k = a.columns
@@ -526,16 +665,16 @@ def _panel_depth(
         unit = k
     # About the side of a tile: what half the memory would hold, or what cuts C into as many tiles as wanted, where
     # memory holds some of those. Then there is more to hold than panels, and they are smaller.
-    held = math.isqrt(max(1, limits.device_nbytes // (2 * tile_dtype.itemsize)))
+    held = math.isqrt(max(1, limits.device_nbytes // (2 * items[2])))
     wanted = math.isqrt(max(1, a.rows * b.columns // limits.tiles))
     short = held * held <= 2 * wanted * wanted
     side = held if short else wanted
     # No tile is smaller than a stored piece of C: where C is small, k is cut instead.
     rows = max(1, min(max(side, c_unit[0]), a.rows))
     columns = max(1, min(max(side, c_unit[1]), b.columns))
-    row_nbytes = rows * a.dtype.itemsize + columns * b.dtype.itemsize
+    row_nbytes = rows * items[0] + columns * items[1]
     # Four GPUs that share panels of float64 or int64 take a tenth less time where these are as deep as float32's.
-    wanted_nbytes = limits.panel_nbytes * max(a.dtype.itemsize, b.dtype.itemsize, 4) // 4
+    wanted_nbytes = limits.panel_nbytes * max(*items[:2], 4) // 4
     panel_nbytes = min(wanted_nbytes, limits.device_nbytes // ((4 if short else 8) * PANEL_BUFFERS))
     depth = max(1, panel_nbytes // row_nbytes)
     if depth >= k:
@@ -548,9 +687,7 @@ def _panel_depth(
     # A chunk deeper than the memory can hold is read in parts rather than refused.
     smallest = (min(c_unit[0], a.rows), min(c_unit[1], b.columns))
     while depth > 1:
-        memory = _Memory(
-            a.dtype.itemsize, b.dtype.itemsize, tile_dtype.itemsize, depth, limits.workspace_nbytes
-        )
+        memory = _Memory((a.rows, b.columns), items, depth, transposed, limits)
         if memory.nbytes(*smallest, 1) <= limits.device_nbytes:
             break
         depth = ceil_div(depth, 2)
@@ -659,6 +796,7 @@ def _search_grid(
     """
     unit_rows, unit_columns = min(unit[0], m), min(unit[1], n)
     row_units, column_units = ceil_div(m, unit_rows), ceil_div(n, unit_columns)
+    item_a, item_b, item_c = memory.items
     best: tuple[float, int, int, int] | None = None
     found: _Grid | None = None
     seen = 0
@@ -680,16 +818,14 @@ def _search_grid(
                 continue
             actual_columns = ceil_div(n, columns)
             count = actual_rows * actual_columns
-            read = (
-                m * memory.item_a * actual_columns + n * memory.item_b * actual_rows
-            )  # for each element of k
+            read = m * item_a * actual_columns + n * item_b * actual_rows  # for each element of k
             k = panel_count * memory.depth
             worth = read * k // SPLIT_NBYTES // count
             paying = max(1, min(ceil_div(wanted, count), panel_count, worth))
             for parts in {1, paying} if k_parts is None else {k_parts}:
                 tasks = count * parts
                 longer = ceil_div(tasks, wanted) * wanted * rows * columns / (m * n) / parts
-                sums = SUM_COST * 2 * parts * m * n * memory.item_c if parts > 1 else 0
+                sums = SUM_COST * 2 * parts * m * n * item_c if parts > 1 else 0
                 cost = ((read * k + sums) * longer, tasks, abs(rows - columns), rows)
                 if best is None or cost < best:
                     best, found = cost, _Grid(rows, columns, parts, cost[0])

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -42,10 +42,11 @@ from tilewright.pipeline.peers import (
     parts_of,
     tell,
 )
-from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, Tile, accumulator_dtype
+from tilewright.pipeline.plan import LANE_NBYTES, Lines, MatmulPlan, Tile, accumulator_dtype
 from tilewright.pipeline.store import (
     Bands,
     Fill,
+    PlainPart,
     RegionRead,
     RegionWrite,
     as_stored_matrix,
@@ -309,14 +310,60 @@ def load_all(pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> list[_Mov
     return LoadsUnderWay(pool, loadings).finish()
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A panel, or a tile, in a buffer."""
+
+    flat: Any
+    """The buffer: at least as long as the matrix takes up."""
+    shape: tuple[int, int]
+    """As it is stored, so a transposed operand has its sides swapped."""
+    lines: Lines
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.flat.dtype)
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one line to the next."""
+        return self.lines.pitch(self.shape[1])
+
+    def place(self, row: int, column: int) -> int:
+        """Where an element lies, counted in elements from the first."""
+        return row * self.pitch + self.lines.place(column)
+
+    def address(self, row: int, column: int) -> int:
+        return address(self.flat) + self.place(row, column) * self.dtype.itemsize
+
+    def cut(self, rows: slice, columns: slice) -> Any:
+        """A region that has its lines in one piece, without a copy."""
+        matrix, left = self._matrix, self.lines.place(columns.start)
+        columns = slice(left, left + columns.stop - columns.start)
+        if _shape_of((rows, columns)) == matrix.shape:
+            return matrix
+        return (
+            matrix[rows, columns] if isinstance(matrix, np.ndarray) else DeviceRegion(matrix, rows, columns)
+        )
+
+    @cached_property
+    def _matrix(self) -> Any:
+        """With what lies between its cells, and behind its lines."""
+        return _shaped(self.flat, (self.shape[0], self.pitch))
+
+    def pieces(self, rows: slice, columns: slice) -> list[tuple[slice, slice]]:
+        """A region, cut so that each piece of it has its lines in one piece."""
+        return [(rows, slice(*stretch)) for stretch in self.lines.stretches(columns.start, columns.stop)]
+
+
 class SharedMemory(Protocol):
     """Buffers that other workers of this host can copy from, and theirs. For any thread."""
 
     def export(self, flat: Any) -> bytes:
         """What others open to copy from a buffer. Raises what the driver does where it refuses."""
 
-    def copy(self, exported: bytes, peer: str, part: Part, panel: Any, shape: tuple[int, int]) -> None:
-        """Fill a part of a panel of this shape from another worker's; returns when it is there."""
+    def copy(self, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
+        """Fill a part of a panel from another worker's; returns when it is there."""
 
     def close(self, keep: Set[str] = frozenset()) -> None:
         """Let go of the memory of all other workers but these, once nothing is copied from it."""
@@ -338,27 +385,24 @@ class Unit(Protocol):
         self,
         array: zarr.Array[Any],
         region: tuple[slice, slice],
-        panel: Any,
-        shape: tuple[int, int],
+        panel: Placed,
         corner: tuple[int, int] = (0, 0),
     ) -> Loading:
-        """What brings ``array[region]`` into a panel of this shape, from this row and column on."""
+        """What brings ``array[region]`` into a panel, from this row and column on."""
 
-    def multiply(
-        self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool
-    ) -> frozenset[str]:
+    def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
         """Put, or add, the product of two panels into a tile; returns the names of the kernels that do.
 
-        sides: rows and columns of the tile, depth of the panels. It may go on when this has returned: see `passed`.
+        It may go on when this has returned: see `passed`.
         """
 
     def passed(self) -> Callable[[], None] | None:
         """What waits until everything that was multiplied so far is done; None where it is."""
 
-    def clear(self, target: Any, rows: int, columns: int) -> None: ...
+    def clear(self, tile: Placed) -> None: ...
 
-    def save(self, piece: RegionWrite, target: Any, shape: tuple[int, int], dtype: np.dtype) -> _Move:
-        """Store one piece of a finished tile of this shape. Called by many threads at once."""
+    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> _Move:
+        """Store one piece of a finished tile, which has its lines in one piece. Called by many threads at once."""
 
     def close(self) -> None: ...
 
@@ -430,13 +474,6 @@ class PanelCache:
             self._held.move_to_end(nothing, last=False)
 
 
-def _shapes(plan: MatmulPlan, rows: int, columns: int, depth: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The shapes in which panels are stored: as the arrays lie in Zarr, so a transposed operand has sides swapped."""
-    a = (depth, rows) if plan.transpose_a else (rows, depth)
-    b = (columns, depth) if plan.transpose_b else (depth, columns)
-    return a, b
-
-
 def _shape_of(region: tuple[slice, slice]) -> tuple[int, int]:
     return region[0].stop - region[0].start, region[1].stop - region[1].start
 
@@ -449,45 +486,31 @@ def _shaped(flat: Any, shape: tuple[int, int]) -> Any:
     return flat[: shape[0] * shape[1]].reshape(shape)
 
 
-def _cut(array: Any, region: tuple[slice, slice]) -> Any:
-    """A region of a matrix, without a copy."""
-    if _shape_of(region) == array.shape:
-        return array
-    return array[region] if isinstance(array, np.ndarray) else DeviceRegion(array, *region)
-
-
 def _tile_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> list[Any]:
     dtype = accumulator_dtype(np.dtype(plan.c_dtype))
-    return [allocate(plan.tile_rows * plan.tile_columns, dtype) for _ in range(plan.c_buffers)]
+    size = plan.layout.c_size(plan.tile_rows, plan.tile_columns)
+    return [allocate(size, dtype) for _ in range(plan.c_buffers)]
 
 
 def _multiply(
-    product: Product,
-    panel_a: Any,
-    panel_b: Any,
-    sides: tuple[int, int, int],
-    target: Any,
-    accumulate: bool,
-    stream: Any,
+    product: Product, a: Placed, b: Placed, tile: Placed, accumulate: bool, stream: Any
 ) -> frozenset[str]:
-    """``target`` (rows × columns) takes, or adds, the product of two panels, cell by cell. Returns the kernels used."""
+    """``tile`` takes, or adds, the product of two panels, cell by cell. Returns the kernels used."""
     plan = product.plan
-    a_shape, b_shape = _shapes(plan, *sides)
-    a, b, out = _shaped(panel_a, a_shape), _shaped(panel_b, b_shape), _shaped(target, sides[:2])
     options: dict[str, Any] = {
         "accumulate": accumulate,
         "transpose_a": plan.transpose_a,
         "transpose_b": plan.transpose_b,
-        "dtype": target.dtype,
+        "dtype": tile.dtype,
         "precision": product.precision,
         "device": product.device,
     }
-    depth = slice(0, sides[2])
+    depth = slice(0, a.shape[0] if plan.transpose_a else a.shape[1])
     names: dict[tuple[int, int], str] = {}  # cells of one shape meet the same kernel
-    for rows, columns in plan.cells(*sides[:2]):
-        left = _cut(a, (depth, rows) if plan.transpose_a else (rows, depth))
-        right = _cut(b, (columns, depth) if plan.transpose_b else (depth, columns))
-        cell = _cut(out, (rows, columns))
+    for rows, columns in plan.cells(*tile.shape):
+        left = a.cut(*((depth, rows) if plan.transpose_a else (rows, depth)))
+        right = b.cut(*((columns, depth) if plan.transpose_b else (depth, columns)))
+        cell = tile.cut(rows, columns)
         if 1 in cell.shape and isinstance(cell, np.ndarray):
             _multiply_thin(left, right, cell, options)
         else:
@@ -525,42 +548,56 @@ class HostUnit:
         self,
         array: zarr.Array[Any],
         region: tuple[slice, slice],
-        panel: np.ndarray,
-        shape: tuple[int, int],
+        panel: Placed,
         corner: tuple[int, int] = (0, 0),
     ) -> Loading:
-        parts = _moved(region_reads(array, region), corner)
-        return Loading([partial(self.load, part, panel, shape) for part in parts], settle=self.settle)
+        parts = [
+            part
+            for piece, place in _pieces(region, panel, corner)
+            for part in _moved(region_reads(array, piece), place)
+        ]
+        return Loading([partial(self.load, part, panel) for part in parts], settle=self.settle)
 
-    def load(self, part: RegionRead, panel: np.ndarray, shape: tuple[int, int]) -> _Move:
+    def load(self, part: RegionRead, panel: Placed) -> _Move:
         start = time.perf_counter()
-        part.read(_shaped(panel, shape)[part.target])
+        rows, columns = part.target
+        part.read(panel.cut(rows, columns))
         return _Move(time.perf_counter() - start, 0.0)
 
     def settle(self) -> None:
         """What a thread has read is in its place when it returns."""
 
-    def multiply(
-        self, a: np.ndarray, b: np.ndarray, sides: tuple[int, int, int], target: np.ndarray, accumulate: bool
-    ) -> frozenset[str]:
-        _multiply(self._product, a, b, sides, target, accumulate, None)
-        return frozenset([host.kernel_name(target.dtype)])
+    def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
+        _multiply(self._product, a, b, tile, accumulate, None)
+        return frozenset([host.kernel_name(tile.dtype)])
 
     def passed(self) -> None:
         return None
 
-    def clear(self, target: np.ndarray, rows: int, columns: int) -> None:
-        target[: rows * columns] = 0
+    def clear(self, tile: Placed) -> None:
+        tile.flat[...] = 0
 
-    def save(self, piece: RegionWrite, target: np.ndarray, shape: tuple[int, int], dtype: np.dtype) -> _Move:
+    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> _Move:
         start = time.perf_counter()
-        data = _shaped(target, shape)[piece.source]
+        data = tile.cut(*piece.source)
         step = _band_rows(data.shape[1], data.itemsize)
         piece.write(_rounded(data[row : row + step], dtype) for row in range(0, data.shape[0], step))
         return _Move(time.perf_counter() - start, 0.0)
 
     def close(self) -> None:
         pass
+
+
+def _pieces(
+    region: tuple[slice, slice], panel: Placed, corner: tuple[int, int]
+) -> Iterator[tuple[tuple[slice, slice], tuple[int, int]]]:
+    """A region of an array that goes to this row and column of a panel, cut so that each piece of it has its lines in
+    one piece there; and where in the panel each goes."""
+    rows, columns = region
+    by = columns.start - corner[1]
+    inside = slice(corner[1], corner[1] + columns.stop - columns.start)
+    for _, part in panel.pieces(rows, inside):
+        yield (rows, slice(part.start + by, part.stop + by)), (corner[0], part.start)
 
 
 def _moved(parts: list[RegionRead], corner: tuple[int, int]) -> list[RegionRead]:
@@ -637,16 +674,16 @@ class GpuSharedMemory:
     def export(self, flat: Any) -> bytes:
         return peer_memory.export(flat)
 
-    def copy(self, exported: bytes, peer: str, part: Part, panel: Any, shape: tuple[int, int]) -> None:
+    def copy(self, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
         top, bottom, left, right = part
         item = panel.dtype.itemsize
-        pitch = shape[1] * item
-        corner = top * pitch + left * item
-        width = (right - left) * item
+        corner = panel.place(top, left) * item
+        # What lies between the cells of a line comes along: it is the same there.
+        width = (panel.place(top, right - 1) + 1) * item - corner if left < right else 0
         self._cuda.current_context()  # attaches the thread to the GPU
         with self._lock:  # nobody closes it meanwhile
-            source, target = self._imported.address(peer, exported) + corner, address(panel) + corner
-            peer_memory.copy_rectangle(source, target, pitch, bottom - top, width, self._stream)
+            source, target = self._imported.address(peer, exported) + corner, address(panel.flat) + corner
+            peer_memory.copy_rectangle(source, target, panel.pitch * item, bottom - top, width, self._stream)
             self._stream.synchronize()
 
     def close(self, keep: Set[str] = frozenset()) -> None:
@@ -695,40 +732,46 @@ class CudaUnit:
         self,
         array: zarr.Array[Any],
         region: tuple[slice, slice],
-        panel: Any,
-        shape: tuple[int, int],
+        panel: Placed,
         corner: tuple[int, int] = (0, 0),
     ) -> Loading:
         used: list[_Lane] = []
         settle = partial(self._settle, used)
 
-        def ordinary(parts: list[RegionRead]) -> list[Callable[[], _Move]]:
-            return [partial(self.load, part, panel, shape, used) for part in _moved(parts, corner)]
+        def ordinary(parts: list[RegionRead], place: tuple[int, int]) -> list[Callable[[], _Move]]:
+            return [partial(self.load, part, panel, used) for part in _moved(parts, place)]
 
+        pieces = _pieces(region, panel, corner)
         if not self._upload.available():
-            return Loading(ordinary(region_reads(array, region)), settle=settle)
-        item = panel.dtype.itemsize
-        place = address(panel) + (corner[0] * shape[1] + corner[1]) * item
-        plain, others = region_uploads(array, region, place, shape[1] * item)
-        upload = self._upload.Upload([part.rectangle for part in plain], LOOP_BLOCK_NBYTES)
+            reads = [call for piece, place in pieces for call in ordinary(region_reads(array, piece), place)]
+            return Loading(reads, settle=settle)
+        pitch = panel.pitch * panel.dtype.itemsize
+        plain: list[tuple[PlainPart, tuple[int, int]]] = []
+        others: list[Callable[[], _Move]] = []
+        for piece, place in pieces:
+            parts, coded = region_uploads(array, piece, panel.address(*place), pitch)
+            plain += [(part, place) for part in parts]
+            others += ordinary(coded, place)
+        upload = self._upload.Upload([part.rectangle for part, _ in plain], LOOP_BLOCK_NBYTES)
         threads = min(self._product.read_threads, upload.blocks)
         calls: list[Callable[[], _Move]] = [partial(self._run_loop, upload, used) for _ in range(threads)]
 
         def rest() -> list[Callable[[], _Move]]:
             # Chunks that were never written, and those of which reading them says what is wrong with them.
-            return ordinary([read for place in upload.failed() for read in plain[place].reads()])
+            failed = [plain[number] for number in upload.failed()]
+            return [call for part, place in failed for call in ordinary(part.reads(), place)]
 
-        return Loading(calls + ordinary(others), rest, settle)
+        return Loading(calls + others, rest, settle)
 
     def _run_loop(self, upload: file_upload.Upload, used: list[_Lane]) -> _Move:
         with self._lane() as lane:
             used.append(lane)
             return _Move(*upload.run(lane.words))
 
-    def load(self, part: RegionRead, panel: Any, shape: tuple[int, int], used: list[_Lane]) -> _Move:
+    def load(self, part: RegionRead, panel: Placed, used: list[_Lane]) -> _Move:
         rows, columns = part.shape
-        pitch, item = shape[1] * panel.dtype.itemsize, panel.dtype.itemsize
-        start = address(panel) + part.target[0].start * pitch + part.target[1].start * item
+        item = panel.dtype.itemsize
+        pitch, start = panel.pitch * item, panel.address(part.target[0].start, part.target[1].start)
         reading = 0.0
         begun = time.perf_counter()
         with self._lane() as lane:
@@ -758,10 +801,8 @@ class CudaUnit:
         for lane in dict.fromkeys(used):
             lane.stream.synchronize()
 
-    def multiply(
-        self, a: Any, b: Any, sides: tuple[int, int, int], target: Any, accumulate: bool
-    ) -> frozenset[str]:
-        return _multiply(self._product, a, b, sides, target, accumulate, self._compute_stream)
+    def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
+        return _multiply(self._product, a, b, tile, accumulate, self._compute_stream)
 
     def passed(self) -> Callable[[], None]:
         event = self._cuda.event(timing=False)
@@ -773,28 +814,27 @@ class CudaUnit:
 
         return wait
 
-    def clear(self, target: Any, rows: int, columns: int) -> None:
-        if rows * columns:
-            target[: rows * columns].copy_to_device(np.zeros(rows * columns, target.dtype))
+    def clear(self, tile: Placed) -> None:
+        tile.flat.copy_to_device(np.zeros(tile.flat.size, tile.dtype))
 
-    def save(self, piece: RegionWrite, target: Any, shape: tuple[int, int], dtype: np.dtype) -> _Move:
-        item = target.dtype.itemsize
-        pitch = shape[1] * item
+    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> _Move:
+        item = tile.dtype.itemsize
+        pitch = tile.pitch * item
         rows, columns = piece.source
         height, width = rows.stop - rows.start, columns.stop - columns.start
-        corner = address(target) + rows.start * pitch + columns.start * item
+        corner = tile.address(rows.start, columns.start)
         moving = [0.0]
 
         def start(lane: _Lane, row: int, column: int, extent: tuple[int, int]) -> tuple[np.ndarray, Any]:
             """A rectangle on its way into the lane's next block, and the event that it is there."""
-            staged = _shaped(lane.block().view(target.dtype), extent)
+            staged = _shaped(lane.block().view(tile.dtype), extent)
             download_rectangle(corner + row * pitch + column * item, pitch, staged, lane.stream)
             return staged, lane.sent()
 
         def bands(lane: _Lane) -> Iterator[np.ndarray]:
             # While one band is written the next comes down, into the block whose band was written before.
             parts = list(_bands((height, width), item))
-            row = np.empty((1, width), target.dtype) if parts[0][2][1] < width else None
+            row = np.empty((1, width), tile.dtype) if parts[0][2][1] < width else None
             clock = time.perf_counter()
             coming = start(lane, *parts[0])
             for place, (_, column, extent) in enumerate(parts):
@@ -818,7 +858,7 @@ class CudaUnit:
             moving[0] += waiting
             return good
 
-        direct = self._download.available() and dtype == target.dtype
+        direct = self._download.available() and dtype == tile.dtype
         clock = time.perf_counter()
         with self._lane() as lane:
             piece.write(bands(lane), partial(fill, lane) if direct else None)
@@ -843,14 +883,17 @@ def _bands(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[int, int, tu
 
 
 class _Operand:
-    """A or B: where it is read from, and the panels of it that are held."""
+    """A or B: where it is read from, the panels of it that are held, and how they lie."""
 
-    def __init__(self, name: str, array: zarr.Array[Any], cache: PanelCache) -> None:
-        self.name, self.array, self.cache = name, array, cache
+    def __init__(self, name: str, array: zarr.Array[Any], cache: PanelCache, lines: Lines) -> None:
+        self.name, self.array, self.cache, self.lines = name, array, cache, lines
         stored = as_stored_matrix(array)
         self.unit = (1, stored.unit[1]) if stored.plain else stored.unit
         """Rows and columns of what is read as one piece; of what needs no decoding, a row alone."""
         self._exported: dict[int, bytes | None] = {}
+
+    def placed(self, buffer: Buffer, shape: tuple[int, int]) -> Placed:
+        return Placed(buffer.flat, shape, self.lines)
 
     def exported(self, buffer: Buffer, memory: SharedMemory) -> bytes | None:
         """What opens a buffer to other workers, or None. Asked for once, since it takes a call to the driver."""
@@ -897,17 +940,16 @@ class Engine:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[_Panel | _End | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        plan, depth = product.plan, min(product.plan.panel_depth, product.plan.k)
+        plan, layout = product.plan, product.plan.layout
+        self._layout = layout
         allocate = self._unit.allocate
-        self._a_panels = PanelCache(
-            plan.a_buffers, partial(allocate, plan.tile_rows * depth, np.dtype(plan.a_dtype))
-        )
-        self._b_panels = PanelCache(
-            plan.b_buffers, partial(allocate, depth * plan.tile_columns, np.dtype(plan.b_dtype))
-        )
+        a_size = layout.a_size(plan.tile_rows, min(plan.panel_depth, plan.k))
+        b_size = layout.b_size(plan.tile_columns, min(plan.panel_depth, plan.k))
+        self._a_panels = PanelCache(plan.a_buffers, partial(allocate, a_size, np.dtype(plan.a_dtype)))
+        self._b_panels = PanelCache(plan.b_buffers, partial(allocate, b_size, np.dtype(plan.b_dtype)))
         self._operands = (
-            _Operand("a", product.a, self._a_panels),
-            _Operand("b", product.b, self._b_panels),
+            _Operand("a", product.a, self._a_panels, layout.a()),
+            _Operand("b", product.b, self._b_panels, layout.b()),
         )
         try:
             self._tile_slots = _pool(self._unit.tile_slots())
@@ -1047,7 +1089,7 @@ class Engine:
                 own, others = self._shared_out(operand, key, region, buffer, sharers)
                 foreign += others
                 if own is not None:
-                    loading = self._loading(operand.array, region, own, buffer)
+                    loading = self._loading(operand, region, own, buffer)
                     job.read_nbytes += _part_nbytes(own, operand.array)
                     # Also where all of it is read here: others must not wait for what comes with it, or before it.
                     given = buffer.arrival.exported is not None
@@ -1092,24 +1134,23 @@ class Engine:
                 key,
                 part,
                 _part_nbytes(part, operand.array),
-                partial(sharing.memory.copy, part=part, panel=buffer.flat, shape=shape),
+                partial(sharing.memory.copy, part=part, panel=operand.placed(buffer, shape)),
             )
-            others.append(_Foreign(wanted, partial(self._loading, operand.array, region, part, buffer)))
+            others.append(_Foreign(wanted, partial(self._loading, operand, region, part, buffer)))
         arrival.own = own
         arrival.exported = exported  # last: from here on others may have it
         return own, others
 
-    def _loading(
-        self, array: zarr.Array[Any], region: tuple[slice, slice], part: Part, buffer: Buffer
-    ) -> Loading:
-        """What fills a part of the panel that ``region`` of an array is."""
+    def _loading(self, operand: _Operand, region: tuple[slice, slice], part: Part, buffer: Buffer) -> Loading:
+        """What fills a part of the panel that ``region`` of an operand is."""
         top, bottom, left, right = part
         rows, columns = region
         inner = (
             slice(rows.start + top, rows.start + bottom),
             slice(columns.start + left, columns.start + right),
         )
-        return self._unit.loading(array, inner, buffer.flat, _shape_of(region), (top, left))
+        panel = operand.placed(buffer, _shape_of(region))
+        return self._unit.loading(operand.array, inner, panel, (top, left))
 
     def _give_back(
         self,
@@ -1185,7 +1226,7 @@ class Engine:
                 running = None
             if (item := self._loaded.get()) is None:
                 break
-            job, tile = item.job, item.job.tile
+            job = item.job
             if job.target is None:
                 if running is not None and self._tile_slots.empty():
                     self._finish(running)  # the tile that is waited for may be the one it belongs to
@@ -1194,7 +1235,7 @@ class Engine:
             if isinstance(item, _End):
                 if job.panels == 0 and job.error is None:  # k = 0: the empty sum
                     try:
-                        self._unit.clear(job.target, tile.rows, tile.columns)
+                        self._unit.clear(self._tile(job))
                     except BaseException as error:
                         job.error = error
                 if running is not None and running.panel.job is job:
@@ -1212,18 +1253,22 @@ class Engine:
             self._finish(running)
         self._finished.put(None)
 
+    def _tile(self, job: _Job) -> Placed:
+        """The tile that a job works on."""
+        return Placed(job.target, (job.tile.rows, job.tile.columns), self._layout.c())
+
     def _enqueue(self, panel: _Panel) -> _Running:
         """Have a panel of A and one of B multiplied, unless the job has failed."""
-        job, tile, clock = panel.job, panel.job.tile, _Clock()
+        job, clock = panel.job, _Clock()
+        a, b = self._operands
         wait = None
         if job.error is None:
             try:
                 try:
-                    job.kernels = self._unit.multiply(
-                        panel.a.flat,
-                        panel.b.flat,
-                        (tile.rows, tile.columns, panel.depth),
-                        job.target,
+                    job.kernels |= self._unit.multiply(
+                        a.placed(panel.a, self._layout.a_shape(job.tile.rows, panel.depth)),
+                        b.placed(panel.b, self._layout.b_shape(job.tile.columns, panel.depth)),
+                        self._tile(job),
                         accumulate=job.panels > 0,
                     )
                     job.panels += 1
@@ -1278,18 +1323,20 @@ class Engine:
         self._finished.put(None)  # for the other threads of this stage
 
     def _write_tile(self, job: _Job) -> None:
-        tile = job.tile
+        tile, placed = job.tile, self._tile(job)
         region = (slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop))
-        shape, dtype = (tile.rows, tile.columns), np.dtype(self._plan.c_dtype)
+        dtype = np.dtype(self._plan.c_dtype)
         with job.clock("write", "download") as moves:
             if self._plan.k_parts > 1:  # a sum over a part of k goes back to whoever adds them up
                 dtype = accumulator_dtype(dtype)
-                job.partial = np.empty(shape, dtype)
-                whole = (slice(0, tile.rows), slice(0, tile.columns))
-                pieces = [RegionWrite(whole, partial(_gathered, job.partial))]
+                job.partial = np.empty(placed.shape, dtype)
+                pieces = [
+                    RegionWrite(piece, partial(_gathered, job.partial[piece]))
+                    for piece in placed.pieces(slice(0, tile.rows), slice(0, tile.columns))
+                ]
             else:
                 pieces = region_writes(self._product.c, region)
-            calls = [partial(self._unit.save, piece, job.target, shape, dtype) for piece in pieces]
+            calls = [partial(self._unit.save, piece, placed, dtype) for piece in pieces]
             moves += run_all(self._writers, calls)
 
 

@@ -157,7 +157,8 @@ def add_parts(
         spans.append(Span(worker, "write", begin, begin + seconds))
         seconds += max(report.seconds for report in reports)
         read = sum(report.read_nbytes for report in reports)
-        return TileReport(tile.index, worker, seconds, stages, reports[0].kernels, read, spans=tuple(spans))
+        kernels = frozenset().union(*(report.kernels for report in reports))
+        return TileReport(tile.index, worker, seconds, stages, kernels, read, spans=tuple(spans))
 
     return _unless_memory_is_short(product, store, f"the sum of tile {tile.index}")
 

@@ -30,7 +30,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Listener, Notice, counted, ignore
 from tilewright.pipeline.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
-from tilewright.pipeline.plan import Limits, MatmulPlan, format_nbytes, no_workspace
+from tilewright.pipeline.plan import LINE_NBYTES, Limits, MatmulPlan, format_nbytes, no_workspace
 from tilewright.pipeline.plan import plan_matmul as plan_tiles
 from tilewright.pipeline.store import Output, Source
 from tilewright.pipeline.stream import Product
@@ -507,6 +507,7 @@ def _limits(
         panel_nbytes=config.get("panel-nbytes"),
         tiles=config.get("tiles"),
         workspace_nbytes=workspace,
+        line_nbytes=1 if on_host else LINE_NBYTES,
     )
 
 

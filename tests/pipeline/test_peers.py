@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from tests.pipeline.test_stream import fail_one_load
 from tilewright.pipeline import peers, stream, tasks
 from tilewright.pipeline.peers import Arrival, Part, Sharers, WorkerPeers, answer_peers, offer, parts_of
 from tilewright.pipeline.placement import Placement
-from tilewright.pipeline.plan import Geometry, Limits, MatmulPlan, plan_matmul
+from tilewright.pipeline.plan import LINE_NBYTES, Geometry, Limits, MatmulPlan, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix
-from tilewright.pipeline.stream import Engine, Product, TileReport
+from tilewright.pipeline.stream import Engine, Placed, Product, TileReport
 
 M, K, N = 160, 180, 90
 WORKERS = ["tcp://here:1", "tcp://here:2"]
@@ -114,11 +115,11 @@ class HostSharedMemory:
         self._memory[str(id(flat)).encode()] = flat
         return str(id(flat)).encode()
 
-    def copy(self, exported: bytes, peer: str, part: Part, panel: np.ndarray, shape: tuple[int, int]) -> None:
+    def copy(self, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
         top, bottom, left, right = part
-        size = shape[0] * shape[1]
-        source, target = self._memory[exported][:size].reshape(shape), panel[:size].reshape(shape)
-        target[top:bottom, left:right] = source[top:bottom, left:right]
+        source = replace(panel, flat=self._memory[exported])
+        for piece in panel.pieces(slice(top, bottom), slice(left, right)):
+            panel.cut(*piece)[...] = source.cut(*piece)
 
     def close(self, keep: Set[str] = frozenset()) -> None:
         """Nothing has to be opened."""
@@ -127,7 +128,15 @@ class HostSharedMemory:
 class Job:
     """One product and its engines, one for each worker."""
 
-    def __init__(self, folder: Path, rng: np.random.Generator, nbytes: int, compressors: Any = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rng: np.random.Generator,
+        nbytes: int,
+        compressors: Any = None,
+        cell: int = 40,
+    ) -> None:
+        """Cells of 20, two to a line of panels of B, and to one of a tile, lie apart."""
         self.factors = []
         for name, shape in (("a", (M, K)), ("b", (K, N))):
             array = zarr.create_array(
@@ -142,8 +151,8 @@ class Job:
             stored[1],
             np.dtype("f8"),
             (20, 20),
-            Limits(2, nbytes),
-            keep=Geometry(40, 40, 20, 1, 40, 40),
+            Limits(2, nbytes, line_nbytes=LINE_NBYTES if cell < 40 else 1),
+            keep=Geometry(40, 40, 20, 1, cell, cell),
         )
         self.peers = DirectPeers()
         self.placement = Placement(self.plan, self.plan.tiles())
@@ -184,8 +193,8 @@ def job(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(stream.HostUnit, "shared", HostSharedMemory())
     made: list[Job] = []
 
-    def make(nbytes: int = 10**7, compressors: Any = None) -> Job:
-        made.append(Job(tmp_path / str(len(made)), rng, nbytes, compressors))
+    def make(nbytes: int = 10**7, compressors: Any = None, cell: int = 40) -> Job:
+        made.append(Job(tmp_path / str(len(made)), rng, nbytes, compressors, cell))
         return made[-1]
 
     yield make
@@ -389,27 +398,25 @@ def test_whatever_happens_c_is_right(seed: int, job: Any, monkeypatch: pytest.Mo
             buffer.flat[:] = np.nan
         return buffer, there
 
-    def in_halves(
-        unit: Any, exported: bytes, peer: str, part: Part, panel: np.ndarray, shape: tuple[int, int]
-    ) -> None:
+    def in_halves(unit: Any, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
         top, bottom, left, right = part
         middle = (top + bottom) // 2
-        copy(unit, exported, peer, (top, middle, left, right), panel, shape)
+        copy(unit, exported, peer, (top, middle, left, right), panel)
         time.sleep(draw.random() * 0.01)
-        copy(unit, exported, peer, (middle, bottom, left, right), panel, shape)
+        copy(unit, exported, peer, (middle, bottom, left, right), panel)
         if draw.random() < 0.002:
             raise RuntimeError("injected: the link is down")
 
-    def now_and_then(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+    def now_and_then(unit: Any, part: Any, panel: Placed) -> Any:
         time.sleep(draw.random() * 0.002)
         if seed % 2 and draw.random() < 0.002:
             raise OSError("injected: the disk had a moment")
-        return load(unit, part, panel, shape)
+        return load(unit, part, panel)
 
     monkeypatch.setattr(stream.PanelCache, "take", poisoned)
     monkeypatch.setattr(HostSharedMemory, "copy", in_halves)
     monkeypatch.setattr(stream.HostUnit, "load", now_and_then)
-    work = job(draw.choice([75_000, 110_000, 10**7]), draw.choice([None, "auto"]))
+    work = job(draw.choice([75_000, 110_000, 10**7]), draw.choice([None, "auto"]), draw.choice([20, 40]))
     names = [f"tcp://here:{number}" for number in range(draw.choice([2, 3, 4]))]
     for name in names:
         work.start(name)
@@ -506,17 +513,17 @@ def test_without_threads_nothing_comes_into_a_place_that_was_given_back(
         free.add(cache._held[key].flat.ctypes.data)
         discard(cache, key)
 
-    def written(panel: np.ndarray) -> None:
+    def written(panel: Placed) -> None:
         time.sleep(0.005)  # so that a thread is still busy when the next is wanted
-        late.extend(free & {panel.ctypes.data})
+        late.extend(free & {panel.flat.ctypes.data})
 
-    def slow_copy(unit: Any, exported: bytes, peer: str, part: Part, panel: Any, shape: Any) -> None:
+    def slow_copy(unit: Any, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
         written(panel)
-        copy(unit, exported, peer, part, panel, shape)
+        copy(unit, exported, peer, part, panel)
 
-    def slow_load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+    def slow_load(unit: Any, part: Any, panel: Placed) -> Any:
         written(panel)
-        return load(unit, part, panel, shape)
+        return load(unit, part, panel)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     monkeypatch.setattr(stream.PanelCache, "take", taken)
@@ -599,10 +606,10 @@ def hold_back(patch: pytest.MonkeyPatch, engine: Engine) -> threading.Event:
     gate = threading.Event()
     original = stream.HostUnit.load
 
-    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+    def load(unit: Any, part: Any, panel: Placed) -> Any:
         if unit is engine._unit:
             assert gate.wait(30)
-        return original(unit, part, panel, shape)
+        return original(unit, part, panel)
 
     patch.setattr(stream.HostUnit, "load", load)
     return gate

@@ -19,9 +19,26 @@ import zarr
 
 from tilewright.pipeline import stream, tasks
 from tilewright.pipeline.execute import covered
-from tilewright.pipeline.plan import Geometry, Limits, MatmulPlan, StoredMatrix, Tile, plan_matmul
+from tilewright.pipeline.plan import (
+    LINE_NBYTES,
+    Geometry,
+    Limits,
+    Lines,
+    MatmulPlan,
+    StoredMatrix,
+    Tile,
+    plan_matmul,
+)
 from tilewright.pipeline.store import as_stored_matrix
-from tilewright.pipeline.stream import CudaUnit, Engine, HostUnit, PanelCache, Product
+from tilewright.pipeline.stream import (
+    CudaUnit,
+    Engine,
+    HostUnit,
+    PanelCache,
+    Placed,
+    Product,
+    store_sum,
+)
 
 M, K, N = 150, 100, 90
 
@@ -62,28 +79,34 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
 @pytest.mark.parametrize("transposed", [False, True], ids=["stored", "transposed"])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8"])
 @pytest.mark.parametrize(
-    ("device", "sides", "nbytes"),
+    ("device", "sides", "unit", "nbytes"),
     [
-        ("cpu", (1501, 301, 1403), 400_000),
-        pytest.param("cuda", (9001, 1201, 8403), 12_000_000, marks=pytest.mark.gpu),
+        ("cpu", (1501, 301, 1403), (100, 100), 400_000),
+        pytest.param("cuda", (9001, 1201, 8403), (100, 100), 12_000_000, marks=pytest.mark.gpu),
+        pytest.param("cuda", (9001, 1201, 8403), (99, 101), 12_000_000, marks=pytest.mark.gpu),
     ],
-    ids=["cpu", "cuda"],
+    ids=["cpu", "cuda", "cuda-odd-cells"],
 )
 def test_c_has_the_same_bits_where_its_grid_follows_the_workers(
     device: str,
     sides: tuple[int, int, int],
+    unit: tuple[int, int],
     nbytes: int,
     dtype: str,
     transposed: bool,
     rng: np.random.Generator,
 ) -> None:
     m, k, n = sides
-    unit = (100, 100)
     a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
     stored = [StoredMatrix(*factor.shape, factor.dtype, unit) for factor in (a, b)]
     grids, found = set(), []
     for workers in (1, 2, 3, 4, 8, 16):
-        limits = Limits(workers, nbytes * a.itemsize, on_host=device == "cpu")
+        limits = Limits(
+            workers,
+            nbytes * a.itemsize,
+            on_host=device == "cpu",
+            line_nbytes=1 if device == "cpu" else LINE_NBYTES,
+        )
         plan = plan_matmul(*stored, a.dtype, unit, limits, transpose_a=transposed, transpose_b=transposed)
         grids.add(plan.grid)
         found.append(multiplied(plan, device, a, b))
@@ -120,29 +143,102 @@ def multiplied(plan: MatmulPlan, device: str, a: np.ndarray, b: np.ndarray) -> n
     """The product as one worker's unit computes it, tile by tile and panel by panel, without a store."""
     product = Product(None, None, None, plan, device, "full", 2, 1, "run")  # type: ignore[arg-type]
     unit: HostUnit | CudaUnit = HostUnit(product) if device == "cpu" else CudaUnit(product)
-    c = np.zeros((plan.m, plan.n), plan.c_dtype)
+    c, layout = np.zeros((plan.m, plan.n), plan.c_dtype), plan.layout
     for tile in plan.tiles():
-        target: Any = unit.allocate(tile.rows * tile.columns, c.dtype)
         rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
+        target = placed(c[rows, columns] * np.nan, layout.c(), device)
         for place, (start, stop) in enumerate(plan.panels()):
-            panels: list[Any] = [
-                np.ravel(panel.T if turned else panel)
-                for panel, turned in (
-                    (a[rows, start:stop], plan.transpose_a),
-                    (b[start:stop, columns], plan.transpose_b),
-                )
+            left, right = a[rows, start:stop], b[start:stop, columns]
+            panels = [
+                placed(left.T if plan.transpose_a else left, layout.a(), device),
+                placed(right.T if plan.transpose_b else right, layout.b(), device),
             ]
-            if device == "cuda":
-                from numba import cuda
-
-                panels = [cuda.to_device(panel) for panel in panels]
-            unit.multiply(*panels, (tile.rows, tile.columns, stop - start), target, accumulate=place > 0)
+            unit.multiply(*panels, target, accumulate=place > 0)
             if wait := unit.passed():
                 wait()
-        sums = target if device == "cpu" else target.copy_to_host()
-        c[rows, columns] = sums.reshape(tile.rows, tile.columns)
+        sums = target if device == "cpu" else replace(target, flat=target.flat.copy_to_host())
+        for piece in sums.pieces(slice(0, tile.rows), slice(0, tile.columns)):
+            c[rows, columns][piece] = sums.cut(*piece)
     unit.close()
     return c
+
+
+def placed(matrix: np.ndarray, lines: Lines, device: str) -> Placed:
+    """A matrix as it lies in a buffer, with NaN between its cells."""
+    flat = np.full(matrix.shape[0] * lines.pitch(matrix.shape[1]), np.nan, matrix.dtype)
+    found = Placed(flat, (matrix.shape[0], matrix.shape[1]), lines)
+    for piece in found.pieces(slice(0, matrix.shape[0]), slice(0, matrix.shape[1])):
+        found.cut(*piece)[...] = matrix[piece]
+    if device == "cpu":
+        return found
+    from numba import cuda
+
+    return replace(found, flat=cuda.to_device(flat))
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("compressors", [None, "auto"])
+@pytest.mark.parametrize("k_parts", [1, 2])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_cells_that_lie_apart(
+    device: str,
+    k_parts: int,
+    compressors: Any,
+    transpose_b: bool,
+    transpose_a: bool,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chunks and cells of 20 float64 take 160 bytes of a line that is cut at multiples of 128."""
+    a, b = rng.standard_normal((M, K)), rng.standard_normal((K, N))
+    arrays = []
+    for name, factor, turned in (("a", a, transpose_a), ("b", b, transpose_b)):
+        array = zarr.create_array(
+            tmp_path / name,
+            shape=factor.shape[::-1] if turned else factor.shape,
+            chunks=(20, 20),
+            dtype="f8",
+            compressors=compressors,
+        )
+        array[...] = factor.T if turned else factor
+        arrays.append(array)
+    c = zarr.create_array(tmp_path / "c", shape=(M, N), chunks=(20, 20), dtype="f8", fill_value=7)
+    plan = plan_matmul(
+        as_stored_matrix(arrays[0], transpose=transpose_a),
+        as_stored_matrix(arrays[1], transpose=transpose_b),
+        np.dtype("f8"),
+        (20, 20),
+        Limits(1, 10**6, line_nbytes=LINE_NBYTES),
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        keep=Geometry(60, 40, 20, k_parts, 20, 20),
+    )
+    assert plan.tile_rows == 60
+    assert plan.layout.c().apart
+    unit = HostUnit if device == "cpu" else CudaUnit
+    monkeypatch.setattr(unit, "allocate", lambda unit, size, dtype: poisoned(size, dtype, device))
+    product = Product(*arrays, c, plan, device, "full", 2, 1, "apart")  # type: ignore[call-arg]
+    worker = Engine(product, "here")
+    try:
+        for tile in plan.tiles():
+            reports = [worker.multiply(tile, part) for part in range(k_parts)]
+            if k_parts > 1:
+                sums = [report.partial for report in reports if report.partial is not None]
+                store_sum(product, tile, sums)
+    finally:
+        worker.close()
+    np.testing.assert_allclose(c[...], a @ b, rtol=1e-12, atol=1e-12)
+
+
+def poisoned(size: int, dtype: np.dtype, device: str) -> Any:
+    flat = np.full(size, np.nan, dtype)
+    if device == "cpu":
+        return flat
+    from numba import cuda
+
+    return cuda.to_device(flat)
 
 
 @pytest.mark.parametrize("nbytes", [40_000, 75_000, 110_000, 1_000_000])
@@ -171,11 +267,11 @@ def fail_one_load(patch: pytest.MonkeyPatch, failing: int) -> None:
     """Let the disk fail the load of this number, once, with the panel spoilt."""
     original, calls = stream.HostUnit.load, iter(range(10**6))
 
-    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+    def load(unit: Any, part: Any, panel: Placed) -> Any:
         if next(calls) == failing:
-            panel[: shape[0] * shape[1]] = np.nan
+            panel.flat[...] = np.nan
             raise OSError("injected: the disk had a moment")
-        return original(unit, part, panel, shape)
+        return original(unit, part, panel)
 
     patch.setattr(stream.HostUnit, "load", load)
 
@@ -200,13 +296,13 @@ def test_what_is_under_way_to_a_panel_that_failed_does_not_reach_the_next(
     worker, plan, c = engine(75_000)
     calls, under_way, lock = iter(range(10**6)), [], threading.Lock()
 
-    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+    def load(unit: Any, part: Any, panel: Placed) -> Any:
         if next(calls) == failing:
             raise OSError("injected: the disk had a moment")
         data = np.empty(part.shape, panel.dtype)
         part.read(data)
         with lock:
-            under_way.append((data, panel[: shape[0] * shape[1]].reshape(shape)[part.target]))
+            under_way.append((data, panel.cut(*part.target)))
         return stream._Move(0.0, 0.0)
 
     def settle(unit: Any) -> None:
@@ -245,16 +341,16 @@ def test_the_next_panel_is_begun_while_one_is_still_coming(
     worker, plan, c = engine(1_000_000)
     original, gate, lock, first = stream.HostUnit.load, Gate(2), threading.Lock(), []
 
-    def load(unit: Any, part: Any, panel: np.ndarray, shape: tuple[int, int]) -> Any:
+    def load(unit: Any, part: Any, panel: Placed) -> Any:
         # One part of the first panel of A that is read, and one of the second, must meet.
-        if shape[1] == 20:
-            key = panel.ctypes.data
+        if panel.shape[1] == 20:
+            key = panel.flat.ctypes.data
             with lock:
                 new = key not in first and len(first) < 2
                 first.extend([key] * new)
             if new:
                 gate.arrive()
-        return original(unit, part, panel, shape)
+        return original(unit, part, panel)
 
     monkeypatch.setattr(stream.HostUnit, "load", load)
     in_parallel(worker, plan)
@@ -287,13 +383,14 @@ def test_several_tiles_are_written_at_once(
     worker = Engine(replace(other._product, write_threads=8, run="writing"), "here")
     original, gate, lock, seen = stream.HostUnit.save, Gate(3), threading.Lock(), []
 
-    def save(unit: Any, piece: Any, target: np.ndarray, *rest: Any) -> Any:
+    def save(unit: Any, piece: Any, tile: Placed, dtype: np.dtype) -> Any:
+        place = tile.flat.ctypes.data
         with lock:
-            new = target.ctypes.data not in seen and len(seen) < 3
-            seen.extend([target.ctypes.data] * new)
+            new = place not in seen and len(seen) < 3
+            seen.extend([place] * new)
         if new:
             gate.arrive()
-        return original(unit, piece, target, *rest)
+        return original(unit, piece, tile, dtype)
 
     monkeypatch.setattr(stream.HostUnit, "save", save)
     try:
@@ -367,11 +464,11 @@ class Queue:
                 raise OSError("injected: the GPU fell off the bus")
             original(*args, **options)
 
-        def multiply(*args: Any, **options: Any) -> str:
+        def multiply(*args: Any, **options: Any) -> frozenset[str]:
             self.waiting += 1
             self.most_waiting = max(self.most_waiting, self.waiting)
             self.last = self.pool.submit(work, next(self._calls), *args, **options)
-            return "later"
+            return frozenset(["later"])
 
         patch.setattr(stream.HostUnit, "multiply", multiply)
         patch.setattr(stream.HostUnit, "passed", lambda unit: self.last.result)

@@ -31,9 +31,9 @@ from tilewright.kernels.errors import DTypeError, OptionError
 from tilewright.kernels.launch import ceil_div, resolve_device
 from tilewright.pipeline import config
 from tilewright.pipeline.events import counted
-from tilewright.pipeline.plan import Limits, plan_matmul
+from tilewright.pipeline.plan import Limits, Lines, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix, region_reads, region_writes, run_all
-from tilewright.pipeline.stream import CudaUnit, Product, Unit, load_all
+from tilewright.pipeline.stream import CudaUnit, Placed, Product, Unit, load_all
 from tilewright.workflows.bench.common import (
     SECONDS,
     BenchReport,
@@ -371,7 +371,7 @@ def _load_by_ours(
 ) -> None:
     """As a worker loads a panel, of an array that it opened once: KvikIO is told the files, and opens those alone."""
     whole = (slice(0, shape[0]), slice(0, shape[1]))
-    load_all(pool, [unit.loading(array, whole, panel, shape)])
+    load_all(pool, [unit.loading(array, whole, Placed(panel, shape, Lines(shape[1], 1)))])
     _synchronize()
 
 
