@@ -138,7 +138,9 @@ def test_no_sum_leaves_the_registers() -> None:
     }
     assert counts == {(10, 10, 5), (24, 0, 0)}
     for loop in loops:
-        assert not re.search(r"%zmm.*\(%r[sb]p\)|\(%r[sb]p\).*%zmm", loop), loop
+        # The compiler may walk a panel by %rbp, which then moves: the stack's does not within a function.
+        stack = "%rsp" if re.search(r"\b(?:add|inc|lea)q\t.*%rbp$", loop, re.MULTILINE) else "%r[sb]p"
+        assert not re.search(rf"%zmm.*\({stack}\)|\({stack}\).*%zmm", loop), loop
 
 
 @needs_ifma
