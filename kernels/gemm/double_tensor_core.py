@@ -741,8 +741,7 @@ def _multiply(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, ti
         enqueue_tile(a, b, c, accumulate, stream, tile)
         return
     with borrowed(depth * k_nbytes, stream) as scratch:
-        for first in range(0, k, depth):
-            length = min(depth, k - first)
+        for first, length in repitch.panels(k, depth):
             panels, place = [], scratch
             for panel, copied in (
                 (a.slice(0, a.shape[0], first, length), copies[0]),

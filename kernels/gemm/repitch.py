@@ -82,6 +82,16 @@ def panel_depth(k: int, nbytes: int) -> int | None:
     return ceil_div(even, DEPTH_UNIT) * DEPTH_UNIT
 
 
+def panels(k: int, depth: int) -> Iterable[tuple[int, int]]:
+    """Where panels of at most this depth begin, and how deep each is: the last, too, a whole slab of k if k is."""
+    first = 0
+    while first < k:
+        left = k - first
+        length = left - DEPTH_UNIT if depth < left < depth + DEPTH_UNIT else min(depth, left)
+        yield first, length
+        first += length
+
+
 def most_nbytes(m: int, n: int, k: int, dtype: np.dtype) -> int:
     """An upper bound for the scratch memory of a product, whatever the layouts of its operands."""
     if np.dtype(f"u{dtype.itemsize}" if dtype.kind == "i" else dtype) not in DTYPES:

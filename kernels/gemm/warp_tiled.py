@@ -109,7 +109,9 @@ def _slab_functions(copy: SlabCopy, leading: int, itemsize: int) -> tuple[Any, A
 
 
 @functools.cache
-def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str) -> Any:
+def warp_tiled_function(
+    dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str, short: bool = False
+) -> Any:
     """The kernel's plain function, specialised at compile time.
 
     ``c (+)= a b`` for a (m × k), b (k × n), c (m × n, rows contiguous, written), all of ``dtype``. With a
@@ -118,7 +120,8 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
 
     Grid: (tiles of C, 1, splits). Block: ``tiling.threads``. Shared memory: ``shared_nbytes``, dynamic.
     Ragged edges: outer indices are clamped while reading and checked while writing; the ragged slab of k
-    comes first and is filled with zeros, so the loop over the others checks nothing. Within a block
+    comes first and is filled with zeros, so the loop over the others checks nothing. But then no block may
+    have less of k than one slab, unless it is ``short``: for k of less than a slab and one z. Within a block
     k ascends, so an element's bits depend on ``depth`` alone. Expected registers: what the launch bounds
     leave, up to 255, without spilling. Error of an element of a float product: at most k units in the last
     place of the sum of its products' magnitudes, one rounding a multiply-add.
@@ -143,6 +146,8 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
     a_passes, b_passes = a_copy.passes, b_copy.passes
     multiply, store = multiply_line(element, tiling), store_element(element)
     lines, copy_step = thread_n if tiling.by_columns else thread_m, tiling.copy_step
+    if short:
+        copy_step = block_k  # never: there is no other slab
     totals, lefts, rights = thread_m * thread_n * parts, thread_m * parts, thread_n * parts
     two_lefts, two_rights, last_step = 2 * lefts, 2 * rights, block_k - 1
     in_flight = stages - 2
@@ -273,8 +278,9 @@ def warp_tiled_function(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout
                 a_addresses[p] += a_ahead
             for p in range(b_passes):
                 b_addresses[p] += b_ahead
-            copy_a(shared, u64(s * stage), a_addresses, a_stride, thread)
-            copy_b(shared, u64(s * stage + b_part), b_addresses, b_stride, thread)
+            if not short:
+                copy_a(shared, u64(s * stage), a_addresses, a_stride, thread)
+                copy_b(shared, u64(s * stage + b_part), b_addresses, b_stride, thread)
             ptx.commit_copies()
             a_ahead, b_ahead = u64(block_k) * a_stride, u64(block_k) * b_stride
             to_copy = i32(to_copy - i32(1))

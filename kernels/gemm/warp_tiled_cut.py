@@ -71,11 +71,22 @@ _SMALL = (
     Candidate(Tiling(32, 128, 16, 32, 64, 8, 3, 4, by_columns=True), 0.93),
     *_TINY,
 )
+_SQUARE = Tiling(64, 64, 8, 32, 32, 8, 4, 3, by_columns=True)
+_SQUARE_WIDE = Tiling(64, 64, 8, 32, 16, 8, 4, 2)
 _SMALL_PAIRS = (
     Candidate(Tiling(128, 32, 8, 32, 32, 8, 4, 3, by_columns=True), 0.9),
     Candidate(Tiling(32, 128, 8, 32, 32, 8, 4, 3, by_columns=True), 0.9),
     Candidate(Tiling(32, 32, 8, 16, 16, 8, 4, 4, by_columns=True), 0.75),
 )
+
+
+SHORT = {
+    np.dtype("f4"): _SMALL[0],
+    np.dtype("u4"): _SMALL[0],
+    np.dtype("c8"): Candidate(_SQUARE, 1.0),
+    np.dtype("u8"): Candidate(_SQUARE_WIDE, 1.0),
+}
+"""The tiling for less of k than any has in a slab: what takes the time is writing C."""
 
 
 def candidates(dtype: np.dtype, a_layout: str, b_layout: str) -> tuple[Candidate, ...]:
@@ -85,11 +96,10 @@ def candidates(dtype: np.dtype, a_layout: str, b_layout: str) -> tuple[Candidate
     if dtype == np.uint32:
         return (Candidate(Tiling(128, 128, 8, 64, 64, 8, 4, 2), 1.0), *_SMALL)
     if dtype == np.complex64:
-        square = Tiling(64, 64, 8, 32, 32, 8, 4, 3, by_columns=True)
-        return (Candidate(Tiling(64, 128, 8, 32, 64, 4, 4, 2), 1.0), Candidate(square, 0.98), *_SMALL_PAIRS)
+        return (Candidate(Tiling(64, 128, 8, 32, 64, 4, 4, 2), 1.0), Candidate(_SQUARE, 0.98), *_SMALL_PAIRS)
     # Lines of the longer side of a thread's tile: each line takes a move (`wide_integer.in_another_register`).
     return (
-        Candidate(Tiling(64, 64, 8, 32, 16, 8, 4, 2), 1.0),
+        Candidate(_SQUARE_WIDE, 1.0),
         Candidate(Tiling(128, 32, 8, 32, 32, 8, 4, 2), 0.9),
         Candidate(Tiling(32, 128, 8, 32, 32, 8, 4, 2), 0.9),
         Candidate(Tiling(32, 32, 8, 16, 16, 8, 4, 4, by_columns=True), 0.75),
@@ -142,12 +152,16 @@ def _fastest(
 ) -> tuple[float, Part]:
     def options() -> list[tuple[float, Part]]:
         found = []
-        for candidate in candidates(dtype, *layouts):
+        # A slab deeper than k would be copied from behind the operands' end.
+        able = [one for one in candidates(dtype, *layouts) if one.tiling.block_k <= k]
+        for candidate in able or [SHORT[dtype]]:
             for wanted in SPLITS:
                 depth = split_depth(k, wanted, candidate.tiling.block_k)
                 splits = ceil_div(k, depth)
                 if splits > 1 and (
-                    depth < LEAST_DEPTH or m * n * splits * dtype.itemsize > MAX_PARTIAL_NBYTES
+                    depth < LEAST_DEPTH
+                    or k - (splits - 1) * depth < candidate.tiling.block_k
+                    or m * n * splits * dtype.itemsize > MAX_PARTIAL_NBYTES
                 ):
                     continue
                 spent = cycles(m, n, k, dtype, candidate, splits, processors)

@@ -19,7 +19,7 @@ from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.warp_tiled import warp_tiled_function
-from tilewright.kernels.gemm.warp_tiled_cut import DTYPES, Part, candidates, cut
+from tilewright.kernels.gemm.warp_tiled_cut import DTYPES, SHORT, Part, candidates, cut
 from tilewright.kernels.gemm.warp_tiling import (
     ALONG_K,
     ALONG_OUTER,
@@ -76,9 +76,9 @@ def signature(dtype: np.dtype) -> Any:
 
 
 @functools.cache
-def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str) -> tuple[Any, int]:
+def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str, short: bool) -> tuple[Any, int]:
     """The kernel, and its bytes of shared memory."""
-    function = warp_tiled_function(dtype, tiling, a_layout, b_layout)
+    function = warp_tiled_function(dtype, tiling, a_layout, b_layout, short)
     nbytes = shared_nbytes(tiling, dtype.itemsize)
     bounds = tiling.launch_bounds
     return compile_kernel(function, signature(dtype), launch_bounds=bounds, shared_nbytes=nbytes), nbytes
@@ -190,7 +190,7 @@ def _multiply(
         and c.strides[0] % VECTOR_NBYTES == 0
         and n % vector_elements(itemsize) == 0
     )
-    kernel, nbytes = _kernel(a.dtype, tiling, *(ways or layouts(a, b)))
+    kernel, nbytes = _kernel(a.dtype, tiling, *(ways or layouts(a, b)), a.shape[1] < tiling.block_k)
     grid = (ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n), 1, part.splits)
     enqueue(kernel, grid, tiling.threads, stream, nbytes, a, b, c, part.depth, accumulate, c_vectors)
 
@@ -267,8 +267,7 @@ def _launch_part_aligned(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate
         return
     target = c.slice(part.row, part.m, part.column, part.n)
     with borrowed(depth * line_nbytes, stream) as scratch:
-        for first in range(0, k, depth):
-            length = min(depth, k - first)
+        for first, length in repitch.panels(k, depth):
             panels, place = [], scratch
             for operand, copied in zip((left, right), copies, strict=True):
                 panel = operand.slice(first, length, 0, operand.shape[1])
@@ -327,11 +326,12 @@ def variants() -> Iterable[Variant]:
         yield Variant(f"warp-tiled {dtype} shared sum", shared_sum_function(dtype), sum_signature(dtype))
         for a_layout in LAYOUTS:
             for b_layout in LAYOUTS:
-                for candidate in candidates(dtype, a_layout, b_layout):
-                    tiling = candidate.tiling
+                tilings = [(candidate.tiling, False) for candidate in candidates(dtype, a_layout, b_layout)]
+                for tiling, short in [*tilings, (SHORT[dtype].tiling, True)]:
                     yield Variant(
-                        f"warp-tiled {dtype} {tiling.block_m}x{tiling.block_n} {a_layout} {b_layout}",
-                        warp_tiled_function(dtype, tiling, a_layout, b_layout),
+                        f"warp-tiled {dtype} {tiling.block_m}x{tiling.block_n} {a_layout} {b_layout}"
+                        + short * " short",
+                        warp_tiled_function(dtype, tiling, a_layout, b_layout, short),
                         signature(dtype),
                         options={"launch_bounds": tiling.launch_bounds},
                     )

@@ -55,6 +55,7 @@ class Block:
         self.operands: list[Any] = [None] * threads
         self.products: dict[int, np.ndarray] = {}
         self.readable: list[tuple[int, int]] = []
+        """Where global memory may be copied from; empty where that is not looked at."""
         self._turn = [threading.Semaphore(0) for _ in range(threads)]
         self._waiting: dict[int, str] = {}
         self._alive = list(range(threads))
@@ -163,6 +164,7 @@ def _copy(nbytes: int) -> Callable[..., None]:
         def arrive() -> None:
             if wanted:
                 assert int(address) % nbytes == 0, "a copy from an address that is not aligned to its size"
+                _check_source(_current.block, int(address), nbytes)
                 shared[index : index + count] = np.frombuffer(
                     ctypes.string_at(int(address), nbytes), shared.dtype
                 )
@@ -175,6 +177,11 @@ def _copy(nbytes: int) -> Callable[..., None]:
             arrive()
 
     return copy_or_zero
+
+
+def _check_source(block: Block, address: int, nbytes: int) -> None:
+    inside = any(start <= address and address + nbytes <= end for start, end in block.readable)
+    assert inside or not block.readable or nbytes == 0, "a copy from outside the operands"
 
 
 def _commit() -> None:
@@ -270,8 +277,8 @@ def _copy_part(shared: int, address: int, nbytes: int) -> None:
     assert shared % 16 == address % 16 == 0, "a copy between addresses that are not aligned to its size"
     assert 0 <= shared <= block.shared.size - 16, "a copy to outside shared memory"
     assert 0 <= nbytes <= 16, nbytes
-    inside = any(start <= address and address + nbytes <= end for start, end in block.readable)
-    assert inside or nbytes == 0, "a copy from outside the operands"
+    assert block.readable, "which memory are the operands'?"
+    _check_source(block, address, nbytes)
 
     def arrive() -> None:
         data = ctypes.string_at(address, nbytes) + bytes(16 - nbytes)
@@ -431,9 +438,9 @@ def run(
 ) -> None:
     """Run every block of a grid, one after another, over host memory whose addresses are in ``arguments``.
 
-    ``readable``: the arrays that ``copy_async_part`` may read.
+    ``readable``: the arrays that asynchronous copies may read; none: anything, but for ``copy_async_part``.
     """
-    spans = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in readable]
+    spans = [np.lib.array_utils.byte_bounds(array) for array in readable]
     for y in range(grid[1]):
         for x in range(grid[0]):
             shared = np.full(shared_nbytes // np.dtype(dtype).itemsize, _poison(dtype), dtype)

@@ -41,10 +41,19 @@ TOOLS = ("memcheck", "racecheck")
 DOT_DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "int8", "int32", "int64")
 LENGTHS = (0, 1, 15, 17, 1000, 40_001)
 SHIFTS = (0, 1, 13)
-PRODUCTS = ((213, 270, 602), (212, 268, 644), (300, 1, 2100), (7, 260, 240), (256, 5, 300), (1, 300, 700))
-"""Sides m, n, k of products: ragged in odd and in aligned rows, vectors, flat, and upright. The first two are larger
-than any kernel's tile, and k deeper than the stages under way: a tool slows kernels tens of times, so none is much
-larger."""
+PRODUCTS = (
+    (213, 270, 602),
+    (212, 268, 644),
+    (300, 1, 2100),
+    (7, 260, 240),
+    (256, 5, 300),
+    (1, 300, 700),
+    (130, 132, 3),
+    (65, 67, 1),
+)
+"""Sides m, n, k of products: ragged in odd and in aligned rows, vectors, flat, upright, and with k far below what any
+kernel copies at a time. The first two are larger than any kernel's tile, and k deeper than the stages under way: a
+tool slows kernels tens of times, so none is much larger."""
 LARGE_PRODUCT = (330, 410, 2010)
 """For the kernels that take no small ones."""
 LIES = (

@@ -133,7 +133,9 @@ def test_lane_by_lane(
     )
     kernel = module.kernel_function(tile, layout)
     shared_nbytes = tile.shared_nbytes(parts)
-    lane_by_lane.run(kernel, (2, 2), tile.threads, shared_nbytes, np.float64, arguments, late)
+    lane_by_lane.run(
+        kernel, (2, 2), tile.threads, shared_nbytes, np.float64, arguments, late, readable=(a, b)
+    )
     slabs = np.arange(k) // (tile.depth // parts)
     for part in range(2):
         rows = slabs % 2 == part
@@ -166,7 +168,9 @@ def test_whoever_is_dealt_nothing_of_k_writes_zeros(
     places = a.ctypes.data, pitches[0], b.ctypes.data, pitches[1], c.ctypes.data, n * parts, m * n * parts
     kernel, shared_nbytes = module.kernel_function(tile, layout), tile.shared_nbytes(parts)
     arguments = (*places, m, n, k, False)
-    lane_by_lane.run(kernel, (1, splits), tile.threads, shared_nbytes, np.float64, arguments, late=True)
+    lane_by_lane.run(
+        kernel, (1, splits), tile.threads, shared_nbytes, np.float64, arguments, True, readable=(a, b)
+    )
     slabs = np.arange(k) // (tile.depth // parts)
     for part in range(splits):
         rows = slabs % splits == part

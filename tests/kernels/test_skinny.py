@@ -132,7 +132,7 @@ def test_lane_by_lane(
             total = host_view(partial).reshape(splits, *target.shape).sum(axis=0)
             host_view(target)[...] = total + host_view(target) if accumulate else total
         else:
-            lane_by_lane.run(kernel, grid, threads, nbytes, real, arguments, late=True)
+            lane_by_lane.run(kernel, grid, threads, nbytes, real, arguments, late=True, readable=(a, b))
 
     scratch = np.full(2**20, np.nan)  # for integers this is a large number
     for target in (module, module.tensor, module.matvec):

@@ -22,6 +22,7 @@ from tilewright.kernels.gemm.warp_tiled_cut import (
     DTYPES,
     LEAST_DEPTH,
     MAX_PARTIAL_NBYTES,
+    SHORT,
     Part,
     candidates,
     cut,
@@ -108,6 +109,8 @@ def test_parts_cover_c_once_and_splits_cover_k_once(
             assert part.depth % part.tiling.block_k == 0
             assert part.depth >= LEAST_DEPTH
             assert part.splits * part.m * part.n * dtype.itemsize <= MAX_PARTIAL_NBYTES
+        least = min(part.depth, k - (part.splits - 1) * part.depth)
+        assert least >= part.tiling.block_k or (part.splits == 1 and part.tiling == SHORT[dtype].tiling)
 
 
 def test_large_products_are_not_split_and_small_ones_with_much_k_are() -> None:
@@ -324,6 +327,10 @@ def test_panels_keep_to_their_scratch_memory_and_to_what_a_plan_leaves_free(m: i
         assert depth >= min(k, repitch.LEAST_DEPTH // 2)
         assert depth >= k or depth % repitch.DEPTH_UNIT == 0
         assert depth * line_nbytes <= workspace_nbytes(m, n, k, np.dtype(dtype), "full")
+        cuts = list(repitch.panels(k, depth))
+        assert [first for first, _ in cuts] == [0, *itertools.accumulate(length for _, length in cuts)][:-1]
+        assert sum(length for _, length in cuts) == k
+        assert all(min(k, repitch.DEPTH_UNIT) <= length <= depth for _, length in cuts)
 
 
 @pytest.mark.parametrize("splits", [16, 17, 40, 300])

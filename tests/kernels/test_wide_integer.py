@@ -81,6 +81,10 @@ PTX = SimpleNamespace(
         (35, 18, 21, 21, ALONG_K, VECTOR, True),
         (33, 19, 43, 16, ALONG_OUTER, ALONG_K, False),
         (2, 33, 40, 40, VECTOR, ALONG_OUTER, True),
+        # Fewer than a slab of k: nothing may be copied from behind it.
+        (17, 18, 1, 1, ALONG_K, VECTOR, False),
+        (16, 19, 7, 7, ALONG_OUTER, ALONG_K, True),
+        (34, 18, 5, 5, VECTOR, ALONG_OUTER, False),
     ],
 )
 def test_lane_by_lane(
@@ -114,10 +118,14 @@ def test_lane_by_lane(
         on_b = np.asarray(b, order="F")
     splits = -(-k // depth)
     out = np.concatenate([c] * splits)
-    kernel = warp_tiled.warp_tiled_function.__wrapped__(UNSIGNED, tiling, a_layout, b_layout)
+    short = k < tiling.block_k
+    kernel = warp_tiled.warp_tiled_function.__wrapped__(UNSIGNED, tiling, a_layout, b_layout, short)
     grid = (-(-m // tiling.block_m) * -(-n // tiling.block_n), splits)
     arguments = (on_a, on_b, out, depth, accumulate, n % 2 == 0)
-    lane_by_lane.run(kernel, grid, tiling.threads, shared_nbytes(tiling, 8), UNSIGNED, arguments, late=True)
+    nbytes = shared_nbytes(tiling, 8)
+    lane_by_lane.run(
+        kernel, grid, tiling.threads, nbytes, UNSIGNED, arguments, late=True, readable=(on_a, on_b)
+    )
     for z in range(splits):
         ks = slice(z * depth, (z + 1) * depth)
         expected = a[:, ks] @ b[ks] + (c if accumulate else np.uint64(0))
