@@ -24,7 +24,9 @@ MOST_DOCUMENTS = 4096
 """Documents in one piece: opening more would make a piece long however small they are."""
 
 STORED_NBYTES = 2**20
-"""Stored bytes that are read at a time from a compressed document."""
+"""Stored bytes that are read at a time from a compressed document: what a library has not used it may copy."""
+ZSTD_STORED_NBYTES = 2**22
+"""The same of Zstandard's documents, which are used where they lie; each time a thread waits for the interpreter."""
 
 
 @dataclass(frozen=True)
@@ -256,15 +258,19 @@ def reader(document: Document) -> decompress.Fill:
     return filled
 
 
-def _stored_blocks(document: Document) -> Iterator[bytes]:
+def _stored_blocks(document: Document) -> Iterator[memoryview]:
+    """The document's bytes, block by block, each in the memory of the one before: the system takes its time to give new
+    memory to one of many threads."""
+    most = ZSTD_STORED_NBYTES if document.codec == decompress.ZSTD else STORED_NBYTES
+    view = memoryview(bytearray(min(most, document.nbytes)))
     with _opened(document) as descriptor:
         done = 0
         while done < document.nbytes:
-            block = os.pread(descriptor, min(STORED_NBYTES, document.nbytes - done), done)
-            if not block:
+            got = os.preadv(descriptor, [view[: document.nbytes - done]], done)
+            if not got:
                 raise _ended(document, descriptor)
-            done += len(block)
-            yield block
+            done += got
+            yield view[:got]
 
 
 @contextmanager

@@ -161,6 +161,7 @@ def test_a_document_of_many_blocks(
     tmp_path: Path, rng: np.random.Generator, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "STORED_NBYTES", 2**16)
+    monkeypatch.setattr(corpus, "ZSTD_STORED_NBYTES", 2**16)
     monkeypatch.setattr(decompress, "BLOCK_NBYTES", 2**18)
     data = text(rng, 3 * decompress.BLOCK_NBYTES + 5)
     path = tmp_path / f"text{suffix}"
