@@ -228,20 +228,23 @@ def test_a_worker_that_is_killed_is_done_without(
 
 @pytest.mark.multigpu
 def test_the_same_bits_on_any_number_of_gpus(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Tiles follow the number of workers here, and cells that are not aligned begin in other places of them."""
     from dask_cuda import LocalCUDACluster
 
-    a, b = numbers(rng, (5000, 3000), "f4"), numbers(rng, (3000, 4100), "f4")
-    a_path, b_path = put(tmp_path / "a", a, (512, 512)), put(tmp_path / "b", b, (512, 512))
-    results = []
+    a, b = numbers(rng, (5001, 3001), "f4"), numbers(rng, (3001, 4103), "f4")
+    a_path, b_path = put(tmp_path / "a", a, (501, 499)), put(tmp_path / "b", b, (501, 499))
+    results, grids = [], []
     for visible in ("0", "0,1"):
         with (
             LocalCUDACluster(CUDA_VISIBLE_DEVICES=visible, dashboard_address=":0") as cluster,
             Client(cluster) as client,
         ):
             out = tmp_path / f"c{len(visible)}"
-            run = tw.matmul(a_path, b_path, out, cluster=client, device="cuda", device_memory="80MB")
+            run = tw.matmul(a_path, b_path, out, cluster=client, device="cuda", device_memory="30MB")
         assert run.plan.workers == (len(visible) + 1) // 2
+        grids.append(run.plan.grid)
         results.append(zarr.open_array(out)[...].tobytes())
+    assert grids[0] != grids[1]
     assert results[0] == results[1]
 
 
