@@ -240,7 +240,7 @@ def test_the_same_bits_on_any_number_of_gpus(tmp_path: Path, rng: np.random.Gene
             Client(cluster) as client,
         ):
             out = tmp_path / f"c{len(visible)}"
-            run = tw.matmul(a_path, b_path, out, cluster=client, device="cuda", device_memory="30MB")
+            run = tw.matmul(a_path, b_path, out, cluster=client, device="cuda", device_memory="56MB")
         assert run.plan.workers == (len(visible) + 1) // 2
         grids.append(run.plan.grid)
         results.append(zarr.open_array(out)[...].tobytes())
