@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tilewright.kernels.errors import DeviceMemoryError
 
@@ -60,6 +61,19 @@ def free_nbytes(*, on_gpu: bool) -> int | None:
     except Exception:
         # A memory manager that does not count, or a GPU that is past answering: the error that asks comes first.
         return None
+
+
+def peak_nbytes() -> int:
+    """The most resident memory that this process has held, in bytes.
+
+    Here, and not where it is wanted, since a process that is asked imports what the function stands in.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():  # what getrusage says starts with the parent's memory, which a worker does not hold
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
 
 
 def format_nbytes(nbytes: float) -> str:

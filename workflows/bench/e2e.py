@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 import shutil
 import statistics
 import time
@@ -25,6 +24,7 @@ import numpy as np
 import zarr
 from distributed import Client, LocalCluster
 
+from tilewright.kernels.memory import peak_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
@@ -83,14 +83,6 @@ class _Timing:
     """Of the last run."""
     memory_nbytes: int = 0
     """The most host memory that a worker's process held up to the end of its first run, its libraries included."""
-
-
-def _peak_nbytes() -> int:
-    """The most resident memory that this process has held, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():  # what getrusage says starts with the parent's memory, which a worker does not hold
-        return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
 
 
 def run_e2e(
@@ -274,7 +266,7 @@ def _time_peer(
 
 def _finish(client: Client, inputs: Path, out: Path, timing: _Timing, seconds: float, check: bool) -> None:
     if check:
-        timing.memory_nbytes = max(client.run(_peak_nbytes).values())
+        timing.memory_nbytes = max(client.run(peak_nbytes).values())
         outcome = verify(inputs / "a.zarr", inputs / "b.zarr", out, cluster=client)
         if not outcome.passed:
             raise WrongAnswer(str(outcome))
