@@ -6,6 +6,8 @@ STORE takes the matrices, by default /dev/shm: on a GPU 64 GiB of them at most a
 machine without a GPU the sides are smaller, and the peer runs on NumPy. The files are written anew after each case.
 """
 
+# Nothing of ours is imported up here: the workers' processes, whose memory is measured, import this script too.
+
 from __future__ import annotations
 
 import json
@@ -13,53 +15,63 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tilewright.kernels.device import devices
-from tilewright.workflows.bench.common import Row
-from tilewright.workflows.bench.e2e import Case, report_of, run_e2e
-from tilewright.workflows.bench.timeline import Timeline, plot_timelines
+if TYPE_CHECKING:
+    from tilewright.workflows.bench.common import Row
+    from tilewright.workflows.bench.e2e import Case
+    from tilewright.workflows.bench.timeline import Timeline
 
-BASE = Case(
-    n=32768,
-    dtype="float32",
-    chunk=4096,
-    workers=1,
-    device_memory=None,
-    values="small",
-    repeats=2,
-    peer_repeats=0,
-)
+
+def base_case() -> Case:
+    from tilewright.workflows.bench.e2e import Case
+
+    return Case(
+        n=32768,
+        dtype="float32",
+        chunk=4096,
+        workers=1,
+        device_memory=None,
+        values="small",
+        repeats=2,
+        peer_repeats=0,
+    )
 
 
 def gpu_cases(gpus: int) -> list[Case]:
     """What is timed on so many GPUs: those of one size and dtype side by side."""
-    ends = tuple(dict.fromkeys((1, gpus)))
-    cases = [replace(BASE, workers=workers) for workers in dict.fromkeys((1, min(2, gpus), gpus))]
+    base, ends = base_case(), tuple(dict.fromkeys((1, gpus)))
+    cases = [replace(base, workers=workers) for workers in dict.fromkeys((1, min(2, gpus), gpus))]
     cases[-1] = replace(cases[-1], peer_repeats=1)
-    cases += [replace(BASE, workers=workers, device_memory="4GiB") for workers in ends]
+    cases += [replace(base, workers=workers, device_memory="4GiB") for workers in ends]
     for dtype in ("float64", "int64"):
-        cases += [replace(BASE, dtype=dtype, workers=workers) for workers in ends]
-    large = replace(BASE, n=65536, repeats=1)
+        cases += [replace(base, dtype=dtype, workers=workers) for workers in ends]
+    large = replace(base, n=65536, repeats=1)
     cases += [replace(large, workers=workers) for workers in ends]
     cases += [replace(large, workers=workers, device_memory="4GiB") for workers in ends]
     cases += [replace(large, dtype="float64", workers=workers) for workers in ends]
     return cases
 
 
-CPU_CASES = [
-    replace(BASE, n=8192, chunk=1024, workers=2, repeats=3, peer_repeats=2),
-    replace(BASE, n=2560, chunk=512, dtype="int64", values="full", workers=2),
-]
+def cpu_cases() -> list[Case]:
+    base = replace(base_case(), workers=2)
+    return [
+        *(replace(base, n=8192, chunk=chunk, repeats=3, peer_repeats=2) for chunk in (1024, 2048, 4096)),
+        replace(base, n=2560, chunk=512, dtype="int64", values="full"),
+    ]
 
 
 def main(folder: Path, store: Path) -> None:
+    from tilewright.kernels.device import devices
+    from tilewright.workflows.bench.e2e import report_of, run_e2e
+    from tilewright.workflows.bench.timeline import plot_timelines
+
     folder.mkdir(parents=True, exist_ok=True)
     gpus = len(devices())
     rows: list[Row] = []
     details: list[dict[str, Any]] = []
     timelines: list[Timeline] = []
-    for found, detail, timeline in run_e2e(gpu_cases(gpus) if gpus else CPU_CASES, store, gpu=bool(gpus)):
+    for found, detail, timeline in run_e2e(gpu_cases(gpus) if gpus else cpu_cases(), store, gpu=bool(gpus)):
         rows += found
         details.append(detail)
         timelines.append(timeline)

@@ -72,7 +72,8 @@ class Case:
     def name(self) -> str:
         memory = f", {self.device_memory} a worker" if self.device_memory else ""
         kind = f" ({self.values} values)" if np.dtype(self.dtype).kind in "iu" else ""
-        return f"{self.dtype}{kind} n = {self.n}, {counted(self.workers, 'worker')}{memory}"
+        sides = f"n = {self.n} in {self.chunk}²"
+        return f"{self.dtype}{kind} {sides}, {counted(self.workers, 'worker')}{memory}"
 
 
 @dataclass
