@@ -685,7 +685,7 @@ def _panel_depth(
         unit = whole
     depth = depth // unit * unit if depth >= unit else unit
     # A chunk deeper than the memory can hold is read in parts rather than refused.
-    smallest = (min(c_unit[0], a.rows), min(c_unit[1], b.columns))
+    smallest = max(1, min(c_unit[0], a.rows)), max(1, min(c_unit[1], b.columns))  # C may be empty
     while depth > 1:
         memory = _Memory((a.rows, b.columns), items, depth, transposed, limits)
         if memory.nbytes(*smallest, 1) <= limits.device_nbytes:

@@ -16,6 +16,7 @@ from tilewright.pipeline import plan as plan_module
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.plan import (
     LANE_NBYTES,
+    LINE_NBYTES,
     PANEL_BUFFERS,
     PROCESS_NBYTES,
     Geometry,
@@ -369,6 +370,16 @@ def test_k_is_not_cut_where_it_does_not_pay() -> None:
     large = StoredMatrix(32768, 32768, F8, (4096, 4096))
     for workers in (8, 16, 32, 64):
         assert plan_matmul(large, large, F8, (4096, 4096), Limits(workers, 2**37)).k_parts == 1, workers
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("m", "n"), [(0, 100), (100, 0), (0, 0)])
+def test_c_may_be_empty_where_k_is_cut(m: int, n: int, transposed: bool) -> None:
+    a, b = matrix(m, 10**6, (10, 10)), matrix(10**6, n, (10, 10))
+    limits = Limits(1, 10**6, line_nbytes=LINE_NBYTES)
+    plan = plan_matmul(a, b, F4, (10, 10), limits, transpose_a=transposed, transpose_b=transposed)
+    assert plan.tile_count == 0
+    assert plan.panel_count > 1
 
 
 def test_inner_sides_must_agree() -> None:
