@@ -484,9 +484,11 @@ def plan_matmul(
         )
     m, n, k = a.rows, b.columns, a.columns
     if keep and any(
-        tile < side and tile % unit for tile, side, unit in zip(keep[:2], (m, n), c_unit, strict=True)
+        length < side and length % unit
+        for lengths in (keep[:2], keep[4:])
+        for length, side, unit in zip(lengths, (m, n), c_unit, strict=True)
     ):
-        keep = None  # two tasks would write the same stored piece
+        keep = None  # two tasks would write the same stored piece, or one lie in two cells
     items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize
     transposed = transpose_a, transpose_b
     depth = keep.panel_depth if keep else _panel_depth(a, b, items, transposed, c_unit, limits)

@@ -30,7 +30,7 @@ LEAST_SIDE = 2048
 LEAST_DEPTH = 1024
 """Panels are at least so deep, unless k is less: each but the first reads and writes C once more."""
 DEPTH_UNIT = 64
-"""Panels begin at whole slabs of k, so that only the last is ragged."""
+"""Panels begin at whole slabs of k, so that only the last is ragged: but the last two where little would be left."""
 DTYPES = tuple(np.dtype(code) for code in ("f4", "u4", "f8"))
 """Of operands for which a copy was measured to pay."""
 

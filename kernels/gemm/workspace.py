@@ -20,7 +20,8 @@ LINE_NBYTES = 128
 
 @dataclass(frozen=True)
 class Parent:
-    """The product that a tile and a panel of k are cut from, each operand's panel dense as its matrix is stored."""
+    """The product that a tile and a panel of k are cut from. Each operand's panel is stored as its matrix is, its lines
+    side by side, or from one multiple of 16 bytes, or more, to another."""
 
     m: int
     n: int

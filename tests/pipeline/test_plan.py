@@ -99,6 +99,57 @@ def check_plan(
     assert plan.bound_nbytes <= max(plan.read_nbytes, 1)
 
 
+@given(
+    sides,
+    sides,
+    sides,
+    units,
+    st.tuples(st.booleans(), st.booleans()),
+    st.sampled_from([I2, F4, np.dtype("c16")]),
+    st.integers(1, 7),
+    st.integers(200, 10**6),
+)
+def test_cells_begin_at_aligned_places_of_memory_that_was_counted(
+    m: int,
+    n: int,
+    k: int,
+    c_unit: tuple[int, int],
+    transposed: tuple[bool, bool],
+    dtype: np.dtype,
+    workers: int,
+    nbytes: int,
+) -> None:
+    limits = Limits(workers, nbytes, panel_nbytes=5000, line_nbytes=LINE_NBYTES)
+    a, b = matrix(m, k, (16, 10), dtype), matrix(k, n, (10, 16), dtype)
+    try:
+        plan = plan_matmul(a, b, dtype, c_unit, limits, transpose_a=transposed[0], transpose_b=transposed[1])
+    except PlanError:
+        return
+    layout, depth, item = plan.layout, min(plan.panel_depth, k), dtype.itemsize
+    taken = plan.a_buffers * layout.a_size(plan.tile_rows, depth) * item
+    taken += plan.b_buffers * layout.b_size(plan.tile_columns, depth) * item
+    taken += plan.c_buffers * layout.c_size(plan.tile_rows, plan.tile_columns) * layout.items[2]
+    assert not (m and n) or taken <= plan.device_peak_nbytes <= nbytes
+    for tile in plan.tiles():
+        for rows, columns in plan.cells(tile.rows, tile.columns):
+            found = (
+                (layout.a(), layout.a_shape(tile.rows, depth), layout.a_shape(rows.start, 0), item),
+                (layout.b(), layout.b_shape(tile.columns, depth), layout.b_shape(columns.start, 0), item),
+                (layout.c(), (tile.rows, tile.columns), (rows.start, columns.start), layout.items[2]),
+            )
+            for lines, shape, (row, column), each in found:
+                first = (row * lines.pitch(shape[1]) + lines.place(column)) * each
+                assert (
+                    lines.unit == 1 or first % LINE_NBYTES == lines.pitch(shape[1]) * each % LINE_NBYTES == 0
+                )
+        elements = [layout.c().place(column) for column in range(tile.columns)]
+        pieces = layout.c().stretches(0, tile.columns)
+        assert elements == [
+            layout.c().place(start) + i for start, stop in pieces for i in range(stop - start)
+        ]
+        assert not elements or elements[-1] < layout.c().pitch(tile.columns)
+
+
 def read_by_workers(plan: MatmulPlan, workers: int) -> int:
     """Bytes that workers read who take the tiles in turns, each with the panels that the plan lets it hold."""
     read = 0
