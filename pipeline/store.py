@@ -899,9 +899,11 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     if path is not None:
         found = None
         try:
-            found = path.lstat()
-        except FileNotFoundError:
-            pass
+            with suppress(FileNotFoundError):
+                found = path.lstat()
+            if found is None:
+                with suppress(FileNotFoundError):
+                    partial_path(path).lstat()  # a name of its own, and a longer one
         except (OSError, ValueError) as error:
             raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
         taken = found is not None
