@@ -41,6 +41,9 @@ from tilewright.pipeline.verify import check_rounds, verify_product
 SMALL_PRODUCTS = 2**36
 """Multiplications that two cores have done in a second: of a product of fewer, the time counts and not the memory."""
 
+MOST_WORKERS = 10**6
+"""That a plan is asked for: each is an entry in a list, and far beyond every cluster they would only fill memory."""
+
 
 def matmul(
     a: Source,
@@ -348,11 +351,13 @@ def plan_matmul(
     ``cluster`` is named, for the workers that are found there (a profile's own cluster is started for that).
 
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError
-    for fewer workers than one or a wrong setting.
+    for fewer workers than one, more than `MOST_WORKERS`, or a wrong setting.
     """
     config.check_all()
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise OptionError(f"workers={workers!r}: a product needs a whole number of workers, one or more")
+    if workers > MOST_WORKERS:
+        raise OptionError(f"workers={workers}: a plan is for {MOST_WORKERS} workers at most")
     left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
     if cluster is None:
         facts = [_facts_here(device, host_memory)] * workers

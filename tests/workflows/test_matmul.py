@@ -898,6 +898,13 @@ def test_a_plan_is_for_one_worker_at_least(tmp_path: Path) -> None:
             tw.plan_matmul(path, path, workers=workers, device="cpu")  # type: ignore[arg-type]
 
 
+def test_a_plan_is_for_a_million_workers_at_most(tmp_path: Path) -> None:
+    path = put(tmp_path / "a", np.ones((3, 3)))
+    assert tw.plan_matmul(path, path, workers=10**6, device="cpu").workers == 10**6
+    with pytest.raises(OptionError, match=r"workers=10{30}: a plan is for 1000000 workers at most"):
+        tw.plan_matmul(path, path, workers=10**30, device="cpu")
+
+
 def test_every_panel_and_every_tile_leaves_a_span(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
