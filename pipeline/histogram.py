@@ -36,7 +36,7 @@ from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener, counted
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
-from tilewright.pipeline.reduce import Reduction, reduce_pieces, scratch
+from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, scratch
 from tilewright.pipeline.store import run_all
 from tilewright.pipeline.submit import ask_all, threads_of
 
@@ -49,6 +49,9 @@ take one. A worker has the text of as many tasks in device memory as it has thre
 
 ROWS_NBYTES = 32 * 2**20
 """Counts of one task, per document: with many bins a piece holds fewer documents."""
+
+MOST_BLOCK_NBYTES = 2**30
+"""A thread holds no more of a compressed document at a time, whatever the setting says."""
 
 LEAST_PIECE_NBYTES = 2**20
 """A small corpus is cut finer, so that all workers get some of it, but not finer than this."""
@@ -313,23 +316,25 @@ def count_piece(
     shares = _shares(piece, device, block_nbytes, threads)
     rows = len(piece.documents) if per_document else 1
     gap = 1 if kind.after and not per_document else 0
+    check = end_if_given_up()  # a compressed document is one share however long it is
     if device == "cpu":
         parts = _run(
-            [partial(_on_host, share, kind, gap, per_document, block_nbytes) for share in shares], threads
+            [partial(_on_host, share, kind, gap, per_document, block_nbytes, check) for share in shares],
+            threads,
         )
         return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
     from tilewright.pipeline.lanes import borrowed_tally, prepare
 
     prepare(kind)
     if rows > 1:
-        parts = _run([partial(_rows_on_gpu, share, kind, block_nbytes) for share in shares], threads)
+        parts = _run([partial(_rows_on_gpu, share, kind, block_nbytes, check) for share in shares], threads)
         return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
     with borrowed_tally(kind.bins) as tally:
         if file_upload.available() and piece.is_plain and not has_small_files(piece):
             part = _text_on_gpu(piece, kind, tally, threads)
             if part is not None:
                 return _nonzero(part.counts, piece, per_document, kind, [part])
-        calls = [partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally) for share in shares]
+        calls = [partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally, check) for share in shares]
         parts = _run(calls, threads)
         counts = tally.read()
         np.subtract.at(counts, np.concatenate([part.counts for part in parts]), 1)
@@ -390,13 +395,16 @@ def _nonzero(
     return Counts(cells, values, sum(part.nbytes for part in parts)), stages
 
 
-def _on_host(piece: Piece, kind: Kind, gap: int, per_document: bool, block_nbytes: int) -> _Part:
-    """Count a share on the CPU."""
+def _on_host(
+    piece: Piece, kind: Kind, gap: int, per_document: bool, block_nbytes: int, check: Callable[[], None]
+) -> _Part:
+    """Count a share on the CPU. ``check``, which is called for each block, may end it."""
     rows = len(piece.documents) if per_document else 1
     counts: np.ndarray | None = None
     nbytes, stages = 0, dict.fromkeys(STAGES, 0.0)
     clock = time.perf_counter()
     for block in _host_blocks(piece, kind, gap, block_nbytes):
+        check()
         read = time.perf_counter()
         found = _count_block(block, kind, gap, per_document)
         if counts is None:
@@ -417,9 +425,8 @@ def _host_blocks(piece: Piece, kind: Kind, gap: int, block_nbytes: int) -> Itera
     """Plain documents in one block, compressed ones in a buffer that is filled again and again."""
     if piece.is_plain:
         return [read_at_once(piece, kind, gap, partial(scratch, "text", pinned=False))]
-    return stream(
-        piece, kind, gap, block_nbytes, partial(scratch, "text", block_nbytes + EXTRA_NBYTES, pinned=False)
-    )
+    nbytes = min(block_nbytes, MOST_BLOCK_NBYTES)
+    return stream(piece, kind, gap, nbytes, partial(scratch, "text", nbytes + EXTRA_NBYTES, pinned=False))
 
 
 def _count_block(block: Block, kind: Kind, gap: int, per_document: bool) -> np.ndarray:
@@ -435,7 +442,9 @@ def _count_block(block: Block, kind: Kind, gap: int, per_document: bool) -> np.n
     return counts[None]
 
 
-def _tally_on_gpu(piece: Piece, kind: Kind, gap: int, block_nbytes: int, tally: Tally) -> _Part:
+def _tally_on_gpu(
+    piece: Piece, kind: Kind, gap: int, block_nbytes: int, tally: Tally, check: Callable[[], None]
+) -> _Part:
     """Add the counts of a share, all documents together, to the tally; returns when its last block is under way."""
     from tilewright.pipeline.lanes import borrowed_lane
 
@@ -445,6 +454,7 @@ def _tally_on_gpu(piece: Piece, kind: Kind, gap: int, block_nbytes: int, tally: 
     with borrowed_lane() as lane, turn_to_read(piece):
         try:
             for block in stream(piece, kind, gap, min(block_nbytes, LANE_NBYTES), lane.buffer):
+                check()
                 clock = time.perf_counter()
                 lane.add(block, kind, tally)
                 if gap and block.edges is not None:
@@ -490,7 +500,7 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int) -> _Part 
     return _Part(counts, nbytes, stages)
 
 
-def _rows_on_gpu(piece: Piece, kind: Kind, block_nbytes: int) -> _Part:
+def _rows_on_gpu(piece: Piece, kind: Kind, block_nbytes: int, check: Callable[[], None]) -> _Part:
     """Counts of a share with a row for each document."""
     from tilewright.pipeline.lanes import borrowed_lane
 
@@ -499,6 +509,7 @@ def _rows_on_gpu(piece: Piece, kind: Kind, block_nbytes: int) -> _Part:
     start = time.perf_counter()
     with borrowed_lane() as lane, turn_to_read(piece):
         for block in stream(piece, kind, 0, min(block_nbytes, LANE_NBYTES), lane.buffer):
+            check()
             clock = time.perf_counter()
             found = lane.rows(block, kind)
             counts[block.first : block.first + len(found)] += found

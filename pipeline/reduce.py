@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from distributed import Client, get_worker
+from distributed import Client, Status, get_worker
 
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_waiting
 from tilewright.pipeline.submit import run_bounded, window_of
@@ -109,6 +110,26 @@ def _run_chunk(chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[
     start = time.perf_counter()
     part, stages = chunk(*call)
     return _Outcome(part, get_worker().address, time.perf_counter() - start, stages)
+
+
+def end_if_given_up() -> Callable[[], None]:
+    """What ends the task that this thread runs as soon as nobody wants it any more: its client has let go of it, or its
+    worker closes, which waits for it. For any thread to call, now and then. In no task it does nothing.
+
+    It raises CancelledError.
+    """
+    try:
+        worker = get_worker()
+        key = worker.get_current_task()
+    except (ValueError, KeyError):
+        return lambda: None
+
+    def check() -> None:
+        task = worker.state.tasks.get(key)
+        if task is None or task.state == "cancelled" or worker.status not in (Status.running, Status.paused):
+            raise CancelledError(f"task {key} was given up")
+
+    return check
 
 
 _kept = threading.local()

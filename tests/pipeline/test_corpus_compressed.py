@@ -11,6 +11,7 @@ import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -247,6 +248,32 @@ def test_a_task_decompresses_several_documents_at_once(
     assert part.values.tolist() == [100, 100, 100]
     assert part.nbytes == 300
     assert stages["read"] > 0
+
+
+def test_a_block_is_never_larger_than_anybody_has_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.zst").write_bytes(zstandard.compress(b"text"))
+    (piece,) = cut_pieces(list_corpus([tmp_path]).documents, 10**30)
+    part, _ = count_piece(piece, "byte", "cpu", False, 10**30, 1)
+    assert part.values.tolist() == [1, 2, 1]
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+def test_a_document_that_nobody_waits_for_is_not_read_to_its_end(
+    per_document: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+
+    def give_up() -> None:
+        looked.append(True)
+        if len(looked) == 3:
+            raise CancelledError
+
+    monkeypatch.setattr(counting, "end_if_given_up", lambda: give_up)
+    (tmp_path / "long.zst").write_bytes(zstandard.compress(bytes(10**6)))
+    (piece,) = cut_pieces(list_corpus([tmp_path]).documents, 1)
+    with pytest.raises(CancelledError):
+        count_piece(piece, "byte", "cpu", per_document, 1000, 1)
+    assert len(looked) == 3
 
 
 @pytest.mark.parametrize(("workers", "at_once"), [(1, 32), (2, 16), (32, 1)])

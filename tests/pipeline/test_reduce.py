@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 
 import pytest
 from distributed import Client
 
 from tilewright.pipeline.errors import TaskError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
-from tilewright.pipeline.reduce import Reduction, _Outcome, _parts, reduce_pieces, scratch
+from tilewright.pipeline.reduce import (
+    Reduction,
+    _Outcome,
+    _parts,
+    end_if_given_up,
+    reduce_pieces,
+    scratch,
+)
 
 
 def chunk(letter: str) -> tuple[str, dict[str, float]]:
@@ -68,3 +78,30 @@ def test_scratch_is_kept_and_grows() -> None:
     assert len(again) == 50
     assert len(scratch("test", 1000, pinned=False)) == 1000
     assert scratch("other", 10, pinned=False).ctypes.data != scratch("test", 10, pinned=False).ctypes.data
+
+
+BEGUN, ENDED = threading.Event(), threading.Event()
+"""Of the worker's thread, which is one of this process."""
+
+
+def until_given_up() -> None:
+    check = end_if_given_up()
+    BEGUN.set()
+    try:
+        while True:
+            check()
+            time.sleep(0.01)
+    except CancelledError:
+        ENDED.set()
+
+
+def test_a_task_that_is_given_up_is_told(client: Client) -> None:
+    future = client.submit(until_given_up, pure=False)
+    assert BEGUN.wait(30)
+    assert not ENDED.wait(0.2), "it is wanted"
+    future.cancel()
+    assert ENDED.wait(30)
+
+
+def test_nobody_gives_up_what_is_no_task() -> None:
+    end_if_given_up()()
