@@ -249,6 +249,11 @@ def reader(document: Document) -> decompress.Fill:
                 f"{document.name} cannot be decompressed here: {error}; compress it anew with a smaller one (zstd"
                 " --long=27, xz -9), or count what its own tool makes of it"
             ) from error
+        except decompress.DictionaryError as error:
+            raise CorpusError(
+                f"{document.name} cannot be decompressed here: {error}; compress it anew without one (zstd without"
+                " -D), or count its bytes as they are stored (--raw)"
+            ) from error
         except decompress.DamagedError as error:
             raise CorpusError(
                 f"{document.name} cannot be decompressed: {error}; restore the file, rename it if it is not"

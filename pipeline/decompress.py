@@ -47,6 +47,10 @@ class TooWideError(ValueError):
     """Compressed bytes, sound ones, that take more memory to decompress than is allowed."""
 
 
+class DictionaryError(ValueError):
+    """Compressed bytes, sound ones for all we know, that refer to a dictionary which is kept somewhere else."""
+
+
 class Decompressor(Protocol):
     """One member's state, as `bz2` and `lzma` have it."""
 
@@ -116,8 +120,8 @@ def reader(codec: str, stored: Iterable[Stored]) -> Fill:
     codec: a value of `SUFFIXES`. stored: the file's bytes in any blocks that are not empty, taken as they are needed;
     none is looked at any more when the next is asked for.
     It raises DamagedError where they are malformed, end within a member, or fail a checksum that the format has, and
-    TooWideError where they refer further back than `WINDOW_BITS` or `XZ_NBYTES` allow; errors of ``stored`` pass
-    through.
+    TooWideError where they refer further back than `WINDOW_BITS` or `XZ_NBYTES` allow, and DictionaryError where to a
+    dictionary of their own; errors of ``stored`` pass through.
     """
     return _Frames(stored).fill if codec == ZSTD else _Members(codec, stored).fill
 
@@ -136,8 +140,10 @@ class _Source:
         self.taken += len(data)
         return data
 
-    def malformed(self, error: Exception) -> DamagedError | TooWideError:
+    def malformed(self, error: Exception) -> DamagedError | TooWideError | DictionaryError:
         # The libraries have no other way to say it than by these words.
+        if "Dictionary mismatch" in str(error):
+            return DictionaryError(f"its {self.codec} needs the dictionary that it was compressed with")
         if "too much memory" in str(error) or "Memory usage limit" in str(error):
             most = 2**WINDOW_BITS if self.codec == ZSTD else XZ_NBYTES
             return TooWideError(

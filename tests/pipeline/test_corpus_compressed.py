@@ -440,6 +440,15 @@ def test_a_window_that_takes_too_much_memory_is_refused(tmp_path: Path, suffix: 
     assert "restore" not in str(raised.value)
 
 
+def test_a_dictionary_that_is_needed_is_named(tmp_path: Path) -> None:
+    samples = [f"line {i} of many that look alike, {i * 7}\n".encode() for i in range(2000)]
+    trained = zstandard.train_dictionary(4096, samples)
+    path = tmp_path / "a.zst"
+    path.write_bytes(zstandard.ZstdCompressor(dict_data=trained).compress(samples[0]))
+    with pytest.raises(CorpusError, match=r"a\.zst .* needs the dictionary .* compress it anew without one"):
+        content(path)
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_file_that_shrank_or_grew(tmp_path: Path, rng: np.random.Generator, suffix: str) -> None:
     data = text(rng, 1000)
