@@ -61,6 +61,10 @@ LINE_NBYTES = 128
 addresses modulo as much, and add up in another order where lines are not aligned: so they find every cell alike,
 wherever in a tile it lies."""
 
+HOST_DEPTH = 1024
+"""Panels so deep, or half as deep as a tile is wide, are enough for a CPU: what it then takes to add them to the tile
+is a twentieth of multiplying them, and they take no more memory than the tile."""
+
 LEAST_PART_NBYTES = 4096
 """A plain chunk is read in stretches of a row of at least this length: a page, and what a disk gives at once."""
 
@@ -679,6 +683,8 @@ def _panel_depth(
     wanted_nbytes = limits.panel_nbytes * max(*items[:2], 4) // 4
     panel_nbytes = min(wanted_nbytes, limits.device_nbytes // ((4 if short else 8) * PANEL_BUFFERS))
     depth = max(1, panel_nbytes // row_nbytes)
+    if limits.on_host:
+        depth = min(depth, max(HOST_DEPTH, min(rows, columns) // 2))
     if depth >= k:
         return k
     # A part of a chunk is read row by row, a whole one in one piece: cut chunks only where they are too deep.
