@@ -523,7 +523,7 @@ def plan_matmul(
     c_buffers = 2 if memory.nbytes(tile_rows, tile_columns, 2) <= limits.device_nbytes else 1
     grid_rows, grid_columns = ceil_div(m, tile_rows), ceil_div(n, tile_columns)
     item_a, item_b, item_c = a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize
-    panel_a, panel_b, tile_nbytes = memory.pieces(tile_rows, tile_columns)
+    panel_a, panel_b, tile_nbytes = memory.nbytes_of_each(tile_rows, tile_columns)
     left = limits.device_nbytes - memory.nbytes(tile_rows, tile_columns, c_buffers)
     if limits.on_host or k_parts > 1:
         left = 0  # the page cache holds what the host read; parts of k have no panel in common
@@ -623,7 +623,7 @@ class _Memory:
             line_nbytes=self.limits.line_nbytes,
         )
 
-    def pieces(self, rows: int, columns: int) -> tuple[int, int, int]:
+    def nbytes_of_each(self, rows: int, columns: int) -> tuple[int, int, int]:
         """Bytes of a panel of A, one of B, and a tile of these sides."""
         layout = self.layout(rows, columns)
         return (
@@ -633,7 +633,7 @@ class _Memory:
         )
 
     def nbytes(self, rows: int, columns: int, c_buffers: int) -> int:
-        panel_a, panel_b, tile = self.pieces(rows, columns)
+        panel_a, panel_b, tile = self.nbytes_of_each(rows, columns)
         borrowed = self.limits.workspace_nbytes(rows, columns, self.depth)
         if self.cell is not None:
             # Of an aligned tile nothing may have to be copied, and still something of its cells.
