@@ -126,7 +126,9 @@ def end_if_given_up() -> Callable[[], None]:
 
     def check() -> None:
         task = worker.state.tasks.get(key)
-        if task is None or task.state == "cancelled" or worker.status not in (Status.running, Status.paused):
+        # A worker that retires, which is another word, lets its tasks come to their ends.
+        closing = worker.status in (Status.closing, Status.closed, Status.failed)
+        if task is None or task.state == "cancelled" or closing:
             raise CancelledError(f"task {key} was given up")
 
     return check

@@ -7,10 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
-from distributed import Client
+from distributed import Client, Status
 
+from tilewright.pipeline import reduce
 from tilewright.pipeline.errors import TaskError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.reduce import (
@@ -101,6 +104,24 @@ def test_a_task_that_is_given_up_is_told(client: Client) -> None:
     assert not ENDED.wait(0.2), "it is wanted"
     future.cancel()
     assert ENDED.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("status", "ends"),
+    [("running", False), ("paused", False), ("closing_gracefully", False), ("closing", True)],
+)
+def test_a_worker_that_retires_finishes_its_task(
+    status: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = SimpleNamespace(
+        get_current_task=lambda: "key",
+        state=SimpleNamespace(tasks={"key": SimpleNamespace(state="executing")}),
+        status=Status[status],
+    )
+    monkeypatch.setattr(reduce, "get_worker", lambda: worker)
+    check = end_if_given_up()
+    with pytest.raises(CancelledError) if ends else nullcontext():
+        check()
 
 
 def test_nobody_gives_up_what_is_no_task() -> None:
