@@ -65,9 +65,13 @@ def target_type(dtype: np.dtype) -> Any:
 
 
 @functools.cache
-def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
-    """``function`` for these argument types only, so that it is compiled once a dtype, not once a layout."""
-    return numba.njit(arguments, nogil=True, cache=True)(function)
+def compiled(function: Callable[..., Any], *arguments: Any, nogil: bool = True) -> Any:
+    """``function`` for these argument types only, so that it is compiled once a dtype, not once a layout.
+
+    nogil: whether it lets go of the interpreter's lock, which pays where it runs longer than getting that back takes,
+    some 50 µs among dozens of threads.
+    """
+    return numba.njit(arguments, nogil=nogil, cache=True)(function)
 
 
 def _same(value: Any) -> Any:

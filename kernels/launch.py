@@ -549,6 +549,9 @@ def enqueue(
     if isinstance(stream, Recording):
         stream.add(name, function, layout, flat, shape, shared_nbytes, cluster)
         return
+    if isinstance(stream, HeldStream) and cluster == 1:
+        stream.launch(name, function, layout, flat, shape, shared_nbytes)
+        return
     handle = int(stream) if stream else DEFAULT_STREAM
     _start(name, function, layout, flat, shape, shared_nbytes, handle, cluster)
 
@@ -584,9 +587,7 @@ def _start(
 ) -> None:
     """Launch a kernel by the driver's handles; ``values`` are the arguments as ``layout`` packs them."""
     driver = _driver()
-    arguments, nbytes, extra = _frame.parts
-    layout.pack_into(arguments, 0, *values)
-    nbytes.value = layout.size
+    extra = _packed(layout, values)
     start: Any
     place: tuple[Any, ...]
     if cluster > 1:
@@ -601,11 +602,24 @@ def _start(
         # A thread that has not touched the GPU yet: Numba makes its context current.
         cuda.current_context()
         (status,) = start(*place)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(
-            f"launching {name}: {status.name} (grid {shape[:3]}, block {shape[3:]}, "
-            f"{shared_nbytes} bytes of dynamic shared memory)"
-        )
+    if status:
+        raise _failed(_launch_of(name, shape, shared_nbytes), status)
+
+
+def _packed(layout: struct.Struct, values: list[Any]) -> int:
+    """Where the driver finds the arguments of this thread's next launch."""
+    arguments, nbytes, extra = _frame.parts
+    layout.pack_into(arguments, 0, *values)
+    nbytes.value = layout.size
+    return extra
+
+
+def _launch_of(name: str, shape: tuple[int, int, int, int, int, int], shared_nbytes: int) -> str:
+    return f"launching {name} on grid {shape[:3]}, block {shape[3:]}, {shared_nbytes} bytes of dynamic shared memory"
+
+
+def _failed(what: str, status: int) -> RuntimeError:
+    return RuntimeError(f"{what}: {_driver().CUresult(status).name}")
 
 
 def _as_signed(argument: Any) -> Any:
@@ -613,6 +627,75 @@ def _as_signed(argument: Any) -> Any:
     if getattr(argument, "dtype", None) == BFLOAT16:
         return strided_view(argument, argument.shape, argument.strides, np.dtype(np.uint16))
     return argument
+
+
+class HeldStream:
+    """A stream whose copies, launches and records keep the interpreter's lock, all of which return at once.
+
+    Where dozens of threads work beside each other, one that lets go of the lock for a call of a few microseconds waits
+    50 for its return, and all others wait with it. Its thread must be attached to the GPU.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._driver = None if SIMULATOR else _held_driver()
+        self._handle = 0 if SIMULATOR else int(stream)
+
+    def __int__(self) -> int:
+        return self._handle
+
+    def copy_to_device(self, source: np.ndarray, target: Any) -> None:
+        """Copy ``source``, uint8[n] in pinned memory, n > 0, to the first n bytes of a device array."""
+        if self._driver is None:
+            target[: len(source)].copy_to_device(source)
+            return
+        place = source.ctypes.data
+        status = self._driver.cuMemcpyHtoDAsync_v2(address(target), place, source.nbytes, self._handle)
+        if status:
+            raise _failed(f"copying {source.nbytes} bytes to the GPU", status)
+
+    def launch(
+        self,
+        name: str,
+        function: Any,
+        layout: struct.Struct,
+        values: list[Any],
+        shape: tuple[int, int, int, int, int, int],
+        shared_nbytes: int,
+    ) -> None:
+        """Launch a kernel by the driver's handle; ``values`` are the arguments as ``layout`` packs them."""
+        assert self._driver is not None  # the simulator launches for itself
+        extra = _packed(layout, values)
+        status = self._driver.cuLaunchKernel(int(function), *shape, shared_nbytes, self._handle, None, extra)
+        if status:
+            raise _failed(_launch_of(name, shape, shared_nbytes), status)
+
+    def record(self, event: Any) -> None:
+        """Have a Numba event passed when all that was enqueued is done."""
+        if self._driver is None:
+            event.record(self._stream)
+            return
+        status = self._driver.cuEventRecord(int(event.handle), self._handle)
+        if status:
+            raise _failed("recording an event", status)
+
+    def wait(self, event: Any) -> None:
+        """Wait on the host for a Numba event; one that has passed keeps the lock too."""
+        if self._driver is None or self._driver.cuEventQuery(int(event.handle)):
+            event.synchronize()
+
+
+@functools.cache
+def _held_driver() -> ctypes.PyDLL:
+    found = driver_library()
+    assert found is not None  # there is a stream
+    library = ctypes.PyDLL(found._name, handle=found._handle)
+    place, number = ctypes.c_void_p, ctypes.c_uint
+    library.cuMemcpyHtoDAsync_v2.argtypes = [place, place, ctypes.c_size_t, place]
+    library.cuLaunchKernel.argtypes = [place, *[number] * 7, place, place, place]
+    library.cuEventRecord.argtypes = [place, place]
+    library.cuEventQuery.argtypes = [place]
+    return library
 
 
 class CUDATimer:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.launch import SIMULATOR, address, current_device
+from tilewright.kernels.launch import address, current_device
 
 
 def pinned_bytes(nbytes: int) -> np.ndarray:
@@ -20,22 +20,6 @@ def pinned_bytes(nbytes: int) -> np.ndarray:
     no address for nothing."""
     block: np.ndarray = cuda.pinned_array(max(nbytes, 1), np.uint8)
     return block
-
-
-def upload_bytes(source: np.ndarray, target: Any, stream: Any) -> None:
-    """Copy ``source``, uint8[n] in pinned memory, to the first n bytes of ``target``, a device array uint8[n or more].
-
-    Returns at once; ``source`` is read until the stream has passed. No view of the device array is made: that takes
-    the host longer than starting the copy.
-    """
-    if not len(source):
-        return
-    if SIMULATOR:
-        target[: len(source)].copy_to_device(source)
-        return
-    from numba.cuda.cudadrv.driver import host_to_device
-
-    host_to_device(target, source, source.nbytes, stream)
 
 
 def upload_rectangle(source: np.ndarray, target: int, pitch_nbytes: int, stream: Any) -> None:

@@ -256,8 +256,8 @@ _MAGIC, _SKIPPED_LENGTH, _FLAGS, _BLOCK, _NO_FRAME = range(5)
 def _walk(data: Any, state: Any) -> None:
     """Go on over ``data``, uint8[n], from ``state``, int64[5], which becomes that behind them.
 
-    A loop without the interpreter's lock: a thread for each core that takes 3 µs of it for every header, one in 40
-    kilobytes, leaves the others waiting.
+    A compiled loop: a thread for each core that takes 3 µs of the interpreter's lock for every header, one in 40
+    kilobytes, leaves the others waiting. It keeps that lock for the microseconds that it takes in all.
     """
     at, stop = 0, len(data)
     while at < stop:
@@ -308,4 +308,5 @@ def _walk(data: Any, state: Any) -> None:
 
 
 def _walk_loop() -> Any:
-    return compiled(_walk, numba.types.Array(numba.uint8, 1, "C", readonly=True), numba.int64[::1])
+    data = numba.types.Array(numba.uint8, 1, "C", readonly=True)
+    return compiled(_walk, data, numba.int64[::1], nogil=False)
