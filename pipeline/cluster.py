@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -26,6 +27,10 @@ Cluster: TypeAlias = "str | Client"
 INSTALLED_PROFILES = Path(__file__).with_name("cluster.yaml")
 KINDS = ("local", "cpu", "cuda", "existing")
 CONNECT_SECONDS = 30
+UNGUARDED = (
+    "worker processes import the script that starts them, so its work has to stand under"
+    ' `if __name__ == "__main__":`'
+)
 PROFILER_HANGS = (3, 11) <= sys.version_info < (3, 11, 9)
 """Whether this Python may hang for good under Dask's sampling profiler, which asks for the frames of all threads a
 hundred times a second: there a collection of garbage can begin under the lock that a new thread waits for while it
@@ -123,6 +128,9 @@ def _start(stack: ExitStack, name: str, profile: dict[str, Any], loops: bool) ->
     kind = profile.pop("kind")
     if kind == "existing":
         return _connect(stack, name, profile)
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # Its own workers would import it once more, and so on; the first process would wait for all of them.
+        raise ClusterError(f"profile {name!r}: {UNGUARDED}")
     try:
         if kind == "local":
             if loops and not cuda_available():
@@ -147,8 +155,7 @@ def _start(stack: ExitStack, name: str, profile: dict[str, Any], loops: bool) ->
         raise
     except RuntimeError as error:
         raise ClusterError(
-            f"profile {name!r}: its worker processes did not start ({error}); they import the script that starts them,"
-            ' so its work has to stand under `if __name__ == "__main__":`'
+            f"profile {name!r}: its worker processes did not start ({error}); {UNGUARDED}"
         ) from error
     return stack.enter_context(Client(server))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,18 @@ def test_a_script_that_its_workers_cannot_import_is_told_why(monkeypatch: pytest
         open_cluster("cpu"),
     ):
         pass
+
+
+def test_a_script_without_the_guard_ends_and_is_told_why(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "from tilewright.pipeline.cluster import open_cluster\nwith open_cluster('cpu') as client:\n    print(client)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+    )
+    assert ended.returncode == 1
+    assert '`if __name__ == "__main__":`' in ended.stderr.splitlines()[-1]
 
 
 def test_every_setting_has_an_environment_name_and_is_documented() -> None:
