@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -25,8 +26,6 @@ MOST_DOCUMENTS = 4096
 
 STORED_NBYTES = 2**20
 """Stored bytes that are read at a time from a compressed document: what a library has not used it may copy."""
-ZSTD_STORED_NBYTES = 2**22
-"""The same of Zstandard's documents, which are used where they lie; each time a thread waits for the interpreter."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,8 @@ def reader(document: Document) -> decompress.Fill:
         As `read_range` does, and for compressed bytes that are damaged, cut short, or followed by others.
     """
     assert document.codec is not None
-    fill = decompress.reader(document.codec, _stored_blocks(document))
+    stored = decompress.StoredFile(document.path, document.nbytes, partial(_stored_blocks, document))
+    fill = decompress.reader(document.codec, stored)
 
     def filled(target: np.ndarray) -> int:
         try:
@@ -263,13 +263,12 @@ def reader(document: Document) -> decompress.Fill:
     return filled
 
 
-def _stored_blocks(document: Document) -> Iterator[memoryview]:
-    """The document's bytes, block by block, each in the memory of the one before: the system takes its time to give new
-    memory to one of many threads."""
-    most = ZSTD_STORED_NBYTES if document.codec == decompress.ZSTD else STORED_NBYTES
-    view = memoryview(bytearray(min(most, document.nbytes)))
+def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
+    """The document's bytes from a place on, block by block, each in the memory of the one before: the system takes its
+    time to give new memory to one of many threads."""
+    view = memoryview(bytearray(min(STORED_NBYTES, document.nbytes)))
     with _opened(document) as descriptor:
-        done = 0
+        done = start
         while done < document.nbytes:
             got = os.preadv(descriptor, [view[: document.nbytes - done]], done)
             if not got:

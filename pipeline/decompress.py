@@ -11,15 +11,13 @@ import bz2
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import zstandard
 
-from tilewright.kernels.deferred import numba
-from tilewright.kernels.host_loops import compiled
+from tilewright.kernels import zstd_loop
 
 BLOCK_NBYTES = 2**20
 """Most bytes that are decompressed at a time where the library puts them into memory of its own: a few kilobytes can
@@ -27,6 +25,18 @@ stand for gigabytes."""
 
 Stored = bytes | memoryview
 """Compressed bytes; a view may be of memory that the next ones come into."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """Compressed bytes that lie in a file."""
+
+    path: str
+    nbytes: int
+    """How many of them are meant; the file may have become longer."""
+    blocks: Callable[[int], Iterator[Stored]]
+    """The bytes from a place on, block by block; its errors say what is wrong with the file."""
+
 
 Fill = Callable[[np.ndarray], int]
 """Fills memory, uint8, with the next bytes of a document, and returns how many: 0 without room, and at the end."""
@@ -114,11 +124,11 @@ def codec_of(name: str) -> str | None:
     return SUFFIXES.get(os.path.splitext(name)[1].lower())
 
 
-def reader(codec: str, stored: Iterable[Stored]) -> Fill:
+def reader(codec: str, stored: Iterable[Stored] | StoredFile) -> Fill:
     """What gives the bytes that the stored bytes of a file stand for; it may give fewer than there is room for.
 
-    codec: a value of `SUFFIXES`. stored: the file's bytes in any blocks that are not empty, taken as they are needed;
-    none is looked at any more when the next is asked for.
+    codec: a value of `SUFFIXES`. stored: the file, or its bytes in any blocks that are not empty, taken as they are
+    needed; none is looked at any more when the next is asked for.
     It raises DamagedError where they are malformed, end within a member, or fail a checksum that the format has, and
     TooWideError where they refer further back than `WINDOW_BITS` or `XZ_NBYTES` allow, and DictionaryError where to a
     dictionary of their own; errors of ``stored`` pass through.
@@ -127,20 +137,21 @@ def reader(codec: str, stored: Iterable[Stored]) -> Fill:
 
 
 class _Source:
-    """The stored bytes of a file, and how many were taken."""
+    """The stored bytes of a file, block by block, and what is to be said of them."""
 
-    def __init__(self, codec: str, stored: Iterable[Stored]) -> None:
+    def __init__(self, codec: str, stored: Iterable[Stored] | StoredFile) -> None:
         self.codec = codec
-        self._stored = iter(stored)
-        self.taken = 0
+        self._stored = stored
+        self._blocks: Iterator[Stored] | None = None
 
-    def next(self) -> Stored:
-        """The next block; empty at the end."""
-        data = next(self._stored, b"")
-        self.taken += len(data)
-        return data
+    def next(self, taken: int) -> Stored:
+        """The next block, behind so many bytes; empty at the end."""
+        if self._blocks is None:
+            stored = self._stored
+            self._blocks = stored.blocks(taken) if isinstance(stored, StoredFile) else iter(stored)
+        return next(self._blocks, b"")
 
-    def malformed(self, error: Exception) -> DamagedError | TooWideError | DictionaryError:
+    def malformed(self, error: Exception, taken: int) -> DamagedError | TooWideError | DictionaryError:
         # The libraries have no other way to say it than by these words.
         if "Dictionary mismatch" in str(error):
             return DictionaryError(f"its {self.codec} needs the dictionary that it was compressed with")
@@ -149,22 +160,23 @@ class _Source:
             return TooWideError(
                 f"its {self.codec} takes more than the {most >> 20} MiB allowed for its window"
             )
-        return DamagedError(f"{self.codec} finds within its first {self.taken} bytes: {error}")
+        return DamagedError(f"{self.codec} finds within its first {taken} bytes: {error}")
 
-    def check_end(self, inside: bool) -> None:
-        """Raise DamagedError where the bytes end inside of a member, or before any."""
-        if not self.taken:
+    def check_end(self, taken: int, inside: bool) -> None:
+        """Raise DamagedError where the bytes, so many, end inside of a member, or before any."""
+        if not taken:
             raise DamagedError(f"it is empty, and even {self.codec} of nothing has some bytes")
         if inside:
-            raise DamagedError(f"it was cut short: its {self.taken} bytes end where {self.codec} needs more")
+            raise DamagedError(f"it was cut short: its {taken} bytes end where {self.codec} needs more")
 
 
 class _Members:
     """Members, or streams, one behind the other, by libraries that decompress into memory of their own."""
 
-    def __init__(self, codec: str, stored: Iterable[Stored]) -> None:
+    def __init__(self, codec: str, stored: Iterable[Stored] | StoredFile) -> None:
         self._how = CODECS[codec]
         self._source = _Source(codec, stored)
+        self._taken = 0
         self._data = b""
         self._member: Decompressor | None = None
         self._begun = False
@@ -173,9 +185,10 @@ class _Members:
         while len(target):
             member = self._member
             if not self._data and (member is None or member.needs_input):
-                self._data = bytes(self._source.next())  # a library may keep some, or leave it
+                self._data = bytes(self._source.next(self._taken))  # a library may keep some, or leave it
+                self._taken += len(self._data)
                 if not self._data:
-                    self._source.check_end(member is not None)
+                    self._source.check_end(self._taken, member is not None)
                     return 0
             if member is None:
                 if self._begun and self._how.padded:
@@ -187,7 +200,7 @@ class _Members:
             try:
                 block = member.decompress(self._data, min(len(target), BLOCK_NBYTES))
             except self._how.errors as error:
-                raise self._source.malformed(error) from error
+                raise self._source.malformed(error, self._taken) from error
             self._data = b""
             if member.eof:
                 self._data, self._member = member.unused_data, None
@@ -200,113 +213,25 @@ class _Members:
 class _Frames:
     """Zstandard's frames one behind the other, decompressed straight to where they are wanted."""
 
-    def __init__(self, stored: Iterable[Stored]) -> None:
+    def __init__(self, stored: Iterable[Stored] | StoredFile) -> None:
         self._source = _Source(ZSTD, stored)
-        self._ends = _FrameEnds()
-        decoder = zstandard.ZstdDecompressor(max_window_size=2**WINDOW_BITS)
-        source: Any = self  # of a file the decoder asks for ``read`` alone
-        self._reader = decoder.stream_reader(source, read_across_frames=True)
-
-    def read(self, size: int) -> Stored:
-        """For the decoder: the next stored bytes; any number, and none at the end."""
-        data = self._source.next()
-        self._ends.follow(data)
-        return data
+        file = (stored.path, stored.nbytes) if isinstance(stored, StoredFile) else ()
+        self._frames = zstd_loop.Frames(WINDOW_BITS, *file)
+        self._ended = False
 
     def fill(self, target: np.ndarray) -> int:
-        if not len(target):
-            return 0  # the decoder calls it an error to have no room
-        try:
-            count: int = self._reader.readinto(target)
-        except zstandard.ZstdError as error:
-            raise self._source.malformed(error) from error
-        if not count:
-            self._source.check_end(self._ends.inside)
-        return count
-
-
-class _FrameEnds:
-    """Whether stored bytes end between Zstandard's frames: the decoder takes what is cut short for all there is.
-
-    Frames and blocks say in their headers how long they are (RFC 8878, section 3.1); what is in them is for the
-    decoder to judge, and so is what is no frame at all.
-    """
-
-    def __init__(self) -> None:
-        self._walk = _walk_loop()
-        self._state = np.zeros(_STATE_WORDS, np.int64)
-
-    @property
-    def inside(self) -> bool:
-        return bool(self._state.any())
-
-    def follow(self, data: Stored) -> None:
-        """The bytes behind those before."""
-        self._walk(np.frombuffer(data, np.uint8), self._state)
-
-
-_PHASE, _PASSED, _SEEN, _VALUE, _CHECKSUM = range(5)
-"""Of a walk: what comes next, bytes to pass over before it, how many bytes of it were seen, the number that they make
-up, the least one first, and whether a checksum follows the frame's blocks."""
-_STATE_WORDS = 5
-_MAGIC, _SKIPPED_LENGTH, _FLAGS, _BLOCK, _NO_FRAME = range(5)
-"""Phases. All of a state is zero between frames, and before the first."""
-
-
-def _walk(data: Any, state: Any) -> None:
-    """Go on over ``data``, uint8[n], from ``state``, int64[5], which becomes that behind them.
-
-    A compiled loop: a thread for each core that takes 3 µs of the interpreter's lock for every header, one in 40
-    kilobytes, leaves the others waiting. It keeps that lock for the microseconds that it takes in all.
-    """
-    at, stop = 0, len(data)
-    while at < stop:
-        if state[_PASSED] > 0:
-            step = min(state[_PASSED], stop - at)
-            state[_PASSED] -= step
-            at += step
-            continue
-        phase = state[_PHASE]
-        if phase == _NO_FRAME:
-            return
-        state[_VALUE] |= np.int64(data[at]) << (8 * state[_SEEN])
-        state[_SEEN] += 1
-        at += 1
-        wanted = 4
-        if phase == _FLAGS:
-            wanted = 1
-        elif phase == _BLOCK:
-            wanted = 3
-        if state[_SEEN] < wanted:
-            continue
-        value = state[_VALUE]
-        state[_SEEN], state[_VALUE] = 0, 0
-        if phase == _MAGIC:
-            if value >> 4 == 0x184D2A5:
-                state[_PHASE] = _SKIPPED_LENGTH
-            elif value == 0xFD2FB528:
-                state[_PHASE] = _FLAGS
-            else:
-                state[_PHASE] = _NO_FRAME
-        elif phase == _SKIPPED_LENGTH:
-            state[_PASSED] = value
-            state[_PHASE] = _MAGIC
-        elif phase == _FLAGS:
-            alone = value >> 5 & 1
-            dictionary = (1 << (value & 3)) >> 1  # 0, 1, 2 or 4 bytes name it
-            length = (1 << (value >> 6)) if value >> 6 else alone
-            state[_CHECKSUM] = value >> 2 & 1
-            state[_PASSED] = 1 - alone + dictionary + length
-            state[_PHASE] = _BLOCK
-        else:
-            repeats = value >> 1 & 3 == 1
-            state[_PASSED] = 1 if repeats else value >> 3
-            if value & 1:
-                state[_PASSED] += 4 * state[_CHECKSUM]
-                state[_CHECKSUM] = 0
-                state[_PHASE] = _MAGIC
-
-
-def _walk_loop() -> Any:
-    data = numba.types.Array(numba.uint8, 1, "C", readonly=True)
-    return compiled(_walk, data, numba.int64[::1], nogil=False)
+        while len(target) and not self._ended:
+            try:
+                count = self._frames.fill(target)
+            except zstd_loop.FrameError as error:
+                raise self._source.malformed(error, self._frames.taken) from error
+            if count:
+                return count
+            data = self._source.next(self._frames.taken)
+            if data:
+                self._frames.feed(data)
+                continue
+            self._source.check_end(self._frames.taken, self._frames.inside)
+            self._frames.close()
+            self._ended = True
+        return 0

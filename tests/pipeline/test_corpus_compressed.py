@@ -162,7 +162,6 @@ def test_a_document_of_many_blocks(
     tmp_path: Path, rng: np.random.Generator, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "STORED_NBYTES", 2**16)
-    monkeypatch.setattr(corpus, "ZSTD_STORED_NBYTES", 2**16)
     monkeypatch.setattr(decompress, "BLOCK_NBYTES", 2**18)
     data = text(rng, 3 * decompress.BLOCK_NBYTES + 5)
     path = tmp_path / f"text{suffix}"
@@ -379,41 +378,6 @@ def test_skippable_frames_and_frames_without_a_length(tmp_path: Path) -> None:
     path = tmp_path / "frames.zst"
     path.write_bytes(skipped + zstandard.compress(b"one") + empty + skipped + unsized + skipped)
     assert content(path) == b"onetwo"
-
-
-@given(
-    frames=st.lists(
-        st.tuples(
-            st.sampled_from(["text", "noise", "zeros", "skipped"]), st.integers(0, 2**18 + 9), st.booleans()
-        ),
-        min_size=1,
-        max_size=4,
-    ),
-    step=st.sampled_from([1, 7, 1000, 2**20]),
-)
-def test_where_frames_end_is_known_however_they_come(frames: list[tuple[str, int, bool]], step: int) -> None:
-    """Of blocks of every kind: compressed, as they are, and of one byte that repeats."""
-    rng = np.random.default_rng(len(frames))
-    stored, ends = b"", set()
-    for kind, nbytes, checksum in frames:
-        if kind == "skipped":
-            stored += (
-                (0x184D2A53).to_bytes(4, "little") + (nbytes % 50).to_bytes(4, "little") + bytes(nbytes % 50)
-            )
-        else:
-            content = {"text": lambda n: text(rng, n), "noise": rng.bytes, "zeros": bytes}[kind](nbytes)
-            compressor = zstandard.ZstdCompressor(write_checksum=checksum, write_content_size=nbytes % 2 == 0)
-            stored += compressor.compress(content)
-        ends.add(len(stored))
-    follower = decompress._FrameEnds()
-    at = 0
-    while at < len(stored):
-        if step == 1 and at > 2000:  # byte by byte takes long, and each kind of header has come
-            step = 997
-        stop = min(at + step, *(end for end in ends if end > at))
-        follower.follow(stored[at:stop])
-        at = stop
-        assert follower.inside == (at not in ends)
 
 
 def wide_zstd() -> bytes:

@@ -1,0 +1,187 @@
+"""The loop that decompresses Zstandard against python-zstandard: from files and from what it is fed, however cut."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.kernels import zstd_loop
+from tilewright.kernels.zstd_loop import FrameError, Frames
+
+WINDOW_BITS = 27
+
+
+def filled(frames: Frames, room: int) -> bytes:
+    """What it gives until it has to be fed."""
+    target, found = np.empty(room, np.uint8), []
+    while count := frames.fill(target):
+        found.append(target[:count].tobytes())
+    return b"".join(found)
+
+
+def skippable(nbytes: int) -> bytes:
+    return (0x184D2A53).to_bytes(4, "little") + nbytes.to_bytes(4, "little") + bytes(nbytes)
+
+
+def frame(kind: str, nbytes: int, checksum: bool) -> tuple[bytes, bytes]:
+    """A frame, and what it stands for."""
+    if kind == "skipped":
+        return skippable(nbytes % 50), b""
+    rng = np.random.default_rng(nbytes)
+    words = {"text": 8, "noise": 256, "zeros": 1}[kind]
+    content = rng.integers(0, words, nbytes, np.uint8).tobytes()
+    compressor = zstandard.ZstdCompressor(write_checksum=checksum, write_content_size=nbytes % 2 == 0)
+    return compressor.compress(content), content
+
+
+frames_of = st.lists(
+    st.tuples(
+        st.sampled_from(["text", "noise", "zeros", "skipped"]), st.integers(0, 2**18 + 9), st.booleans()
+    ).map(lambda drawn: frame(*drawn)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(made=frames_of, step=st.sampled_from([1, 7, 1000, 2**20]), room=st.sampled_from([1000, 2**17, 2**20]))
+def test_what_is_fed_in_any_pieces_is_decompressed(
+    made: list[tuple[bytes, bytes]], step: int, room: int
+) -> None:
+    """And where frames end is known, of blocks of every kind: compressed, as they are, and of one byte that repeats."""
+    stored, content = (b"".join(parts) for parts in zip(*made, strict=True))
+    ends = set(np.cumsum([len(one) for one, _ in made]).tolist())
+    frames, found, at = Frames(WINDOW_BITS), b"", 0
+    while at < len(stored):
+        if step == 1 and at > 2000:  # byte by byte takes long, and each kind of header has come
+            step = 997
+        stop = min(at + step, *(end for end in ends if end > at))
+        frames.feed(stored[at:stop])
+        found += filled(frames, room)
+        at = stop
+        assert frames.taken == at
+        assert frames.inside == (at not in ends)
+    frames.close()
+    assert found == content
+
+
+@given(made=frames_of, room=st.sampled_from([1000, 2**17, 2**20]), memory=st.sampled_from([17, 2**12, 2**20]))
+def test_a_file_is_decompressed(
+    tmp_path_factory: pytest.TempPathFactory, made: list[tuple[bytes, bytes]], room: int, memory: int
+) -> None:
+    stored, content = (b"".join(parts) for parts in zip(*made, strict=True))
+    path = tmp_path_factory.getbasetemp() / "stored.zst"
+    path.write_bytes(stored + b"what was appended since")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zstd_loop, "STORED_NBYTES", memory)
+        patch.setattr(zstd_loop, "_spare", [])
+        frames = Frames(WINDOW_BITS, str(path), len(stored))
+        assert filled(frames, room) == content
+        assert (frames.taken, frames.inside) == (len(stored), False)
+        frames.close()
+        assert frames.fill(np.empty(5, np.uint8)) == 0
+
+
+def test_what_cannot_be_read_has_to_be_fed(tmp_path: Path) -> None:
+    """A file that is not there, and one that ended early: from then on, and no more of the file."""
+    stored, content = frame("text", 10**6, True)
+    path = tmp_path / "stored.zst"
+    frames = Frames(WINDOW_BITS, str(path), len(stored))
+    assert (filled(frames, 1000), frames.taken) == (b"", 0)
+    path.write_bytes(stored[:1234])
+    frames = Frames(WINDOW_BITS, str(path), len(stored))
+    found = filled(frames, 1000)
+    assert (frames.taken, frames.inside) == (1234, True)
+    path.write_bytes(stored)
+    frames.feed(stored[1234:2000])
+    found += filled(frames, 1000)
+    assert frames.taken == 2000
+    frames.feed(stored[2000:])
+    assert found + filled(frames, 1000) == content
+    assert not frames.inside
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    frames = Frames(WINDOW_BITS)
+    frames.feed(b"This was never compressed.")
+    with pytest.raises(FrameError, match="Unknown frame descriptor"):
+        frames.fill(np.empty(100, np.uint8))
+    stored = bytearray(frame("text", 1000, True)[0])
+    stored[-1] ^= 1
+    frames = Frames(WINDOW_BITS)
+    frames.feed(stored)
+    with pytest.raises(FrameError, match="checksum"):
+        filled(frames, 2000)
+
+
+def test_a_decoder_is_used_again_and_forgets_the_file_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    spare: list[zstd_loop._Decoder] = []
+    monkeypatch.setattr(zstd_loop, "_spare", spare)
+    stored, content = frame("text", 10**5, True)
+    first = Frames(WINDOW_BITS)
+    first.feed(stored[:5000])  # and no further
+    filled(first, 1000)
+    assert first.inside
+    first.close()
+    (kept,) = spare
+    second = Frames(WINDOW_BITS)
+    assert not spare
+    assert second._decoder is kept
+    assert not second.inside
+    second.feed(stored)
+    assert filled(second, 1000) == content
+    second.close()
+    assert first.fill(np.empty(10, np.uint8)) == 0, "it has nothing to do with the decoder any more"
+
+
+def test_windows_are_bounded_and_large_ones_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    spare: list[zstd_loop._Decoder] = []
+    monkeypatch.setattr(zstd_loop, "_spare", spare)
+    for bits in (20, 25):
+        parameters = zstandard.ZstdCompressionParameters(window_log=bits)
+        compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+        stored = compressor.compress(b"text") + compressor.flush()
+        frames = Frames(bits - 1)
+        frames.feed(stored)
+        with pytest.raises(FrameError, match="too much memory"):
+            filled(frames, 10)
+        frames = Frames(bits)
+        frames.feed(stored)
+        assert filled(frames, 10) == b"text"
+        frames.close()
+        assert len(spare) == (bits == 20)
+        spare.clear()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux' list of open files")
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    stored, content = frame("text", 10**5, True)
+    path = tmp_path / "stored.zst"
+    path.write_bytes(stored)
+
+    def is_open() -> bool:
+        gc.collect()
+        found = []
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                found.append(os.readlink(f"/proc/self/fd/{name}"))
+            except FileNotFoundError:  # the list's own
+                continue
+        return str(path) in found
+
+    frames = Frames(WINDOW_BITS, str(path), len(stored))
+    assert filled(frames, 10**6) == content
+    assert is_open()
+    frames.close()
+    assert not is_open()
+    frames = Frames(WINDOW_BITS, str(path), len(stored))
+    assert frames.fill(np.empty(5, np.uint8))
+    assert is_open()
+    del frames
+    assert not is_open()
