@@ -3,6 +3,7 @@
 A compressed file may hold several members (gzip), streams (bzip2, xz) or frames (Zstandard), one behind the other:
 their contents are one document. All four libraries release the interpreter lock while they work. What they are given
 at a time is large: dozens of threads that ask for the lock after every quarter of a megabyte get little else done.
+Zstandard, by far the fastest, is read and decompressed by a loop of its own, which asks once a block.
 """
 
 from __future__ import annotations
