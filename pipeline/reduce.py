@@ -25,6 +25,10 @@ Part = TypeVar("Part")
 Total = TypeVar("Total")
 Result = TypeVar("Result")
 
+CLOSING_SECONDS = 0.5
+"""How long a task goes on in a worker that closes: that first tells its nanny and then cancels its tasks, and one that
+ended before would count as failed, not as cancelled."""
+
 
 @dataclass(frozen=True)
 class Reduction(Generic[Part, Total, Result]):
@@ -124,11 +128,19 @@ def end_if_given_up() -> Callable[[], None]:
     except (ValueError, KeyError):
         return lambda: None
 
+    seen: float | None = None
+
     def check() -> None:
+        nonlocal seen
         task = worker.state.tasks.get(key)
         # A worker that retires, which is another word, lets its tasks come to their ends.
-        closing = worker.status in (Status.closing, Status.closed, Status.failed)
-        if task is None or task.state == "cancelled" or closing:
+        if seen is None and worker.status in (Status.closing, Status.closed, Status.failed):
+            seen = time.monotonic()
+        if (
+            task is None
+            or task.state == "cancelled"
+            or (seen is not None and time.monotonic() - seen > CLOSING_SECONDS)
+        ):
             raise CancelledError(f"task {key} was given up")
 
     return check

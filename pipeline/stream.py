@@ -1345,13 +1345,28 @@ def _gathered(out: np.ndarray, bands: Bands, fill: Fill | None) -> None:
 
 
 def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> None:
-    """Store one tile as the sum of its parts over k, added in their order: the same bits every time."""
+    """Store one tile as the sum of its parts over k, added in their order: the same bits every time.
+
+    Raises CancelledError where the run is over, also between two pieces.
+    """
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
     region = (slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop))
-    for piece in region_writes(product.c, region):
-        piece.write([_rounded(total[piece.source], np.dtype(product.plan.c_dtype))])
+    with _engines_lock:
+        _check_goes_on(product)
+        _sums.setdefault(product.run, []).append(product.c)
+    try:
+        for piece in region_writes(product.c, region):
+            with _engines_lock:
+                _check_goes_on(product)
+            piece.write([_rounded(total[piece.source], np.dtype(product.plan.c_dtype))])
+    finally:
+        with _engines_lock:
+            _sums[product.run].pop()
+            if not _sums[product.run]:
+                del _sums[product.run]
+            _sum_ended.notify_all()
 
 
 def _pool(slots: list[Any]) -> queue.SimpleQueue[Any]:
@@ -1364,7 +1379,10 @@ def _pool(slots: list[Any]) -> queue.SimpleQueue[Any]:
 _engines: dict[str, Engine] = {}
 _ended: deque[str] = deque(maxlen=256)
 """Runs that are over: a task of one that was on its way when it was cancelled must not begin it again."""
+_sums: dict[str, list[zarr.Array[Any]]] = {}
+"""For each run its array C, as often as a sum is being stored there: no engine does that, and its end is waited for."""
 _engines_lock = threading.Lock()
+_sum_ended = threading.Condition(_engines_lock)
 
 
 _stopped: dict[str, Engine] = {}
@@ -1377,12 +1395,16 @@ def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Eng
     peers: its way to the others that share panels with it, if any do.
     """
     with _engines_lock:
-        if product.run in _ended:
-            raise CancelledError(f"run {product.run} is over")
+        _check_goes_on(product)
         engine = _engines.get(product.run)
         if engine is None:
             engine = _engines[product.run] = Engine(product, worker, peers)
         return engine
+
+
+def _check_goes_on(product: Product) -> None:
+    if product.run in _ended:
+        raise CancelledError(f"run {product.run} is over")
 
 
 def arrival_of(run: str, key: Key) -> Arrival | None:
@@ -1411,7 +1433,9 @@ def close_engines_writing(place: str, run: str) -> None:
     For who has that array to himself: such a run's client died, and what its tiles are would be written over his.
     """
     with _engines_lock:
-        others = {other: engine.product.c for other, engine in _engines.items() if other != run}
+        arrays = {other: engine.product.c for other, engine in _engines.items()}
+        arrays |= {other: under_way[0] for other, under_way in _sums.items()}
+    others = {other: c for other, c in arrays.items() if other != run}
     # The dead client may have named the same folder otherwise: from where it stood, or by a link.
     ours = os.path.realpath(place)
     for other in [other for other, c in others.items() if os.path.realpath(name_of(c)) == ours]:
@@ -1420,12 +1444,16 @@ def close_engines_writing(place: str, run: str) -> None:
 
 
 def close_engine(run: str, *, abandon: bool = False) -> None:
-    """End this process's engine of a run; nothing happens where there is none. Its buffers last until `free_engine`."""
+    """End this process's part in a run, if it has one: nothing of it is written any more when this returns.
+
+    The buffers of an engine last until `free_engine`.
+    """
     with _engines_lock:
         _ended.append(run)
         engine = _engines.pop(run, None)
         if engine is not None:
             _stopped[run] = engine
+        _sum_ended.wait_for(lambda: run not in _sums)
     if engine is not None:
         engine.close(abandon=abandon)
 

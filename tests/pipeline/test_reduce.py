@@ -119,8 +119,27 @@ def test_a_worker_that_retires_finishes_its_task(
         status=Status[status],
     )
     monkeypatch.setattr(reduce, "get_worker", lambda: worker)
+    now = [100.0]
+    monkeypatch.setattr(reduce.time, "monotonic", lambda: now[0])
     check = end_if_given_up()
+    check()
+    now[0] += reduce.CLOSING_SECONDS / 2
+    check()  # one that closes has not cancelled its tasks yet
+    now[0] += reduce.CLOSING_SECONDS
     with pytest.raises(CancelledError) if ends else nullcontext():
+        check()
+
+
+def test_a_task_that_a_closing_worker_cancels_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = SimpleNamespace(state="executing")
+    worker = SimpleNamespace(
+        get_current_task=lambda: "key", state=SimpleNamespace(tasks={"key": task}), status=Status.closing
+    )
+    monkeypatch.setattr(reduce, "get_worker", lambda: worker)
+    check = end_if_given_up()
+    check()
+    task.state = "cancelled"
+    with pytest.raises(CancelledError):
         check()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
@@ -29,7 +30,7 @@ from tilewright.pipeline.plan import (
     Tile,
     plan_matmul,
 )
-from tilewright.pipeline.store import as_stored_matrix
+from tilewright.pipeline.store import RegionWrite, as_stored_matrix
 from tilewright.pipeline.stream import (
     CudaUnit,
     Engine,
@@ -521,6 +522,46 @@ def test_an_array_is_the_same_by_any_name(
         assert product.run in stream._engines, "it writes elsewhere"
         stream.close_engines_writing(place, "another")
         assert not stream._engines
+
+
+@pytest.mark.parametrize("by", ["its run", "the next run of the same array"])
+def test_no_sum_is_written_once_its_run_has_ended(
+    by: str, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The piece under way is waited for, those behind it are left out, and no later sum begins."""
+    monkeypatch.setattr(stream, "_ended", deque())
+    product = engine(10**6)[0]._product
+    tile = next(iter(product.plan.tiles()))
+    parts = [np.ones((tile.rows, tile.columns))]
+    before = product.c[...]
+    begun, go_on = threading.Event(), threading.Event()
+    write = RegionWrite.write
+
+    def slowly(piece: RegionWrite, rounded: Any) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        write(piece, rounded)
+
+    monkeypatch.setattr(RegionWrite, "write", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        storing = pool.submit(store_sum, product, tile, parts)
+        assert begun.wait(10)
+        if by == "its run":
+            ended = pool.submit(stream.close_engine, product.run, abandon=True)
+        else:
+            ended = pool.submit(stream.close_engines_writing, stream.name_of(product.c), "another")
+        with pytest.raises(TimeoutError):
+            ended.result(0.2)
+        go_on.set()
+        ended.result(10)
+        assert storing.exception(10) is None or isinstance(storing.exception(), CancelledError)
+    assert not stream._sums
+    after = product.c[...]
+    written = int((after != before).sum())
+    assert 0 < written < tile.rows * tile.columns, "the first piece, and no other"
+    with pytest.raises(CancelledError):
+        store_sum(product, tile, parts)
+    np.testing.assert_array_equal(product.c[...], after)
 
 
 @pytest.mark.parametrize("started", [0, 1, 2, 3])
