@@ -549,7 +549,7 @@ def enqueue(
     if isinstance(stream, Recording):
         stream.add(name, function, layout, flat, shape, shared_nbytes, cluster)
         return
-    if isinstance(stream, HeldStream) and cluster == 1:
+    if isinstance(stream, LockKeepingStream) and cluster == 1:
         stream.launch(name, function, layout, flat, shape, shared_nbytes)
         return
     handle = int(stream) if stream else DEFAULT_STREAM
@@ -629,16 +629,17 @@ def _as_signed(argument: Any) -> Any:
     return argument
 
 
-class HeldStream:
-    """A stream whose copies, launches and records keep the interpreter's lock, all of which return at once.
+class LockKeepingStream:
+    """A stream whose copies, launches (but those in clusters) and records keep the interpreter's lock.
 
     Where dozens of threads work beside each other, one that lets go of the lock for a call of a few microseconds waits
-    50 for its return, and all others wait with it. Its thread must be attached to the GPU.
+    50 for its return, and all others wait with it. So it is for calls that only enqueue, a few ahead; what makes them
+    wait, as memory that another thread pins, makes all threads wait. Its thread must be attached to the GPU.
     """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._driver = None if SIMULATOR else _held_driver()
+        self._driver = None if SIMULATOR else _lock_keeping_driver()
         self._handle = 0 if SIMULATOR else int(stream)
 
     def __int__(self) -> int:
@@ -686,7 +687,7 @@ class HeldStream:
 
 
 @functools.cache
-def _held_driver() -> ctypes.PyDLL:
+def _lock_keeping_driver() -> ctypes.PyDLL:
     found = driver_library()
     assert found is not None  # there is a stream
     library = ctypes.PyDLL(found._name, handle=found._handle)

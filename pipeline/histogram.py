@@ -306,7 +306,7 @@ def count_piece(
     """Read and count one piece; what a task does.
 
     block_nbytes: how much of a compressed document, or on a GPU of any, each thread counts at a time, and with its
-    margins has in memory; on a GPU no more than `LANE_NBYTES`.
+    margins has in memory; on a GPU no more than `LANE_NBYTES`, on a CPU than `MOST_BLOCK_NBYTES`.
     threads: how many of this process read or decompress, those of all its tasks together; no more than it has cores
     decompress.
     """

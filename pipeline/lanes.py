@@ -26,7 +26,7 @@ from tilewright.kernels.file_upload import Upload
 from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_select import add_counts, clear, count_on_device
 from tilewright.kernels.histogram_tokens import Kind
-from tilewright.kernels.launch import SIMULATOR, HeldStream, address, ceil_div
+from tilewright.kernels.launch import SIMULATOR, LockKeepingStream, address, ceil_div
 from tilewright.kernels.transfer import pinned_bytes
 from tilewright.pipeline.blocks import EXTRA_NBYTES, Block, with_margins
 from tilewright.pipeline.corpus import Piece
@@ -58,7 +58,7 @@ class Lane:
         self.waited = 0.0
         """Seconds that `buffer` spent waiting for the device."""
         self._words = None if SIMULATOR else lane_words(self._host, self._free, self.stream)
-        self._held = HeldStream(self.stream)
+        self._keeping = LockKeepingStream(self.stream)
 
     def move(self, upload: Upload) -> tuple[float, float]:
         """Take part in an upload until nothing is left to move; seconds of reading, and of waiting for the device."""
@@ -69,15 +69,15 @@ class Lane:
         """The block that is to be filled next, uint8[LANE_NBYTES + EXTRA_NBYTES], once the device is done with it."""
         self._turn ^= 1
         start = time.perf_counter()
-        self._held.wait(self._free[self._turn])
+        self._keeping.wait(self._free[self._turn])
         self.waited += time.perf_counter() - start
         return self._host[self._turn]
 
     def add(self, block: Block, kind: Kind, tally: Tally) -> None:
         """Copy a block of the last buffer and add its counts, as one text, to the tally; returns before it is done."""
         device = self._upload(block)
-        add_counts(device, 0, len(block.data), block.start, block.stop, kind, tally.counts, self._held)
-        self._held.record(self._free[self._turn])
+        add_counts(device, 0, len(block.data), block.start, block.stop, kind, tally.counts, self._keeping)
+        self._keeping.record(self._free[self._turn])
 
     def rows(self, block: Block, kind: Kind) -> np.ndarray:
         """Counts of a block of the last buffer, int64[(documents, bins)]; of a stretch, int64[(1, bins)]."""
@@ -92,7 +92,7 @@ class Lane:
     def _upload(self, block: Block) -> Any:
         device = self._device[self._turn]
         if len(block.data):
-            self._held.copy_to_device(block.data, device)
+            self._keeping.copy_to_device(block.data, device)
         return device
 
 

@@ -63,7 +63,7 @@ wherever in a tile it lies."""
 
 HOST_DEPTH = 1024
 """Panels so deep, or half as deep as a tile is wide, are enough for a CPU: what it then takes to add them to the tile
-is a twentieth of multiplying them, and they take no more memory than the tile."""
+is a twentieth of multiplying them, and deeper ones only take memory."""
 
 LEAST_PART_NBYTES = 4096
 """A plain chunk is read in stretches of a row of at least this length: a page, and what a disk gives at once."""

@@ -124,8 +124,8 @@ def test_where_there_is_no_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatc
     assert launch._driver_shows_a_gpu() is False
 
 
-class HeldDriver:
-    """The driver's functions that a held stream calls, whose answers are ``status``; memory is the host's."""
+class LockKeepingDriver:
+    """The functions that a stream which keeps the lock calls; they answer ``status``, and memory is the host's."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -167,14 +167,14 @@ class Event:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> tuple[launch.HeldStream, HeldDriver]:
-    driver = HeldDriver()
+def keeping(monkeypatch: pytest.MonkeyPatch) -> tuple[launch.LockKeepingStream, LockKeepingDriver]:
+    driver = LockKeepingDriver()
     results = SimpleNamespace(CUresult=lambda status: SimpleNamespace(name=f"CUDA_ERROR_{status}"))
-    monkeypatch.setattr(launch, "_held_driver", lambda: driver)
+    monkeypatch.setattr(launch, "_lock_keeping_driver", lambda: driver)
     monkeypatch.setattr(launch, "_driver", lambda: results)
     monkeypatch.setattr(launch, "_prepared", lambda kernel, device: (5, struct.Struct("=qi")))
     monkeypatch.setattr(launch, "current_device", lambda: 0)
-    return launch.HeldStream(7), driver
+    return launch.LockKeepingStream(7), driver
 
 
 def kernel_in_question() -> None: ...
@@ -183,8 +183,10 @@ def kernel_in_question() -> None: ...
 KERNEL = SimpleNamespace(py_func=kernel_in_question)
 
 
-def test_a_held_stream_copies_launches_and_records(held: tuple[launch.HeldStream, HeldDriver]) -> None:
-    stream, driver = held
+def test_a_stream_that_keeps_the_lock_copies_launches_and_records(
+    keeping: tuple[launch.LockKeepingStream, LockKeepingDriver],
+) -> None:
+    stream, driver = keeping
     source, target = np.arange(50, dtype=np.uint8), np.zeros(60, np.uint8)
     stream.copy_to_device(source, SimpleNamespace(pointer=target.ctypes.data))
     np.testing.assert_array_equal(target, [*range(50), *[0] * 10])
@@ -194,8 +196,10 @@ def test_a_held_stream_copies_launches_and_records(held: tuple[launch.HeldStream
     assert driver.called == [("copy", 7), ("launch", 7, 5, 3, 1, 1, 64, 2, 1, 128), ("record", 7, 9)]
 
 
-def test_only_an_event_that_has_not_passed_is_waited_for(held: tuple[launch.HeldStream, HeldDriver]) -> None:
-    stream, driver = held
+def test_only_an_event_that_has_not_passed_is_waited_for(
+    keeping: tuple[launch.LockKeepingStream, LockKeepingDriver],
+) -> None:
+    stream, driver = keeping
     event = Event()
     stream.wait(event)
     assert event.waits == 0
@@ -204,10 +208,10 @@ def test_only_an_event_that_has_not_passed_is_waited_for(held: tuple[launch.Held
     assert event.waits == 1
 
 
-def test_what_the_driver_refuses_a_held_stream_is_named(
-    held: tuple[launch.HeldStream, HeldDriver],
+def test_what_the_driver_refuses_a_stream_that_keeps_the_lock_is_named(
+    keeping: tuple[launch.LockKeepingStream, LockKeepingDriver],
 ) -> None:
-    stream, driver = held
+    stream, driver = keeping
     driver.status = 700
     source = np.zeros(50, np.uint8)
     with pytest.raises(RuntimeError, match="copying 50 bytes to the GPU: CUDA_ERROR_700"):

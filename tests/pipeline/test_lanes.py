@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.pipeline.test_reduce_histogram import dense, documents, naive_counts
 from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.pipeline import histogram
 from tilewright.pipeline.blocks import EXTRA_NBYTES, Block, stream
 from tilewright.pipeline.corpus import Piece, list_corpus, share_out
 from tilewright.pipeline.errors import CorpusError
@@ -126,18 +128,37 @@ def test_lanes_count_in_the_simulator(
 
 
 @pytest.mark.simulator
-def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(tmp_path: Path) -> None:
+def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tilewright.pipeline import lanes
+
+    (tmp_path / "packed").mkdir()
+    packed = written(tmp_path / "packed", [(b"a compressed document, " * 30, True), (b"and another", True)])
 
     for name in "ab":
         (tmp_path / name).write_bytes(b"text" * 50)
-    corpus = list_corpus([tmp_path])
+    corpus = list_corpus([tmp_path / "a", tmp_path / "b"])
     piece = Piece(0, corpus.documents, 0, corpus.nbytes)
     os.truncate(tmp_path / "b", 30)
     with pytest.raises(CorpusError, match="b ended at byte 30"):
         count_piece(piece, "byte", "cuda", False, 64, 1)
     made = list(lanes._spare_lanes), list(lanes._spare_tallies[256])
     assert len(made[0]) == len(made[1]) == 1
+    for per_document in (False, True):
+        checks = 0
+
+        def give_up() -> None:
+            nonlocal checks
+            checks += 1
+            if checks == 3:
+                raise CancelledError("for the test")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(histogram, "end_if_given_up", lambda: give_up)
+            with pytest.raises(CancelledError):
+                count_piece(packed, "byte", "cuda", per_document, 64, 1)
+        assert checks == 3
     (tmp_path / "b").write_bytes(b"TEXT" * 50)
     part, _ = count_piece(piece, "byte", "cuda", False, 64, 1)
     assert dict(zip(part.cells.tolist(), part.values.tolist(), strict=True)) == naive_counts(

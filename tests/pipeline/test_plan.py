@@ -100,31 +100,36 @@ def check_plan(
 
 
 @given(
-    sides,
-    sides,
+    st.tuples(sides, sides),
     sides,
     units,
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
     st.tuples(st.booleans(), st.booleans()),
     st.sampled_from([I2, F4, np.dtype("c16")]),
     st.integers(1, 7),
-    st.integers(200, 10**6),
 )
 def test_cells_begin_at_aligned_places_of_memory_that_was_counted(
-    m: int,
-    n: int,
+    shape: tuple[int, int],
     k: int,
     c_unit: tuple[int, int],
+    pieces: tuple[int, int],
+    cells: tuple[int, int],
     transposed: tuple[bool, bool],
     dtype: np.dtype,
     workers: int,
-    nbytes: int,
 ) -> None:
-    limits = Limits(workers, nbytes, panel_nbytes=5000, line_nbytes=LINE_NBYTES)
+    """Of any cells, so many stored pieces each, and any tiles, so many cells each."""
+    m, n = shape
+    nbytes = 10**8
+    limits = Limits(workers, nbytes, line_nbytes=LINE_NBYTES)
     a, b = matrix(m, k, (16, 10), dtype), matrix(k, n, (10, 16), dtype)
-    try:
-        plan = plan_matmul(a, b, dtype, c_unit, limits, transpose_a=transposed[0], transpose_b=transposed[1])
-    except PlanError:
-        return
+    cell = c_unit[0] * pieces[0], c_unit[1] * pieces[1]
+    keep = Geometry(cell[0] * cells[0], cell[1] * cells[1], 10, 1, *cell)
+    plan = plan_matmul(
+        a, b, dtype, c_unit, limits, transpose_a=transposed[0], transpose_b=transposed[1], keep=keep
+    )
+    assert plan.geometry[4:] == cell, "there is memory for them"
     layout, depth, item = plan.layout, min(plan.panel_depth, k), dtype.itemsize
     taken = plan.a_buffers * layout.a_size(plan.tile_rows, depth) * item
     taken += plan.b_buffers * layout.b_size(plan.tile_columns, depth) * item
@@ -444,6 +449,30 @@ def test_a_plan_keeps_the_tiles_of_an_earlier_run_if_they_fit() -> None:
     assert kept.geometry == (20, 30, 40, 1, 20, 30)
     anew = plan_matmul(a, a, F4, (10, 10), Limits(1, 600), keep=Geometry(20, 30, 40, 1, 20, 30))
     assert anew.device_peak_nbytes <= 600
+
+
+@pytest.mark.parametrize(
+    ("cell", "kept"), [((64, 64), True), ((128, 128), True), ((30, 30), False), ((128, 50), False)]
+)
+def test_a_plan_keeps_no_cells_that_would_share_a_stored_piece(cell: tuple[int, int], kept: bool) -> None:
+    a = matrix(300, 300, (10, 10))
+    keep = Geometry(128, 128, 40, 1, *cell)
+    plan = plan_matmul(a, a, F4, (64, 64), Limits(1, 10**6), keep=keep)
+    assert (plan.geometry == keep) is kept
+    assert plan.cell_rows in (300, *range(64, 300, 64))
+    assert plan.cell_columns in (300, *range(64, 300, 64))
+
+
+@pytest.mark.parametrize(
+    ("side", "deepest"), [(600, 600), (1024, 1024), (3000, 1024), (4096, 1024), (16384, 2048)]
+)
+def test_panels_on_a_cpu_are_no_deeper_than_pays(side: int, deepest: int) -> None:
+    """However much memory there is: 1024, or half of a tile's side."""
+    a = matrix(side, side, (256, 256))
+    plan = plan_matmul(a, a, F4, (256, 256), Limits(2, 2**36, on_host=True))
+    assert plan.panel_depth == min(side, max(1024, min(plan.tile_rows, plan.tile_columns) // 2 // 256 * 256))
+    assert plan.panel_depth == deepest
+    assert plan_matmul(a, a, F4, (256, 256), Limits(2, 2**36)).panel_depth == side
 
 
 def test_a_plan_keeps_no_tiles_that_would_share_a_stored_piece() -> None:
