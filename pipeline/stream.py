@@ -1417,7 +1417,8 @@ def close_idle_engines() -> None:
     """Free what runs hold here that have no tile under way: those whose client died hold it for nobody.
 
     A run that lives and only pauses gets a new engine with its next tile. What another worker is copying just now lasts
-    until it has closed it (the driver counts who has it open), and is read from the files by that one instead.
+    until it has closed it (seen on H200s: memory that another process has open outlives its owner), and is read from
+    the files by that one instead.
     """
     with _engines_lock:
         idle = [run for run, engine in _engines.items() if engine.idle]
