@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tilewright.pipeline import verify as module
 from tilewright.pipeline.errors import OptionError, ShapeError
+from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
 from tilewright.pipeline.verify import Verification, verify_product
 
 FLOATS = ["f2", "f4", "f8", "c8", "c16"]
@@ -143,6 +144,27 @@ def test_a_check_that_compares_nothing_does_not_pass(client: Client, tmp_path: P
     assert not outcome.passed
     assert not outcome.conclusive
     assert "could compare nothing" in str(outcome)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "i8"])
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 50, 40), (40, 50, 0), (0, 50, 0), (0, 0, 0)])
+def test_nothing_is_read_for_an_empty_product(
+    m: int, k: int, n: int, dtype: str, client: Client, tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    empty = [np.ones(shape, dtype) for shape in ((m, k), (k, n), (m, n))]
+    assert check(client, tmp_path, *empty, listener=events.append).passed
+    planned = [event for event in events if isinstance(event, WorkPlanned)]
+    assert [(event.total, event.nbytes) for event in planned] == [(0, 0)]
+    assert not any(isinstance(event, UnitDone) for event in events)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c16", "i8"])
+def test_without_an_inner_side_a_product_must_be_zeros(dtype: str, client: Client, tmp_path: Path) -> None:
+    a, b, c = np.ones((40, 0), dtype), np.ones((0, 50), dtype), np.zeros((40, 50), dtype)
+    assert check(client, tmp_path / "zeros", a, b, c).passed
+    c[30, 40] = 1 if dtype == "i8" else np.finfo(dtype).smallest_subnormal
+    assert not check(client, tmp_path / "other", a, b, c).passed
 
 
 def test_integers_that_wrapped_pass(client: Client, tmp_path: Path) -> None:
