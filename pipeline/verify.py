@@ -9,6 +9,8 @@ odd numbers only, so a single wrong element never escapes; faults that hide each
 probability of at most 1/2 (differences of exactly half the modulus; far less for any other). Floating point is
 summed in float64 and compared with a tolerance from k and the dtype, at the scale sqrt(sum over l and j of
 |a_il b_lj|^2): what rounding errors of independent signs add up to.
+What is not finite in C is wrong unless a factor of it is not finite either, or its
+partial sums could overflow: |a_i| |b_j| bounds them all (Cauchy-Schwarz).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,9 @@ MOST_ROUNDS = 64
 
 INPUT_EPSILON = {"tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 """Relative error of an operand rounded to the precision that was asked for."""
+
+OVERFLOW_MARGIN = 1.25
+"""Room above the bound of a partial sum for operands that are rounded or split before they are multiplied."""
 
 
 @dataclass(frozen=True)
@@ -238,20 +243,31 @@ def verify_product(
         share = array.nbytes * (rows.stop - rows.start) // max(1, array.shape[0])
         listener(UnitDone("verify", place, "", 0.0, share, 0, {}))
 
-    # Rows of vectors, as the loops read them: B x for every round and group, and B's squares by group.
+    # Rows of vectors, as the loops read them: B x for every round and group; and the norms of B's rows by group, with
+    # ones as the last, which give the norms of A's rows themselves.
+    groups = 0 if probe.exact else probe.group_count
     thin = np.zeros((len(probe.vectors) * probe.group_count, k), probe.dtype)
-    squares = np.zeros((0 if probe.exact else probe.group_count, k))
+    norms = np.ones((0 if probe.exact else groups + 1, k))
+    column_squares = np.zeros(groups)
     projections = on_workers(
-        _project, ((right, rows) for rows in right_rows), (probe,), probe.vectors.nbytes, "b"
+        _project, ((right, rows, True) for rows in right_rows), (probe,), probe.vectors.nbytes, "b"
     )
     with closing(projections):
-        for place, (part, square) in projections:
-            thin[:, right_rows[place]], squares[:, right_rows[place]] = part.T, square.T
+        for place, sums in projections:
+            thin[:, right_rows[place]] = sums.thin.T
+            norms[:groups, right_rows[place]] = sums.norms.T
+            with np.errstate(all="ignore"):  # NaN and infinity pass through
+                column_squares += sums.column_squares
             finished(place, b, right_rows[place])
     allowed = 0.0 if probe.exact else tolerance(k, dtype, precision)
-    shared_nbytes = thin.nbytes + squares.nbytes + probe.vectors.nbytes
+    limits = _Limits(allowed, k, dtype, np.sqrt(column_squares))
+    shared_nbytes = thin.nbytes + norms.nbytes + probe.vectors.nbytes
     outcomes = on_workers(
-        _compare, ((left, result, rows) for rows in left_rows), ((thin, squares), probe), shared_nbytes, "a"
+        _compare,
+        ((left, result, rows) for rows in left_rows),
+        (thin, norms, limits, probe),
+        shared_nbytes,
+        "a",
     )
     faults: list[_Outcome] = []
     with closing(outcomes):
@@ -293,53 +309,97 @@ def _draw_probe(n: int, dtype: np.dtype, rounds: int, step: int) -> _Probe:
     return _Probe(vectors, cuts, exact, 8 * dtype.itemsize, config.get("read-threads"))
 
 
-def _project(side: _Side, rows: slice, probe: _Probe) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of ``side`` times the probe, one column for each group and round; and sums of squares by group."""
-    count, rounds = rows.stop - rows.start, probe.vectors.shape[0]
-    ones = np.ones((0 if probe.exact else 1, side.shape[1]))
+@dataclass(frozen=True)
+class _Sums:
+    """What one part, or all parts, of some rows add up to; without columns where nothing is measured."""
 
-    def project(place: slice, columns: slice, part: RegionRead) -> _Share:
+    rows: slice
+    thin: np.ndarray
+    """rows × count: products with vectors, in the probe's dtype."""
+    norms: np.ndarray
+    """rows × count, float64: norms of the rows, weighted or by group."""
+    columns: slice
+    column_squares: np.ndarray
+    """float64: |element|² summed over the rows, for each of these columns; of all parts, the largest of each group."""
+
+
+def _project(side: _Side, rows: slice, measure: bool, probe: _Probe) -> _Sums:
+    """Rows of ``side`` times the probe, one column for each group and round.
+
+    measure: for floats, the norms of the rows in each group too, and the largest sum of squares that these rows have
+    in a column of each group.
+    """
+    count, rounds = rows.stop - rows.start, probe.vectors.shape[0]
+    groups = probe.group_count if measure and not probe.exact else 0
+    ones = np.ones((min(groups, 1), side.shape[1]))
+
+    def project(place: slice, columns: slice, part: RegionRead) -> _Sums:
         block = side.load(part, probe.dtype)
         thin = np.zeros((probe.group_count, block.shape[0], rounds), probe.dtype)
-        squares = np.zeros((probe.group_count, block.shape[0], ones.shape[0]))
+        norms = np.zeros((probe.group_count, block.shape[0], len(ones)))
+        squares = np.zeros(block.shape[1] if groups else 0)
         for group, (start, stop) in enumerate(probe.groups()):
             first, last = max(start, columns.start), min(stop, columns.stop)
             if first < last:
+                inside = slice(first - columns.start, last - columns.start)
                 add_thin_product(
-                    block[:, first - columns.start : last - columns.start],
+                    block[:, inside],
                     probe.vectors[:, first:last].copy(),
                     thin[group],
                     ones[:, first:last],
-                    squares[group],
+                    norms[group],
+                    squares[inside],
                 )
-        return (
+        return _Sums(
             place,
             thin.transpose(1, 0, 2).reshape(block.shape[0], -1),
-            squares[..., 0].T if ones.size else None,
+            norms[..., 0].T if groups else np.zeros((block.shape[0], 0)),
+            columns if groups else slice(0, 0),
+            squares,
         )
 
-    return _gather(side, rows, project, (count, probe.group_count * rounds), probe)
-
-
-_Share = tuple[slice, np.ndarray, np.ndarray | None]
+    squares = np.zeros(side.shape[1] if groups else 0)
+    sums = _gather(side, rows, project, (count, probe.group_count * rounds), groups, squares, probe)
+    # One number a group goes back to the client, not one a column. The largest of a sum over tasks is at most the sum
+    # of their largest.
+    largest = [squares[start:stop].max(initial=0.0) for start, stop in probe.groups()] if groups else []
+    return replace(sums, column_squares=np.array(largest))
 
 
 def _gather(
     side: _Side,
     rows: slice,
-    multiply: Callable[[slice, slice, RegionRead], _Share],
+    multiply: Callable[[slice, slice, RegionRead], _Sums],
     shape: tuple[int, int],
+    norm_count: int,
+    column_squares: np.ndarray,
     probe: _Probe,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Thin products of all parts of some rows, on many threads, added up in the order of the parts."""
-    thin = np.zeros(shape, probe.dtype)
-    squares = np.zeros((shape[0], 0 if probe.exact else probe.group_count))
+) -> _Sums:
+    """Thin products of all parts of some rows, on many threads, added up in the order of the parts.
+
+    ``column_squares`` is added to.
+    """
+    thin, norms = np.zeros(shape, probe.dtype), np.zeros((shape[0], norm_count))
     with ThreadPoolExecutor(probe.threads, thread_name_prefix="tilewright-verify") as pool:
-        for place, part, square in pool.map(lambda part: multiply(*part), side.parts(rows)):
-            thin[place] += part
-            if square is not None:
-                squares[place] += square
-    return thin, squares
+        for part in pool.map(lambda part: multiply(*part), side.parts(rows)):
+            with np.errstate(all="ignore"):  # NaN and infinity pass through
+                thin[part.rows] += part.thin
+                norms[part.rows] = np.hypot(norms[part.rows], part.norms)
+                column_squares[part.columns] += part.column_squares
+    return _Sums(rows, thin, norms, slice(0, len(column_squares)), column_squares)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What a right product may deviate by."""
+
+    relative: float
+    """`tolerance` of the product."""
+    k: int
+    dtype: np.dtype
+    """C's."""
+    column_norms: np.ndarray
+    """Of each group of B's columns, at least the largest norm of one; float64."""
 
 
 @dataclass(frozen=True)
@@ -353,22 +413,30 @@ def _compare(
     left: _Side,
     result: _Side,
     rows: slice,
-    shared: tuple[np.ndarray, np.ndarray],
+    vectors: np.ndarray,
+    weights: np.ndarray,
+    limits: _Limits,
     probe: _Probe,
 ) -> _Outcome:
-    """The largest deviation between rows of C x and A (B x)."""
-    vectors, square_vectors = shared
-    count, rounds = rows.stop - rows.start, probe.vectors.shape[0]
+    """The largest deviation between rows of C x and A (B x).
 
-    def multiply(place: slice, inner: slice, part: RegionRead) -> _Share:
+    vectors: B x of every group and round, one a row of length k. weights: norms of B's rows, one group a row, and a
+    row of ones; none for integers.
+    """
+    count, rounds = rows.stop - rows.start, probe.vectors.shape[0]
+    unmeasured = slice(0, 0), np.zeros(0)
+
+    def multiply(place: slice, inner: slice, part: RegionRead) -> _Sums:
         block = left.load(part, probe.dtype)
         thin = np.zeros((block.shape[0], vectors.shape[0]), probe.dtype)
-        squares = np.zeros((block.shape[0], square_vectors.shape[0]))
-        add_thin_product(block, vectors[:, inner].copy(), thin, square_vectors[:, inner].copy(), squares)
-        return place, thin, squares if squares.size else None
+        norms = np.zeros((block.shape[0], weights.shape[0]))
+        add_thin_product(
+            block, vectors[:, inner].copy(), thin, weights[:, inner].copy(), norms, unmeasured[1]
+        )
+        return _Sums(place, thin, norms, *unmeasured)
 
-    expected, scale = _gather(left, rows, multiply, (count, vectors.shape[0]), probe)
-    found, _ = _project(result, rows, probe)
+    sums = _gather(left, rows, multiply, (count, vectors.shape[0]), weights.shape[0], unmeasured[1], probe)
+    expected, found = sums.thin, _project(result, rows, False, probe).thin
     if probe.exact:
         # Everything was summed modulo 2^64; C itself is known modulo 2^bits.
         shift = np.int64(64 - probe.bits)
@@ -378,7 +446,7 @@ def _compare(
         unchecked = 0
     else:
         with np.errstate(all="ignore"):  # NaN and infinity pass through and are counted
-            errors, unchecked = _relative_errors(found, expected, scale, probe, result.array.dtype)
+            errors, unchecked = _relative_errors(found, expected, sums.norms, limits, probe)
     place_row, place_group, _ = (
         np.unravel_index(int(np.argmax(errors)), errors.shape) if errors.size else (0, 0, 0)
     )
@@ -391,21 +459,45 @@ def _compare(
 
 
 def _relative_errors(
-    found: np.ndarray, expected: np.ndarray, scale: np.ndarray, probe: _Probe, dtype: np.dtype
+    found: np.ndarray,
+    expected: np.ndarray,
+    norms: np.ndarray,
+    limits: _Limits,
+    probe: _Probe,
 ) -> tuple[np.ndarray, int]:
     """Deviations in units of their scale, rows × groups × rounds, and how many could not be compared.
+
+    found, expected: rows × (groups × rounds), float64 or complex128. norms: rows × (groups + 1), float64: the scale
+    sqrt(sum over l and j of |a_il b_lj|²) of each group, and the norm of A's row.
 
     A sum cannot be compared when a factor of it is NaN or infinite, or when C's dtype may rightly have overflowed.
     """
     shape = (found.shape[0], probe.group_count, probe.vectors.shape[0])
     found, expected = found.reshape(shape), expected.reshape(shape)
-    unit = np.sqrt(scale)[:, :, np.newaxis]
+    units, row_norms = norms[:, :-1, np.newaxis], norms[:, -1:, np.newaxis]
+    widths = np.diff(probe.cuts)[:, np.newaxis]
     deviation = np.abs(found - expected)
-    errors = np.where(deviation == 0, 0.0, deviation / unit)
-    overflow = ~np.isfinite(found) & (
-        unit * math.sqrt(max(1, probe.vectors.shape[1])) > np.finfo(dtype).max / 8
-    )
-    skip = np.broadcast_to(~np.isfinite(unit), shape) | ~np.isfinite(expected) | overflow
+    errors = np.where(deviation == 0, 0.0, deviation / units)
+    overflow = ~np.isfinite(found) & _can_overflow(units, row_norms, widths, limits)
+    skip = np.broadcast_to(~np.isfinite(units), shape) | ~np.isfinite(expected) | overflow
     # What is not finite here although its factors are is an error without measure, not something to pass over.
     errors = np.where(np.isnan(errors), np.inf, errors)
     return np.where(skip, 0.0, errors), int(skip.sum())
+
+
+def _can_overflow(
+    units: np.ndarray, row_norms: np.ndarray, widths: np.ndarray, limits: _Limits
+) -> np.ndarray:
+    """Whether a partial sum of an element may be too large for C's dtype, rows × groups × 1.
+
+    units: rows × groups × 1, the scales. row_norms: rows × 1 × 1, of A. widths: groups × 1, in columns.
+
+    sum over l of |a_il b_lj| is at most |a_i| |b_j|, and at most sqrt(k) times the norm of these products. Either may
+    overflow itself, or meet a NaN that the other does not.
+    """
+    bound = np.fmin(row_norms * limits.column_norms[:, np.newaxis], units * math.sqrt(limits.k))
+    # The sums of both parts at once in a scheme of three products.
+    margin = OVERFLOW_MARGIN * (1 + limits.relative) * (2 if limits.dtype.kind == "c" else 1)
+    # The check itself adds up elements of a group in float64.
+    largest = np.minimum(np.finfo(limits.dtype).max, np.finfo(np.float64).max / widths)
+    return bound * margin > largest

@@ -21,8 +21,9 @@ FLOATS = ["f2", "f4", "f8", "c8", "c16"]
 INTEGERS = ["i1", "i4", "i8", "u1", "u8"]
 
 
-def put(path: Path, data: np.ndarray) -> zarr.Array[Any]:
-    array = zarr.create_array(path, shape=data.shape, chunks=(32, 16), dtype=data.dtype)
+def put(path: Path, data: np.ndarray, chunks: tuple[int, ...] = (32, 16)) -> zarr.Array[Any]:
+    chunks = tuple(min(side, max(1, length)) for side, length in zip(chunks, data.shape, strict=True))
+    array = zarr.create_array(path, shape=data.shape, chunks=chunks, dtype=data.dtype)
     array[...] = data
     return array
 
@@ -49,9 +50,16 @@ def factors(
 
 
 def check(
-    client: Client, folder: Path, a: np.ndarray, b: np.ndarray, c: np.ndarray, **options: Any
+    client: Client,
+    folder: Path,
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    chunks: tuple[int, ...] = (32, 16),
+    **options: Any,
 ) -> Verification:
-    return verify_product(client, put(folder / "a", a), put(folder / "b", b), put(folder / "c", c), **options)
+    stored = [put(folder / name, data, chunks) for name, data in zip("abc", (a, b, c), strict=True)]
+    return verify_product(client, *stored, **options)
 
 
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
@@ -144,6 +152,96 @@ def test_a_check_that_compares_nothing_does_not_pass(client: Client, tmp_path: P
     assert not outcome.passed
     assert not outcome.conclusive
     assert "could compare nothing" in str(outcome)
+
+
+@pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_in_an_ordinary_half_product_are_found(
+    damage: float, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """No element of it comes near float16's 65504, although the sums over a group of columns do."""
+    a, b, c = factors(rng, "f2", 70, 1024, 700)
+    right = check(client, tmp_path / "right", a, b, c, (64, 128))
+    assert right.passed
+    assert right.unchecked == 0
+    whole, one = c.copy(), c.copy()
+    whole[10:14], whole[:, 300], one[33, 5] = damage, damage, damage
+    for name, wrong in (("whole", whole), ("one", one)):
+        found = check(client, tmp_path / name, a, b, wrong, (64, 128))
+        assert not found.passed
+        assert found.conclusive
+        assert found.unchecked == 0
+    assert found.worst is not None
+    assert found.worst[0] == 33
+
+
+@pytest.mark.parametrize(
+    ("dtype", "left", "right", "k", "n"),
+    [
+        ("f2", 1, 1, 100_000, 1),
+        ("f2", 1, 1, 100_000, 16),
+        ("f4", 2e17, 2.1e17, 10_000, 4),
+        ("f8", 1e152, 2.1e152, 10_000, 4),
+        ("c8", 2e17j, 2.1e17, 10_000, 4),
+        ("c16", 1e152j, 2.1e152, 10_000, 4),
+    ],
+)
+def test_sums_that_overflow_with_k_are_not_compared_but_the_rest_is(
+    dtype: str, left: complex, right: complex, k: int, n: int, client: Client, tmp_path: Path
+) -> None:
+    a, b = np.full((6, k), left, dtype), np.full((k, n), right, dtype)
+    a[5] /= 1000
+    with np.errstate(all="ignore"):  # with float16 as float32, as every kernel adds it up
+        c = (a.astype("f4") @ b.astype("f4")).astype("f2") if dtype == "f2" else a @ b
+    assert not np.isfinite(c[:5]).any()
+    assert np.isfinite(c[5]).all()
+    # One vector and one group where n is 1: nothing else could be compared in rows 0 to 4.
+    outcome = check(client, tmp_path / "right", a, b, c, (4096, 4096))
+    assert outcome.passed
+    assert outcome.unchecked == 5 * 2
+    c[5, 0] = np.inf
+    assert not check(client, tmp_path / "wrong", a, b, c, (4096, 4096)).passed
+
+
+@pytest.mark.parametrize("dtype", ["f8", "c16"])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [(1e-90, 1e-90), (1e-170, 1), (1, 1e-170), (1e200, 1e50), (1e200, 1e-200), (1e-300, 1e300), (1e-300, 1)],
+)
+def test_factors_whose_squares_are_no_numbers(
+    dtype: str, left: float, right: float, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    a, b, _ = factors(rng, dtype)
+    a, b = a * left, b * right
+    c = a @ b
+    outcome = check(client, tmp_path / "right", a, b, c)
+    assert outcome.passed
+    assert outcome.unchecked == 0
+    assert outcome.largest_error > 0  # measured, and not by a scale that overflowed
+    wrong = c.copy()
+    wrong[41, 73] += left * right
+    found = check(client, tmp_path / "wrong", a, b, wrong, rounds=20)
+    assert not found.passed
+    assert found.worst is not None
+    assert found.worst[0] == 41
+    wrong[41, 73] = np.nan
+    assert not check(client, tmp_path / "nan", a, b, wrong).passed
+
+
+def test_rows_and_columns_of_all_sizes_at_once_pass(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """A's columns are graded one way and B's rows the other way: no single power of two would do for either."""
+    a, b, c = factors(rng, "f8")
+    grades, sizes = (
+        2.0 ** np.linspace(-600, 600, 70).round(),
+        2.0 ** np.linspace(-300, 300, 90).round()[:, None],
+    )
+    a, b, c = a * grades * sizes, b / grades[:, None], c * sizes
+    outcome = check(client, tmp_path / "right", a, b, c)
+    assert outcome.passed
+    assert outcome.unchecked == 0
+    c[0, 0] *= 2
+    assert not check(client, tmp_path / "wrong", a, b, c, rounds=20).passed
 
 
 @pytest.mark.parametrize("dtype", ["f4", "i8"])
