@@ -8,8 +8,10 @@ Integers are compared exactly, modulo 2^bits as they were computed, with several
 odd numbers only, so a single wrong element never escapes; faults that hide each other escape a vector with a
 probability of at most 1/2 (differences of exactly half the modulus; far less for any other). Floating point is
 summed in float64 and compared with a tolerance from k and the dtype, at the scale sqrt(sum over l and j of
-|a_il b_lj|^2): what rounding errors of independent signs add up to.
-What is not finite in C is wrong unless a factor of it is not finite either, or its
+|a_il b_lj|^2): what rounding errors of independent signs add up to. To it comes what numbers lose that underflow,
+in units of the smallest subnormal number: no kernel flushes such numbers to zero (Numba compiles without fast
+mathematics; the tensor cores keep them: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores",
+PeerJ Computer Science 7, 2021). What is not finite in C is wrong unless a factor of it is not finite either, or its
 partial sums could overflow: |a_i| |b_j| bounds them all (Cauchy-Schwarz).
 """
 
@@ -27,6 +29,7 @@ import numpy as np
 import zarr
 from distributed import Client
 
+from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.thin import WIDE_DTYPES, add_thin_product, widen
 from tilewright.pipeline import config
@@ -60,6 +63,15 @@ MOST_ROUNDS = 64
 INPUT_EPSILON = {"tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 """Relative error of an operand rounded to the precision that was asked for."""
 
+INPUT_SUBNORMAL = {"split": 2.0**-133, "tf32": 2.0**-136, "bf16": 2.0**-133, "fp16": 2.0**-24}
+"""The smallest number that an operand can have in the precision that was asked for."""
+
+DEVIATIONS = 6
+"""Standard deviations that errors of random signs are given: less than 1 sum in 10^7 exceeds them (Hoeffding)."""
+
+COMPLEX_PRODUCTS = 6
+"""Real products that add up to the two parts of a complex one: three for each where four are not used."""
+
 OVERFLOW_MARGIN = 1.25
 """Room above the bound of a partial sum for operands that are rounded or split before they are multiplied."""
 
@@ -73,7 +85,8 @@ class Verification:
     """Whether anything could be compared; if not, ``passed`` is false and means nothing."""
     rounds: int
     largest_error: float
-    """The largest deviation, in units of its own scale; for integers the number of sums that differ."""
+    """The largest deviation, in units of its own scale, which rises where numbers underflow; for integers the number
+    of sums that differ."""
     tolerance: float
     """What ``largest_error`` may be; 0 for integers."""
     unchecked: int
@@ -260,7 +273,11 @@ def verify_product(
                 column_squares += sums.column_squares
             finished(place, b, right_rows[place])
     allowed = 0.0 if probe.exact else tolerance(k, dtype, precision)
-    limits = _Limits(allowed, k, dtype, np.sqrt(column_squares))
+    with np.errstate(all="ignore"):
+        group_norms = np.sqrt(np.einsum("gl,gl->g", norms[:groups], norms[:groups]))
+    limits = _Limits(
+        allowed, INPUT_SUBNORMAL.get(precision, 0.0), k, dtype, np.sqrt(column_squares), group_norms
+    )
     shared_nbytes = thin.nbytes + norms.nbytes + probe.vectors.nbytes
     outcomes = on_workers(
         _compare,
@@ -395,11 +412,15 @@ class _Limits:
 
     relative: float
     """`tolerance` of the product."""
+    operand_subnormal: float
+    """The smallest number that operands can be rounded to, where the precision is not the dtype's own; or 0."""
     k: int
     dtype: np.dtype
     """C's."""
     column_norms: np.ndarray
     """Of each group of B's columns, at least the largest norm of one; float64."""
+    group_norms: np.ndarray
+    """Of each group of B's columns, the norm of all its elements; float64, infinite where squares overflow."""
 
 
 @dataclass(frozen=True)
@@ -477,12 +498,33 @@ def _relative_errors(
     units, row_norms = norms[:, :-1, np.newaxis], norms[:, -1:, np.newaxis]
     widths = np.diff(probe.cuts)[:, np.newaxis]
     deviation = np.abs(found - expected)
-    errors = np.where(deviation == 0, 0.0, deviation / units)
+    # Where all factors are zero there is nothing that could underflow.
+    underflow = np.where((units == 0) & (expected == 0), 0.0, _underflow(row_norms, widths, limits))
+    errors = np.where(deviation == 0, 0.0, deviation / (units + underflow / limits.relative))
     overflow = ~np.isfinite(found) & _can_overflow(units, row_norms, widths, limits)
     skip = np.broadcast_to(~np.isfinite(units), shape) | ~np.isfinite(expected) | overflow
     # What is not finite here although its factors are is an error without measure, not something to pass over.
     errors = np.where(np.isnan(errors), np.inf, errors)
     return np.where(skip, 0.0, errors), int(skip.sum())
+
+
+def _underflow(row_norms: np.ndarray, widths: np.ndarray, limits: _Limits) -> np.ndarray:
+    """What rounding to subnormal numbers can make a sum deviate by: rows × groups × 1, absolute.
+
+    row_norms: rows × 1 × 1, of A. widths: groups × 1, in columns.
+
+    An element errs by half the smallest number, in each of its products and when it is rounded to C's dtype: at worst
+    all one way, but elements have the probe's random signs. So have an operand's errors, times the other operand.
+    """
+    compute = compute_dtype(limits.dtype)
+    products = limits.k * (COMPLEX_PRODUCTS if limits.dtype.kind == "c" else 1)
+    smallest = [float(np.finfo(dtype).smallest_subnormal) for dtype in (compute, limits.dtype)]
+    elements = np.sqrt(widths) * (products * smallest[0] + 2 * smallest[1])
+    operands = 0.0
+    if limits.operand_subnormal:
+        others = limits.group_norms[:, np.newaxis] + np.sqrt(widths) * row_norms
+        operands = limits.operand_subnormal * others
+    return DEVIATIONS / 2 * (elements + operands)
 
 
 def _can_overflow(

@@ -12,6 +12,7 @@ from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.pipeline import verify as module
 from tilewright.pipeline.errors import OptionError, ShapeError
 from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
@@ -202,6 +203,58 @@ def test_sums_that_overflow_with_k_are_not_compared_but_the_rest_is(
     assert not check(client, tmp_path / "wrong", a, b, c, (4096, 4096)).passed
 
 
+SUBNORMAL = [
+    ("f2", 1e-4),
+    ("f2", 2e-3),
+    ("f4", 1e-20),
+    ("f4", 1e-22),
+    ("f4", 3e-19),
+    ("f8", 1e-155),
+    ("f8", 1e-161),
+    ("c8", 1e-20),
+    ("c8", 1e-22),
+    ("c16", 1e-155),
+    ("c16", 1e-161),
+]
+"""Sizes of factors whose products are, wholly or in part, below the smallest normal number."""
+
+
+@pytest.mark.parametrize(("dtype", "size"), SUBNORMAL)
+@pytest.mark.parametrize("k", [32, 300])
+def test_right_products_that_underflow_pass(
+    dtype: str, size: float, k: int, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    wide = np.float32 if dtype == "f2" else np.dtype(dtype)
+    cases = {"mixed": factors(rng, dtype, 60, k, 80)[:2]}
+    if k * size**2 < 4 * np.finfo(wide).smallest_normal:
+        # Every product errs the same way. Where sums are normal they too would, which is another matter.
+        cases["one"] = np.ones((60, k), dtype), np.ones((k, 80), dtype)
+    for name, (a, b) in cases.items():
+        a, b = (a * size).astype(dtype), (b * size).astype(dtype)
+        c = np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
+        outcome = check(client, tmp_path / name, a, b, c)
+        assert outcome.passed
+        assert outcome.unchecked == 0
+
+
+@pytest.mark.parametrize(("dtype", "size"), SUBNORMAL)
+def test_wrong_products_that_underflow_are_found(
+    dtype: str, size: float, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    a, b, _ = factors(rng, dtype, 40, 32, 48)
+    a, b = (a * size).astype(dtype), (b * size).astype(dtype)
+    wide = np.float32 if dtype == "f2" else np.dtype(dtype)
+    c = np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
+    smallest, normal = np.finfo(dtype).smallest_subnormal, np.finfo(dtype).smallest_normal
+    c[7, 20] = normal * 1000
+    assert not check(client, tmp_path / "element", a, b, c, rounds=20).passed
+    a[9], c[9], c[7, 20] = 0, 0, 0
+    c[9, 3] = smallest  # nothing underflows in a row of zeros, so nothing is allowed there
+    wrong = check(client, tmp_path / "zeros", a, b, c, rounds=20)
+    assert not wrong.passed
+    assert wrong.worst is not None
+
+
 @pytest.mark.parametrize("dtype", ["f8", "c16"])
 @pytest.mark.parametrize(
     ("left", "right"),
@@ -242,6 +295,22 @@ def test_rows_and_columns_of_all_sizes_at_once_pass(
     assert outcome.unchecked == 0
     c[0, 0] *= 2
     assert not check(client, tmp_path / "wrong", a, b, c, rounds=20).passed
+
+
+@pytest.mark.parametrize(
+    ("precision", "size"), [("fp16", 1e-6), ("fp16", 1e-8), ("bf16", 3e-39), ("fp16", 1.0)]
+)
+def test_operands_that_underflow_in_a_lower_precision_pass_when_it_was_asked_for(
+    precision: str, size: float, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    narrow = np.dtype("f2") if precision == "fp16" else BFLOAT16
+    a, b, _ = factors(rng, "f4", 60, 200, 80)
+    a = a * np.float32(size)
+    c = a.astype(narrow).astype("f4") @ b.astype(narrow).astype("f4")
+    assert check(client, tmp_path / "asked", a, b, c, precision=precision).passed
+    assert not check(client, tmp_path / "full", a, b, c).passed
+    c[3, 4] += 500 * size + 1e-4 * (precision == "fp16")
+    assert not check(client, tmp_path / "wrong", a, b, c, precision=precision, rounds=20).passed
 
 
 @pytest.mark.parametrize("dtype", ["f4", "i8"])
