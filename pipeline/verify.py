@@ -538,8 +538,9 @@ def _can_overflow(
     overflow itself, or meet a NaN that the other does not.
     """
     bound = np.fmin(row_norms * limits.column_norms[:, np.newaxis], units * math.sqrt(limits.k))
-    # The sums of both parts at once in a scheme of three products.
-    margin = OVERFLOW_MARGIN * (1 + limits.relative) * (2 if limits.dtype.kind == "c" else 1)
+    growth = 1 + limits.k * float(np.finfo(compute_dtype(limits.dtype)).eps)  # by rounding on the way
+    # Complex: the sums of both parts at once in a scheme of three products.
+    margin = OVERFLOW_MARGIN * growth * (2 if limits.dtype.kind == "c" else 1)
     # The check itself adds up elements of a group in float64.
     largest = np.minimum(np.finfo(limits.dtype).max, np.finfo(np.float64).max / widths)
     return bound * margin > largest

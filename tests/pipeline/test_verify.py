@@ -175,6 +175,16 @@ def test_nan_and_infinity_in_an_ordinary_half_product_are_found(
     assert found.worst[0] == 33
 
 
+def test_infinity_in_a_half_product_of_a_long_inner_side_is_found(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """The bound of its partial sums is already two thirds of what float16 holds."""
+    a, b, c = factors(rng, "f2", 16, 40_000, 64)
+    assert check(client, tmp_path / "right", a, b, c, (4096, 4096)).unchecked == 0
+    c[11, 50] = np.inf
+    assert not check(client, tmp_path / "wrong", a, b, c, (4096, 4096)).passed
+
+
 @pytest.mark.parametrize(
     ("dtype", "left", "right", "k", "n"),
     [
