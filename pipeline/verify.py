@@ -177,14 +177,27 @@ def tolerance(k: int, dtype: np.dtype, precision: str) -> float:
     """What a sum may deviate by, in units of its scale, when nothing is wrong.
 
     A sum of k terms rounded one after another errs by about eps k / 3 of sqrt(sum |ab|^2) when all terms have one
-    sign, the worst case, and eps sqrt(k / 6) when signs are mixed; 2 eps k leaves six standard deviations to the
-    first. The last rounding, to C's own dtype, adds eps sqrt(k); rounded operands add their own epsilon, taken
-    with the same six.
+    sign, the worst case unless they are alike, and eps sqrt(k / 6) when signs are mixed; 2 eps k leaves six standard
+    deviations to the first. The last rounding, to C's own dtype, adds eps sqrt(k); rounded operands add their own
+    epsilon, taken with the same six.
     """
+    return _tolerance(k, dtype, precision, math.sqrt(max(k, 1)))
+
+
+def _tolerance_of_alike(k: int, dtype: np.dtype, precision: str) -> float:
+    """What a sum of products of factors that are all alike may deviate by, in units of the norm of C's elements.
+
+    All roundings go one way: one sum of k terms errs by up to eps k / 2 of itself, and its last rounding by eps / 2.
+    Four times as much leaves room for vectors that do not sum up to zero. A wrong element adds to that norm what it
+    adds to the deviation, so that no more than half of it may ever be allowed.
+    """
+    return min(0.5, _tolerance(k, dtype, precision, 1.0))
+
+
+def _tolerance(k: int, dtype: np.dtype, precision: str, last: float) -> float:
+    """``last``: how large C's elements are at most, in the unit that is meant."""
     accumulated = np.float32 if dtype == np.float16 else dtype
-    error = 2 * float(np.finfo(accumulated).eps) * max(k, 4) + 2 * float(np.finfo(dtype).eps) * math.sqrt(
-        max(k, 1)
-    )
+    error = 2 * float(np.finfo(accumulated).eps) * max(k, 4) + 2 * float(np.finfo(dtype).eps) * last
     return error + 6 * INPUT_EPSILON.get(precision, 0.0)
 
 
@@ -276,7 +289,13 @@ def verify_product(
     with np.errstate(all="ignore"):
         group_norms = np.sqrt(np.einsum("gl,gl->g", norms[:groups], norms[:groups]))
     limits = _Limits(
-        allowed, INPUT_SUBNORMAL.get(precision, 0.0), k, dtype, np.sqrt(column_squares), group_norms
+        allowed,
+        0.0 if probe.exact else _tolerance_of_alike(k, dtype, precision),
+        INPUT_SUBNORMAL.get(precision, 0.0),
+        k,
+        dtype,
+        np.sqrt(column_squares),
+        group_norms,
     )
     shared_nbytes = thin.nbytes + norms.nbytes + probe.vectors.nbytes
     outcomes = on_workers(
@@ -412,6 +431,8 @@ class _Limits:
 
     relative: float
     """`tolerance` of the product."""
+    alike: float
+    """`_tolerance_of_alike` of the product."""
     operand_subnormal: float
     """The smallest number that operands can be rounded to, where the precision is not the dtype's own; or 0."""
     k: int
@@ -457,7 +478,8 @@ def _compare(
         return _Sums(place, thin, norms, *unmeasured)
 
     sums = _gather(left, rows, multiply, (count, vectors.shape[0]), weights.shape[0], unmeasured[1], probe)
-    expected, found = sums.thin, _project(result, rows, False, probe).thin
+    expected, product = sums.thin, _project(result, rows, True, probe)
+    found = product.thin
     if probe.exact:
         # Everything was summed modulo 2^64; C itself is known modulo 2^bits.
         shift = np.int64(64 - probe.bits)
@@ -467,7 +489,7 @@ def _compare(
         unchecked = 0
     else:
         with np.errstate(all="ignore"):  # NaN and infinity pass through and are counted
-            errors, unchecked = _relative_errors(found, expected, sums.norms, limits, probe)
+            errors, unchecked = _relative_errors(found, expected, sums.norms, product.norms, limits, probe)
     place_row, place_group, _ = (
         np.unravel_index(int(np.argmax(errors)), errors.shape) if errors.size else (0, 0, 0)
     )
@@ -483,13 +505,18 @@ def _relative_errors(
     found: np.ndarray,
     expected: np.ndarray,
     norms: np.ndarray,
+    product_norms: np.ndarray,
     limits: _Limits,
     probe: _Probe,
 ) -> tuple[np.ndarray, int]:
     """Deviations in units of their scale, rows × groups × rounds, and how many could not be compared.
 
     found, expected: rows × (groups × rounds), float64 or complex128. norms: rows × (groups + 1), float64: the scale
-    sqrt(sum over l and j of |a_il b_lj|²) of each group, and the norm of A's row.
+    sqrt(sum over l and j of |a_il b_lj|²) of each group, and the norm of A's row. product_norms: rows × groups,
+    float64: of C's own elements.
+
+    Where factors are alike the norm of C's elements is the scale, for `_tolerance_of_alike` of it; elsewhere that is no
+    larger than the other.
 
     A sum cannot be compared when a factor of it is NaN or infinite, or when C's dtype may rightly have overflowed.
     """
@@ -497,10 +524,12 @@ def _relative_errors(
     found, expected = found.reshape(shape), expected.reshape(shape)
     units, row_norms = norms[:, :-1, np.newaxis], norms[:, -1:, np.newaxis]
     widths = np.diff(probe.cuts)[:, np.newaxis]
+    alike = limits.alike / limits.relative * product_norms[:, :, np.newaxis]
+    scale = np.where(np.isfinite(alike), np.maximum(units, alike), units)
     deviation = np.abs(found - expected)
     # Where all factors are zero there is nothing that could underflow.
     underflow = np.where((units == 0) & (expected == 0), 0.0, _underflow(row_norms, widths, limits))
-    errors = np.where(deviation == 0, 0.0, deviation / (units + underflow / limits.relative))
+    errors = np.where(deviation == 0, 0.0, deviation / (scale + underflow / limits.relative))
     overflow = ~np.isfinite(found) & _can_overflow(units, row_norms, widths, limits)
     skip = np.broadcast_to(~np.isfinite(units), shape) | ~np.isfinite(expected) | overflow
     # What is not finite here although its factors are is an error without measure, not something to pass over.

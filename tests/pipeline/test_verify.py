@@ -126,6 +126,23 @@ def test_vectors_that_are_sent_to_the_workers_beforehand(
     assert not check(client, tmp_path / "wrong", a, b, c).passed
 
 
+@pytest.mark.parametrize(("left", "right"), [(1.3, 0.7), (1 / 3, -1e-3)])
+@pytest.mark.parametrize("k", [2, 400])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
+def test_products_of_factors_that_are_all_alike_pass_and_a_wrong_element_is_found(
+    dtype: str, k: int, left: float, right: float, client: Client, tmp_path: Path
+) -> None:
+    """All roundings of all sums go one way there, and add up to far more than those of mixed numbers."""
+    a, b = np.full((40, k), left, dtype), np.full((k, 300), right, dtype)
+    c = np.zeros((40, 300), "f4" if dtype == "f2" else dtype)
+    for inner in range(k):  # one term after another, as kernels add them up: the worst way
+        c += np.outer(a[:, inner], b[inner])
+    c = c.astype(dtype)
+    assert check(client, tmp_path / "right", a, b, c).passed
+    c[7, 23] *= 1.2 if dtype == "f2" else 1.05
+    assert not check(client, tmp_path / "wrong", a, b, c).passed
+
+
 def test_a_tile_of_zeros_is_found(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     a, b, c = factors(rng, "f4")
     c[32:64, 16:32] = 0
