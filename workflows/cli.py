@@ -5,16 +5,19 @@ Each command imports what it needs when it runs, so that ``--help`` does not wai
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from tilewright.workflows.console import (
     Command,
-    Interrupted,
+    Outputs,
     interruptible,
     is_quiet,
+    on_interrupt,
     print_result,
     printing,
     to_json_text,
@@ -152,25 +155,28 @@ def matmul(
     if plan_only:
         print_result(workflow.plan_matmul(a, b, **shared), as_json=as_json)
         return
-    try:
-        with listening(quiet=is_quiet()) as listener:
-            run = workflow.matmul(
-                a,
-                b,
-                c,
-                resume=not no_resume,
-                verify=not no_verify,
-                overwrite=overwrite,
-                listener=listener,
-                **shared,
-            )
-    except KeyboardInterrupt as interrupt:
-        path = local_path(c)
-        if path is not None and partial_path(path).exists():
-            kept = f"finished tiles are kept in {partial_path(path)}; the same command goes on from them"
-        else:
-            kept = "nothing was written" if path is not None else f"{c} holds the tiles that were finished"
-        raise Interrupted(kept) from interrupt
+    path = local_path(c)
+    outputs = Outputs(*filter(None, [path]))
+
+    def kept() -> str:
+        if path is None:
+            return f"{c} holds the tiles that were finished"
+        if not outputs.finished() and partial_path(path).exists():
+            return f"finished tiles are kept in {partial_path(path)}; the same command goes on from them"
+        return outputs.kept()
+
+    on_interrupt(kept)
+    with listening(quiet=is_quiet()) as listener:
+        run = workflow.matmul(
+            a,
+            b,
+            c,
+            resume=not no_resume,
+            verify=not no_verify,
+            overwrite=overwrite,
+            listener=listener,
+            **shared,
+        )
     print_result(run, as_json=as_json)
 
 
@@ -243,6 +249,7 @@ def histogram(
     if plot is None and given is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError("--bars says what --plot shows: give --plot FILE too, or leave --bars out")
     workflow.check_outputs(corpus, out, plot, overwrite=overwrite)
+    on_interrupt(Outputs(*(Path(path) for path in (out, plot) if path is not None)).kept)
     with listening(quiet=is_quiet()) as listener:
         result = workflow.histogram(corpus, listener=listener, **shared)
     if out is not None:
@@ -297,11 +304,9 @@ def demo(output: str, as_json: bool, **shared: Any) -> None:
     from tilewright.workflows.demo import demo as run_demo
     from tilewright.workflows.progress import listening
 
-    try:
-        with listening(quiet=is_quiet()) as listener:
-            run = run_demo(output, listener=listener, **shared)
-    except KeyboardInterrupt as interrupt:
-        raise Interrupted(f"what was finished is in {output}; the next run replaces it") from interrupt
+    on_interrupt(lambda: f"what was finished is in {output}; the next run replaces it")
+    with listening(quiet=is_quiet()) as listener:
+        run = run_demo(output, listener=listener, **shared)
     print_result(run, as_json=as_json)
 
 
@@ -310,6 +315,12 @@ def bench() -> None:
     """Measure this installation, and what others do, in the same run."""
 
 
-def main() -> None:
-    """The ``tilewright`` command."""
-    cli()
+def main(prog_name: str | None = None) -> None:
+    """The ``tilewright`` command. Ctrl-C that comes when it has succeeded and said so is too late to change that."""
+    try:
+        cli(prog_name=prog_name)
+    except SystemExit as ended:
+        if not ended.code:
+            # While Python itself ends, the signal would kill the process, or print a traceback of nothing that failed.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise

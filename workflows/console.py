@@ -15,6 +15,8 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import escape
+from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import click
@@ -25,6 +27,7 @@ NOISY_LOGGERS = ("distributed", "distributed.client", "bokeh", "tornado", "torna
 """Those that Dask's own defaults give a level are named each: what is above them does not reach them."""
 _DEBUG = "tilewright.debug"
 _QUIET = "tilewright.quiet"
+_KEPT = "tilewright.kept"
 
 
 class Failed(click.ClickException):
@@ -75,11 +78,63 @@ class Command(click.Command):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C in this block is one line and its exit status, not click's ``Aborted!`` and 1."""
+    """Ctrl-C in this block is one line and its exit status, not click's ``Aborted!`` and 1.
+
+    The line says what `on_interrupt` was given to say.
+    """
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        raise Interrupted("nothing was written") from interrupt
+        context = click.get_current_context(silent=True)
+        kept = context.meta.get(_KEPT) if context is not None else None
+        raise Interrupted(kept() if kept is not None else "nothing was written") from interrupt
+
+
+def on_interrupt(kept: Callable[[], str]) -> None:
+    """From now on Ctrl-C says what ``kept`` gives then: what of the running command's work is finished, and where."""
+    click.get_current_context().meta[_KEPT] = kept
+
+
+class Outputs:
+    """What a command is to write at its end, in order, and how much of that has its name by now.
+
+    A finished output is told from one that it replaces by being another file or folder: both were there at once.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        self._before = {path: _identity(path) for path in paths}
+
+    def finished(self) -> list[Path]:
+        return [path for path, before in self._before.items() if _identity(path) not in (None, before)]
+
+    def kept(self) -> str:
+        """What Ctrl-C is to say of them."""
+        finished = self.finished()
+        missing = [path for path in self._before if path not in finished]
+        if finished:
+            said = f"{_listed(finished)} finished"
+            said += f", {_listed(missing)} not written" if missing else "; only the report may be missing"
+        else:
+            said = "nothing was written"
+        # A large array that was replaced takes a while to be removed, and nobody else will.
+        replaced = [old for path in finished for old in path.parent.glob(f"{escape(path.name)}.*.replaced")]
+        return f"{said}; what was replaced is left in {_named(replaced)}: remove it" if replaced else said
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _named(paths: list[Path]) -> str:
+    return " and ".join(map(str, paths))
+
+
+def _listed(paths: list[Path]) -> str:
+    return f"{_named(paths)} {'is' if len(paths) == 1 else 'are'}"
 
 
 @contextmanager

@@ -1,21 +1,47 @@
-"""Run as a script: ``tilewright`` with the arguments given, and Ctrl-C when so many units are done.
+"""Run as a script: ``tilewright`` with the arguments given, and Ctrl-C when so many units are done, or at a place.
 
-The signal goes to the whole process group, as a terminal sends it, and from the listener, so that it is known
-how far the work has come: no test sleeps and hopes.
+The signal goes to the whole process group, as a terminal sends it, and from the listener, or from behind the function
+that does the last thing before it, so that it is known how far the work has come: no test sleeps and hopes.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from tilewright.pipeline import store
 from tilewright.pipeline.events import Event, Listener, UnitDone
-from tilewright.workflows import progress
+from tilewright.workflows import cli, histogram, plots, progress
 from tilewright.workflows.cli import main
 
 units = int(os.environ.get("UNITS_UNTIL_INTERRUPT", "0"))
+place = os.environ.get("INTERRUPT_BEHIND", "")
+
+
+def interrupt() -> None:
+    os.killpg(0, signal.SIGINT)
+
+
+def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, and Ctrl-C behind it."""
+
+    def call(*arguments: Any, **options: Any) -> None:
+        function(*arguments, **options)
+        interrupt()
+
+    return call
+
+
+class Last:
+    """Is taken away by Python when it has put back what signals did before it."""
+
+    def __del__(self, kill: Callable[[int, int], None] = os.killpg, number: int = signal.SIGINT) -> None:
+        kill(0, number)
 
 
 def listener(event: Event) -> None:
@@ -23,7 +49,7 @@ def listener(event: Event) -> None:
     if isinstance(event, UnitDone):
         units -= 1
         if units == 0:
-            os.killpg(0, signal.SIGINT)
+            interrupt()
 
 
 @contextmanager
@@ -34,4 +60,16 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
 if __name__ == "__main__":  # worker processes import this file too
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands begin deaf to it
     progress.listening = listening
+    if place == "publish":
+        store.Output.publish = interrupting(store.Output.publish)  # type: ignore[method-assign]
+    elif place == "save":
+        histogram.save_histogram = interrupting(histogram.save_histogram)
+    elif place == "plot":
+        plots.plot_histogram = interrupting(plots.plot_histogram)
+    elif place == "print":
+        cli.print_result = interrupting(cli.print_result)
+    elif place == "exit":
+        atexit.register(interrupt)
+    elif place == "end":
+        sys.last_of_all = Last()  # type: ignore[attr-defined]
     main()

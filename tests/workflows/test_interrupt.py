@@ -15,6 +15,7 @@ import pytest
 import zarr
 
 from tilewright.pipeline.cluster import open_cluster
+from tilewright.workflows.console import Outputs
 
 SCRIPT = Path(__file__).with_name("interrupted.py")
 STOP_AFTER = 3
@@ -79,6 +80,71 @@ def test_a_histogram_that_was_stopped_leaves_nothing(tmp_path: Path) -> None:
     assert result.stdout == ""
     assert result.stderr == "interrupted: nothing was written\n"
     assert sorted(tmp_path.iterdir()) == before
+
+
+SOURCE = ["matmul", "a.zarr", "a.zarr", "c.zarr", "--profile"]
+TEXT = ["histogram", "text", "--by", "letter", "--out", "f.csv", "--plot", "f.png"]
+
+
+def behind(place: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command with Ctrl-C as soon as it has come to a place."""
+    return interrupted(*arguments, cwd=cwd, UNITS_UNTIL_INTERRUPT="0", INTERRUPT_BEHIND=place)
+
+
+@pytest.mark.parametrize("profile", ["local", "cpu"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_product_that_has_its_name_is_told_of(tmp_path: Path, profile: str, before: bool) -> None:
+    values = np.arange(64.0).reshape(8, 8)
+    zarr.save_array(str(tmp_path / "a.zarr"), values)
+    if before:
+        zarr.save_array(str(tmp_path / "c.zarr"), values)
+    result = behind("publish", *SOURCE, profile, "--overwrite", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "interrupted: c.zarr is finished; only the report may be missing\n"
+    np.testing.assert_array_equal(zarr.open_array(str(tmp_path / "c.zarr"))[...], values @ values)
+
+
+def test_what_a_product_replaced_is_named_while_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ours, other = Path("c[1].zarr"), Path("f.csv")
+    ours.mkdir()
+    outputs = Outputs(ours, other)
+    assert outputs.kept() == "nothing was written"
+    ours.rename("c[1].zarr.0123.replaced")
+    assert outputs.kept() == "nothing was written", "what has gone is not finished"
+    ours.mkdir()
+    assert outputs.kept() == (
+        "c[1].zarr is finished, f.csv is not written; what was replaced is left in c[1].zarr.0123.replaced: remove it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("save", "f.csv is finished, f.png is not written"),
+        ("plot", "f.csv and f.png are finished; only the report may be missing"),
+        ("print", "f.csv and f.png are finished; only the report may be missing"),
+    ],
+)
+def test_files_of_counts_that_have_their_names_are_told_of(tmp_path: Path, place: str, said: str) -> None:
+    (tmp_path / "text").write_bytes(b"text")
+    result = behind(place, *TEXT, cwd=tmp_path)
+    assert result.returncode == 130
+    assert result.stderr == f"interrupted: {said}\n"
+    assert (tmp_path / "f.csv").is_file()
+    assert (tmp_path / "f.png").is_file() is (place != "save")
+    assert {path.name for path in tmp_path.iterdir()} <= {"text", "f.csv", "f.png"}
+
+
+@pytest.mark.parametrize("place", ["exit", "end"])
+def test_ctrl_c_behind_the_result_comes_too_late(tmp_path: Path, place: str) -> None:
+    zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
+    result = behind(place, *SOURCE, "local", cwd=tmp_path)
+    assert result.returncode == 0
+    assert result.stdout.startswith("8 × 8 float64 in ")
+    assert result.stderr == ""
 
 
 def test_the_setting_that_cuts_pieces_comes_from_the_environment() -> None:
