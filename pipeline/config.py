@@ -6,6 +6,7 @@ environment under the name that the table shows.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -55,6 +56,10 @@ SETTINGS = (
     Setting("tilewright.share-panels", True, "true or false",
             "whether workers of one host, a GPU each, read panels that several want in parts and copy those from each"
             " other's GPU"),
+    Setting("tilewright.workers", 1, "workers",
+            "workers that have to join a cluster which was started elsewhere before work is planned for it"),
+    Setting("tilewright.join-seconds", 300, "seconds",
+            "how long those are waited for: then it goes on with fewer, and fails where there is none"),
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"
@@ -71,7 +76,7 @@ dask.config.update_defaults(
 )
 
 
-COUNTS = {"tiles": 1, "threads": 1, "attempts": 0, "rounds": 1}
+COUNTS = {"tiles": 1, "threads": 1, "workers": 1, "attempts": 0, "rounds": 1}
 """The units that count things, and the least that each may be."""
 
 
@@ -102,6 +107,10 @@ def get(name: str, override: Any = None) -> Any:
         raise OptionError(f"{where}: {value!r} is neither true nor false")
     elif setting.unit == "fraction" and not (isinstance(value, (int, float)) and 0 < value <= 1):
         raise OptionError(f"{where}: {value!r} is not a fraction; it must be more than 0 and at most 1")
+    elif setting.unit == "seconds" and (
+        isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf
+    ):
+        raise OptionError(f"{where}: {value!r} is not a number of seconds; it must be 0 or more")
     elif setting.unit == "path" and (not isinstance(value, (str, os.PathLike)) or not os.fspath(value)):
         raise OptionError(f"{where}: {value!r} is not a path; name a file, or leave it unset")
     return value

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
-from distributed import Client, Future, as_completed
+from distributed import Client, Future, LocalCluster, as_completed
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
@@ -47,11 +47,54 @@ LOOK_SECONDS = 2.0
 WAIT_SECONDS = 10.0
 """How long a run waits for a worker before it says so: those that are restarted are back sooner."""
 
+JOIN_LOOK_SECONDS = 0.2
+"""How often it is looked whether the workers that work is to begin with have joined."""
+
 NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
 
 
+def await_workers(client: Client, *, waiting: Tell = logger.warning) -> None:
+    """Wait until as many workers have joined as ``tilewright.workers`` asks for, ``tilewright.join-seconds`` at most.
+
+    A batch system starts the workers beside the script that gives them work, and later than their scheduler. A
+    `LocalCluster` has waited for all that it will ever have, so that one of them is enough. After `WAIT_SECONDS`
+    ``waiting`` is told, and again when it goes on with fewer than were asked for, which no result depends on.
+
+    Raises
+    ------
+    ClusterError
+        None has joined in that time, or the scheduler does not answer.
+    """
+    wanted = 1 if isinstance(client.cluster, LocalCluster) else config.get("workers")
+    seconds = config.get("join-seconds")
+    end = (
+        f", or fails after {seconds:g} s" if wanted == 1 else f", or after {seconds:g} s with those that have"
+    )
+    lookout = _Lookout(client, waiting, wanted, end)
+    begun = time.monotonic()
+    while (there := lookout.look()) < wanted:
+        if time.monotonic() - begun >= seconds:
+            break
+        time.sleep(JOIN_LOOK_SECONDS)
+    else:
+        return
+    where = client.scheduler.address
+    longer = "tilewright.join-seconds, DASK_TILEWRIGHT__JOIN_SECONDS"
+    if not there:
+        raise ClusterError(
+            f"the cluster at {where} has no workers, and none has joined within {seconds:g} s; start some, look at"
+            f" their logs, or wait longer ({longer})"
+        )
+    waiting(
+        f"{there} of the {wanted} workers asked for (tilewright.workers) have joined {where} within {seconds:g} s; it"
+        f" goes on with those ({longer}: wait longer)"
+    )
+
+
 def survey(client: Client, device: str, *, loops: bool = True) -> list[tasks.WorkerFacts]:
-    """What every worker is; waits for none to come. loops: whether a CPU will need Numba's compiled loops.
+    """What every worker is; waits for none to come, as `await_workers` does.
+
+    loops: whether a CPU will need Numba's compiled loops.
 
     Raises
     ------
@@ -294,11 +337,15 @@ def _run(
 
 
 class _Lookout:
-    """Tells when a run waits since its cluster has no worker left: once, and again when some had come and gone."""
+    """Tells when a run waits since its cluster has no worker left, or fewer than are wanted: once, and again when
+    there had been enough in between."""
 
-    def __init__(self, client: Client, waiting: Tell) -> None:
+    def __init__(self, client: Client, waiting: Tell, wanted: int = 1, end: str = "") -> None:
+        """end: what is said of how the waiting ends otherwise, if it does."""
         self._client = client
         self._waiting = waiting
+        self._wanted = wanted
+        self._end = end
         self._alone_since: float | None = None
         self._told = False
 
@@ -306,19 +353,25 @@ class _Lookout:
         """There was a worker: by a look, or since a result came, which may be between two looks."""
         self._alone_since, self._told = None, False
 
-    def look(self) -> None:
-        if _answer_of(self._client, self._client.nthreads):
+    def look(self) -> int:
+        """How many workers there are now."""
+        there = len(_answer_of(self._client, self._client.nthreads))
+        if there >= self._wanted:
             self.seen()
-            return
+            return there
         now = time.monotonic()
         if self._alone_since is None:
             self._alone_since = now
         if now - self._alone_since >= WAIT_SECONDS and not self._told:
             self._told = True
-            self._waiting(
-                f"no worker has been at {self._client.scheduler.address} for {now - self._alone_since:.0f} s; it goes"
-                " on when one joins"
-            )
+            where, seconds = self._client.scheduler.address, f"{now - self._alone_since:.0f} s"
+            if self._wanted == 1:
+                found, then = f"no worker has been at {where} for {seconds}", "when one joins"
+            else:
+                found = f"{there} of {self._wanted} workers have joined {where} in {seconds}"
+                then = "when the others have"
+            self._waiting(f"{found}; it goes on {then}{self._end}")
+        return there
 
 
 def _is_ready(completed: as_completed) -> bool:

@@ -11,9 +11,9 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import ShapeError
-from tilewright.pipeline.events import Listener, Notice, counted, ignore
+from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.store import Source, name_of, open_array
-from tilewright.pipeline.submit import survey
+from tilewright.pipeline.submit import await_workers, survey
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def dot(
             " they must have equally many"
         )
     with open_cluster(cluster, cluster_file) as client:
+        await_workers(client, waiting=on_waiting(listener, "dot", "ends it"))
         facts = survey(client, device)
         listener(Notice(f"multiplying on {facts[0].name} with {counted(len(facts), 'worker')}"))
         return dot_stored(client, left, right, device=facts[0].device, listener=listener)

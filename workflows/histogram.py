@@ -17,9 +17,9 @@ from tilewright.pipeline import config, store
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
-from tilewright.pipeline.events import Listener, Notice, counted, ignore
+from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
-from tilewright.pipeline.submit import survey
+from tilewright.pipeline.submit import await_workers, survey
 
 CHUNK_NBYTES = 2**22
 """Stored pieces of a table of counts: whole rows, about so many bytes of them."""
@@ -77,6 +77,7 @@ def histogram(
     for note in corpus.notes:
         listener(Notice(note))
     with open_cluster(cluster, cluster_file) as client:
+        await_workers(client, waiting=on_waiting(listener, "histogram", "ends it"))
         facts = survey(client, device)
         documents, workers = counted(len(corpus.documents), "document"), counted(len(facts), "worker")
         listener(Notice(f"counting {documents} on {facts[0].name} with {workers}"))

@@ -27,14 +27,14 @@ from tilewright.pipeline.errors import (
     StoreError,
     VerificationError,
 )
-from tilewright.pipeline.events import Listener, Notice, counted, ignore
+from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
 from tilewright.pipeline.plan import LINE_NBYTES, Limits, MatmulPlan, format_nbytes, no_workspace
 from tilewright.pipeline.plan import plan_matmul as plan_tiles
 from tilewright.pipeline.store import Output, Source
 from tilewright.pipeline.stream import Product
-from tilewright.pipeline.submit import survey
+from tilewright.pipeline.submit import await_workers, survey
 from tilewright.pipeline.tasks import WorkerFacts, cores_here
 from tilewright.pipeline.verify import check_rounds, verify_product
 
@@ -126,6 +126,7 @@ def matmul(
     # over so soon that the check would wait for it.
     loops = c_dtype.kind in "iu" or left.size * right.shape[int(not transpose_b)] < SMALL_PRODUCTS
     with open_cluster(cluster, cluster_file, loops=loops) as client:
+        await_workers(client, waiting=on_waiting(listener, "matmul", "ends it"))
         facts = survey(client, device, loops=loops)
         request = {
             "transpose": [transpose_a, transpose_b],
@@ -363,6 +364,7 @@ def plan_matmul(
         facts = [_facts_here(device, host_memory)] * workers
     else:
         with open_cluster(cluster, cluster_file) as client:
+            await_workers(client, waiting=on_waiting(ignore, "plan", "ends it"))
             facts = survey(client, device, loops=False)
     return _plan(left, right, None, c_dtype, transpose_a, transpose_b, facts, device_memory, None, precision)
 

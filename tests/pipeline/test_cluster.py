@@ -201,6 +201,10 @@ def test_sizes_are_read_and_refused_by_name() -> None:
         ("share-panels", 1),
         ("share-panels", None),
         ("tiles", None),
+        ("workers", 0),
+        ("join-seconds", -1),
+        ("join-seconds", True),
+        ("join-seconds", float("nan")),
         ("panel-nbytes", None),
     ],
 )

@@ -10,11 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
 import zarr
 from distributed import Client, LocalCluster
@@ -25,7 +27,15 @@ from tilewright.pipeline import histogram, store, submit, tasks
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, TaskError
 from tilewright.pipeline.events import Event, Notice, UnitDone, ignore, on_waiting
-from tilewright.pipeline.submit import run_bounded, run_combined, run_sent, survey, threads_of, window_of
+from tilewright.pipeline.submit import (
+    await_workers,
+    run_bounded,
+    run_combined,
+    run_sent,
+    survey,
+    threads_of,
+    window_of,
+)
 
 CALLS = [(number,) for number in range(7)]
 
@@ -247,13 +257,17 @@ def test_a_cluster_without_workers_is_named() -> None:
 class Sparse:
     """A client of a cluster that has workers at some times only, and a clock."""
 
-    def __init__(self, there: Callable[[float], bool]) -> None:
+    def __init__(self, there: Callable[[float], int]) -> None:
         self.there = there
         self.now = 1000.0
         self.scheduler = SimpleNamespace(address="tcp://host:8786")
+        self.cluster: Any = None
 
     def nthreads(self) -> dict[str, int]:
-        return {"tcp://worker:1": 2} if self.there(self.now - 1000) else {}
+        return {f"tcp://worker:{number}": 2 for number in range(self.there(self.now - 1000))}
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 @pytest.mark.parametrize(
@@ -277,6 +291,109 @@ def test_a_run_without_workers_says_so_once_each_time(
         lookout.look()
     text = "no worker has been at tcp://host:8786 for 10 s; it goes on when one joins"
     assert told == [(second, text) for second in expected]
+
+
+def joining(second: float) -> int:
+    return min(4, int(second // 20))
+
+
+WAITS_FOR_ONE = (
+    "no worker has been at tcp://host:8786 for 10 s; it goes on when one joins, or fails after 300 s"
+)
+WAITS_FOR_MORE = (
+    "0 of {} workers have joined tcp://host:8786 in 10 s; it goes on when the others have, or after {} s with those"
+    " that have"
+)
+GOES_ON = (
+    "4 of the 9 workers asked for (tilewright.workers) have joined tcp://host:8786 within 90 s; it goes on with those"
+    " (tilewright.join-seconds, DASK_TILEWRIGHT__JOIN_SECONDS: wait longer)"
+)
+
+
+@pytest.mark.parametrize(
+    ("there", "workers", "seconds", "until", "expected"),
+    [
+        (lambda second: 1, 1, 300, 0, []),
+        (
+            lambda second: second > 5,
+            1,
+            300,
+            5,
+            [],
+        ),  # as a script that waited for the scheduler alone finds it
+        (joining, 1, 300, 20, [WAITS_FOR_ONE]),
+        (joining, 3, 300, 60, [WAITS_FOR_MORE.format(3, 300)]),
+        (joining, 9, 90, 90, [WAITS_FOR_MORE.format(9, 90), GOES_ON]),
+    ],
+    ids=["there", "late", "later", "several", "fewer"],
+)
+def test_work_begins_when_its_workers_have_joined(
+    there: Callable[[float], int],
+    workers: int,
+    seconds: int,
+    until: float,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, told = Sparse(there), []
+    monkeypatch.setattr(submit, "time", SimpleNamespace(monotonic=lambda: client.now, sleep=client.sleep))
+    with dask.config.set({"tilewright.workers": workers, "tilewright.join-seconds": seconds}):
+        await_workers(client, waiting=told.append)  # type: ignore[arg-type]
+    assert told == expected
+    assert until <= client.now - 1000 <= until + 2 * submit.JOIN_LOOK_SECONDS
+
+
+@pytest.mark.parametrize("seconds", [0, 300])
+def test_a_cluster_that_no_worker_joins_is_named(seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Sparse(lambda second: 0)
+    monkeypatch.setattr(submit, "time", SimpleNamespace(monotonic=lambda: client.now, sleep=client.sleep))
+    match = f"tcp://host:8786 has no workers, and none has joined within {seconds} s; start some"
+    with dask.config.set({"tilewright.join-seconds": seconds}), pytest.raises(ClusterError, match=match):
+        await_workers(client)  # type: ignore[arg-type]
+    assert seconds <= client.now - 1000 < seconds + 1
+
+
+def test_a_cluster_of_this_process_has_all_its_workers(client: Client) -> None:
+    with dask.config.set({"tilewright.workers": 1000}):
+        await_workers(client, waiting=pytest.fail)
+
+
+def test_every_kind_of_work_waits_for_its_first_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.1)
+    ones, text = zarr.create_array(tmp_path / "a", shape=(4, 4), dtype="f8", fill_value=1), tmp_path / "text"
+    vector = zarr.create_array(tmp_path / "x", shape=(4,), dtype="f8", fill_value=1)
+    fours = zarr.create_array(tmp_path / "f", shape=(4, 4), dtype="f8", fill_value=4)
+    text.write_bytes(b"text")
+    work: dict[str, Callable[..., Any]] = {
+        "matmul": partial(tw.matmul, ones, ones, tmp_path / "c", device="cpu"),
+        "histogram": partial(tw.histogram, text, device="cpu"),
+        "dot": partial(tw.dot, vector, vector, device="cpu"),
+        "verify": partial(tw.verify, ones, ones, fours),
+    }
+    with (
+        LocalCluster(
+            n_workers=0, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as own,
+    ):
+        for name, run in work.items():
+            told: list[str] = []
+
+            def listener(event: Event, told: list[str] = told) -> None:
+                if isinstance(event, Notice) and "no worker" in event.message:
+                    told.append(event.message)
+                    cluster.scale(1)
+
+            run(cluster=cluster.scheduler_address, listener=listener)
+            (text_told,) = told
+            assert re.fullmatch(
+                rf"{name}: no worker has been at tcp://\S+ for 0 s; it goes on when one joins, or fails after 300 s;"
+                " Ctrl-C ends it",
+                text_told,
+            )
+            leave(cluster, own)
 
 
 @pytest.mark.parametrize("kind", ["bounded", "combined"])

@@ -36,7 +36,7 @@ from tilewright.pipeline.events import Event, UnitDone, counted
 from tilewright.pipeline.histogram import share_of_cores
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.store import run_all
-from tilewright.pipeline.submit import survey
+from tilewright.pipeline.submit import await_workers, survey
 from tilewright.workflows.bench.common import COUNT, BenchReport, Picture, Row, WrongAnswer, machine
 from tilewright.workflows.bench.e2e import bus_rate
 from tilewright.workflows.histogram import histogram
@@ -127,6 +127,7 @@ def run_corpus(
     rows: list[Row] = []
     details: list[dict[str, Any]] = []
     with open_cluster(cluster, cluster_file) as client:
+        await_workers(client, waiting=progress)
         facts = survey(client, device)
         gpu = facts[0].device == "cuda"
         for storage in storages:
