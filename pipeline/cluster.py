@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -37,34 +38,67 @@ hundred times a second: there a collection of garbage can begin under the lock t
 holds the interpreter's (CPython's issue 106883). Dask leaves one of its two profilers out of 3.11 for that."""
 
 
-def load_profiles(path: str | os.PathLike[str] | None = None) -> dict[str, dict[str, Any]]:
-    """The profiles of a file: the one given, else the configured one, else ./cluster.yaml, else the installed one.
+@dataclass(frozen=True)
+class Profile:
+    """What a profile says, and where."""
+
+    options: dict[str, Any]
+    """Its keys, ``kind`` among them."""
+    file: Path
+
+    def called(self, name: str) -> str:
+        """What messages call it."""
+        built_in = self.file == INSTALLED_PROFILES
+        return f"built-in profile {name!r}" if built_in else f"profile {name!r} of {self.file}"
+
+
+def load_profiles(path: str | os.PathLike[str] | None = None) -> dict[str, Profile]:
+    """The profiles of a file, and the built-in ones that it does not define anew.
+
+    path: the file; unset: the configured one, else ./cluster.yaml where there is one.
 
     Raises
     ------
     ClusterError
         The file is missing, is no YAML, or does not hold a mapping of profiles with a known ``kind``.
     """
+    own = _profiles_file(path)
+    return _read_profiles(INSTALLED_PROFILES) | (_read_profiles(own) if own is not None else {})
+
+
+def _profiles_file(path: str | os.PathLike[str] | None) -> Path | None:
+    """The file of the user's own profiles, if any."""
     chosen = path if path is not None else config.get("cluster-file")
-    if chosen is None:
-        here = Path("cluster.yaml")
-        chosen = here if here.is_file() else INSTALLED_PROFILES
+    if chosen is not None:
+        return Path(chosen)
+    here = Path("cluster.yaml")
+    return here if here.is_file() else None
+
+
+def _read_profiles(path: Path) -> dict[str, Profile]:
     try:
-        content = yaml.safe_load(Path(chosen).read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ClusterError(f"cannot read the profiles file {chosen}: {error}") from error
+        raise ClusterError(f"cannot read the profiles file {path}: {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ClusterError(f"{chosen} is not valid YAML: {error}") from error
+        raise ClusterError(f"{path} is not valid YAML: {error}") from error
     profiles = content.get("profiles") if isinstance(content, dict) else None
     if not isinstance(profiles, dict) or not profiles:
-        raise ClusterError(f"{chosen} has no mapping 'profiles'; see the installed cluster.yaml for the form")
+        raise ClusterError(f"{path} has no mapping 'profiles'; see {INSTALLED_PROFILES} for the form")
     for name, profile in profiles.items():
         kind = profile.get("kind") if isinstance(profile, dict) else None
         if kind not in KINDS:
-            raise ClusterError(
-                f"profile {name!r} in {chosen} has kind {kind!r}; it may be {', '.join(KINDS)}"
-            )
-    return profiles
+            raise ClusterError(f"profile {name!r} in {path} has kind {kind!r}; it may be {', '.join(KINDS)}")
+    return {str(name): Profile(profile, path) for name, profile in profiles.items()}
+
+
+def _no_profile(name: str, profiles: dict[str, Profile], own: Path | None) -> ClusterError:
+    where = f"the built-in ones and those of {own}" if own is not None else "the built-in ones"
+    return ClusterError(
+        f"there is no profile {name!r}; the profiles are {', '.join(sorted(profiles))}, {where}: choose one, or define"
+        f" it in {own if own is not None else 'cluster.yaml'} (a scheduler's address starts with tcp://, ucx:// or"
+        " tls://)"
+    )
 
 
 @contextmanager
@@ -79,7 +113,7 @@ def open_cluster(
         The name of a profile in ``config``; or a scheduler's address (anything with ``://``); or a
         ``distributed.Client``, which is yielded as it is and left open.
     config
-        The profiles file; see ``load_profiles`` for where it is looked for.
+        The file of profiles beside the built-in ones; see ``load_profiles`` for where it is looked for.
     loops
         Whether Numba had better set itself up meanwhile, where workers of this process will run on the CPU.
 
@@ -100,17 +134,14 @@ def open_cluster(
             f"cluster={cluster!r}: it must be a profile's name, a scheduler's address or a distributed.Client"
         )
     if "://" in cluster:
-        profile: dict[str, Any] = {"kind": "existing", "address": cluster}
+        called, profile = cluster, dict[str, Any](kind="existing", address=cluster)
     else:
         profiles = load_profiles(config)
         if cluster not in profiles:
-            raise ClusterError(
-                f"there is no profile {cluster!r}; the profiles are {', '.join(sorted(profiles))}"
-                " (a scheduler's address starts with tcp://, ucx:// or tls://)"
-            )
-        profile = dict(profiles[cluster])
+            raise _no_profile(cluster, profiles, _profiles_file(config))
+        called, profile = profiles[cluster].called(cluster), dict(profiles[cluster].options)
     with ExitStack() as stack:
-        yield _start(stack, cluster, profile, loops)
+        yield _start(stack, called, profile, loops)
 
 
 def _check_usable(client: Client) -> None:
@@ -124,13 +155,13 @@ def _check_usable(client: Client) -> None:
         raise ClusterError(f"cluster: the client is {client.status}; connect to a cluster anew")
 
 
-def _start(stack: ExitStack, name: str, profile: dict[str, Any], loops: bool) -> Client:
+def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) -> Client:
     kind = profile.pop("kind")
     if kind == "existing":
-        return _connect(stack, name, profile)
+        return _connect(stack, called, profile)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # Its own workers would import it once more, and so on; the first process would wait for all of them.
-        raise ClusterError(f"profile {name!r}: {UNGUARDED}")
+        raise ClusterError(f"{called}: {UNGUARDED}")
     try:
         if kind == "local":
             if loops and not cuda_available():
@@ -150,13 +181,11 @@ def _start(stack: ExitStack, name: str, profile: dict[str, Any], loops: bool) ->
             with _interrupts_kept_from_workers(), _no_profiler():
                 server = stack.enter_context(_cuda_cluster(profile))
     except (TypeError, ValueError) as error:
-        raise ClusterError(f"profile {name!r}: the cluster refused its options {profile}: {error}") from error
+        raise ClusterError(f"{called}: the cluster refused its options {profile}: {error}") from error
     except TilewrightError:
         raise
     except RuntimeError as error:
-        raise ClusterError(
-            f"profile {name!r}: its worker processes did not start ({error}); {UNGUARDED}"
-        ) from error
+        raise ClusterError(f"{called}: its worker processes did not start ({error}); {UNGUARDED}") from error
     return stack.enter_context(Client(server))
 
 
@@ -196,18 +225,16 @@ def _cuda_cluster(options: dict[str, Any]) -> Any:
     return LocalCUDACluster(**options)
 
 
-def _connect(stack: ExitStack, name: str, options: dict[str, Any]) -> Client:
+def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
     options = {key: value for key, value in options.items() if value is not None}
     if not options.get("address") and not options.get("scheduler_file"):
         raise ClusterError(
-            f"profile {name!r} says neither address nor scheduler_file; set one in cluster.yaml,"
-            " or pass the scheduler's address in place of a profile"
+            f"{called} says neither address nor scheduler_file; set one in your cluster.yaml, or pass the scheduler's"
+            " address in place of a profile"
         )
     scheduler_file = options.get("scheduler_file")
     if scheduler_file and not Path(scheduler_file).is_file():
-        raise ClusterError(
-            f"profile {name!r}: there is no scheduler file at {scheduler_file}; is the scheduler up?"
-        )
+        raise ClusterError(f"{called}: there is no scheduler file at {scheduler_file}; is the scheduler up?")
     try:
         return stack.enter_context(Client(**({"timeout": CONNECT_SECONDS} | options)))
     except (OSError, TimeoutError, ValueError, TypeError) as error:

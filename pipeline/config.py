@@ -66,7 +66,7 @@ SETTINGS = (
             " takes 32 times as much, or of 8 MiB if that is less"),
     Setting("tilewright.verify-rounds", 2, "rounds", "independent rounds of the check of a product, at most 64"),
     Setting("tilewright.cluster-file", None, "path",
-            "the profiles file; unset: cluster.yaml in the working directory, else the one that is installed"),
+            "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any"),
 )  # fmt: skip
 
 _BY_NAME = {setting.name: setting for setting in SETTINGS}

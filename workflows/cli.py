@@ -101,7 +101,7 @@ cluster_options = options(
     click.option("--profile", "cluster", default="local", show_default=True, metavar="NAME",
                  help="Where to run: a profile (local, cpu, cuda, existing), or a scheduler's address."),
     click.option("--cluster-file", metavar="FILE",
-                 help="The file of profiles; default: ./cluster.yaml, else the built-in one."),
+                 help="A file of profiles beside the built-in ones; default: ./cluster.yaml, if there."),
 )  # fmt: skip
 device_option = click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True,
                              help="auto takes a GPU where there is one.")  # fmt: skip

@@ -33,8 +33,47 @@ def test_the_installed_profiles_are_the_repositorys(tmp_path: Path, monkeypatch:
     assert INSTALLED_PROFILES.read_text() == (ROOT / "cluster.yaml").read_text()
     monkeypatch.chdir(tmp_path)
     assert set(load_profiles()) == {"local", "cpu", "cuda", "existing"}
-    Path("cluster.yaml").write_text("profiles: {mine: {kind: local}}")
-    assert set(load_profiles()) == {"mine"}, "the working directory's file comes before the installed one"
+
+
+def test_profiles_of_a_file_add_to_the_built_in_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    built_in = load_profiles()
+    Path("cluster.yaml").write_text("profiles: {site: {kind: existing}, cpu: {kind: local, n_workers: 2}}")
+    profiles = load_profiles()
+    assert set(profiles) == {"local", "cpu", "cuda", "existing", "site"}
+    assert profiles["local"] == built_in["local"]
+    assert profiles["cpu"].options == {"kind": "local", "n_workers": 2}, (
+        "one of the same name is replaced whole"
+    )
+    with open_cluster("local") as own:
+        assert len(own.nthreads()) == 1
+    other = profile_file(tmp_path, other={"kind": "local"})
+    assert set(load_profiles(other)) == {"local", "cpu", "cuda", "existing", "other"}
+    with dask.config.set({"tilewright.cluster-file": str(other)}):
+        assert load_profiles() == load_profiles(other)
+
+
+def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = "there is no profile 'gpu'; the profiles are cpu, cuda, existing, local"
+    empty = "says neither address nor scheduler_file; set one in your cluster.yaml"
+    for name, said in (
+        ("gpu", f"{known}, the built-in ones: choose one, or define it in cluster.yaml ("),
+        ("existing", f"built-in profile 'existing' {empty}"),
+    ):
+        with pytest.raises(ClusterError, match=re.escape(said)), open_cluster(name):
+            pass
+    Path("cluster.yaml").write_text("profiles: {site: {kind: existing}, odd: {kind: local, n_wrokers: 3}}")
+    for name, said in (
+        (
+            "gpu",
+            f"{known}, odd, site, the built-in ones and those of cluster.yaml: choose one, or define it in",
+        ),
+        ("site", f"profile 'site' of cluster.yaml {empty}"),
+        ("odd", "profile 'odd' of cluster.yaml: the cluster refused its options"),
+    ):
+        with pytest.raises(ClusterError, match=re.escape(said)), open_cluster(name):
+            pass
 
 
 def test_a_client_is_used_and_left_open(client: Client) -> None:
