@@ -252,12 +252,16 @@ def histogram(
     on_interrupt(Outputs(*(Path(path) for path in (out, plot) if path is not None)).kept)
     with listening(quiet=is_quiet()) as listener:
         result = workflow.histogram(corpus, listener=listener, **shared)
-    if out is not None:
-        workflow.save_histogram(result, out)
-    if plot is not None:
-        from tilewright.workflows.plots import plot_histogram
+    try:
+        if out is not None:
+            workflow.save_histogram(result, out)
+        if plot is not None:
+            from tilewright.workflows.plots import plot_histogram
 
-        plot_histogram(result, plot, bars=bars)
+            plot_histogram(result, plot, bars=bars)
+    except Exception:
+        print_result(result, as_json=as_json)  # counting may have taken hours, and the disk is full
+        raise
     print_result(result, as_json=as_json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -108,7 +109,7 @@ def check_outputs(
     OutputExistsError
         One of them exists and ``overwrite`` is false, or it is none that may be replaced.
     StoreError
-        The folder that one is to stand in is not there, or cannot be written to.
+        The folder that one is to stand in is not there, or cannot be written to; a name is too long for it.
     OptionError
         A name without an ending that says a format.
     """
@@ -117,6 +118,7 @@ def check_outputs(
             continue
         path = Path(given)
         _check_ending(path, endings)
+        _check_length(path)
         if path.suffix == ".zarr" or not overwrite:
             store.check_output_free(path, overwrite=overwrite)
         elif path.is_dir():
@@ -126,6 +128,23 @@ def check_outputs(
             raise StoreError(f"output: there is no folder {path.parent}; create it, or choose another path")
         if not os.access(path.absolute().parent, os.W_OK):
             raise StoreError(f"output: the folder {path.parent} is read-only; choose another path")
+
+
+def _check_length(path: Path) -> None:
+    """An output grows under a name that is longer than its own."""
+    draft = store.partial_path(path) if path.suffix == ".zarr" else _draft_of(path)
+    try:
+        draft.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            over = len(os.fsencode(draft.name)) - len(os.fsencode(path.name))
+            raise StoreError(
+                f"output: the name of {path} is too long: while it is written it needs {over} bytes more, as"
+                f" {draft.name}; choose a shorter one"
+            ) from error
+        raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
 
 
 def _check_apart(path: Path, corpus: Iterable[str | os.PathLike[str]]) -> None:
@@ -165,9 +184,14 @@ def save_histogram(histogram: Histogram, path: str | os.PathLike[str]) -> None:
     WRITERS[target.suffix](histogram, target)
 
 
+def _draft_of(path: Path) -> Path:
+    """Where a file grows: hidden, and of this process alone."""
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a file beside ``path`` and rename it there; a failure leaves nothing behind."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    draft = _draft_of(path)
     try:
         write(draft)
         os.replace(draft, path)

@@ -243,6 +243,64 @@ def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(
     assert "No space left on device" in result.stderr
     assert len(refused) == 1, "nothing is written behind the first failure"
     assert everything(here) == before
+    assert "12 counted" in result.stdout, "what was counted is printed all the same"
+
+
+@pytest.mark.parametrize("option", ["--out", "--plot"])
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_counts_that_cannot_be_saved_are_printed(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, option: str, as_json: list[str]
+) -> None:
+    (here / "one.txt").write_bytes(b"aab")
+    corpus = ["histogram", "one.txt", "--by", "letter", *as_json]
+    printed = run(*corpus).stdout
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tilewright.workflows.histogram.os.replace", full)
+        name = "f.csv" if option == "--out" else "f.png"
+        result = run(*corpus, option, name)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == f"error: output: cannot write {name}: No space left on device"
+    if as_json:
+        assert json.loads(result.stdout)["counts"] == json.loads(printed)["counts"]
+    else:
+        assert result.stdout.splitlines()[1:] == printed.splitlines()[1:]
+    assert [path.name for path in here.iterdir()] == ["one.txt"]
+
+
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+@pytest.mark.parametrize("name", ["f.csv", "f.json", "f.zarr", "f.png"])
+def test_a_name_that_its_draft_is_too_long_for_is_refused_before_counting(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, name: str, overwrite: list[str]
+) -> None:
+    def counted(*arguments: object, **options: object) -> None:
+        raise AssertionError("it was counted")
+
+    monkeypatch.setattr("tilewright.workflows.histogram.histogram", counted)
+    (here / "one.txt").write_bytes(b"aab")
+    longest = "x" * (os.pathconf(here, "PC_NAME_MAX") - len(".partial") - len(name) + 1) + name
+    before = everything(here)
+    for path in (longest, "x" * 20 + longest):
+        result = run("histogram", "one.txt", "--plot" if name == "f.png" else "--out", path, *overwrite)
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: output: ")
+        assert "too long" in result.stderr
+        assert "it was counted" not in result.stderr
+    assert everything(here) == before
+
+
+def test_the_longest_name_that_is_accepted_is_written(run: Run, here: Path) -> None:
+    (here / "one.txt").write_bytes(b"aab")
+    room = os.pathconf(here, "PC_NAME_MAX") - len(f"..{os.getpid()}.partial.csv")
+    longest = "x" * room + ".csv"
+    for _ in range(2):
+        assert run("histogram", "one.txt", "--out", longest, "--overwrite").exit_code == 0
+    result = run("histogram", "one.txt", "--out", f"x{longest}", "--overwrite")
+    assert f"it needs {len(f'..{os.getpid()}.partial')} bytes more" in result.stderr
+    assert sorted(path.name for path in here.iterdir()) == ["one.txt", longest]
 
 
 # Bad input ----------------------------------------------------------------------------------------------
