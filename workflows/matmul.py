@@ -385,7 +385,8 @@ def _open_factors(
             f"inner sides differ: op(A) from {store.name_of(left)} has {inner_left} columns and op(B) from"
             f" {store.name_of(right)} has {inner_right} rows; they must be equal{hint}"
         )
-    c_dtype = check.result_dtype(_native(left), _native(right), dtype)
+    names = f"A: {store.name_of(left)}", f"B: {store.name_of(right)}"
+    c_dtype = check.result_dtype(_native(left), _native(right), dtype, names)
     if c_dtype == BFLOAT16:
         raise DTypeError("dtype=bfloat16 cannot be stored: zarr-python has no such type; use dtype='float32'")
     check.precision(precision, c_dtype)

@@ -33,21 +33,30 @@ def product_shape(
     return int(m), int(n), int(k)
 
 
-def result_dtype(a: np.dtype, b: np.dtype, dtype: Any = None) -> np.dtype:
+def result_dtype(
+    a: np.dtype, b: np.dtype, dtype: Any = None, names: tuple[str, str] = ("a", "b")
+) -> np.dtype:
     """The product's element type: numpy.result_type's, or ``dtype`` where both inputs cast to it ``same_kind``.
 
     bfloat16 with itself and with 8-bit integers is bfloat16, with wider floats and complex numbers is theirs, and with
     anything else has no type that is named for the caller (nor has it in ml_dtypes).
     Booleans are refused: numpy.matmul makes of them a logical product, of which there is no accumulate.
+    names: what errors call the factors.
+
+    Raises
+    ------
+    DTypeError
+        A factor or ``dtype`` is of no type that is multiplied here, the factors have no common type, or one of them
+        does not cast to ``dtype``.
     """
-    for name, found in (("a", a), ("b", b)):
+    for name, found in zip(names, (a, b), strict=True):
         if found.newbyteorder("=") not in ELEMENTS:
             hint = f"; view it as uint8: {name}.view(numpy.uint8)" if found == np.bool_ else ""
             raise DTypeError(
                 f"{name} holds {found}, which cannot be multiplied here; allowed are {_ELEMENT_NAMES}{hint}"
             )
     if dtype is None:
-        return _common(a, b)
+        return _common(a, b, names)
     try:
         wanted = BFLOAT16 if is_bfloat16(dtype) else np.dtype(dtype)
     except TypeError:
@@ -56,11 +65,11 @@ def result_dtype(a: np.dtype, b: np.dtype, dtype: Any = None) -> np.dtype:
         raise DTypeError(
             f"dtype={dtype_name(wanted)} cannot be a product's type; allowed are {_ELEMENT_NAMES}"
         )
-    for name, found in (("a", a), ("b", b)):
+    for name, found in zip(names, (a, b), strict=True):
         if not np.can_cast(_as_numpy_knows(found), _as_numpy_knows(wanted), "same_kind"):
             raise DTypeError(
                 f"{name} holds {dtype_name(found)}, which does not cast to dtype={dtype_name(wanted)} within its "
-                f"kind; leave dtype out for {dtype_name(_common(a, b))}, or convert {name} first"
+                f"kind; leave dtype out for {dtype_name(_common(a, b, names))}, or convert it first"
             )
     return wanted
 
@@ -70,7 +79,7 @@ def _as_numpy_knows(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
 
 
-def _common(a: np.dtype, b: np.dtype) -> np.dtype:
+def _common(a: np.dtype, b: np.dtype, names: tuple[str, str]) -> np.dtype:
     """The type that both promote to, or DTypeError."""
     if BFLOAT16 not in (a, b):
         return np.result_type(a, b)
@@ -80,7 +89,8 @@ def _common(a: np.dtype, b: np.dtype) -> np.dtype:
     if other.kind in "fc" and other.itemsize > BFLOAT16.itemsize:
         return other.newbyteorder("=")
     raise DTypeError(
-        f"a holds {dtype_name(a)} and b {dtype_name(b)}, which have no common type; pass dtype='float32' or another"
+        f"{names[0]} holds {dtype_name(a)} and {names[1]} {dtype_name(b)}, which have no common type; pass"
+        " dtype='float32' or another"
     )
 
 

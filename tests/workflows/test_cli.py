@@ -310,6 +310,7 @@ def test_the_longest_name_that_is_accepted_is_written(run: Run, here: Path) -> N
 def arrays(here: Path, rng: np.random.Generator) -> Path:
     store("a.zarr", rng.random((8, 6)))
     store("b.zarr", rng.random((6, 4)))
+    store("i.zarr", rng.integers(0, 9, (8, 6)))
     store("cube.zarr", rng.random((2, 2, 2)))
     store("x.zarr", rng.random(5))
     store("y.zarr", rng.random(6))
@@ -350,6 +351,14 @@ BAD = [
     ),
     (["verify", "a.zarr", "b.zarr", "b.zarr", "--rounds", "1000000"], ["rounds=1000000", "1 to 64"]),
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--dtype", "float16", "--precision", "tf32"], ["tf32"]),
+    (
+        ["matmul", "a.zarr", "b.zarr", "c.zarr", "--dtype", "int64"],
+        ["A: a.zarr holds float64, which does not cast to dtype=int64", "or convert it first"],
+    ),
+    (
+        ["matmul", "i.zarr", "b.zarr", "c.zarr", "--dtype", "int64"],
+        ["B: b.zarr holds float64, which does not cast"],
+    ),
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--dtype", "word"], ["'word' is not an element type"]),
     (["plan", "a.zarr", "a.zarr"], ["6 columns", "8 rows"]),
     (["verify", "a.zarr", "b.zarr", "a.zarr"], ["8 × 6", "8 × 4"]),
