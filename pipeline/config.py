@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import types
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
@@ -25,6 +26,8 @@ class Setting:
     default: Any
     unit: str
     meaning: str
+    least: int = 1
+    """Of bytes: the least that a user may say. Code that is called with less, in tests, does what it is told."""
 
     @property
     def environment(self) -> str:
@@ -63,11 +66,15 @@ SETTINGS = (
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"
-            " takes 32 times as much, or of 8 MiB if that is less"),
+            " takes 32 times as much, or of 8 MiB if that is less; 32 KiB at least, or handing out takes all the time",
+            least=2**15),
     Setting("tilewright.verify-rounds", 2, "rounds", "independent rounds of the check of a product, at most 64"),
     Setting("tilewright.cluster-file", None, "path",
             "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any"),
 )  # fmt: skip
+
+_REPLACED = dask.config.get("tilewright", None)
+"""What was given in place of the settings, if it is no mapping: the defaults take its place, and nobody would know."""
 
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
@@ -105,7 +112,9 @@ def get(name: str, override: Any = None) -> Any:
             )
     elif setting.unit == "true or false" and not isinstance(value, bool):
         raise OptionError(f"{where}: {value!r} is neither true nor false")
-    elif setting.unit == "fraction" and not (isinstance(value, (int, float)) and 0 < value <= 1):
+    elif setting.unit == "fraction" and (
+        isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1
+    ):
         raise OptionError(f"{where}: {value!r} is not a fraction; it must be more than 0 and at most 1")
     elif setting.unit == "seconds" and (
         isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf
@@ -120,11 +129,14 @@ def check_all() -> None:
     """Look at every setting, so that a wrong one is found before any work. Raises OptionError as ``get`` does, and for
     names that no setting has: a slip of the pen would otherwise leave the default in place and say nothing."""
     given = dask.config.get("tilewright", None)
+    if not isinstance(_REPLACED, dict | types.NoneType):
+        given = _REPLACED
     if given is None:  # also where a file has the name and nothing below it
         given = {}
     if not isinstance(given, dict):
         raise OptionError(
-            f"tilewright: {given!r} holds no settings; give them names, as tilewright.device-memory"
+            f"tilewright (DASK_TILEWRIGHT): {given!r} holds no settings; give them names, as tilewright.device-memory"
+            " (DASK_TILEWRIGHT__DEVICE_MEMORY)"
         )
     known = sorted(name.partition(".")[2] for name in _BY_NAME)
     for key in given:
@@ -134,7 +146,11 @@ def check_all() -> None:
             hint = f"did you mean tilewright.{near[0]}?" if near else f"there are {', '.join(known)}"
             raise OptionError(f"tilewright.{name}: there is no such setting; {hint}")
     for setting in SETTINGS:
-        get(setting.name.partition(".")[2])
+        value = get(setting.name.partition(".")[2])
+        if setting.unit == "bytes" and value is not None and value < setting.least:
+            raise OptionError(
+                f"{setting.name} ({setting.environment}): {value} bytes are too few; it must be {setting.least} or more"
+            )
 
 
 def as_nbytes(value: int | float | str, name: str) -> int:

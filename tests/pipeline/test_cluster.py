@@ -234,6 +234,8 @@ def test_sizes_are_read_and_refused_by_name() -> None:
         ("tiles", 0),
         ("verify-rounds", "x"),
         ("host-share", 0),
+        ("host-share", True),
+        ("device-memory-share", True),
         ("cluster-file", 5),
         ("cluster-file", ""),
         ("share-panels", "nonsense"),
@@ -278,6 +280,32 @@ def test_settings_are_a_group() -> None:
         dask.config.set({"tilewright": "8GiB"}),
         pytest.raises(OptionError, match="'8GiB' holds no settings"),
     ):
+        config.check_all()
+
+
+def test_a_value_in_place_of_all_settings_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"text")
+    command = [sys.executable, "-m", "tilewright", "histogram", "text"]
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three" / "dask.yaml").write_text("tilewright: 3")
+    for environment in ({"DASK_TILEWRIGHT": "3"}, {"DASK_CONFIG": "three"}):
+        ended = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | environment, check=False
+        )
+        assert (ended.returncode, ended.stdout) == (1, "")
+        (line,) = ended.stderr.splitlines()
+        assert line.startswith("error: tilewright (DASK_TILEWRIGHT): 3 holds no settings; give them names")
+
+
+def test_pieces_that_take_longer_to_hand_out_than_to_count_are_refused() -> None:
+    with (
+        dask.config.set({"tilewright.piece-nbytes": "32767"}),
+        pytest.raises(
+            OptionError, match=r"piece-nbytes .*: 32767 bytes are too few; it must be 32768 or more"
+        ),
+    ):
+        config.check_all()
+    with dask.config.set({"tilewright.piece-nbytes": "32 KiB", "tilewright.device-memory": 1}):
         config.check_all()
 
 

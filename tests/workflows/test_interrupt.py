@@ -64,7 +64,7 @@ def test_a_product_that_was_stopped_goes_on(tmp_path: Path, rng: np.random.Gener
 
 
 def test_a_histogram_that_was_stopped_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "text").write_bytes(b"text" * 1000)
+    (tmp_path / "text").write_bytes(b"text" * 100_000)
     before = sorted(tmp_path.iterdir())
     result = interrupted(
         "histogram",
@@ -74,7 +74,7 @@ def test_a_histogram_that_was_stopped_leaves_nothing(tmp_path: Path) -> None:
         "--plot",
         "f.png",
         cwd=tmp_path,
-        DASK_TILEWRIGHT__PIECE_NBYTES="10",
+        DASK_TILEWRIGHT__PIECE_NBYTES="32768",
     )
     assert result.returncode == 130, result.stderr
     assert result.stdout == ""
@@ -151,8 +151,8 @@ def test_the_setting_that_cuts_pieces_comes_from_the_environment() -> None:
     """Else the test above would stop a single piece after its end."""
     from tilewright.pipeline import config
 
-    with dask.config.set(dask.config.collect_env({"DASK_TILEWRIGHT__PIECE_NBYTES": "10"})):
-        assert config.get("piece-nbytes") == 10
+    with dask.config.set(dask.config.collect_env({"DASK_TILEWRIGHT__PIECE_NBYTES": "32768"})):
+        assert config.get("piece-nbytes") == 32768
 
 
 def blocked() -> bool:
