@@ -29,10 +29,10 @@ STORED_NBYTES = 2**20
 LARGEST_SPARE_NBYTES = 2**24
 """What a decoder may take up that is kept for the next file: more than windows of 8 MiB, as ``zstd -19`` makes them."""
 
-_OUT, _IN, _POSITION, _STOP, _RESULT, _FILLED, _WORDS = 0, 3, 6, 7, 8, 9, 10
+_OUT, _IN, _POSITION, _STOP, _RESULT, _FILLED, _WHOLE, _WORDS = 0, 3, 6, 7, 8, 9, 10, 11
 """Places in the loop's words of 64 bits: libzstd's ZSTD_outBuffer and ZSTD_inBuffer (address, size and position of
-each), how far the file was read and how far it is to be, what the decoder's last step returned (0 between frames), and
-whether it had more to say than there was room for."""
+each), how far the file was read and how far it is to be, what the decoder's last step returned (0 between frames),
+whether it had more to say than there was room for, and whether a frame has come to its end."""
 _ADDRESS, _SIZE, _USED = range(3)
 
 
@@ -46,7 +46,7 @@ def _decompress(
     """Fill ``target``, uint8[n], until it is full, or nothing more is to be read, or the decoder refuses.
 
     decoder, read: addresses of ZSTD_decompressStream and pread. context: of the decoder. descriptor: of the file, or
-    -1. memory: uint8, takes what is read. words: int64[10].
+    -1. memory: uint8, takes what is read. words: int64[11].
     """
     here = numba.int64(words.ctypes.data)
     words[_OUT + _ADDRESS], words[_OUT + _SIZE], words[_OUT + _USED] = target.ctypes.data, len(target), 0
@@ -63,6 +63,7 @@ def _decompress(
         words[_RESULT] = long_call3(decoder, context, here + 8 * _OUT, here + 8 * _IN)
         if words[_RESULT] < 0:  # the numbers of errors are the largest that there are
             return
+        words[_WHOLE] |= int(words[_RESULT] == 0)
         words[_FILLED] = int(words[_RESULT] > 0 and words[_OUT + _USED] == words[_OUT + _SIZE])
 
 
@@ -146,6 +147,11 @@ class Frames:
     def inside(self) -> bool:
         """Whether what was taken ends inside of a frame."""
         return bool(self._words[_RESULT])
+
+    @property
+    def whole(self) -> bool:
+        """Whether a frame has come to its end."""
+        return bool(self._words[_WHOLE])
 
     def fill(self, target: np.ndarray) -> int:
         """The next bytes into ``target``, uint8[n] side by side; how many: 0 without room, or when it has to be fed.

@@ -152,7 +152,10 @@ class _Source:
             self._blocks = stored.blocks(taken) if isinstance(stored, StoredFile) else iter(stored)
         return next(self._blocks, b"")
 
-    def malformed(self, error: Exception, taken: int) -> DamagedError | TooWideError | DictionaryError:
+    def malformed(
+        self, error: Exception, taken: int, whole: bool
+    ) -> DamagedError | TooWideError | DictionaryError:
+        """What a library's error on the bytes so far is told as. whole: whether a member has come to its end before."""
         # The libraries have no other way to say it than by these words.
         if "Dictionary mismatch" in str(error):
             return DictionaryError(f"its {self.codec} needs the dictionary that it was compressed with")
@@ -161,14 +164,22 @@ class _Source:
             return TooWideError(
                 f"its {self.codec} takes more than the {most >> 20} MiB allowed for its window"
             )
-        return DamagedError(f"{self.codec} finds within its first {taken} bytes: {error}")
+        others = "; or other bytes follow its last whole member" if whole else ""
+        return DamagedError(f"{self.codec} finds within its first {taken} bytes: {error}{others}")
 
-    def check_end(self, taken: int, inside: bool) -> None:
-        """Raise DamagedError where the bytes, so many, end inside of a member, or before any."""
+    def check_end(self, taken: int, inside: bool, whole: bool) -> None:
+        """Raise DamagedError where the bytes, so many, end inside of a member, or before any.
+
+        whole: whether a member has come to its end before. What follows it is one that was cut short, or none: a few
+        bytes do not say which.
+        """
         if not taken:
             raise DamagedError(f"it is empty, and even {self.codec} of nothing has some bytes")
         if inside:
-            raise DamagedError(f"it was cut short: its {taken} bytes end where {self.codec} needs more")
+            others = ", or other bytes follow its last whole member" if whole else ""
+            raise DamagedError(
+                f"it was cut short{others}: its {taken} bytes end where {self.codec} needs more"
+            )
 
 
 class _Members:
@@ -181,6 +192,7 @@ class _Members:
         self._data = b""
         self._member: Decompressor | None = None
         self._begun = False
+        self._whole = False
 
     def fill(self, target: np.ndarray) -> int:
         while len(target):
@@ -189,7 +201,7 @@ class _Members:
                 self._data = bytes(self._source.next(self._taken))  # a library may keep some, or leave it
                 self._taken += len(self._data)
                 if not self._data:
-                    self._source.check_end(self._taken, member is not None)
+                    self._source.check_end(self._taken, member is not None, self._whole)
                     return 0
             if member is None:
                 if self._begun and self._how.padded:
@@ -201,10 +213,10 @@ class _Members:
             try:
                 block = member.decompress(self._data, min(len(target), BLOCK_NBYTES))
             except self._how.errors as error:
-                raise self._source.malformed(error, self._taken) from error
+                raise self._source.malformed(error, self._taken, self._whole) from error
             self._data = b""
             if member.eof:
-                self._data, self._member = member.unused_data, None
+                self._data, self._member, self._whole = member.unused_data, None, True
             if block:
                 target[: len(block)] = np.frombuffer(block, np.uint8)
                 return len(block)
@@ -225,14 +237,14 @@ class _Frames:
             try:
                 count = self._frames.fill(target)
             except zstd_loop.FrameError as error:
-                raise self._source.malformed(error, self._frames.taken) from error
+                raise self._source.malformed(error, self._frames.taken, self._frames.whole) from error
             if count:
                 return count
             data = self._source.next(self._frames.taken)
             if data:
                 self._frames.feed(data)
                 continue
-            self._source.check_end(self._frames.taken, self._frames.inside)
+            self._source.check_end(self._frames.taken, self._frames.inside, self._frames.whole)
             self._frames.close()
             self._ended = True
         return 0

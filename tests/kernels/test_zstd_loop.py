@@ -67,6 +67,7 @@ def test_what_is_fed_in_any_pieces_is_decompressed(
         at = stop
         assert frames.taken == at
         assert frames.inside == (at not in ends)
+        assert frames.whole == (at >= min(ends))
     frames.close()
     assert found == content
 

@@ -325,8 +325,11 @@ def test_a_truncated_second_member_is_noticed(tmp_path: Path, suffix: str) -> No
     path = tmp_path / f"two{suffix}"
     for length in range(1, len(member)):
         path.write_bytes(member + member[:length])
-        with pytest.raises(CorpusError, match="cut short"):
+        with pytest.raises(CorpusError, match="cut short, or other bytes follow its last whole member: its"):
             content(path)
+    path.write_bytes(member[:-1])
+    with pytest.raises(CorpusError, match=f"cut short: its {len(member) - 1} bytes end where"):
+        content(path)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -352,8 +355,9 @@ def test_every_flipped_byte_is_noticed_or_of_no_meaning(
 def test_other_bytes_behind_the_last_member_are_noticed(tmp_path: Path, suffix: str, garbage: bytes) -> None:
     path = tmp_path / f"more{suffix}"
     path.write_bytes(COMPRESS[suffix](b"text") + garbage)
-    with pytest.raises(CorpusError, match=rf"more{suffix} cannot be decompressed"):
+    with pytest.raises(CorpusError, match=rf"more{suffix} cannot be decompressed") as told:
         content(path)
+    assert "or other bytes follow its last whole member" in str(told.value)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
