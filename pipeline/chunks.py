@@ -30,6 +30,9 @@ zarr-python wrote them, by ``numcodecs.`` and these."""
 MISSING = 2**64 - 1
 """Offset and length, in a shard's index, of an inner chunk that was never written."""
 
+METADATA_NAMES = {2: ".zarray", 3: "zarr.json"}
+"""The file that makes a folder an array, by Zarr's format."""
+
 Extent: TypeAlias = "tuple[int, int]"
 """Offset and length, in bytes, of a chunk in its file."""
 
@@ -59,6 +62,8 @@ class Layout:
 
     name: str
     root: Path
+    metadata_name: str
+    """The file below ``root`` that makes it an array."""
     key: Callable[[tuple[int, ...]], str]
     """A file's name from the place of its chunk, or of its shard, in the array."""
     chunks: tuple[int, ...]
@@ -95,6 +100,7 @@ def layout_of(array: zarr.Array[Any], name: str) -> Layout | None:
     layout = Layout(
         name=name,
         root=array.store.root / array.path,
+        metadata_name=METADATA_NAMES[metadata.zarr_format],
         key=metadata.encode_chunk_key,
         chunks=array.chunks,
         dtype=array.dtype,

@@ -8,12 +8,14 @@ codecs, remote stores), and the writing of shards, goes through zarr-python, whi
 
 from __future__ import annotations
 
+import copy
 import errno
 import fcntl
 import json
 import os
 import re
 import shutil
+import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
@@ -27,12 +29,14 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import zarr
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from tilewright.kernels.file_rectangles import ANY_LENGTH, LEAST_USEFUL_SHARE, LONG_ROW_NBYTES, Rectangle
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.chunks import (
+    METADATA_NAMES,
     DamagedChunkError,
     Layout,
     decode,
@@ -61,8 +65,8 @@ one half of a GPU worker's lane holds it."""
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
 """How the name of a chunk, or of metadata, ends while it is being written."""
 
-METADATA_NAMES = ("zarr.json", ".zarray")
-"""The files that make a folder an array, of format 3 and of format 2."""
+GIVEN_NAME = "_tilewright_given_name"
+"""The attribute of a local store that keeps what the user called its folder, whose path we made absolute."""
 
 SCRAP_NBYTES = 2**20
 """Rows that are read whole although only a part of each is wanted pass through this much memory, which stays cached."""
@@ -72,9 +76,43 @@ def name_of(source: Source) -> str:
     """What to call an array in messages: its path or URL."""
     if isinstance(source, zarr.Array):
         if isinstance(source.store, LocalStore):
-            return str(source.store.root / source.path)
+            return str(Path(getattr(source.store, GIVEN_NAME, source.store.root)) / source.path)
         return str(source.store_path)
     return os.fspath(source)
+
+
+def place_of(array: zarr.Array[Any]) -> str:
+    """Where an array lies, for processes that run in other folders: its absolute path, or its URL."""
+    if isinstance(array.store, LocalStore):
+        return str(array.store.root.absolute() / array.path)
+    return str(array.store_path)
+
+
+def _anchored(array: zarr.Array[Any], given: str | None = None) -> zarr.Array[Any]:
+    """The array by its absolute path, which means the same to workers that run in other folders.
+
+    given: what to call its folder, where that is absolute already. Links in the path stay: to other hosts they may lead
+    elsewhere, and on purpose.
+    """
+    folder = array.store
+    if not isinstance(folder, LocalStore):
+        return array
+    if given is not None:
+        setattr(folder, GIVEN_NAME, given)
+        return array
+    if folder.root.is_absolute():
+        return array
+    # The caller's own array is left as it is, and the copy keeps whatever it was opened with.
+    moved = copy.copy(folder)
+    moved.root = folder.root.absolute()
+    setattr(moved, GIVEN_NAME, str(folder.root))
+    inner = copy.copy(array._async_array)
+    object.__setattr__(inner, "store_path", StorePath(moved, array.path))
+    return zarr.Array(inner)
+
+
+def _metadata_name(array: zarr.Array[Any]) -> str:
+    return METADATA_NAMES[array.metadata.zarr_format]
 
 
 def check_source(source: Any, role: str) -> None:
@@ -99,6 +137,8 @@ def check_source(source: Any, role: str) -> None:
 def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
     """Open an array for reading and check that it holds numbers in ``ndim`` dimensions.
 
+    A relative path is made absolute, for workers that run in other folders; messages name it as it was given.
+
     Raises
     ------
     StoreError
@@ -108,23 +148,18 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
     """
     check_source(source, role)
     name = name_of(source)
-    if isinstance(source, zarr.Array):
-        array = source
-    else:
-        try:
-            array = zarr.open_array(os.fspath(source), mode="r")
-        except FileNotFoundError as error:
-            raise StoreError(
-                f"{role}: there is no Zarr array at {name}; give the path of an array"
-            ) from error
-        except (BaseZarrError, ValueError, KeyError, TypeError, AttributeError) as error:
-            # zarr-python takes the form of the metadata for granted: a list for a mapping ends in an AttributeError.
-            reason = f"its metadata lack {error}" if isinstance(error, KeyError) else error
-            raise StoreError(
-                f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"
-            ) from error
-        except (OSError, ImportError) as error:
-            raise StoreError(f"{role}: cannot open {name}: {error}") from error
+    try:
+        array = _opened(source)
+    except FileNotFoundError as error:
+        raise StoreError(f"{role}: there is no Zarr array at {name}; give the path of an array") from error
+    except (BaseZarrError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # zarr-python takes the form of the metadata for granted: a list for a mapping ends in an AttributeError.
+        reason = f"its metadata lack {error}" if isinstance(error, KeyError) else error
+        raise StoreError(
+            f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"
+        ) from error
+    except (OSError, ImportError) as error:
+        raise StoreError(f"{role}: cannot open {name}: {error}") from error
     if array.ndim != ndim:
         raise ShapeError(
             f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}"
@@ -139,6 +174,17 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
             f"{role}: {name} holds {array.dtype}; only integers, floats and complex numbers can be used"
         )
     return array
+
+
+def _opened(source: Source) -> zarr.Array[Any]:
+    if isinstance(source, zarr.Array):
+        return _anchored(source)
+    text = os.fspath(source)
+    path = None if text.startswith("file://") else local_path(source)
+    if path is None:
+        return zarr.open_array(text, mode="r")
+    # A path and no text, or zarr would take a colon in the names of the folders above for a URL's.
+    return _anchored(zarr.open_array(path.absolute(), mode="r"), text)
 
 
 def read_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
@@ -409,7 +455,10 @@ def _read_direct(layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, 
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        target[...] = layout.fill_value  # a chunk that was never written holds the fill value
+        # A chunk that was never written holds the fill value, but an array that is out of sight has no chunk at all.
+        # Asked each time: it costs less than the fill, and the array may go away while it is read.
+        _check_in_sight(layout.name, layout.root, layout.metadata_name)
+        target[...] = layout.fill_value
         return
     except OSError as error:
         raise StoreError(
@@ -431,6 +480,22 @@ def _read_direct(layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, 
         ) from error
     finally:
         os.close(descriptor)
+
+
+def _check_in_sight(name: str, root: Path, metadata_name: str) -> None:
+    """Raise StoreError where this host does not have the array's own file, so that what it lacks tells nothing."""
+    try:
+        os.stat(f"{root}/{metadata_name}")
+    except OSError as error:
+        raise _out_of_sight(name, str(root), f"{metadata_name}: {error.strerror}") from error
+
+
+def _out_of_sight(name: str, place: str, found: str) -> StoreError:
+    return StoreError(
+        f"{name}: there is no Zarr array at {place} on {socket.gethostname()} ({found}), so it is neither read nor"
+        " written there; put it on storage that all workers see under the same path, and leave it there until the"
+        " work is done"
+    )
 
 
 def _unreadable(piece: _Piece, name: str, file_name: str, sharded: bool, error: Exception) -> StoreError:
@@ -521,12 +586,33 @@ def _read_through_zarr(
         wrapped: Any = out
         target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
         array.get_basic_selection(part, out=target)
-    except MemoryError:
-        raise  # the chunk is as it should be
+        _check_not_missed(array, out)
+    except (MemoryError, StoreError):
+        raise  # the chunk is as it should be, or the array is out of sight
     except Exception as error:
         place = (p.start // side for p, side in zip(part, write_unit(array), strict=True))
         file_name = array.metadata.encode_chunk_key(tuple(place))
         raise _unreadable(piece, name_of(array), file_name, array.shards is not None, error) from error
+
+
+def _check_not_missed(array: zarr.Array[Any], read: np.ndarray) -> None:
+    """Raise StoreError where what zarr has read may be of chunks that are missing, and the array is not there either.
+
+    zarr does not say that a chunk is missing. Chunks of nothing but the fill value are rare, so that they alone cost a
+    question to the store.
+    """
+    fill = array.fill_value if array.fill_value is not None else 0
+
+    def is_fill(part: np.ndarray) -> Any:
+        return (part == fill) | ((part != part) & (fill != fill))  # not a number is that too
+
+    if not (is_fill(read[(0,) * read.ndim]) and np.all(is_fill(read))):
+        return
+    name = _metadata_name(array)
+    if isinstance(array.store, LocalStore):
+        _check_in_sight(name_of(array), array.store.root / array.path, name)
+    elif not sync(array.store.exists(f"{array.path}/{name}".lstrip("/"))):
+        raise _out_of_sight(name_of(array), str(array.store_path), f"{name}: not found")
 
 
 # Writing ------------------------------------------------------------------------------------------------------
@@ -538,8 +624,13 @@ def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarr
     Raises
     ------
     StoreError
-        The store refuses: a full disk, a read-only folder, a lost connection.
+        The store refuses: a full disk, a read-only folder, a lost connection; or the array's folder went away, or is
+        not seen from here.
     """
+    if isinstance(
+        array.store, LocalStore
+    ):  # zarr would make the folders anew, and chunks of no array in them
+        _check_in_sight(name_of(array), array.store.root / array.path, _metadata_name(array))
     try:
         array[tuple(region)] = data
     except MemoryError:
@@ -626,8 +717,8 @@ def _write_direct(layout: Layout, piece: _Piece, bands: Bands, fill: Fill | None
     try:
         if not layout.plain:
             bands = [_encoded(layout, piece, bands)]
-        if not layout.root.is_dir():  # the array went away: its folders must not come back without it
-            raise FileNotFoundError(f"{layout.root} is gone")
+        # Where the array went away, or is not seen, its folders must not come, or come back, without it.
+        _check_in_sight(layout.name, layout.root, layout.metadata_name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(draft, "wb", buffering=0) as file:
             if fill is not None and as_in_memory:
@@ -851,7 +942,7 @@ def _empty(partial: Path) -> None:
     halves = all(DRAFT_NAME.search(entry.name) for entry in entries)  # of metadata, by a run that was killed
     if not (halves or is_array_folder(partial)):
         raise _not_ours(partial)
-    for entry in sorted(entries, key=lambda entry: (entry.name in METADATA_NAMES, entry.is_dir())):
+    for entry in sorted(entries, key=lambda entry: (entry.name in METADATA_NAMES.values(), entry.is_dir())):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
@@ -957,7 +1048,7 @@ def create_output(
     """
     if isinstance(target, zarr.Array):
         check_given_output(target, shape, dtype)
-        return Output(target, None)
+        return Output(_anchored(target), None)
     path = local_path(target)
     create = partial(
         zarr.create_array,
@@ -975,7 +1066,7 @@ def create_output(
         try:
             check_output_free(path, overwrite=overwrite)  # another run may have finished it since we looked
             _empty(growing)
-            return Output(create(str(growing)), path, overwrite, lock)
+            return Output(_anchored(create(growing.absolute()), str(growing)), path, overwrite, lock)
         except BaseException:
             with suppress(OSError):
                 growing.rmdir()  # only where it is empty
@@ -1002,7 +1093,7 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
     except FileNotFoundError:
         return None
     try:
-        array = zarr.open_array(str(partial), mode="r+")
+        array = _anchored(zarr.open_array(partial.absolute(), mode="r+"), str(partial))
         remove_drafts(partial)
     except BaseException as error:  # Ctrl-C too: this process may live on, and no other run could write there
         os.close(lock)

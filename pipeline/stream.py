@@ -51,7 +51,7 @@ from tilewright.pipeline.store import (
     RegionWrite,
     as_stored_matrix,
     gather,
-    name_of,
+    place_of,
     region_reads,
     region_uploads,
     region_writes,
@@ -1429,7 +1429,7 @@ def close_idle_engines() -> None:
 
 
 def close_engines_writing(place: str, run: str) -> None:
-    """End what any other run than this one still does for the array of that name, unwritten where that can be.
+    """End what any other run than this one still does for the array at that place, unwritten where that can be.
 
     For who has that array to himself: such a run's client died, and what its tiles are would be written over his.
     """
@@ -1439,7 +1439,7 @@ def close_engines_writing(place: str, run: str) -> None:
     others = {other: c for other, c in arrays.items() if other != run}
     # The dead client may have named the same folder otherwise: from where it stood, or by a link.
     ours = os.path.realpath(place)
-    for other in [other for other, c in others.items() if os.path.realpath(name_of(c)) == ours]:
+    for other in [other for other, c in others.items() if os.path.realpath(place_of(c)) == ours]:
         close_engine(other, abandon=True)
         free_engine(other)
 

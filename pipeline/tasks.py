@@ -186,7 +186,7 @@ def release_memory() -> None:
 
 
 async def end_past_runs(place: str, run: str) -> None:
-    """End what runs of clients that died still do on this worker for the array of that name, which ``run`` is to write.
+    """End what runs of clients that died still do on this worker for the array there, which ``run`` is to write.
 
     Returns when nothing of theirs is being written any more.
     """

@@ -276,7 +276,7 @@ def _attempt(
         )
         if output.partial is not None:
             # The lock says that no other client lives which writes there; its workers may not know that yet.
-            on_all(client, tasks.end_past_runs, store.name_of(output.array), product.run)
+            on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
             ledger = Ledger(output.partial, digest, plan, finished)
         try:
             done = run_tiles(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -661,3 +662,116 @@ def test_chunks_of_an_output_are_neither_tiny_nor_huge(
         most = max(store.LEAST_CHUNK_NBYTES, min(store.MOST_CHUNK_NBYTES, memory // 8))
         assert rows * columns * itemsize >= store.LEAST_CHUNK_NBYTES // 2
         assert rows * columns * itemsize <= most
+
+
+OUT_OF_SIGHT = ["3 none", "3 zstd", "2 none", "2 zlib", "3 sharded", "2 filtered"]
+
+
+def any_way(kind: str, target: Path, data: np.ndarray, chunks: tuple[int, ...]) -> zarr.Array[Any]:
+    """An array that is read and written in one of the ways that there are."""
+    if kind == "2 filtered":
+        return stored("v2-filtered", target, data, chunks)
+    if kind == "3 sharded":
+        return stored("v3-sharded", target, data, chunks)
+    return encoded(target, kind, data, chunks)
+
+
+@pytest.mark.parametrize("kind", OUT_OF_SIGHT)
+@pytest.mark.parametrize("left", ["nothing", "an empty folder"])
+def test_an_array_that_is_out_of_sight_is_no_array_of_fill_values(
+    kind: str, left: str, tmp_path: Path
+) -> None:
+    """As on a host without the mount, or with nothing mounted on it."""
+    array = any_way(kind, tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
+    (tmp_path / "x.zarr").rename(tmp_path / "elsewhere")
+    if left == "an empty folder":
+        (tmp_path / "x.zarr").mkdir()
+    with pytest.raises(
+        StoreError, match=r"x\.zarr: there is no Zarr array at .*x\.zarr on .*; put it on storage that all"
+    ):
+        store.read_region(array, (slice(0, 8), slice(0, 8)))
+
+
+@pytest.mark.parametrize("kind", OUT_OF_SIGHT)
+def test_an_array_that_is_out_of_sight_is_not_written(kind: str, tmp_path: Path) -> None:
+    array = any_way(kind, tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
+    (tmp_path / "x.zarr").rename(tmp_path / "elsewhere")
+    piece = store.region_writes(array, (slice(0, 8), slice(0, 8)))[0]
+    with pytest.raises(StoreError, match="there is no Zarr array at"):
+        piece.write([np.ones([part.stop - part.start for part in piece.source], "f4")])
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+
+
+def test_an_array_that_goes_away_while_it_is_read_is_missed(tmp_path: Path) -> None:
+    array = any_way("3 none", tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
+    chunk_file(array, (0, 0)).unlink()
+    first, *others = store.region_reads(array, (slice(0, 8), slice(0, 8)))
+    out = np.zeros((4, 4), "f4")
+    first.read(out)
+    assert (out == 7).all(), "a chunk that was never written, of an array that is there"
+    (tmp_path / "x.zarr").rename(tmp_path / "elsewhere")
+    for part in (first, *others):
+        with pytest.raises(StoreError, match="there is no Zarr array at"):
+            part.read(out)
+
+
+@pytest.mark.parametrize("fill", [0, 7, float("nan")])
+def test_a_remote_array_that_is_out_of_sight_is_missed(fill: float, tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "x.zarr", shape=(8, 8), chunks=(4, 4), dtype="f4", fill_value=fill)
+    # By fsspec, as any other URL.
+    array = store.open_array(f"file://{tmp_path}/x.zarr", ndim=2, role="A")
+    region = (slice(0, 8), slice(0, 8))
+    np.testing.assert_array_equal(store.read_region(array, region), np.full((8, 8), fill, "f4"))
+    (tmp_path / "x.zarr").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match=r"x\.zarr.*: there is no Zarr array at .*zarr\.json: not found"):
+        store.read_region(array, region)
+
+
+@pytest.mark.parametrize("form", ["path", "text", "open array"])
+def test_a_relative_path_means_the_same_to_workers_that_run_elsewhere(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is named as it was given; links in it are left for each host to follow."""
+    home = tmp_path / "a::b"  # which in a text would be a URL
+    (home / "here").mkdir(parents=True)
+    (home / "link").symlink_to("here")
+    full = np.arange(64, dtype="f4").reshape(8, 8)
+    any_way("3 none", home / "here" / "x.zarr", full, (4, 4))
+    monkeypatch.chdir(home)
+    given: Any = {"path": Path("link/x.zarr"), "text": "link/x.zarr"}.get(form)
+    given = given or zarr.open_array("link/x.zarr", mode="r")
+    array = store.open_array(given, ndim=2, role="A")
+    monkeypatch.chdir(tmp_path)
+    for one in (array, pickle.loads(pickle.dumps(array))):
+        np.testing.assert_array_equal(store.read_region(one, (slice(0, 8), slice(0, 8))), full)
+        assert store.name_of(one) == "link/x.zarr"
+        assert store.place_of(one) == str(home / "link" / "x.zarr")
+    if form == "open array":
+        assert str(given.store.root) == "link/x.zarr", "the caller's array is the caller's"
+
+
+@pytest.mark.parametrize("form", ["path", "resumed", "open array"])
+def test_an_output_at_a_relative_path_is_written_by_workers_that_run_elsewhere(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    target: Any = Path("c")
+    if form == "open array":
+        target = zarr.create_array("c", shape=(4, 4), chunks=(2, 2), dtype="f4")
+    output = store.create_output(target, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=False)
+    if form == "resumed":
+        output.release()
+        resumed = store.resume_output(target, overwrite=False)
+        assert resumed is not None
+        output = resumed
+    monkeypatch.chdir("elsewhere")
+    array = pickle.loads(pickle.dumps(output.array))
+    for piece in store.region_writes(array, (slice(0, 4), slice(0, 4))):
+        piece.write([np.full((2, 2), 5, "f4")])
+    monkeypatch.chdir(tmp_path)
+    assert store.name_of(output.array) == ("c" if form == "open array" else "c.partial")
+    output.publish()
+    output.release()
+    assert (zarr.open_array("c")[...] == 5).all()
+    assert not list((tmp_path / "elsewhere").iterdir())
