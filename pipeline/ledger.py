@@ -24,7 +24,8 @@ from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.plan import Geometry, MatmulPlan
 
 FILE_NAME = "tilewright-ledger.jsonl"
-VERSION = 2
+VERSION = 3
+"""A record of another version is none: the run starts anew."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +42,74 @@ class Past:
 def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> str:
     """A digest of everything that decides the bytes of the result: the inputs as they lie stored, and the request.
 
-    Of local arrays it takes the metadata and the number, sizes and times of the stored files; of others the
-    metadata alone, since listing a remote store can take longer than the product.
+    Of local arrays it takes the metadata and the name, size and time of every stored file; of others the metadata
+    alone, since listing a remote store can take longer than the product.
+
+    Raises
+    ------
+    StoreError
+        A file or folder of an input cannot be looked at.
     """
     digest = hashlib.sha256(json.dumps(plan_facts, sort_keys=True).encode())
     for array in (a, b):
         digest.update(os.fsencode(str(array.store_path)))  # file names may hold bytes that are no UTF-8
         digest.update(json.dumps(array.metadata.to_dict(), sort_keys=True, default=str).encode())
         if isinstance(array.store, LocalStore):
-            digest.update(repr(_stored_files(array.store.root / array.path)).encode())
+            for line in _stored_files(str(array.store.root / array.path)):
+                digest.update(os.fsencode(line))
     return digest.hexdigest()
 
 
-def _stored_files(root: Path) -> tuple[int, int, int]:
-    """Number of files below ``root``, their bytes, and the newest modification time in nanoseconds."""
-    count = nbytes = newest = 0
-    for folder, _, names in os.walk(root):
-        for name in names:
-            facts = os.stat(os.path.join(folder, name))
-            count, nbytes, newest = count + 1, nbytes + facts.st_size, max(newest, facts.st_mtime_ns)
-    return count, nbytes, newest
+def _stored_files(root: str) -> Iterator[str]:
+    """A line for everything below ``root``, in an order that is always the same: name, bytes and nanoseconds since the
+    epoch of each file, or what else is there. Links are followed.
+
+    A file that is replaced shows by its time, also where that is older, and files that change places by theirs. Inode
+    numbers would add little, and some network file systems give other ones to other hosts, or after a restart; the
+    time of the last change of a file's status differs after a backup that makes links. Either would give up finished
+    tiles for nothing.
+
+    Raises StoreError.
+    """
+    followed = {os.path.realpath(root): ""}
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(os.path.join(root, folder)) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):  # it went away while we looked
+            yield f"{folder}\0missing\n"
+            continue
+        except OSError as error:
+            raise _not_looked_at(os.path.join(root, folder), error) from error
+        for entry in entries:
+            name = os.path.join(folder, entry.name)
+            try:
+                if entry.is_dir():
+                    # Each folder that links lead to is listed once: they may lead back to where they are.
+                    first = (
+                        followed.setdefault(os.path.realpath(entry.path), name)
+                        if entry.is_symlink()
+                        else name
+                    )
+                    yield f"{name}\0folder {first}\n"
+                    if first == name:
+                        waiting.append(name)
+                    continue
+                facts = entry.stat()
+                yield f"{name}\0{facts.st_size} {facts.st_mtime_ns}\n"
+            except FileNotFoundError:  # a link to nothing, or gone by now: to a reader a chunk never written
+                yield f"{name}\0missing\n"
+            except OSError as error:
+                raise _not_looked_at(entry.path, error) from error
+
+
+def _not_looked_at(path: str, error: OSError) -> StoreError:
+    return StoreError(
+        f"cannot look at {path}: {error.strerror}; a run that goes on compares the inputs with what they were: let this"
+        " process read every folder of A and B, and mend links that lead to themselves"
+    )
 
 
 class Ledger:

@@ -244,8 +244,8 @@ def _attempt(
     elif past is None and resume and failed is None and _holds_record(job.out):
         listener(
             Notice(
-                "an earlier run left tiles of other inputs, or of another request; they are replaced, and it starts"
-                " anew"
+                "an earlier run left tiles of other inputs, of another request, or of another version of Tilewright;"
+                " they are replaced, and it starts anew"
             )
         )
     listener(Notice(_choice(facts, plan)))

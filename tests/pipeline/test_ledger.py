@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import zarr
 
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.ledger import FILE_NAME, Ledger, fingerprint, read_past
+from tilewright.pipeline.ledger import FILE_NAME, VERSION, Ledger, fingerprint, read_past
 from tilewright.pipeline.plan import Limits, MatmulPlan, StoredMatrix, plan_matmul
 
 
@@ -77,6 +79,96 @@ def test_the_fingerprint_sees_what_decides_the_bytes(tmp_path: Path) -> None:
     assert fingerprint(a, b, {"precision": "full"}) != base
     odd = array("no UTF-8: \udcff")
     assert fingerprint(odd, b, {}) != fingerprint(array("no UTF-8: \udcfe"), b, {})
+
+
+@pytest.fixture
+def chunked(tmp_path: Path) -> zarr.Array[Any]:
+    array = zarr.create_array(tmp_path / "a", shape=(4, 4), chunks=(2, 2), dtype="f4", compressors=None)
+    array[...] = np.arange(16).reshape(4, 4)
+    return zarr.open_array(tmp_path / "a", mode="r")
+
+
+def test_the_fingerprint_sees_a_chunk_that_an_older_one_replaced(
+    chunked: zarr.Array[Any], tmp_path: Path
+) -> None:
+    """Neither the number of files, nor their bytes, nor the newest time changes by that."""
+    base, folder = fingerprint(chunked, chunked, {}), tmp_path / "a" / "c"
+    old = tmp_path / "old"
+    old.write_bytes(bytes(16))
+    os.utime(old, ns=(10**18, 10**18))
+    shutil.copy2(old, folder / "0" / "1")
+    replaced = fingerprint(chunked, chunked, {})
+    assert replaced != base
+    (folder / "0" / "1").rename(tmp_path / "x")
+    (folder / "1" / "1").rename(folder / "0" / "1")
+    (tmp_path / "x").rename(folder / "1" / "1")
+    assert fingerprint(chunked, chunked, {}) not in (base, replaced), "two chunks changed places"
+
+
+@pytest.mark.parametrize("linked", ["c", "c/1", "c/1/0"])
+def test_the_fingerprint_sees_what_links_lead_to(
+    linked: str, chunked: zarr.Array[Any], tmp_path: Path
+) -> None:
+    inside, outside = tmp_path / "a" / linked, tmp_path / "other disk"
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    base = fingerprint(chunked, chunked, {})
+    assert fingerprint(chunked, chunked, {}) == base
+    os.utime(tmp_path / "a" / "c" / "1" / "0", ns=(10**18, 10**18))
+    assert fingerprint(chunked, chunked, {}) != base
+
+
+def test_the_fingerprint_of_links_in_a_circle_has_an_end(chunked: zarr.Array[Any], tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "c"
+    for number in range(8):  # paths that go through all of them would be too many
+        (folder / "0" / f"up{number}").symlink_to(folder)
+        (folder / "1" / f"over{number}").symlink_to("../0")
+    base = fingerprint(chunked, chunked, {})
+    assert fingerprint(chunked, chunked, {}) == base
+    os.utime(folder / "1" / "1", ns=(10**18, 10**18))
+    assert fingerprint(chunked, chunked, {}) != base
+
+
+@pytest.mark.parametrize("lost", ["link", "file", "folder"])
+def test_what_vanishes_from_an_input_changes_its_fingerprint(
+    lost: str, chunked: zarr.Array[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that leads nowhere, and what goes away while it is looked at, are as good as chunks never written."""
+    base, folder = fingerprint(chunked, chunked, {}), tmp_path / "a" / "c"
+    if lost == "link":
+        (folder / "1" / "0").unlink()
+        (folder / "1" / "0").symlink_to("nowhere")
+        dangling = fingerprint(chunked, chunked, {})
+        assert dangling == fingerprint(chunked, chunked, {}) != base
+        return
+    scandir = os.scandir
+
+    def vanishing(path: str) -> Any:
+        with scandir(path) as listing:
+            entries = list(listing)
+        if lost == "file" and str(path).endswith("c/1"):
+            (folder / "1" / "0").unlink(missing_ok=True)
+        if lost == "folder" and str(path).endswith("/a/c"):
+            shutil.rmtree(folder / "1", ignore_errors=True)
+        return nullcontext(entries)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert fingerprint(chunked, chunked, {}) != base
+
+
+def test_an_input_that_cannot_be_looked_at_is_named(chunked: zarr.Array[Any], tmp_path: Path) -> None:
+    victim = tmp_path / "a" / "c" / "1" / "0"
+    victim.unlink()
+    victim.symlink_to("0")  # to itself
+    with pytest.raises(StoreError, match=r"cannot look at .*a/c/1/0: Too many levels.*read every folder"):
+        fingerprint(chunked, chunked, {})
+
+
+def test_a_record_of_another_version_is_none(plan: MatmulPlan, tmp_path: Path) -> None:
+    Ledger(tmp_path, "abc", plan).close()
+    path = tmp_path / FILE_NAME
+    path.write_text(path.read_text().replace(f'"version": {VERSION}', f'"version": {VERSION - 1}'))
+    assert read_past(tmp_path, "abc") is None
 
 
 @pytest.mark.parametrize(
