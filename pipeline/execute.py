@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -169,14 +169,14 @@ class TilesDone:
 def run_tiles(
     client: Client,
     product: Product,
-    finished: frozenset[int],
+    finished: Collection[int],
     listener: Listener,
-    record: Callable[[int], None],
+    record: Callable[[int, int], None],
 ) -> TilesDone:
     """Compute every tile of the plan that is not finished yet.
 
-    ``record`` is called with a tile's index once it is stored. When this ends, by success, error or Ctrl-C, the
-    workers hold nothing of the run any more.
+    ``record`` is called with a tile's index, and the bytes that it takes up, once it is stored. When this ends, by
+    success, error or Ctrl-C, the workers hold nothing of the run any more.
 
     Raises
     ------
@@ -203,7 +203,7 @@ def run_tiles(
             for _, report in results:
                 if isinstance(report, DeviceMemoryError):
                     raise report
-                record(report.index)
+                record(report.index, report.stored_nbytes)
                 kernels |= report.kernels
                 read_nbytes += report.read_nbytes
                 shared_nbytes += report.shared_nbytes

@@ -1,8 +1,11 @@
 """The record of finished tiles: what lets a run that was stopped go on where it stood.
 
 A file beside the growing output holds one line of JSON for what is being computed and one for each stored tile. The
-submitting process alone appends to it, after a tile's task has returned, so a line is never ahead of the data; a
-crash loses at most the line of a tile that is stored already, which is then computed once more with the same bytes.
+submitting process alone appends to it, after a tile's task has returned, so that no crash of a process leaves a line
+ahead of the data; it loses at most the line of a tile that is stored already, which is then computed once more with the
+same bytes. A crash of the machine that stores C may: a line is forced to disk, and chunks are not. A line holds the
+bytes that its tile's chunks took up, so that those which are missing, cut off or empty are noticed all the same, as
+most are after a power cut; what was damaged and kept its length is not, until somebody reads it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +39,8 @@ class Past:
     """What a plan has to keep to go on."""
     c_unit: tuple[int, int]
     """Sides of the stored pieces of C that its tiles are whole ones of."""
-    finished: frozenset[int]
+    finished: Mapping[int, int]
+    """For each finished tile, by its index, the bytes that its chunks took up as they were stored."""
 
 
 def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> str:
@@ -116,9 +120,9 @@ class Ledger:
     """The open record of one run; ``record`` is durable when it returns."""
 
     def __init__(
-        self, folder: Path, digest: str, plan: MatmulPlan, finished: frozenset[int] = frozenset()
+        self, folder: Path, digest: str, plan: MatmulPlan, finished: Mapping[int, int] | None = None
     ) -> None:
-        """Begin the record in the output's folder, with the tiles that an earlier run finished.
+        """Begin the record in the output's folder, with the tiles that an earlier run finished, as ``Past`` has them.
 
         The whole record is written anew and put in place in one step: appending behind a line that a crash tore
         would make that line swallow the next.
@@ -133,7 +137,10 @@ class Ledger:
             "cell": [plan.cell_rows, plan.cell_columns],
             "c_unit": list(plan.c_unit),
         }
-        lines = [json.dumps(head), *(json.dumps({"tile": index}) for index in sorted(finished))]
+        lines = [
+            json.dumps(head),
+            *(_line(index, nbytes) for index, nbytes in sorted((finished or {}).items())),
+        ]
         draft = self._path.with_suffix(".draft")
         with self._writing():
             draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -141,9 +148,10 @@ class Ledger:
             # Unbuffered: of a line that was refused, nothing is left for closing to stumble over.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 -- lives as long as the run; see close
 
-    def record(self, index: int) -> None:
-        """Note that the tile of this index is stored. Raises StoreError where the disk takes no more."""
-        line = f"{json.dumps({'tile': index})}\n".encode()
+    def record(self, index: int, nbytes: int) -> None:
+        """Note that the tile of this index is stored, in chunks of so many bytes together. Raises StoreError where the
+        disk takes no more."""
+        line = f"{_line(index, nbytes)}\n".encode()
         with self._writing():
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -167,10 +175,15 @@ class Ledger:
         (folder / FILE_NAME).unlink(missing_ok=True)
 
 
+def _line(index: int, nbytes: int) -> str:
+    return json.dumps({"tile": index, "nbytes": nbytes})
+
+
 def read_past(folder: Path, digest: str) -> Past | None:
     """What the record in ``folder`` says, if it speaks of the same product; None otherwise, or where it is damaged.
 
-    A torn last line, left by a crash in the middle of a write, is passed over: its tile is computed again.
+    A torn last line, left by a crash in the middle of a write, is passed over: its tile is computed again. So is one
+    that does not say how many bytes its tile has, with which nothing could be compared.
     """
     try:
         lines = (folder / FILE_NAME).read_text(encoding="utf-8").splitlines()
@@ -192,9 +205,10 @@ def read_past(folder: Path, digest: str) -> Past | None:
         past = Past(
             Geometry(rows, columns, head["panel_depth"], head["k_parts"], cell_rows, cell_columns),
             (unit_rows, unit_columns),
-            frozenset(entry["tile"] for entry in rest),
+            {entry["tile"]: entry["nbytes"] for entry in rest if "nbytes" in entry or "tile" not in entry},
         )
     except (KeyError, TypeError, ValueError):
         return None
     positive = all(isinstance(number, int) and number > 0 for number in past.geometry + past.c_unit)
-    return past if positive and all(isinstance(tile, int) and tile >= 0 for tile in past.finished) else None
+    told = [number for line in past.finished.items() for number in line]
+    return past if positive and all(isinstance(number, int) and number >= 0 for number in told) else None

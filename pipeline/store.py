@@ -681,22 +681,30 @@ def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[R
     ]
 
 
-def is_stored(array: zarr.Array[Any], region: tuple[slice, slice]) -> bool:
-    """Whether every chunk of a region that ``region_writes`` stored is still there, and a plain one as long as it was.
+def stored_nbytes(array: zarr.Array[Any], region: tuple[slice, slice]) -> int | None:
+    """Bytes that the chunks, or shards, of a region take up as they are stored; None where one that ``region_writes``
+    stored is missing, or empty, or is plain and has another length.
 
-    It reads no data. True where only zarr-python can tell: the array is sharded, encoded by rarer codecs, or remote.
+    It reads no data. 0 where the array is remote. What zarr-python writes it leaves out where all is the fill value, so
+    that nothing is missing where chunks of such an array (sharded, or encoded by rarer codecs) are.
     """
-    layout = _layout(array)
-    if layout is None or layout.shards is not None:
-        return True
-    for piece in _chunks_in(region, layout.chunks):
+    if not isinstance(array.store, LocalStore):
+        return 0
+    layout, folder = _layout(array), array.store.root / array.path
+    plain = layout is not None and layout.plain
+    least: int | None = None
+    if layout is not None and layout.shards is None:
+        least = layout.chunk_nbytes if plain else 1
+    total = 0
+    for piece in _chunks_in(region, write_unit(array)):
         try:
-            nbytes = (layout.root / layout.key(piece.chunk)).stat().st_size
+            nbytes = (folder / array.metadata.encode_chunk_key(piece.chunk)).stat().st_size
         except OSError:
-            return False
-        if nbytes != layout.chunk_nbytes if layout.plain else nbytes == 0:
-            return False
-    return True
+            nbytes = 0
+        if least is not None and (nbytes != least if plain else nbytes < least):
+            return None
+        total += nbytes
+    return total
 
 
 def gather(out: np.ndarray, bands: Bands) -> None:

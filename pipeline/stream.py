@@ -56,6 +56,7 @@ from tilewright.pipeline.store import (
     region_uploads,
     region_writes,
     run_all,
+    stored_nbytes,
     submitted,
 )
 
@@ -117,6 +118,8 @@ class TileReport:
     """The tile's sum over one part of k, rows × columns, when the plan cuts k into parts; else it is stored."""
     spans: tuple[Span, ...] = ()
     """When this worker's threads were busy with the tile: one for each panel loaded, each multiplied, and the write."""
+    stored_nbytes: int = 0
+    """Bytes that its chunks take up as they are stored; 0 where it is not stored, or in a remote array."""
 
 
 @dataclass
@@ -139,6 +142,7 @@ class _Job:
     partial: np.ndarray | None = None
     read_nbytes: int = 0
     shared_nbytes: int = 0
+    stored_nbytes: int = 0
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[_Move]]:
@@ -1318,6 +1322,7 @@ class Engine:
                     job.shared_nbytes,
                     job.partial,
                     tuple(Span(self._worker, *span) for span in job.spans),
+                    job.stored_nbytes,
                 )
                 job.done.set_result(report)
         self._finished.put(None)  # for the other threads of this stage
@@ -1338,16 +1343,19 @@ class Engine:
                 pieces = region_writes(self._product.c, region)
             calls = [partial(self._unit.save, piece, placed, dtype) for piece in pieces]
             moves += run_all(self._writers, calls)
+        if self._plan.k_parts == 1:
+            job.stored_nbytes = stored_nbytes(self._product.c, region) or 0
 
 
 def _gathered(out: np.ndarray, bands: Bands, fill: Fill | None) -> None:
     gather(out, bands)
 
 
-def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> None:
+def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> int:
     """Store one tile as the sum of its parts over k, added in their order: the same bits every time.
 
-    Raises CancelledError where the run is over, also between two pieces.
+    Returns the bytes that it takes up, as ``TileReport.stored_nbytes``. Raises CancelledError where the run is over,
+    also between two pieces.
     """
     total = parts[0].copy()
     for part in parts[1:]:
@@ -1367,6 +1375,7 @@ def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> None
             if not _sums[product.run]:
                 del _sums[product.run]
             _sum_ended.notify_all()
+    return stored_nbytes(product.c, region) or 0
 
 
 def _pool(slots: list[Any]) -> queue.SimpleQueue[Any]:

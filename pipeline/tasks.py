@@ -149,7 +149,9 @@ def add_parts(
 
     def store(worker: str) -> TileReport:
         begin, start = time.time(), time.perf_counter()
-        store_sum(product, tile, [report.partial for report in reports if report.partial is not None])
+        stored = store_sum(
+            product, tile, [report.partial for report in reports if report.partial is not None]
+        )
         seconds = time.perf_counter() - start
         stages = {stage: sum(report.stages[stage] for report in reports) for stage in reports[0].stages}
         stages["write"] += seconds
@@ -158,7 +160,9 @@ def add_parts(
         seconds += max(report.seconds for report in reports)
         read = sum(report.read_nbytes for report in reports)
         kernels = frozenset().union(*(report.kernels for report in reports))
-        return TileReport(tile.index, worker, seconds, stages, kernels, read, spans=tuple(spans))
+        return TileReport(
+            tile.index, worker, seconds, stages, kernels, read, spans=tuple(spans), stored_nbytes=stored
+        )
 
     return _unless_memory_is_short(product, store, f"the sum of tile {tile.index}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -259,7 +260,8 @@ def _attempt(
             lost = counted(len(recorded) - len(finished), "tile")
             listener(
                 Notice(
-                    f"{lost} of an earlier run lost stored pieces in {output.partial} and will be computed again"
+                    f"{lost} of an earlier run lost stored pieces in {output.partial}, or parts of them, and will be"
+                    " computed again"
                 )
             )
         product = Product(
@@ -564,8 +566,8 @@ def _open_output(
     past: Past | None,
     dtype: np.dtype,
     overwrite: bool,
-) -> tuple[Output, frozenset[int]]:
-    """The output to write to, and the tiles that it holds already."""
+) -> tuple[Output, Mapping[int, int]]:
+    """The output to write to, and the tiles that it holds already with their bytes."""
     path = store.local_path(out)
     if past is not None and path is not None:
         output = store.resume_output(path, overwrite)
@@ -584,23 +586,19 @@ def _open_output(
         compressed=store.is_compressed(left),
         overwrite=overwrite,
     )
-    return output, frozenset()
+    return output, {}
 
 
-def _still_stored(output: Output, plan: MatmulPlan, recorded: frozenset[int]) -> frozenset[int]:
-    """The recorded tiles whose chunks are there: a missing one would be read as zeros, a short one never."""
+def _still_stored(output: Output, plan: MatmulPlan, recorded: Mapping[int, int]) -> dict[int, int]:
+    """The recorded tiles whose chunks are as long as they were: a missing one reads as zeros, a short one never."""
     tiles = {tile.index: tile for tile in plan.tiles()} if recorded else {}
-    return frozenset(
-        index
-        for index in recorded
-        if store.is_stored(
-            output.array,
-            (
-                slice(tiles[index].row_start, tiles[index].row_stop),
-                slice(tiles[index].column_start, tiles[index].column_stop),
-            ),
-        )
-    )
+
+    def found(index: int) -> int | None:
+        tile = tiles[index]
+        rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
+        return store.stored_nbytes(output.array, (rows, columns))
+
+    return {index: nbytes for index, nbytes in recorded.items() if found(index) == nbytes}
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:
@@ -622,5 +620,5 @@ def _choice(facts: list[WorkerFacts], plan: MatmulPlan) -> str:
     )
 
 
-def _forget(index: int) -> None:
+def _forget(index: int, nbytes: int) -> None:
     """In-place outputs keep no record: nothing beside them is ours to write to."""

@@ -27,11 +27,11 @@ def plan() -> MatmulPlan:
 def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, "abc", plan)
     for index in (3, 0, 7):
-        ledger.record(index)
+        ledger.record(index, 100 + index)
     ledger.close()
     past = read_past(tmp_path, "abc")
     assert past is not None
-    assert past.finished == {0, 3, 7}
+    assert past.finished == {0: 100, 3: 103, 7: 107}
     assert past.geometry == plan.geometry
     assert past.c_unit == (10, 10)
     assert read_past(tmp_path, "another product") is None
@@ -45,21 +45,21 @@ def test_a_torn_last_line_loses_one_tile_and_no_later_one(
 ) -> None:
     ledger = Ledger(tmp_path, "abc", plan)
     for index in (1, 2, 3):
-        ledger.record(index)
+        ledger.record(index, 10)
     ledger.close()
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes()[:-torn])
     past = read_past(tmp_path, "abc")
     assert past is not None
-    assert past.finished == ({1, 2, 3} if torn == 1 else {1, 2})
+    assert past.finished == dict.fromkeys((1, 2, 3) if torn == 1 else (1, 2), 10)
     again = Ledger(
         tmp_path, "abc", plan, past.finished
     )  # going on behind a torn line must not lose what comes
-    again.record(9)
+    again.record(9, 11)
     again.close()
     last = read_past(tmp_path, "abc")
     assert last is not None
-    assert last.finished == past.finished | {9}
+    assert last.finished == {**past.finished, 9: 11}
 
 
 def test_the_fingerprint_sees_what_decides_the_bytes(tmp_path: Path) -> None:
@@ -180,8 +180,10 @@ def test_a_record_of_another_version_is_none(plan: MatmulPlan, tmp_path: Path) -
         b"{}\n",
         b'HEAD{"til": 3}\n',
         b"HEAD5\n",
-        b'HEAD{"tile": -1}\n',
-        b'HEAD{"tile": "x"}\n',
+        b'HEAD{"tile": -1, "nbytes": 1}\n',
+        b'HEAD{"tile": "x", "nbytes": 1}\n',
+        b'HEAD{"tile": 1, "nbytes": null}\n',
+        b'HEAD{"tile": 1, "nbytes": -1}\n',
     ],
 )
 def test_a_damaged_record_is_no_record(damage: bytes, plan: MatmulPlan, tmp_path: Path) -> None:
@@ -196,13 +198,24 @@ def test_a_damaged_record_is_no_record(damage: bytes, plan: MatmulPlan, tmp_path
 )
 def test_a_line_past_what_python_reads_is_torn(line: bytes, plan: MatmulPlan, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, "abc", plan)
-    ledger.record(5)
+    ledger.record(5, 10)
     ledger.close()
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes() + line + b"\n")
     past = read_past(tmp_path, "abc")
     assert past is not None
-    assert past.finished == {5}
+    assert past.finished == {5: 10}
+
+
+def test_a_tile_of_unknown_length_is_computed_again(plan: MatmulPlan, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, "abc", plan)
+    ledger.record(5, 10)
+    ledger.close()
+    path = tmp_path / FILE_NAME
+    path.write_text(path.read_text() + '{"tile": 6}\n')
+    past = read_past(tmp_path, "abc")
+    assert past is not None
+    assert past.finished == {5: 10}
 
 
 def test_a_full_disk_is_named(plan: MatmulPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +225,7 @@ def test_a_full_disk_is_named(plan: MatmulPlan, tmp_path: Path, monkeypatch: pyt
     ledger = Ledger(tmp_path, "abc", plan)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match=r"record of finished tiles.*No space left"):
-        ledger.record(3)
+        ledger.record(3, 10)
     ledger.close()
     monkeypatch.setattr(Path, "write_text", lambda *arguments, **options: full(0))
     with pytest.raises(StoreError, match=r"record of finished tiles.*No space left"):

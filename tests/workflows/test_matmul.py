@@ -247,11 +247,13 @@ def test_a_stopped_run_goes_on_where_it_stood(
     assert not list(out.rglob(ledger.FILE_NAME)), "the record has no business in the finished product"
 
 
+@pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize("damage", ["gone", "short"])
+@pytest.mark.parametrize("damage", ["gone", "short", "empty", "half"])
 def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
     damage: str,
     compressed: bool,
+    verify: bool,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
     tmp_path: Path,
@@ -268,11 +270,12 @@ def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
     stop_at(3, a_path, b_path, out, **options)
     chunk = next(path for path in sorted((store.partial_path(out) / "c").rglob("*")) if path.is_file())
+    data = chunk.read_bytes()
     if damage == "gone":
         chunk.unlink()
     else:
-        chunk.write_bytes(b"" if compressed else chunk.read_bytes()[:-1])
-    run = tw.matmul(a_path, b_path, out, listener=events.append, **options)
+        chunk.write_bytes(data[: {"short": -1, "empty": 0, "half": len(data) // 2}[damage]])
+    run = tw.matmul(a_path, b_path, out, listener=events.append, **options | {"verify": verify})
     assert run.resumed == 2
     assert any(isinstance(event, Notice) and "1 tile of an earlier run" in event.message for event in events)
     assert_product(zarr.open_array(out)[...], a, b)
