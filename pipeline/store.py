@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -67,6 +68,10 @@ DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
 
 GIVEN_NAME = "_tilewright_given_name"
 """The attribute of a local store that keeps what the user called its folder, whose path we made absolute."""
+
+REPLACED_START_NBYTES = 64
+"""Of an output's name, what the name of a product that it replaces begins with: 42 bytes follow, and a name may have
+255, on some file systems 143."""
 
 SCRAP_NBYTES = 2**20
 """Rows that are read whole although only a part of each is wanted pass through this much memory, which stays cached."""
@@ -837,7 +842,7 @@ class Output:
         displaced = None
         try:
             if self.final.exists():
-                displaced = self.final.with_name(f"{self.final.name}.{uuid.uuid4().hex}.replaced")
+                displaced = _replaced_path(self.final)
                 self.final.rename(displaced)
             self.partial.rename(self.final)
         except OSError as error:
@@ -861,6 +866,18 @@ class Output:
 
 def partial_path(final: Path) -> Path:
     return final.with_name(final.name + ".partial")
+
+
+def _replaced_path(final: Path) -> Path:
+    """A new name, beside an output, for what it replaces: no longer than an output's own may be, and of this output
+    alone, since a digest of the output's whole name is in it."""
+    # Cut short after the last whole character; people are to see what it was.
+    start = os.fsencode(final.name)[:REPLACED_START_NBYTES].decode("utf-8", "ignore")
+    return final.with_name(f"{start}.{_name_digest(final)}{uuid.uuid4().hex[:16]}.replaced")
+
+
+def _name_digest(final: Path) -> str:
+    return hashlib.blake2b(os.fsencode(final.name), digest_size=8).hexdigest()
 
 
 def is_array_folder(path: Path) -> bool:

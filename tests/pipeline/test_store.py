@@ -454,6 +454,21 @@ def test_an_output_has_its_name_only_when_published(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.zarr"]
 
 
+@pytest.mark.parametrize("length", [213, 214, 230, 247])
+@pytest.mark.parametrize("letter", ["x", "\N{GREEK SMALL LETTER ALPHA}"])
+def test_a_product_of_any_name_that_fits_is_replaced(letter: str, length: int, tmp_path: Path) -> None:
+    """The old one has a name of its own meanwhile, which must not be too long when all the work is done."""
+    name = letter * (length // len(letter.encode()))
+    final = tmp_path / (name + "x" * (length - len(name.encode())))
+    for value in (1, 2):
+        store.check_output_free(final, overwrite=True)
+        output = begin(final, value, overwrite=True)
+        output.publish()
+        output.release()
+    assert (zarr.open_array(final)[...] == 2).all()
+    assert [path.name for path in tmp_path.iterdir()] == [final.name]
+
+
 def begin(final: Path, value: float = 0, overwrite: bool = False) -> store.Output:
     """A run's output of 4 × 4, filled with a value."""
     output = store.create_output(final, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=overwrite)
