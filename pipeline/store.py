@@ -826,18 +826,26 @@ class Output:
     def partial(self) -> Path | None:
         return partial_path(self.final) if self.final is not None else None
 
-    def publish(self) -> None:
+    def publish(self, then: Callable[[Path], None] = lambda final: None) -> list[str]:
         """Put the finished array under its final name; an older one there is set aside first, then removed.
+
+        With ``overwrite``, so is what runs left aside that were killed while they replaced this output. ``then`` is
+        called with the final path once the new array stands there, before anything is removed.
+
+        Returns a sentence for each thing that should be gone and is not: the product stands all the same.
 
         Raises
         ------
         OutputExistsError
             Something came to stand there in the meantime, and replacing it was not asked for.
         StoreError
-            The folder cannot be renamed; what stood there stands there again.
+            The folder cannot be renamed; what stood there stands there again, or the error says where it is.
         """
         if self.final is None or self.partial is None:
-            return
+            return []
+        # Before the growing folder gets its name: as long as it is locked under the other, no run that lives is between
+        # its two renames, and would want back what it has set aside.
+        aside = _set_aside(self.final)
         check_output_free(self.final, overwrite=self.overwrite)
         displaced = None
         try:
@@ -846,11 +854,33 @@ class Output:
                 self.final.rename(displaced)
             self.partial.rename(self.final)
         except OSError as error:
+            lost = ""
             if displaced is not None and not self.final.exists():
-                displaced.rename(self.final)
-            raise StoreError(f"output: cannot rename {self.partial} to {self.final}: {error}") from error
-        if displaced is not None:
-            shutil.rmtree(displaced)
+                try:
+                    displaced.rename(self.final)
+                except OSError as second:
+                    lost = f"; what stood there is at {displaced}, and cannot be renamed back: {second}"
+            raise StoreError(
+                f"output: cannot rename {self.partial} to {self.final}: {error}{lost}"
+            ) from error
+        left = []
+        try:
+            then(self.final)
+        except OSError as error:
+            left.append(f"{self.final} is whole, but what the run kept there cannot be removed: {error}")
+        if not self.overwrite:
+            return left + [
+                f"{path} is an older product that a stopped run was to replace by {self.final}; it is kept: remove it"
+                " once nobody needs it"
+                for path in aside
+            ]
+        for path in [displaced, *aside]:
+            if path is not None and (problem := _cannot_be_removed(path)):
+                left.append(
+                    f"{self.final} is replaced, but what stood there before is left at {path}: {problem}; remove it,"
+                    " or replace the product again, which does"
+                )
+        return left
 
     def remove(self) -> None:
         """Remove the growing array, unless it has its final name by now."""
@@ -871,13 +901,38 @@ def partial_path(final: Path) -> Path:
 def _replaced_path(final: Path) -> Path:
     """A new name, beside an output, for what it replaces: no longer than an output's own may be, and of this output
     alone, since a digest of the output's whole name is in it."""
-    # Cut short after the last whole character; people are to see what it was.
-    start = os.fsencode(final.name)[:REPLACED_START_NBYTES].decode("utf-8", "ignore")
-    return final.with_name(f"{start}.{_name_digest(final)}{uuid.uuid4().hex[:16]}.replaced")
+    return final.with_name(f"{_replaced_start(final)}{uuid.uuid4().hex[:16]}.replaced")
 
 
-def _name_digest(final: Path) -> str:
-    return hashlib.blake2b(os.fsencode(final.name), digest_size=8).hexdigest()
+def _set_aside(final: Path) -> list[Path]:
+    """What runs that replaced this output were to remove, and did not: they were killed, or could not."""
+    ours = re.compile(re.escape(_replaced_start(final)) + r"[0-9a-f]{16}\.replaced")
+    try:
+        with os.scandir(final.parent) as listing:
+            found = [
+                entry.name
+                for entry in listing
+                if ours.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            ]
+    except OSError:  # a folder that may be written and not listed
+        return []
+    return [final.with_name(name) for name in sorted(found)]
+
+
+def _cannot_be_removed(folder: Path) -> str:
+    """Remove a folder; why it is still there, or nothing."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        return str(error) if os.path.lexists(folder) else ""  # else another run was quicker
+    return ""
+
+
+def _replaced_start(final: Path) -> str:
+    name = os.fsencode(final.name)
+    # People are to see what it was: cut short, it ends with a whole character.
+    start = name[:REPLACED_START_NBYTES].decode("utf-8", "ignore")
+    return f"{start}.{hashlib.blake2b(name, digest_size=8).hexdigest()}"
 
 
 def is_array_folder(path: Path) -> bool:

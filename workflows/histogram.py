@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -21,6 +22,8 @@ from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsErr
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
 from tilewright.pipeline.submit import await_workers, survey
+
+logger = logging.getLogger(__name__)
 
 CHUNK_NBYTES = 2**22
 """Stored pieces of a table of counts: whole rows, about so many bytes of them."""
@@ -254,7 +257,8 @@ def store_counts(counts: np.ndarray, path: Path, attributes: dict[str, Any]) -> 
             for piece in store.region_writes(output.array, whole):
                 piece.write([counts[piece.source]])
         output.array.attrs.update(attributes)
-        output.publish()
+        for left in output.publish():
+            logger.warning("%s", left)
     except StoreError:
         raise
     except OSError as error:

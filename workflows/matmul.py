@@ -308,9 +308,9 @@ def _attempt(
                     f"{verification}; the product is kept at {store.name_of(output.array)} for inspection,"
                     " and the next run computes it anew"
                 )
-        output.publish()
-        if ledger is not None and output.final is not None:
-            ledger.remove(output.final)  # last: a crash before this loses nothing
+        # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
+        for left in output.publish(ledger.remove) if ledger is not None else output.publish():
+            listener(Notice(left))
     finally:
         try:
             if ledger is not None:

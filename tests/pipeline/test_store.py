@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -474,6 +475,103 @@ def begin(final: Path, value: float = 0, overwrite: bool = False) -> store.Outpu
     output = store.create_output(final, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=overwrite)
     output.array[...] = value
     return output
+
+
+def replace_once_more(final: Path, value: float, *, overwrite: bool = True) -> list[str]:
+    output = begin(final, value, overwrite=overwrite)
+    try:
+        return output.publish()
+    finally:
+        output.release()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_cannot_be_removed_is_told_and_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final, order = tmp_path / "c.zarr", []
+    replace_once_more(final, 1)
+    output = begin(final, 2, overwrite=True)
+    (store.partial_path(final) / "record").touch()
+
+    def busy(folder: Path) -> None:
+        order.append("old product")
+        raise OSError(errno.EBUSY, "Device or resource busy", str(folder / "c"))
+
+    def settle(folder: Path) -> None:
+        order.append("record")
+        (folder / "record").unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.shutil, "rmtree", busy)
+        (told,) = output.publish(settle)
+    output.release()
+    assert order == ["record", "old product"]
+    assert (zarr.open_array(final)[...] == 2).all()
+    assert names(final) == ["c", "zarr.json"]
+    (left,) = [name for name in names(tmp_path) if name != "c.zarr"]
+    assert re.search(rf"c\.zarr is replaced, .* left at .*{re.escape(left)}: .*busy.*; remove it", told)
+    (tmp_path / left / "zarr.json").unlink()  # half of it was removed
+    theirs = ["c.zarr.replaced", f"c.zarr.{'0' * 32}.replaced", left.replace("c.zarr", "d.zarr")]
+    for name in theirs:
+        (tmp_path / name).mkdir()
+    assert replace_once_more(final, 3) == []
+    assert names(tmp_path) == sorted(["c.zarr", *theirs]), (
+        "what is certainly ours is removed, and nothing else"
+    )
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_what_a_run_that_was_killed_between_renames_set_aside(
+    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "c.zarr"
+    replace_once_more(final, 1)
+    output = begin(final, 2, overwrite=True)
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path == store.partial_path(final):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            output.publish()
+    output.release()
+    left, growing = names(tmp_path)
+    assert growing == "c.zarr.partial"
+    told = replace_once_more(final, 3, overwrite=overwrite)
+    assert names(tmp_path) == (["c.zarr"] if overwrite else sorted([left, "c.zarr"]))
+    assert (zarr.open_array(final)[...] == 3).all()
+    if not overwrite:  # nobody asked this run to remove anything
+        assert re.search(rf"{re.escape(left)} is an older product .* it is kept", *told)
+        assert (zarr.open_array(tmp_path / left)[...] == 1).all()
+
+
+def test_a_product_that_cannot_be_put_back_is_not_lost_sight_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "c.zarr"
+    replace_once_more(final, 1)
+    output = begin(final, 2, overwrite=True)
+    rename = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if path != final:
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(
+        StoreError, match=r"cannot rename .*what stood there is at .*\.replaced, and cannot be"
+    ):
+        output.publish()
+    output.release()
 
 
 def before(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, act: Callable[[], None]) -> None:

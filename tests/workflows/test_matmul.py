@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -623,6 +624,28 @@ def test_what_appears_at_the_output_meanwhile_is_not_replaced(
     assert run.resumed == run.plan.tile_count, "the work was not lost"
     assert (run.operations, run.write_nbytes) == (0, 0)
     assert "op/s" not in str(run)
+
+
+def test_an_old_product_that_cannot_be_removed_is_a_notice(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    events: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b, a_path, b_path = factors
+    out = put(tmp_path / "c", np.zeros((3, 3)))
+
+    def busy(folder: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(store.shutil, "rmtree", busy)
+    tw.matmul(
+        a_path, b_path, out, cluster=client, device="cpu", overwrite=True, listener=events.append
+    )  # fmt: skip
+    assert_product(zarr.open_array(out)[...], a, b)
+    assert not list(out.rglob(ledger.FILE_NAME))
+    assert any(isinstance(event, Notice) and "is left at" in event.message for event in events)
 
 
 def test_halves_of_chunks_of_a_killed_run_are_swept(
