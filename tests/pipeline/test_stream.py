@@ -549,7 +549,7 @@ def test_no_sum_is_written_once_its_run_has_ended(
         if by == "its run":
             ended = pool.submit(stream.close_engine, product.run, abandon=True)
         else:
-            ended = pool.submit(stream.close_engines_writing, stream.name_of(product.c), "another")
+            ended = pool.submit(stream.close_engines_writing, stream.place_of(product.c), "another")
         with pytest.raises(TimeoutError):
             ended.result(0.2)
         go_on.set()
