@@ -24,6 +24,7 @@ COPY_WORDS = 16
 """The driver's CUDA_MEMCPY2D in words of 64 bits."""
 HOST_MEMORY, DEVICE_MEMORY = 1, 2
 MONOTONIC = 1
+SEEK_END = 2
 
 BLOCK, EVENT, STREAM = 0, 2, 4
 """A lane: addresses of two blocks of pinned memory, handles of an event each, handle of the stream."""
@@ -51,7 +52,20 @@ def caller(result_bits: int, count: int) -> Any:
 
 
 call1, call2, call4 = (caller(32, count) for count in (1, 2, 4))
-long_call3, long_call4 = caller(64, 3), caller(64, 4)
+long_call2, long_call3, long_call4 = (caller(64, count) for count in (2, 3, 4))
+
+
+@intrinsic
+def take_number(context: Any, place: Any) -> Any:
+    """The integer at an address, which is one more afterwards, for this thread alone."""
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        return builder.atomic_rmw(
+            "add", builder.inttoptr(arguments[0], word.as_pointer()), ir.Constant(word, 1), "monotonic"
+        )
+
+    return numba.types.int64(numba.types.uint64), lower
 
 
 @functools.cache

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from typing import NamedTuple
+
+import numpy as np
 
 ANY_LENGTH = -1
 
@@ -28,3 +32,39 @@ class Rectangle(NamedTuple):
     """Address of the first row's place on the device."""
     pitch: int
     """From one row to the next on the device."""
+
+
+class StoredChunk(NamedTuple):
+    """A compressed chunk in a file, the part of it that is wanted, and where that goes. Columns are in bytes."""
+
+    path: str
+    offset: int
+    """Where it begins in the file."""
+    nbytes: int
+    """Its length in the file, or `ANY_LENGTH`: up to the file's end."""
+    rows: int
+    stride: int
+    """Bytes of a row of the chunk, once it is decompressed."""
+    top: int
+    left: int
+    height: int
+    width: int
+    """The wanted part."""
+    target: int
+    """Address of its first row's place on the device."""
+    pitch: int
+    """Bytes from one row to the next there."""
+
+
+def name_table(paths: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Files' names as the system takes them, each once: uint8, with a zero behind each; and int64, where the name of
+    each path begins."""
+    starts: dict[str, int] = {}
+    places, names, end = [], [], 0
+    for path in paths:
+        if path not in starts:
+            starts[path] = end
+            names.append(os.fsencode(path) + b"\0")
+            end += len(names[-1])
+        places.append(starts[path])
+    return np.frombuffer(b"".join(names) or b"\0", np.uint8).copy(), np.array(places, np.int64)

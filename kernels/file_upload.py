@@ -18,12 +18,16 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.extending import intrinsic
 
 from tilewright.kernels import calls
-from tilewright.kernels.calls import call1, call2, call4, long_call3, long_call4
-from tilewright.kernels.file_rectangles import ANY_LENGTH, LEAST_USEFUL_SHARE, LONG_ROW_NBYTES, Rectangle
+from tilewright.kernels.calls import SEEK_END, call1, call2, call4, long_call3, long_call4, take_number
+from tilewright.kernels.file_rectangles import (
+    ANY_LENGTH,
+    LEAST_USEFUL_SHARE,
+    LONG_ROW_NBYTES,
+    Rectangle,
+    name_table,
+)
 from tilewright.kernels.host_loops import compiled
 
 _OFFSET, _FILE_NBYTES, _ROWS, _WIDTH, _STRIDE, _TARGET, _PITCH, _TALL, _WIDE, _SPAN = range(10)
@@ -34,21 +38,6 @@ _OPEN, _CLOSE, _SEEK, _READ, _CLOCK, _WAIT, _COPY, _COPY_ROWS, _RECORD = range(9
 """Functions of the system and the driver, by their place in the table of addresses."""
 SYSTEM = ("open", "close", "lseek", "pread", "clock_gettime")
 DRIVER = ("cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuMemcpy2DAsync_v2", "cuEventRecord")
-
-_SEEK_END = 2
-
-
-@intrinsic
-def _take_number(context: Any, place: Any) -> Any:
-    """The integer at an address, which is one more afterwards, for this thread alone."""
-
-    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
-        return builder.atomic_rmw(
-            "add", builder.inttoptr(arguments[0], word.as_pointer()), ir.Constant(word, 1), "monotonic"
-        )
-
-    return numba.types.int64(numba.types.uint64), lower
 
 
 def _read_fully(function: Any, descriptor: int, place: int, nbytes: int, offset: int) -> bool:
@@ -93,7 +82,7 @@ def _move(
     mark = now[0] * 1_000_000_000 + now[1]
     reading, moving = 0, 0
     while True:
-        number = _take_number(next_number)
+        number = take_number(next_number)
         if number >= first_blocks[-1]:
             break
         while first_blocks[here + 1] <= number:
@@ -127,7 +116,7 @@ def _move(
             opened = here
             bad = descriptor < 0
         if not bad and rectangle[_FILE_NBYTES] != ANY_LENGTH:
-            bad = long_call3(functions[_SEEK], descriptor, 0, _SEEK_END) != rectangle[_FILE_NBYTES]
+            bad = long_call3(functions[_SEEK], descriptor, 0, SEEK_END) != rectangle[_FILE_NBYTES]
         packed = width
         if not bad:
             if rectangle[_SPAN]:
@@ -195,15 +184,7 @@ class Upload:
         self, rectangles: Sequence[Rectangle], block_nbytes: int, functions: np.ndarray | None = None
     ) -> None:
         self._functions = calls.addresses(SYSTEM, DRIVER) if functions is None else functions
-        starts: dict[str, int] = {}
-        names, end = [], 0
-        for rectangle in rectangles:
-            if rectangle.path not in starts:
-                starts[rectangle.path] = end
-                names.append(os.fsencode(rectangle.path) + b"\0")
-                end += len(names[-1])
-        self._paths = np.frombuffer(b"".join(names) or b"\0", np.uint8).copy()
-        self._path_starts = np.array([starts[rectangle.path] for rectangle in rectangles], np.int64)
+        self._paths, self._path_starts = name_table(rectangle.path for rectangle in rectangles)
         self._table = np.array([_blocked(r, block_nbytes) for r in rectangles], np.int64).reshape(-1, 10)
         down = -(-self._table[:, _ROWS] // self._table[:, _TALL])
         across = -(-self._table[:, _WIDTH] // self._table[:, _WIDE])

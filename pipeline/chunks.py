@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numcodecs
 import numcodecs.blosc
@@ -39,6 +39,13 @@ Extent: TypeAlias = "tuple[int, int]"
 
 class DamagedChunkError(ValueError):
     """Stored bytes that stand for no chunk of the array."""
+
+
+class Zstd(NamedTuple):
+    """How Zstandard is to compress, as libzstd has it."""
+
+    level: int
+    checksum: bool
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,15 @@ class Layout:
     def plain(self) -> bool:
         """Whether a chunk's bytes are its elements, row by row, as they are in memory."""
         return not self.codecs and not self.transposed and self.dtype.isnative
+
+    @property
+    def zstd(self) -> Zstd | None:
+        """How a chunk was compressed of which nothing but that keeps its bytes from being `plain`."""
+        if len(self.codecs) != 1 or self.codecs[0].codec_id != "zstd":
+            return None
+        if not replace(self, codecs=()).plain:
+            return None
+        return Zstd(self.codecs[0].level, self.codecs[0].checksum)
 
     @property
     def chunk_nbytes(self) -> int:

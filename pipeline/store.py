@@ -34,12 +34,20 @@ from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
-from tilewright.kernels.file_rectangles import ANY_LENGTH, LEAST_USEFUL_SHARE, LONG_ROW_NBYTES, Rectangle
+from tilewright.kernels.file_rectangles import (
+    ANY_LENGTH,
+    LEAST_USEFUL_SHARE,
+    LONG_ROW_NBYTES,
+    Rectangle,
+    StoredChunk,
+)
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.chunks import (
     METADATA_NAMES,
     DamagedChunkError,
+    Extent,
     Layout,
+    Zstd,
     decode,
     encode,
     find_chunk,
@@ -212,6 +220,12 @@ def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> Stor
     return stored.transposed if transpose else stored
 
 
+def is_zstd(array: zarr.Array[Any]) -> bool:
+    """Whether chunks lie in local files, compressed by Zstandard and otherwise as they are in memory."""
+    layout = _layout(array)
+    return layout is not None and layout.zstd is not None
+
+
 def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int) -> tuple[int, int]:
     """Chunk sides for a new C: those of A's rows and B's columns, kept between 1 and 64 MiB a chunk.
 
@@ -282,59 +296,90 @@ def region_reads(
     indexes: dict[str, np.ndarray] = {}
     if layout.plain:
         return [read for piece in pieces for read in _plain_reads(layout, indexes, piece, most_nbytes)]
-    return [RegionRead(piece.target, partial(_read_direct, layout, indexes, piece)) for piece in pieces]
+    return [read for piece in pieces for read in _coded_reads(layout, indexes, piece)]
 
 
 @dataclass(frozen=True)
-class PlainPart:
-    """The part of one chunk that a region wants, where the chunk lies plain in a file of this host."""
+class FilePart:
+    """The part of one chunk that a region wants, where a loop outside the interpreter can take it from its file."""
 
-    rectangle: Rectangle
-    """Where it lies in the file, and where it goes on the device."""
+    source: Rectangle | StoredChunk
+    """Where it lies, plain or compressed by Zstandard, and where it goes on the device."""
     reads: Callable[[], list[RegionRead]]
     """The same by the way that any region takes."""
 
 
 def region_uploads(
     array: zarr.Array[Any], region: Sequence[slice], address: int, pitch: int
-) -> tuple[list[PlainPart], list[RegionRead]]:
-    """The parts that together make up ``array[region]``, those first that are rectangles of bytes in files.
+) -> tuple[list[FilePart], list[RegionRead]]:
+    """The parts that together make up ``array[region]``, those first that loops can take from files: for one array,
+    they are all plain, or all compressed.
 
     array, region: two-dimensional, as `region_reads` has them. address, pitch: of the region's place on the device, and
     the bytes from one row to the next there.
     """
     layout = _layout(array)
-    if layout is None or not layout.plain:
+    if layout is None or not (layout.plain or layout.zstd):
         return [], region_reads(array, region)
     indexes: dict[str, np.ndarray] = {}
-    item = layout.dtype.itemsize
-    row_nbytes = layout.chunks[1] * item
-    plain: list[PlainPart] = []
+    found: list[FilePart] = []
     others: list[RegionRead] = []
     for piece in _chunks_in(region, read_unit(array)):
-        reads = partial(_plain_reads, layout, indexes, piece, READ_NBYTES)
-        file_name = layout.file_name(piece.chunk)
-        path = f"{layout.root}/{file_name}"
-        begin, length = 0, layout.chunk_nbytes
+        if layout.plain:
+            reads = partial(_plain_reads, layout, indexes, piece, READ_NBYTES)
+        else:
+            reads = partial(_coded_reads, layout, indexes, piece)
+        path = f"{layout.root}/{layout.file_name(piece.chunk)}"
+        extent: Extent | None = None
         if layout.shards is not None:
             extent = _extent_in_shard(layout, path, piece.chunk, indexes)
-            if extent is None or extent[1] != layout.chunk_nbytes:
+            if extent is None or (layout.plain and extent[1] != layout.chunk_nbytes):
                 others += reads()
                 continue
-            begin, length = extent[0], ANY_LENGTH
-        (rows, columns), (down, across) = piece.inside, piece.target
-        rectangle = Rectangle(
+        source = _source_of(layout, piece, path, extent, address, pitch)
+        found.append(FilePart(source, reads))
+    return found, others
+
+
+def _source_of(
+    layout: Layout, piece: _Piece, path: str, extent: Extent | None, address: int, pitch: int
+) -> Rectangle | StoredChunk:
+    """A piece of a chunk that lies plain, or compressed, in a file: in all of it, or in a part."""
+    item = layout.dtype.itemsize
+    row_nbytes = layout.chunks[1] * item
+    (rows, columns), (down, across) = piece.inside, piece.target
+    height, width = rows.stop - rows.start, (columns.stop - columns.start) * item
+    target = address + down.start * pitch + across.start * item
+    if not layout.plain:
+        offset, nbytes = (0, ANY_LENGTH) if extent is None else extent
+        return StoredChunk(
             path=path,
-            offset=begin + rows.start * row_nbytes + columns.start * item,
-            file_nbytes=length,
-            rows=rows.stop - rows.start,
-            width=(columns.stop - columns.start) * item,
+            offset=offset,
+            nbytes=nbytes,
+            rows=layout.chunks[0],
             stride=row_nbytes,
-            target=address + down.start * pitch + across.start * item,
+            top=rows.start,
+            left=columns.start * item,
+            height=height,
+            width=width,
+            target=target,
             pitch=pitch,
         )
-        plain.append(PlainPart(rectangle, reads))
-    return plain, others
+    begin, length = (0, layout.chunk_nbytes) if extent is None else (extent[0], ANY_LENGTH)
+    return Rectangle(
+        path=path,
+        offset=begin + rows.start * row_nbytes + columns.start * item,
+        file_nbytes=length,
+        rows=height,
+        width=width,
+        stride=row_nbytes,
+        target=target,
+        pitch=pitch,
+    )
+
+
+def _coded_reads(layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece) -> list[RegionRead]:
+    return [RegionRead(piece.target, partial(_read_direct, layout, indexes, piece))]
 
 
 def _plain_reads(
@@ -650,8 +695,9 @@ def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarr
 Bands: TypeAlias = Iterable[np.ndarray]
 """Stretches of rows, one behind the other, that together make up one stored piece."""
 
-Fill: TypeAlias = Callable[[int], bool]
-"""Writes all rows of a piece to a file, by its descriptor, from the file's beginning on; False: it could not."""
+Fill: TypeAlias = Callable[[int, "Zstd | None"], bool]
+"""Writes all rows of a piece to a file, by its descriptor, from the file's beginning on, as they are or compressed so;
+False: it could not."""
 
 
 @dataclass(frozen=True)
@@ -665,8 +711,8 @@ class RegionWrite:
     def write(self, bands: Bands, fill: Fill | None = None) -> None:
         """Store the piece's rows: ``bands`` of the array's dtype in native byte order.
 
-        Where the rows lie in a file as they lie in memory, ``fill``, if given, is to write them; bands are drawn
-        elsewhere, and where it could not. Raises StoreError.
+        Where the rows lie in a file as they lie in memory, or that compressed by Zstandard, ``fill``, if given, is to
+        write them; bands are drawn elsewhere, and where it could not. Raises StoreError.
         """
         self.writer(bands, fill)
 
@@ -724,22 +770,23 @@ def _write_direct(layout: Layout, piece: _Piece, bands: Bands, fill: Fill | None
     """One chunk to its file: under another name first, so that a reader never meets half of it."""
     path = layout.root / layout.key(piece.chunk)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # as DRAFT_NAME says
-    across = piece.inside[1]
-    as_in_memory = layout.plain and across.stop - across.start == layout.chunks[1]
+    if not (layout.plain or layout.zstd) or not _fills(piece, layout, rows=not layout.plain):
+        fill = None
     bands = _whole_rows(layout, piece, bands)
     try:
-        if not layout.plain:
+        if not layout.plain and fill is None:
             bands = [_encoded(layout, piece, bands)]
         # Where the array went away, or is not seen, its folders must not come, or come back, without it.
         _check_in_sight(layout.name, layout.root, layout.metadata_name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(draft, "wb", buffering=0) as file:
-            if fill is not None and as_in_memory:
-                if fill(file.fileno()):
+            if fill is not None:
+                if fill(file.fileno(), layout.zstd):
                     file.seek(0, os.SEEK_END)
-                    bands = _missing_rows(layout, piece)
+                    bands = _missing_rows(layout, piece)  # none of what is compressed
                 else:
                     file.truncate(0)
+                    bands = bands if layout.plain else [_encoded(layout, piece, bands)]
             for band in bands:
                 _write_fully(file, band)
         draft.replace(path)
@@ -750,6 +797,12 @@ def _write_direct(layout: Layout, piece: _Piece, bands: Bands, fill: Fill | None
         raise StoreError(
             f"cannot write chunk {_chunk_name(piece)} of {layout.name} to {path}: {error}"
         ) from error
+
+
+def _fills(piece: _Piece, layout: Layout, *, rows: bool) -> bool:
+    """Whether a piece has all columns of its chunk, and all rows too where that is asked."""
+    sides = [part.stop - part.start for part in piece.inside]
+    return sides[1] == layout.chunks[1] and (not rows or sides[0] == layout.chunks[0])
 
 
 def _whole_rows(layout: Layout, piece: _Piece, bands: Bands) -> Bands:

@@ -26,6 +26,7 @@ import numpy as np
 import zarr
 
 from tilewright.kernels import host, matmul, peer_memory
+from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.launch import DeviceRegion, address
 from tilewright.kernels.memory import allocating
@@ -45,12 +46,13 @@ from tilewright.pipeline.peers import (
 from tilewright.pipeline.plan import LANE_NBYTES, Lines, MatmulPlan, Tile, accumulator_dtype
 from tilewright.pipeline.store import (
     Bands,
+    FilePart,
     Fill,
-    PlainPart,
     RegionRead,
     RegionWrite,
     as_stored_matrix,
     gather,
+    is_zstd,
     place_of,
     region_reads,
     region_uploads,
@@ -61,7 +63,9 @@ from tilewright.pipeline.store import (
 )
 
 if TYPE_CHECKING:
-    from tilewright.kernels import file_upload
+    from tilewright.kernels.file_upload import Upload
+    from tilewright.kernels.zstd_chunks import ChunkUpload
+    from tilewright.pipeline.chunks import Zstd
 
 logger = logging.getLogger(__name__)
 
@@ -637,6 +641,7 @@ class _Lane:
         from numba import cuda
 
         from tilewright.kernels.calls import lane_words
+        from tilewright.kernels.zstd_chunks import Coder
 
         with allocating("pinned memory for one thread that reads or writes", LANE_NBYTES, on_gpu=False):
             memory = pinned_bytes(LANE_NBYTES)
@@ -646,6 +651,7 @@ class _Lane:
         self.stream = cuda.stream()
         self.words = lane_words(self._blocks, self._passed, self.stream)
         """The same for loops outside the interpreter."""
+        self.coder = Coder()
 
     def block(self) -> np.ndarray:
         """The block used longest ago, once its bytes have gone where they were sent."""
@@ -702,19 +708,24 @@ class CudaUnit:
     def __init__(self, product: Product) -> None:
         from numba import cuda
 
-        from tilewright.kernels import file_download, file_upload
+        from tilewright.kernels import file_download, file_upload, zstd_chunks
 
         self._product = product
         self._cuda, self._upload, self._download = cuda, file_upload, file_download
+        self._chunks = zstd_chunks
         self._compute_stream = cuda.stream()
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
         count = product.read_threads + product.write_threads  # so that no thread ever waits for a lane
         with _spare_lanes_lock:
             lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(count)]
         self._lanes = _pool(lanes)
-        for loops in (file_upload, file_download):
-            if loops.available():
-                loops.prepare()
+        self._in_loops = all(loops.available() for loops in (file_upload, file_download, zstd_chunks))
+        """Whether threads can move bytes without the interpreter."""
+        if self._in_loops:
+            file_upload.prepare()
+            file_download.prepare()
+            if any(is_zstd(array) for array in (product.a, product.b, product.c)):
+                zstd_chunks.prepare()
 
     def allocate(self, size: int, dtype: np.dtype) -> Any:
         with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=True):
@@ -746,31 +757,41 @@ class CudaUnit:
             return [partial(self.load, part, panel, used) for part in _moved(parts, place)]
 
         pieces = _pieces(region, panel, corner)
-        if not self._upload.available():
+        if not self._in_loops:
             reads = [call for piece, place in pieces for call in ordinary(region_reads(array, piece), place)]
             return Loading(reads, settle=settle)
         pitch = panel.pitch * panel.dtype.itemsize
-        plain: list[tuple[PlainPart, tuple[int, int]]] = []
+        found: list[tuple[FilePart, tuple[int, int]]] = []
         others: list[Callable[[], _Move]] = []
         for piece, place in pieces:
-            parts, coded = region_uploads(array, piece, panel.address(*place), pitch)
-            plain += [(part, place) for part in parts]
-            others += ordinary(coded, place)
-        upload = self._upload.Upload([part.rectangle for part, _ in plain], LOOP_BLOCK_NBYTES)
+            parts, left = region_uploads(array, piece, panel.address(*place), pitch)
+            found += [(part, place) for part in parts]
+            others += ordinary(left, place)
+        upload = self._upload_of([part.source for part, _ in found])
         threads = min(self._product.read_threads, upload.blocks)
         calls: list[Callable[[], _Move]] = [partial(self._run_loop, upload, used) for _ in range(threads)]
 
         def rest() -> list[Callable[[], _Move]]:
             # Chunks that were never written, and those of which reading them says what is wrong with them.
-            failed = [plain[number] for number in upload.failed()]
+            failed = [found[number] for number in upload.failed()]
             return [call for part, place in failed for call in ordinary(part.reads(), place)]
 
         return Loading(calls + others, rest, settle)
 
-    def _run_loop(self, upload: file_upload.Upload, used: list[_Lane]) -> _Move:
+    def _upload_of(self, sources: Sequence[Rectangle | StoredChunk]) -> Upload | ChunkUpload:
+        """What moves them: all plain, or all compressed."""
+        chunks = [source for source in sources if isinstance(source, StoredChunk)]
+        if chunks:
+            return self._chunks.ChunkUpload(chunks, LOOP_BLOCK_NBYTES)
+        rectangles = [source for source in sources if isinstance(source, Rectangle)]
+        return self._upload.Upload(rectangles, LOOP_BLOCK_NBYTES)
+
+    def _run_loop(self, upload: Upload | ChunkUpload, used: list[_Lane]) -> _Move:
         with self._lane() as lane:
             used.append(lane)
-            return _Move(*upload.run(lane.words))
+            if isinstance(upload, self._upload.Upload):
+                return _Move(*upload.run(lane.words))
+            return _Move(*upload.run(lane.words, lane.coder))
 
     def load(self, part: RegionRead, panel: Placed, used: list[_Lane]) -> _Move:
         rows, columns = part.shape
@@ -855,14 +876,18 @@ class CudaUnit:
                         yield _rounded(row, dtype)
                 clock = time.perf_counter()
 
-        def fill(lane: _Lane, descriptor: int) -> bool:
-            good, _, waiting = self._download.store(
-                descriptor, corner, pitch, height, width * item, LOOP_BLOCK_NBYTES, lane.words
-            )
+        def fill(lane: _Lane, descriptor: int, zstd: Zstd | None) -> bool:
+            rectangle = corner, pitch, height, width * item
+            if zstd is None:
+                good, _, waiting = self._download.store(descriptor, *rectangle, LOOP_BLOCK_NBYTES, lane.words)
+            else:
+                good, _, waiting = self._chunks.store_chunk(
+                    descriptor, *rectangle, *zstd, LOOP_BLOCK_NBYTES, lane.words, lane.coder
+                )
             moving[0] += waiting
             return good
 
-        direct = self._download.available() and dtype == tile.dtype
+        direct = self._in_loops and dtype == tile.dtype
         clock = time.perf_counter()
         with self._lane() as lane:
             piece.write(bands(lane), partial(fill, lane) if direct else None)
@@ -874,7 +899,9 @@ class CudaUnit:
             self.shared.close()
         with _spare_lanes_lock:
             while not self._lanes.empty():
-                _spare_lanes.append(self._lanes.get())
+                lane = self._lanes.get()
+                lane.coder.forget_large()
+                _spare_lanes.append(lane)
 
 
 def _bands(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[int, int, tuple[int, int]]]:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tilewright.kernels import file_download, file_upload
+from tilewright.kernels import file_download, file_upload, zstd_chunks
 from tilewright.kernels.calls import DEVICE_MEMORY, HOST_MEMORY, LANE_WORDS
 from tilewright.kernels.file_upload import Upload
+from tilewright.kernels.zstd_chunks import ChunkUpload, Coder
 
 BLOCK = 1000
 """Bytes of a lane's block."""
@@ -39,6 +40,12 @@ class Driver:
         self.functions = self._table(file_upload.SYSTEM, file_upload.DRIVER)
         """For the loop to the device."""
         self.functions_out = self._table(file_download.SYSTEM, file_download.DRIVER)
+        self.functions_zstd = zstd_chunks.with_libzstd(
+            self._table(zstd_chunks.UPLOAD_SYSTEM, zstd_chunks.UPLOAD_DRIVER), zstd_chunks.UPLOAD_ZSTD
+        )
+        self.functions_zstd_out = zstd_chunks.with_libzstd(
+            self._table(zstd_chunks.DOWNLOAD_SYSTEM, zstd_chunks.DOWNLOAD_DRIVER), zstd_chunks.DOWNLOAD_ZSTD
+        )
 
     def _table(self, system: tuple[str, ...], driver: tuple[str, ...]) -> np.ndarray:
         library = ctypes.CDLL(None)
@@ -98,13 +105,16 @@ def lanes(count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield np.array(words, np.int64), memory
 
 
-def run(upload: Upload, threads: int) -> None:
+def run(upload: Upload | ChunkUpload, threads: int) -> None:
     made = list(lanes(threads))
     assert all(len(words) == LANE_WORDS for words, _ in made)
     spent: list[tuple[float, float]] = []
-    workers = [
-        threading.Thread(target=lambda words=words: spent.append(upload.run(words))) for words, _ in made
-    ]
+
+    def move(words: np.ndarray) -> None:
+        coder = () if isinstance(upload, Upload) else (Coder(),)
+        spent.append(upload.run(words, *coder))
+
+    workers = [threading.Thread(target=move, args=[words]) for words, _ in made]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -122,7 +122,7 @@ def test_what_is_no_frame_is_refused() -> None:
 
 
 def test_a_decoder_is_used_again_and_forgets_the_file_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    spare: list[zstd_loop._Decoder] = []
+    spare: list[zstd_loop.Decoder] = []
     monkeypatch.setattr(zstd_loop, "_spare", spare)
     stored, content = frame("text", 10**5, True)
     first = Frames(WINDOW_BITS)
@@ -142,7 +142,7 @@ def test_a_decoder_is_used_again_and_forgets_the_file_before(monkeypatch: pytest
 
 
 def test_windows_are_bounded_and_large_ones_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    spare: list[zstd_loop._Decoder] = []
+    spare: list[zstd_loop.Decoder] = []
     monkeypatch.setattr(zstd_loop, "_spare", spare)
     for bits in (20, 25):
         parameters = zstandard.ZstdCompressionParameters(window_log=bits)

@@ -5,16 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import google_crc32c
+import numcodecs
 import numpy as np
 import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, Crc32cCodec, TransposeCodec, ZstdCodec
 
 from tests.kernels.pretended_driver import BLOCK, Driver, run
+from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
 from tilewright.kernels.file_upload import Upload
+from tilewright.kernels.zstd_chunks import ChunkUpload
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store import region_reads, region_uploads
+
+CHECKED = {2: numcodecs.Zstd(level=1, checksum=True), 3: ZstdCodec(level=1, checksum=True)}
+"""Zstandard's codec, by Zarr's format."""
 
 
 def store(folder: Path, data: np.ndarray, **options: object) -> zarr.Array:
@@ -29,15 +36,23 @@ def bring(array: zarr.Array, region: tuple[slice, slice], pitch: int, threads: i
     """The region, where a wider matrix would have it, and how many chunks the loop moved."""
     rows, columns = (part.stop - part.start for part in region)
     device = np.zeros((rows, pitch), array.dtype)
-    plain, others = region_uploads(array, region, device.ctypes.data, device.strides[0])
+    parts, others = region_uploads(array, region, device.ctypes.data, device.strides[0])
     driver = Driver()  # the upload has its functions' addresses alone
-    upload = Upload([part.rectangle for part in plain], BLOCK, driver.functions)
+    rectangles = [part.source for part in parts if isinstance(part.source, Rectangle)]
+    chunks = [part.source for part in parts if isinstance(part.source, StoredChunk)]
+    assert not (rectangles and chunks)
+    upload = (
+        ChunkUpload(chunks, BLOCK, driver.functions_zstd)
+        if chunks
+        else Upload(rectangles, BLOCK, driver.functions)
+    )
     run(upload, threads)
-    for read in others + [read for place in upload.failed() for read in plain[place].reads()]:
+    for read in others + [read for place in upload.failed() for read in parts[place].reads()]:
         read.read(device[read.target])
-    assert driver.copies >= len(plain) - len(upload.failed())
+    moved = len(parts) - len(upload.failed())
+    assert driver.copies >= moved
     assert not device[:, columns:].any()
-    return device[:, :columns], len(plain) - len(upload.failed())
+    return device[:, :columns], moved
 
 
 @settings(deadline=None, max_examples=60)
@@ -45,9 +60,11 @@ def bring(array: zarr.Array, region: tuple[slice, slice], pitch: int, threads: i
 def test_any_region_of_any_grid(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     shape = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
     chunks = data.draw(st.integers(1, 17)), data.draw(st.integers(1, 17))
-    options: dict[str, object] = {"chunks": chunks, "zarr_format": data.draw(st.sampled_from([2, 3]))}
-    if options["zarr_format"] == 3 and data.draw(st.booleans()):
+    zarr_format = data.draw(st.sampled_from([2, 3]))
+    options: dict[str, object] = {"chunks": chunks, "zarr_format": zarr_format}
+    if zarr_format == 3 and data.draw(st.booleans()):
         options["shards"] = chunks[0] * data.draw(st.integers(1, 3)), chunks[1] * data.draw(st.integers(1, 3))
+    options["compressors"] = data.draw(st.sampled_from([None, "auto", CHECKED[zarr_format]]))
     kind = data.draw(st.sampled_from(["<f4", "<f8", ">f4", "<i8", "|u1"]))
     values = np.arange(1, shape[0] * shape[1] + 1).reshape(shape).astype(kind)
     array = store(tmp_path_factory.mktemp("array"), values, **options)
@@ -69,9 +86,10 @@ def test_any_region_of_any_grid(tmp_path_factory: pytest.TempPathFactory, data: 
     assert moved == (touched if array.dtype.isnative else 0)
 
 
+@pytest.mark.parametrize("compressors", [None, "auto"])
 @pytest.mark.parametrize("shards", [None, (20, 20)])
 def test_a_chunk_that_was_never_written_is_the_fill_value(
-    tmp_path: Path, shards: tuple[int, int] | None
+    tmp_path: Path, shards: tuple[int, int] | None, compressors: str | None
 ) -> None:
     array = zarr.create_array(
         str(tmp_path / "a"),
@@ -80,7 +98,7 @@ def test_a_chunk_that_was_never_written_is_the_fill_value(
         shards=shards,
         dtype="f4",
         fill_value=7,
-        compressors=None,
+        compressors=compressors,
     )
     array[:10, 10:] = 3
     found, moved = bring(array, (slice(0, 20), slice(0, 20)), 20, 2)
@@ -88,11 +106,35 @@ def test_a_chunk_that_was_never_written_is_the_fill_value(
     assert moved == 1
 
 
-def test_compressed_chunks_are_left_to_those_who_decode(tmp_path: Path) -> None:
-    array = store(tmp_path / "a", np.ones((20, 20), np.float32), chunks=(10, 10), compressors="auto")
-    plain, others = region_uploads(array, (slice(0, 20), slice(0, 20)), 0, 80)
-    assert plain == []
-    assert len(others) == len(region_reads(array, (slice(0, 20), slice(0, 20)))) == 4
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compressors": BloscCodec()},
+        {"compressors": [ZstdCodec(), Crc32cCodec()]},
+        {"compressors": "auto", "filters": [TransposeCodec(order=(1, 0))]},
+        {"compressors": "auto", "zarr_format": 2, "order": "F"},
+    ],
+)
+def test_what_else_is_encoded_is_left_to_those_who_decode(tmp_path: Path, options: dict[str, object]) -> None:
+    values = np.arange(400, dtype=np.float32).reshape(20, 20)
+    array = store(tmp_path / "a", values, chunks=(10, 10), **options)
+    whole = slice(0, 20), slice(0, 20)
+    parts, others = region_uploads(array, whole, 0, 80)
+    assert parts == []
+    assert len(others) == len(region_reads(array, whole)) == 4
+    found, _ = bring(array, whole, 20, 1)
+    np.testing.assert_array_equal(found, values)
+
+
+def test_a_damaged_chunk_that_is_compressed_is_an_error_that_names_it(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((20, 20))
+    array = store(tmp_path / "a", values, chunks=(10, 10), compressors=CHECKED[3])
+    damaged = tmp_path / "a" / "c" / "1" / "0"
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1  # the checksum's last byte, behind all that the chunk has
+    damaged.write_bytes(data)
+    with pytest.raises(StoreError, match=r"chunk \(1, 0\) of .* cannot be read .*checksum"):
+        bring(array, (slice(0, 20), slice(0, 20)), 20, 2)
 
 
 @pytest.mark.parametrize(("by", "found"), [(-4, 396), (4, 404), (-400, 0)])

@@ -26,6 +26,7 @@ from zarr.storage import MemoryStore
 
 from tilewright.pipeline import chunks as chunks_module
 from tilewright.pipeline import store
+from tilewright.pipeline.chunks import Zstd
 from tilewright.pipeline.errors import DTypeError, OutputError, OutputExistsError, ShapeError, StoreError
 from tilewright.pipeline.plan import StoredMatrix
 
@@ -256,13 +257,12 @@ def test_what_is_written_in_bands_is_what_numpy_holds(
     assert not [name for name in names if name.endswith(".partial")]
 
 
-@pytest.mark.parametrize("codecs", ["3 none", "2 none", "3 zstd", "2 filtered"])
+@pytest.mark.parametrize("codecs", ["3 none", "2 none", "3 zstd", "2 zstd", "3 blosc", "2 filtered"])
 @pytest.mark.parametrize("able", [True, False])
-def test_whole_rows_of_plain_chunks_are_written_by_another_where_it_can(
-    codecs: str, able: bool, tmp_path: Path
-) -> None:
+def test_whole_chunks_are_written_by_another_where_it_can(codecs: str, able: bool, tmp_path: Path) -> None:
+    """All rows of plain ones, and of those at the lower edge those that there are."""
     full = np.arange(1, 1 + 10 * 9, dtype="f4").reshape(10, 9)
-    empty, plain = np.zeros_like(full), codecs.endswith("none")
+    empty, plain, zstd = np.zeros_like(full), codecs.endswith("none"), codecs.endswith("zstd")
     if codecs == "2 filtered":
         array = stored("v2-filtered", tmp_path / "x.zarr", empty, (4, 6))
     else:
@@ -271,18 +271,24 @@ def test_whole_rows_of_plain_chunks_are_written_by_another_where_it_can(
     for piece in store.region_writes(array, (slice(0, 10), slice(0, 9))):
         rows = full[piece.source]
 
-        def fill(descriptor: int, rows: np.ndarray = rows) -> bool:
+        def fill(descriptor: int, how: Zstd | None, rows: np.ndarray = rows) -> bool:
             filled.append(rows.shape)
             data = rows.tobytes() if able else b"half of it, and then the disk was full" * 100
+            if zstd:
+                assert how is not None
+                data = zstandard.compress(data, how.level)
+            else:
+                assert how is None
             assert os.pwrite(descriptor, data, 0) == len(data)
             return able
 
         bands = (row[None] for row in rows)
         piece.write(bands, fill)
-        if plain and rows.shape[1] == 6 and able:
+        if rows.shape in filled and able:
             assert next(bands) is not None, "what another wrote is not written again"
     np.testing.assert_array_equal(array[...], full)
-    assert sorted(filled) == ([(2, 6), (4, 6), (4, 6)] if plain else [])
+    wanted = [(2, 6), (4, 6), (4, 6)] if plain else [(4, 6), (4, 6)] if zstd else []
+    assert sorted(filled) == wanted
     if plain:
         files = [path for path in (tmp_path / "x.zarr").rglob("*") if path.is_file()]
         assert {path.stat().st_size for path in files if path.name[0].isdigit()} == {4 * 6 * 4}

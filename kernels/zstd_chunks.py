@@ -1,0 +1,481 @@
+"""Chunks that Zstandard compressed, from files to a device and back, by loops without the interpreter's lock.
+
+The counterpart of `tilewright.kernels.file_upload` and `file_download` for what is not stored as it lies in memory. By
+Python, a thread reads a chunk's bytes, decodes them to memory of their own and copies that to pinned memory block by
+block: each of the three is as large as the chunk, is given back to the system and got anew, page by page, and every
+block takes its turn with the interpreter's lock. On 32 cores that brings 4.5 GB/s, where libzstd alone makes 25. Here a
+chunk goes through pinned blocks of a megabyte, straight from the decoder, or to the encoder, and none of it lies in
+memory as a whole.
+
+What a loop could not do, for whatever reason, is left to the caller's ordinary way, which knows what to say when that
+fails too.
+
+Method: the streaming interface of libzstd (zstd.h, `ZSTD_decompressStream` and `ZSTD_compressStream2`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numba
+import numpy as np
+
+from tilewright.kernels import calls
+from tilewright.kernels.calls import (
+    SEEK_END,
+    call1,
+    call2,
+    call4,
+    long_call2,
+    long_call3,
+    long_call4,
+    take_number,
+)
+from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk, name_table
+from tilewright.kernels.host_loops import compiled
+from tilewright.kernels.zstd_loop import (
+    ADDRESS,
+    IN,
+    LARGEST_SPARE_NBYTES,
+    OUT,
+    POSITION,
+    RESULT,
+    SIZE,
+    STOP,
+    USED,
+    WORDS,
+    Decoder,
+    compiled_decompress,
+    compiled_read_on,
+    library,
+)
+
+WINDOW_BITS = 27
+"""How far back, 128 MiB, a chunk's frame may refer; others are left to the ordinary way."""
+
+WRITTEN_NBYTES = 2**20
+"""Compressed bytes that are gathered before they are written."""
+
+_OFFSET, _NBYTES, _ROWS, _STRIDE, _TOP, _LEFT, _HEIGHT, _WIDTH, _TARGET, _PITCH, _TALL, _WIDE = range(12)
+"""Columns of the upload's table: a `StoredChunk`, then the rows and bytes of a row that one block takes."""
+
+_OPEN, _CLOSE, _SEEK, _READ, _CLOCK, _WAIT, _COPY, _COPY_ROWS, _RECORD, _RESET, _STEP = range(11)
+"""Functions by their place in the upload's table of addresses: the system's, the driver's, libzstd's."""
+UPLOAD_SYSTEM = ("open", "close", "lseek", "pread", "clock_gettime")
+UPLOAD_DRIVER = ("cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuMemcpy2DAsync_v2", "cuEventRecord")
+UPLOAD_ZSTD = ("ZSTD_DCtx_reset", "ZSTD_decompressStream")
+
+_WRITE, _OUT_CLOCK, _OUT_WAIT, _OUT_RECORD, _OUT_COPY, _OUT_COPY_ROWS, _COMPRESS = range(7)
+"""The same for the download."""
+DOWNLOAD_SYSTEM = ("pwrite", "clock_gettime")
+DOWNLOAD_DRIVER = ("cuEventSynchronize", "cuEventRecord", "cuMemcpyDtoHAsync_v2", "cuMemcpy2DAsync_v2")
+DOWNLOAD_ZSTD = ("ZSTD_compressStream2",)
+
+_SESSION_ONLY = 1
+_CONTINUE, _END = 0, 2
+"""libzstd's ZSTD_reset_session_only, ZSTD_e_continue and ZSTD_e_end."""
+
+
+def _end_frame(step: Any, read: Any, context: int, descriptor: int, memory: Any, words: Any) -> bool:
+    """Have the decoder take what lies behind the last byte, a checksum maybe; whether all ended there, as it should."""
+    here = numba.int64(words.ctypes.data)
+    words[OUT + SIZE] = words[OUT + USED] = 0
+    while words[RESULT] > 0:
+        if words[IN + USED] == words[IN + SIZE] and not compiled_read_on(read, descriptor, memory, words):
+            return False
+        before = words[IN + USED]
+        words[RESULT] = long_call3(step, context, here + 8 * OUT, here + 8 * IN)
+        if words[RESULT] > 0 and words[IN + USED] == before:
+            return False  # there is more in it than a chunk has
+    return words[RESULT] == 0 and words[IN + USED] == words[IN + SIZE] and words[POSITION] == words[STOP]
+
+
+_compiled_end_frame = numba.njit(_end_frame)
+
+
+def _upload(
+    functions: Any,
+    paths: Any,
+    path_starts: Any,
+    table: Any,
+    counter: Any,
+    failed: Any,
+    lane: Any,
+    context: int,
+    memory: Any,
+    spent: Any,
+) -> None:
+    """Decompress chunks, and move what is wanted of them, until none is left.
+
+    functions: uint64 addresses. paths: the files' names, uint8, each with a zero behind it; path_starts: where the name
+    of each chunk's file begins. table: int64[chunks, 12]. counter: int64[1], the next chunk's number. failed:
+    uint8[chunks], set for those that could not be moved. lane: int64[`calls.LANE_WORDS`]. context: of a decoder.
+    memory: uint8, takes what is read. spent: float64[2], takes the seconds of reading and decompressing, and those of
+    waiting for blocks and starting copies.
+    """
+    words = np.zeros(WORDS, np.int64)
+    copy = np.zeros(calls.COPY_WORDS, np.int64)
+    copy[2], copy[9] = calls.HOST_MEMORY, calls.DEVICE_MEMORY
+    now = np.zeros(2, np.int64)
+    clock, call = functions[_CLOCK], numba.int64(now.ctypes.data)
+    turn = 0
+    next_number = numba.uint64(counter.ctypes.data)
+    call2(clock, calls.MONOTONIC, call)
+    mark = now[0] * 1_000_000_000 + now[1]
+    reading, moving = 0, 0
+    while True:
+        here = take_number(next_number)
+        if here >= len(table):
+            break
+        chunk = table[here]
+        name = numba.int64(paths.ctypes.data) + path_starts[here]
+        descriptor = call2(functions[_OPEN], name, os.O_RDONLY | os.O_CLOEXEC)
+        bad = descriptor < 0
+        if not bad:
+            length = long_call3(functions[_SEEK], descriptor, 0, SEEK_END)
+            stop = length if chunk[_NBYTES] == ANY_LENGTH else chunk[_OFFSET] + chunk[_NBYTES]
+            long_call2(functions[_RESET], context, _SESSION_ONLY)
+            words[:] = 0
+            words[POSITION], words[STOP] = chunk[_OFFSET], stop
+            bad = stop > length
+        across = (chunk[_STRIDE] + chunk[_WIDE] - 1) // chunk[_WIDE]
+        down = (chunk[_ROWS] + chunk[_TALL] - 1) // chunk[_TALL]
+        for number in range(down * across):
+            if bad:
+                break
+            row, column = number // across * chunk[_TALL], number % across * chunk[_WIDE]
+            height = min(chunk[_TALL], chunk[_ROWS] - row)
+            width = min(chunk[_WIDE], chunk[_STRIDE] - column)
+            turn = 1 - turn
+            place = lane[calls.BLOCK + turn]
+            bad = call1(functions[_WAIT], lane[calls.EVENT + turn]) != 0
+            call2(clock, calls.MONOTONIC, call)
+            ready = now[0] * 1_000_000_000 + now[1]
+            moving += ready - mark
+
+            compiled_decompress(
+                functions[_STEP], functions[_READ], context, descriptor, memory, words, place, height * width
+            )
+            bad = bad or words[RESULT] < 0 or words[OUT + USED] < height * width
+            call2(clock, calls.MONOTONIC, call)
+            mark = now[0] * 1_000_000_000 + now[1]
+            reading += mark - ready
+
+            first, last = max(row, chunk[_TOP]), min(row + height, chunk[_TOP] + chunk[_HEIGHT])
+            begin, end = max(column, chunk[_LEFT]), min(column + width, chunk[_LEFT] + chunk[_WIDTH])
+            if bad or first >= last or begin >= end:
+                continue
+            source = place + (first - row) * width + begin - column
+            target = chunk[_TARGET] + (first - chunk[_TOP]) * chunk[_PITCH] + begin - chunk[_LEFT]
+            if last - first == 1 or end - begin == width == chunk[_PITCH]:
+                nbytes = (last - first) * (end - begin)
+                bad = call4(functions[_COPY], target, source, nbytes, lane[calls.STREAM]) != 0
+            else:
+                copy[3], copy[6] = source, width
+                copy[11], copy[13] = target, chunk[_PITCH]
+                copy[14], copy[15] = end - begin, last - first
+                bad = call2(functions[_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM]) != 0
+            bad = call2(functions[_RECORD], lane[calls.EVENT + turn], lane[calls.STREAM]) != 0 or bad
+        if bad or not _compiled_end_frame(
+            functions[_STEP], functions[_READ], context, descriptor, memory, words
+        ):
+            failed[here] = 1
+        if descriptor >= 0:
+            call1(functions[_CLOSE], descriptor)
+    call2(clock, calls.MONOTONIC, call)
+    moving += now[0] * 1_000_000_000 + now[1] - mark
+    spent[0], spent[1] = reading * 1e-9, moving * 1e-9
+
+
+def _store(
+    functions: Any,
+    descriptor: int,
+    source: int,
+    pitch: int,
+    rows: int,
+    width: int,
+    tall: int,
+    wide: int,
+    lane: Any,
+    context: int,
+    memory: Any,
+    spent: Any,
+) -> bool:
+    """Compress ``rows`` of ``width`` bytes, ``pitch`` apart on the device, into one frame, written from a file's start.
+
+    functions: uint64 addresses. tall, wide: rows and bytes of a row that one block takes. lane:
+    int64[`calls.LANE_WORDS`]. context: of an encoder that knows how long the whole is. memory: uint8, takes what is to
+    be written. spent: float64[2], takes the seconds of compressing and writing, and those of waiting for the device.
+    Returns whether all of it was written.
+    """
+    words = np.zeros(WORDS, np.int64)
+    here = numba.int64(words.ctypes.data)
+    words[OUT + ADDRESS], words[OUT + SIZE] = memory.ctypes.data, len(memory)
+    copy = np.zeros(calls.COPY_WORDS, np.int64)
+    copy[2], copy[9] = calls.DEVICE_MEMORY, calls.HOST_MEMORY
+    now = np.zeros(2, np.int64)
+    clock, call = functions[_OUT_CLOCK], numba.int64(now.ctypes.data)
+    across = (width + wide - 1) // wide
+    count = (rows + tall - 1) // tall * across
+    working, moving, written = 0, 0, 0
+    good = True
+    call2(clock, calls.MONOTONIC, call)
+    mark = now[0] * 1_000_000_000 + now[1]
+    for number in range(count + 1):
+        turn = number % 2
+        if good and number < count:
+            # What was in the block has been compressed, or was on its way somewhere before this call.
+            row, column = number // across * tall, number % across * wide
+            height, length = min(tall, rows - row), min(wide, width - column)
+            start, place = source + row * pitch + column, lane[calls.BLOCK + turn]
+            good = call1(functions[_OUT_WAIT], lane[calls.EVENT + turn]) == 0
+            if height == 1 or pitch == length:
+                good = (
+                    good
+                    and call4(functions[_OUT_COPY], place, start, height * length, lane[calls.STREAM]) == 0
+                )
+            else:
+                copy[4], copy[6] = start, pitch
+                copy[10], copy[13] = place, length
+                copy[14], copy[15] = length, height
+                good = (
+                    good
+                    and call2(functions[_OUT_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM])
+                    == 0
+                )
+            good = call2(functions[_OUT_RECORD], lane[calls.EVENT + turn], lane[calls.STREAM]) == 0 and good
+        if number:
+            before = number - 1
+            row, column = before // across * tall, before % across * wide
+            height, length = min(tall, rows - row), min(wide, width - column)
+            good = call1(functions[_OUT_WAIT], lane[calls.EVENT + 1 - turn]) == 0 and good
+            call2(clock, calls.MONOTONIC, call)
+            ready = now[0] * 1_000_000_000 + now[1]
+            moving += ready - mark
+            words[IN + ADDRESS], words[IN + SIZE] = lane[calls.BLOCK + 1 - turn], height * length
+            words[IN + USED] = 0
+            order = _END if number == count else _CONTINUE
+            left = numba.int64(1)  # to be compressed, or to be given out
+            while good and left:
+                result = long_call4(functions[_COMPRESS], context, here + 8 * OUT, here + 8 * IN, order)
+                if result < 0:  # the numbers of errors are the largest that there are
+                    good = False
+                left = result if order == _END else words[IN + SIZE] - words[IN + USED]
+                if words[OUT + USED] < words[OUT + SIZE] and (left or order != _END):
+                    continue
+                done = 0
+                while good and done < words[OUT + USED]:
+                    put = long_call4(
+                        functions[_WRITE],
+                        descriptor,
+                        words[OUT + ADDRESS] + done,
+                        words[OUT + USED] - done,
+                        written,
+                    )
+                    if put <= 0:
+                        good = False
+                    done += put
+                    written += put
+                words[OUT + USED] = 0
+            call2(clock, calls.MONOTONIC, call)
+            mark = now[0] * 1_000_000_000 + now[1]
+            working += mark - ready
+        if not good:
+            break
+    # Nothing comes into the blocks once this has returned.
+    for turn in range(2):
+        good = call1(functions[_OUT_WAIT], lane[calls.EVENT + turn]) == 0 and good
+    spent[0], spent[1] = working * 1e-9, moving * 1e-9
+    return good
+
+
+@functools.cache
+def _upload_loop() -> Any:
+    words, integers, bytes_ = numba.uint64[::1], numba.int64[::1], numba.uint8[::1]
+    table = numba.types.Array(numba.int64, 2, "C")
+    return compiled(
+        _upload,
+        words,
+        bytes_,
+        integers,
+        table,
+        integers,
+        bytes_,
+        integers,
+        numba.int64,
+        bytes_,
+        numba.float64[::1],
+    )
+
+
+@functools.cache
+def _store_loop() -> Any:
+    integer = numba.int64
+    return compiled(
+        _store,
+        numba.uint64[::1],
+        *(integer,) * 7,
+        numba.int64[::1],
+        integer,
+        numba.uint8[::1],
+        numba.float64[::1],
+    )
+
+
+def available() -> bool:
+    """Whether the loops can run: on a real device, under a system whose functions they know."""
+    return calls.available(UPLOAD_SYSTEM, UPLOAD_DRIVER) and calls.available(DOWNLOAD_SYSTEM, DOWNLOAD_DRIVER)
+
+
+def prepare() -> None:
+    """Compile the loops, or find them compiled, so that the first chunk does not wait for it."""
+    _upload_loop()
+    _store_loop()
+
+
+def with_libzstd(functions: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """A loop's table of addresses: those of the system and the driver, and behind them libzstd's."""
+    ffi, lib = library().ffi, library().lib
+    found = [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in names]
+    return np.concatenate([functions, np.array(found, np.uint64)])
+
+
+@functools.cache
+def _upload_functions() -> np.ndarray:
+    return with_libzstd(calls.addresses(UPLOAD_SYSTEM, UPLOAD_DRIVER), UPLOAD_ZSTD)
+
+
+@functools.cache
+def _download_functions() -> np.ndarray:
+    return with_libzstd(calls.addresses(DOWNLOAD_SYSTEM, DOWNLOAD_DRIVER), DOWNLOAD_ZSTD)
+
+
+class Coder:
+    """What one thread needs of libzstd: a decoder and an encoder, each made when it is first used."""
+
+    def __init__(self) -> None:
+        self._decoder: Decoder | None = None
+        self._encoder: Any = None
+        self.memory = np.empty(0, np.uint8)
+
+    def decoder(self) -> tuple[int, np.ndarray]:
+        """Its context, and memory for what is read."""
+        if self._decoder is None:
+            self._decoder = Decoder()
+        return self._decoder.begin(WINDOW_BITS), self._decoder.memory
+
+    def encoder(self, level: int, checksum: bool, nbytes: int) -> tuple[int, np.ndarray]:
+        """Its context, for one frame of so many bytes, and memory for what is to be written.
+
+        Raises MemoryError.
+        """
+        ffi, lib = library().ffi, library().lib
+        if self._encoder is None:
+            context = lib.ZSTD_createCCtx()
+            if context == ffi.NULL:
+                raise MemoryError("no memory for an encoder of Zstandard")
+            self._encoder = ffi.gc(context, lib.ZSTD_freeCCtx)
+            self.memory = np.empty(WRITTEN_NBYTES, np.uint8)
+        lib.ZSTD_CCtx_reset(self._encoder, lib.ZSTD_reset_session_and_parameters)
+        lib.ZSTD_CCtx_setParameter(self._encoder, lib.ZSTD_c_compressionLevel, level)
+        lib.ZSTD_CCtx_setParameter(self._encoder, lib.ZSTD_c_checksumFlag, int(checksum))
+        lib.ZSTD_CCtx_setPledgedSrcSize(self._encoder, nbytes)
+        return int(ffi.cast("uintptr_t", self._encoder)), self.memory
+
+    def forget_large(self) -> None:
+        """Give back what chunks with large windows took."""
+        if self._decoder is not None and self._decoder.nbytes > LARGEST_SPARE_NBYTES:
+            self._decoder = None
+        if self._encoder is not None and library().lib.ZSTD_sizeof_CCtx(self._encoder) > LARGEST_SPARE_NBYTES:
+            self._encoder = None
+
+
+class ChunkUpload:
+    """Chunks that any number of threads decompress together, each by a `run` of its own; they may come in any order.
+
+    chunks: of nothing empty. block_nbytes: the size of a lane's block.
+    """
+
+    def __init__(
+        self, chunks: Sequence[StoredChunk], block_nbytes: int, functions: np.ndarray | None = None
+    ) -> None:
+        self._functions = _upload_functions() if functions is None else functions
+        self._paths, self._path_starts = name_table(chunk.path for chunk in chunks)
+        self._table = np.array(
+            [(*chunk[1:], *_block_sides(chunk.rows, chunk.stride, block_nbytes)) for chunk in chunks],
+            np.int64,
+        ).reshape(-1, 12)
+        self._counter = np.zeros(1, np.int64)
+        self._failed = np.zeros(len(chunks), np.uint8)
+
+    @property
+    def blocks(self) -> int:
+        """How many threads can work at it."""
+        return len(self._table)
+
+    def run(self, lane: np.ndarray, coder: Coder) -> tuple[float, float]:
+        """Move chunks through a lane until none is left; the last blocks are still on their way then.
+
+        lane: int64[`calls.LANE_WORDS`], for the current device, which this thread must be attached to. Returns the
+        seconds of reading and decompressing, and of moving.
+        """
+        spent = np.zeros(2)
+        context, memory = coder.decoder()
+        _upload_loop()(
+            self._functions,
+            self._paths,
+            self._path_starts,
+            self._table,
+            self._counter,
+            self._failed,
+            lane,
+            context,
+            memory,
+            spent,
+        )
+        return float(spent[0]), float(spent[1])
+
+    def failed(self) -> list[int]:
+        """The places of chunks that could not be moved as a whole, once every `run` has returned."""
+        return [int(place) for place in np.flatnonzero(self._failed)]
+
+
+def store_chunk(
+    descriptor: int,
+    source: int,
+    pitch: int,
+    rows: int,
+    width: int,
+    level: int,
+    checksum: bool,
+    block_nbytes: int,
+    lane: np.ndarray,
+    coder: Coder,
+    functions: np.ndarray | None = None,
+) -> tuple[bool, float, float]:
+    """Compress a rectangle of the device's memory, row behind row, into one frame, from an open file's beginning on.
+
+    descriptor: of the file. source: address of the first row. pitch: bytes from one row to the next. rows, width: not
+    zero; width in bytes. level, checksum: as libzstd has them. block_nbytes: the size of a lane's block. lane:
+    int64[`calls.LANE_WORDS`], for the current device, which this thread must be attached to.
+
+    Returns whether all of it was written, and the seconds of compressing and writing and of waiting for the device. If
+    not, the file holds anything, and the same by another way will say why. Raises MemoryError.
+    """
+    context, memory = coder.encoder(level, checksum, rows * width)
+    tall, wide = _block_sides(rows, width, block_nbytes)
+    spent = np.zeros(2)
+    table = _download_functions() if functions is None else functions
+    good = _store_loop()(
+        table, descriptor, source, pitch, rows, width, tall, wide, lane, context, memory, spent
+    )
+    return bool(good), float(spent[0]), float(spent[1])
+
+
+def _block_sides(rows: int, width: int, block_nbytes: int) -> tuple[int, int]:
+    """Rows, and bytes of a row, that one block takes."""
+    wide = min(width, block_nbytes)
+    return min(rows, block_nbytes // width) if wide == width else 1, wide
