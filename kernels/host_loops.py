@@ -24,6 +24,14 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def share_of_cores(usable: int, all_cores: int, neighbours: int) -> int:
+    """Cores for a process that may use so many of its host's, where ``neighbours`` like it, itself included, share it.
+
+    OMP_NUM_THREADS says nothing about it: Dask sets it to 1 in every worker process, the only one of its host too.
+    """
+    return min(usable, ceil_div(all_cores, neighbours))
+
+
 def cpu_threads() -> int:
     """Processors this process may use: fewer than there are where OMP_NUM_THREADS says so, as for BLAS.
 

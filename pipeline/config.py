@@ -49,13 +49,14 @@ SETTINGS = (
     Setting("tilewright.tiles", 16, "tiles",
             "about how many tiles C is cut into, where that is work enough for each and memory holds them; up to this"
             " many workers cut the sums in the same places"),
-    Setting("tilewright.read-threads", 12, "threads",
-            "threads of one worker that read and decode chunks, or on a GPU read text; local files on a CPU: at most"
-            " its cores"),
+    Setting("tilewright.read-threads", None, "threads",
+            "threads of one worker that read and decode chunks, or on a GPU read text; unset: 12, and for encoded"
+            " chunks on a GPU its share of the host's cores, if that is more; local files on a CPU: at most its"
+            " cores"),
     Setting("tilewright.decompress-threads", None, "threads",
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
-    Setting("tilewright.write-threads", 8, "threads",
-            "threads of one worker that encode and write chunks; as read-threads on a CPU"),
+    Setting("tilewright.write-threads", None, "threads",
+            "threads of one worker that encode and write chunks; unset: 8, or more as read-threads; at most as those"),
     Setting("tilewright.share-panels", True, "true or false",
             "whether workers of one host, a GPU each, read panels that several want in parts and copy those from each"
             " other's GPU"),
@@ -72,6 +73,10 @@ SETTINGS = (
     Setting("tilewright.cluster-file", None, "path",
             "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any"),
 )  # fmt: skip
+
+THREADS = {"read-threads": 12, "write-threads": 8}
+"""Of one worker where nothing is said: for one GPU, of what is not encoded, more are no faster, or slower, since what
+all have under way has to stay in the CPU's cache."""
 
 _REPLACED = dask.config.get("tilewright", None)
 """What was given in place of the settings, if it is no mapping: the defaults take its place, and nobody would know."""
@@ -123,6 +128,11 @@ def get(name: str, override: Any = None) -> Any:
     elif setting.unit == "path" and (not isinstance(value, (str, os.PathLike)) or not os.fspath(value)):
         raise OptionError(f"{where}: {value!r} is not a path; name a file, or leave it unset")
     return value
+
+
+def threads(name: str) -> int:
+    """``read-threads`` or ``write-threads`` for what is not encoded. Raises as ``get`` does."""
+    return int(get(name) or THREADS[name])
 
 
 def check_all() -> None:

@@ -20,7 +20,7 @@ from tilewright.kernels import file_upload
 from tilewright.kernels import histogram as count
 from tilewright.kernels.histogram import kind_named, piece_counts, skipped_count
 from tilewright.kernels.histogram_tokens import Kind
-from tilewright.kernels.host_loops import usable_cores
+from tilewright.kernels.host_loops import share_of_cores, usable_cores
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import config
 from tilewright.pipeline.blocks import (
@@ -213,7 +213,7 @@ def count_corpus(
             " (half of this process's memory) are allowed; count fewer documents, a kind with fewer bins, or"
             " not per document"
         )
-    nbytes, readers = config.get("piece-nbytes"), config.get("read-threads")
+    nbytes, readers = config.get("piece-nbytes"), config.threads("read-threads")
     decompressors = _decompressors(client, corpus)
     pieces = _pieces(client, corpus, kind, device, per_document, decompressors)
     threads = [readers if piece.is_plain else decompressors for piece in pieces]
@@ -245,15 +245,12 @@ def _decompressors(client: Client, corpus: Corpus) -> int:
     if wanted is not None or all(document.codec is None for document in corpus.documents):
         return wanted or 1
     neighbours = max(Counter(get_address_host(address) for address in threads_of(client)).values())
-    return max(ask_all(client, share_of_cores, neighbours).values(), default=1)
+    return max(ask_all(client, share_here, neighbours).values(), default=1)
 
 
-def share_of_cores(neighbours: int) -> int:
-    """Cores for this process where ``neighbours`` like it, itself included, share the host.
-
-    OMP_NUM_THREADS says nothing about it: Dask sets it to 1 in every worker process, the only one of its host too.
-    """
-    return min(usable_cores(), ceil_div(os.cpu_count() or 1, neighbours))
+def share_here(neighbours: int) -> int:
+    """Cores for this process where so many like it share the host."""
+    return share_of_cores(usable_cores(), os.cpu_count() or 1, neighbours)
 
 
 def _pieces(

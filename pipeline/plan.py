@@ -288,6 +288,10 @@ class MatmulPlan:
     """Projected peak of tiles, panels and the kernel's workspace of one worker, in the memory that multiplies."""
     host_peak_nbytes: int
     """Projected peak of one worker's process: staging, decoding, and the process itself."""
+    read_threads: int
+    """Threads of one worker that read and decode chunks."""
+    write_threads: int
+    """Threads of one worker that encode and write chunks."""
     read_nbytes: int
     """The most bytes of A and B that are read, as they are once decoded: what tiles take in, less what a GPU still
     holds of the tiles before, however the tiles fall to the workers."""
@@ -428,7 +432,13 @@ class MatmulPlan:
                     else ""
                 ),
             ),
-            ("process memory", f"{format_nbytes(self.host_peak_nbytes)} a worker"),
+            (
+                "process memory",
+                (
+                    f"{format_nbytes(self.host_peak_nbytes)} a worker, with {self.read_threads} threads that read"
+                    f" and {self.write_threads} that write"
+                ),
+            ),
             (
                 "reads",
                 (
@@ -590,6 +600,8 @@ def plan_matmul(
         device_limit_nbytes=limits.device_nbytes,
         device_peak_nbytes=device_peak,
         host_peak_nbytes=host_peak,
+        read_threads=limits.read_threads,
+        write_threads=limits.write_threads,
         read_nbytes=read,
         decoded_nbytes=decoded if m and n else 0,
         write_nbytes=m * n * item_c,

@@ -16,7 +16,7 @@ from distributed import get_worker, secede
 from distributed.threadpoolexecutor import thread_state, threads_lock
 
 from tilewright.kernels.gemm import scratch
-from tilewright.kernels.host_loops import start_compiler
+from tilewright.kernels.host_loops import start_compiler, usable_cores
 from tilewright.kernels.memory import allocating
 from tilewright.pipeline.errors import DeviceMemoryError, TilewrightError
 from tilewright.pipeline.events import Span
@@ -53,6 +53,10 @@ class WorkerFacts:
     """The memory limit of the worker; None when it has none."""
     cores: int
     """Cores that a product on its CPU uses: all, or what OMP_NUM_THREADS leaves a process of many."""
+    usable_cores: int = 1
+    """Cores that its process may use, whatever OMP_NUM_THREADS says."""
+    host_cores: int = 1
+    """All cores of its host."""
     address: str = ""
     """Where other workers reach it."""
 
@@ -95,7 +99,9 @@ def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | Ti
         free = int(context.get_memory_info().free)
         name = cuda.get_current_device().name
         name = name.decode() if isinstance(name, bytes) else str(name)
-    return WorkerFacts(found, name, free, limit or None, cores_here(), dask_worker.contact_address)
+    address = dask_worker.contact_address
+    cores = cores_here(), usable_cores(), os.cpu_count() or 1
+    return WorkerFacts(found, name, free, limit or None, *cores, address)
 
 
 def make_room(least: int) -> None:

@@ -342,7 +342,7 @@ def _draw_probe(n: int, dtype: np.dtype, rounds: int, step: int) -> _Probe:
         vectors = (generator.integers(0, 2, (rounds, n)) * 2 - 1).astype(WIDE_DTYPES[dtype.kind])
     width = step * ceil_div(ceil_div(n, step), MOST_GROUPS) if n else 1
     cuts = (*range(0, n, width), n) if n else (0,)
-    return _Probe(vectors, cuts, exact, 8 * dtype.itemsize, config.get("read-threads"))
+    return _Probe(vectors, cuts, exact, 8 * dtype.itemsize, config.threads("read-threads"))
 
 
 @dataclass(frozen=True)

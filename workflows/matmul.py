@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +14,12 @@ from typing import Any
 import numpy as np
 import zarr
 from distributed import Client
+from distributed.comm import get_address_host
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
+from tilewright.kernels.host_loops import share_of_cores, usable_cores
 from tilewright.pipeline import config, store, tasks
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import (
@@ -41,6 +45,10 @@ from tilewright.pipeline.verify import check_rounds, verify_product
 
 SMALL_PRODUCTS = 2**36
 """Multiplications that two cores have done in a second: of a product of fewer, the time counts and not the memory."""
+
+CODING_SHARE = 1 / 8
+"""Of a worker's memory, what threads that decode may hold, and those that encode as much, before they are fewer than
+there are cores."""
 
 MOST_WORKERS = 10**6
 """That a plan is asked for: each is an entry in a list, and far beyond every cluster they would only fill memory."""
@@ -271,8 +279,8 @@ def _attempt(
             plan=plan,
             device=facts[0].device,
             precision=job.precision,
-            read_threads=_threads("read-threads", facts, job.a, job.b),
-            write_threads=_threads("write-threads", facts, job.a, job.b),
+            read_threads=plan.read_threads,
+            write_threads=plan.write_threads,
             run=uuid.uuid4().hex[:12],
             sharing=_sharing(facts),
         )
@@ -440,11 +448,12 @@ def _facts_here(device: str, host_memory: int | str | None) -> WorkerFacts:
     from tilewright.kernels.launch import resolve_device
 
     kind = resolve_device(device)
+    cores = cores_here(), usable_cores(), os.cpu_count() or 1
     limit = config.as_nbytes(host_memory, "host_memory") if host_memory is not None else MEMORY_LIMIT
     if kind == "cpu":
-        return WorkerFacts("cpu", "CPU", None, limit, cores_here())
+        return WorkerFacts("cpu", "CPU", None, limit, *cores)
     first = devices()[0]
-    return WorkerFacts("cuda", first.name, first.memory_free or first.memory_total, limit, cores_here())
+    return WorkerFacts("cuda", first.name, first.memory_free or first.memory_total, limit, *cores)
 
 
 def _plan(
@@ -465,11 +474,6 @@ def _plan(
     b = store.as_stored_matrix(right, transpose=transpose_b)
     parent = Parent(a.rows, b.columns, a.columns, transpose_a, transpose_b)
     limits = _limits(facts, device_memory, c_dtype, precision, parent)
-    limits = replace(
-        limits,
-        read_threads=_threads("read-threads", facts, left, right),
-        write_threads=_threads("write-threads", facts, left, right),
-    )
     if most_nbytes is not None:
         limits = replace(limits, device_nbytes=min(limits.device_nbytes, most_nbytes))
     if isinstance(out, zarr.Array):
@@ -478,6 +482,17 @@ def _plan(
         c_unit = (unit[0], unit[1])
     else:
         c_unit = store.output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
+    coded = (
+        not store.as_stored_matrix(out).plain if isinstance(out, zarr.Array) else store.is_compressed(left)
+    )
+    piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
+    limits = replace(
+        limits,
+        read_threads=_threads(
+            "read-threads", facts, (left, right), [op.unit_nbytes for op in (a, b) if not op.plain]
+        ),
+        write_threads=_threads("write-threads", facts, (left, right), [piece] if coded else []),
+    )
     make = partial(plan_tiles, a, b, c_dtype, limits=limits, transpose_a=transpose_a, transpose_b=transpose_b)
     if past is not None:
         # C stays chunked as it was begun, for another memory too; where that is too large for this one, it starts anew.
@@ -521,13 +536,39 @@ def _limits(
     )
 
 
-def _threads(name: str, facts: list[WorkerFacts], *inputs: zarr.Array[Any]) -> int:
-    """Threads that move chunks. Where the CPU multiplies and the chunks are in local files, more of them than cores
-    only hold more memory; elsewhere they wait for the bus, or for another host."""
-    most: int = config.get(name)
-    if facts[0].device == "cpu" and all(store.is_local(array) for array in inputs):
-        return min(most, min(fact.cores for fact in facts))
-    return most
+def _threads(
+    name: str, facts: list[WorkerFacts], inputs: Sequence[zarr.Array[Any]], coded: Sequence[int]
+) -> int:
+    """Threads of each worker that read chunks (``read-threads``), or write them (``write-threads``).
+
+    coded: bytes of stored pieces that have to be decoded, or encoded, if any.
+
+    Where the CPU multiplies and the chunks are in local files, more of them than cores only hold more memory; elsewhere
+    they wait for the bus, or for another host. For a GPU decoding and encoding are all that the cores have to do; but
+    what threads hold meanwhile, pieces as they are stored and as they are in memory, may take `CODING_SHARE` of the
+    worker's memory.
+    """
+    count = config.threads(name)
+    local = all(store.is_local(array) for array in inputs)
+    if facts[0].device == "cpu":
+        return min(count, min(fact.cores for fact in facts)) if local else count
+    if config.get(name) is not None or not (coded and local):
+        return count
+    share = _share_of_cores(facts)
+    limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
+    if limits:
+        share = min(share, int(min(limits) * CODING_SHARE) // (2 * max(coded)))
+    return max(count, share)
+
+
+def _share_of_cores(facts: list[WorkerFacts]) -> int:
+    """The cores of its host that each worker has at least; those without an address are of one host."""
+    hosts = [get_address_host(fact.address) if fact.address else "" for fact in facts]
+    neighbours = Counter(hosts)
+    return min(
+        share_of_cores(fact.usable_cores, fact.host_cores, neighbours[host])
+        for fact, host in zip(facts, hosts, strict=True)
+    )
 
 
 def _workspace(

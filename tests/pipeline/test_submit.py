@@ -241,7 +241,7 @@ def test_neighbours_are_counted_whatever_the_client_remembers(
         monkeypatch.setattr(own, "run", run)
         (tmp_path / "text.gz").write_bytes(b"")
         corpus = list_corpus([tmp_path / "text.gz"])
-        assert histogram._decompressors(own, corpus) == histogram.share_of_cores(3)
+        assert histogram._decompressors(own, corpus) == histogram.share_here(3)
     assert told == [3]
 
 

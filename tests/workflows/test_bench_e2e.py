@@ -27,7 +27,7 @@ def test_the_floor_of_storage_counts_the_bytes_that_were_moved(
     )
     array[...] = 1
     stored = 3 * 3 * 20 * 10 * 4
-    writers = 2 * config.get("write-threads")
+    writers = 2 * config.threads("write-threads")
     share = -(-written * stored // writers)
     assert e2e._storage_rate(tmp_path, tmp_path, written, 2) == stored + writers * share
     assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 import tilewright as tw
-from tilewright.pipeline import execute, ledger, plan, store, stream
+from tilewright.pipeline import execute, ledger, plan, store, stream, tasks
 from tilewright.pipeline.errors import (
     CorpusError,
     DTypeError,
@@ -37,6 +38,8 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Event, Notice, Span, UnitDone, WorkPlanned, describe
+from tilewright.pipeline.plan import Limits, MatmulPlan
+from tilewright.workflows import matmul as workflow
 
 DTYPES = ["i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16"]
 
@@ -929,6 +932,73 @@ def test_a_plan_is_for_a_million_workers_at_most(tmp_path: Path) -> None:
     assert tw.plan_matmul(path, path, workers=10**6, device="cpu").workers == 10**6
     with pytest.raises(OptionError, match=r"workers=10{30}: a plan is for 1000000 workers at most"):
         tw.plan_matmul(path, path, workers=10**30, device="cpu")
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("wanted", "facts", "coded"),
+    [
+        # One worker on a host of 32 cores; one of two, whose process may use half of them; and of four without a mask.
+        ((32, 32), [("tcp://10.0.0.1:1", 32, 32, None)], "ac"),
+        ((16, 16), [("tcp://10.0.0.1:1", 16, 32, None), ("tcp://10.0.0.1:2", 16, 32, None)], "bc"),
+        ((16, 16), [(f"tcp://10.0.0.1:{i}", 64, 64, None) for i in range(4)], "ac"),
+        ((24, 24), [("tcp://10.0.0.1:1", 24, 24, None), ("tcp://10.0.0.2:1", 32, 32, None)], "ac"),
+        # Only what is encoded gets them; and never fewer than there are for anything.
+        ((12, 8), [("tcp://10.0.0.1:1", 32, 32, None)], ""),
+        ((32, 8), [("tcp://10.0.0.1:1", 32, 32, None)], "b"),
+        ((12, 32), [("tcp://10.0.0.1:1", 32, 32, None)], "c"),
+        ((12, 8), [("tcp://10.0.0.1:1", 4, 4, None)], "abc"),
+        # Chunks of 1 MiB, and of C of 1 MiB: an eighth of the memory holds 2 MiB for each thread.
+        ((20, 20), [("tcp://10.0.0.1:1", 32, 32, 20 * 16 * 2**20)], "ac"),
+        ((12, 8), [("tcp://10.0.0.1:1", 32, 32, 2**20)], "ac"),
+    ],
+)
+def test_threads_follow_the_cores_where_chunks_are_encoded(
+    wanted: tuple[int, int],
+    facts: list[tuple[str, int, int, int | None]],
+    coded: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arrays = [
+        zarr.create_array(
+            tmp_path / name,
+            shape=(1024, 1024),
+            chunks=(512, 512),
+            dtype="f4",
+            compressors="auto" if name in coded else None,
+        )
+        for name in "abc"
+    ]
+    found = [
+        tasks.WorkerFacts("cuda", "GPU", GIB, limit, 1, usable, cores, address)
+        for address, usable, cores, limit in facts
+    ]
+    asked: list[tuple[int, int]] = []
+    make = workflow.plan_tiles
+
+    def plan_tiles(*arguments: Any, limits: Limits, **options: Any) -> MatmulPlan:
+        asked.append((limits.read_threads, limits.write_threads))
+        return make(*arguments, limits=replace(limits, host_nbytes=None), **options)
+
+    monkeypatch.setattr(workflow, "plan_tiles", plan_tiles)
+
+    def planned(out: Any) -> MatmulPlan:
+        return workflow._plan(
+            arrays[0], arrays[1], out, np.dtype("f4"), False, False, found, None, None, "full"
+        )
+
+    made = planned(arrays[2])
+    assert asked == [wanted]
+    assert (made.read_threads, made.write_threads) == wanted
+    assert f"{wanted[0]} threads that read and {wanted[1]} that write" in str(made)
+    if "a" not in coded:  # a new C is compressed as A is
+        assert planned(None).write_threads == 8
+    with dask.config.set({"tilewright.read-threads": 3, "tilewright.write-threads": 5}):
+        made = planned(arrays[2])
+    assert (made.read_threads, made.write_threads) == (3, 5)
 
 
 def test_every_panel_and_every_tile_leaves_a_span(

@@ -33,7 +33,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import Document, list_corpus, read_range, reader
 from tilewright.pipeline.events import Event, UnitDone, counted
-from tilewright.pipeline.histogram import share_of_cores
+from tilewright.pipeline.histogram import share_here
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.store import run_all
 from tilewright.pipeline.submit import await_workers, survey
@@ -248,8 +248,8 @@ def floor_rates(
     """Bytes of text a second that all workers together read and copy to their GPUs, or this host's cores
     decompress."""
     if storage == "zstd":
-        return {"decompress": decompressing_rate(documents, share_of_cores(1))}
-    rates = {"read": _rate(client, partial(reading_rate, documents, config.get("read-threads"), gpu))}
+        return {"decompress": decompressing_rate(documents, share_here(1))}
+    rates = {"read": _rate(client, partial(reading_rate, documents, config.threads("read-threads"), gpu))}
     if gpu:
         rates["bus"] = _rate(client, bus_rate)
     return rates

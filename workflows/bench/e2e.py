@@ -333,7 +333,7 @@ def _storage_rate(inputs: Path, place: Path, written: float, workers: int) -> fl
     stretches = [
         (path, start) for path, size in zip(files, sizes, strict=True) for start in range(0, size, step)
     ]
-    readers, writers = (workers * config.get(f"{name}-threads") for name in ("read", "write"))
+    readers, writers = (workers * config.threads(f"{name}-threads") for name in ("read", "write"))
     share = math.ceil(written * sum(sizes) / writers)
 
     def read(first: int) -> int:
