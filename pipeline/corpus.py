@@ -12,7 +12,8 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 
@@ -100,6 +101,7 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -
     if not given:
         raise CorpusError("no corpus was given; name files, or folders to be searched for files")
     documents: dict[str, Document] = {}
+    real_folder = cache(os.path.realpath)  # of as many folders as there are, not files
     repeated = links = special = broken = 0
     for path in given:
         facts = _stat(path)
@@ -115,13 +117,15 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -
                 broken += 1  # found on the way, not asked for: it must not keep the rest from being counted
                 continue
             facts = _stat(name)
-            absolute = os.path.abspath(name)
+            # Not os.path.abspath: "link/.." is above the folder that the link leads to, not the one that it stands in.
+            absolute = str(Path(name).absolute())
+            place = os.path.join(real_folder(os.path.dirname(absolute)), os.path.basename(absolute))
             if not stat.S_ISREG(facts.st_mode):
                 special += 1
-            elif absolute in documents:
+            elif place in documents:
                 repeated += 1
             else:
-                documents[absolute] = Document(
+                documents[place] = Document(
                     name, absolute, facts.st_size, None if raw else decompress.codec_of(name)
                 )
     if not documents:

@@ -47,6 +47,22 @@ def test_a_file_named_twice_counts_once(tmp_path: Path) -> None:
     assert corpus.notes == ("2 files named more than once, counted once",)
 
 
+def test_dots_behind_a_link_lead_where_the_system_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the folder above the one that the link leads to, so that two names of one text each mean two files."""
+    write(tmp_path / "one", b"near")
+    write(tmp_path / "far" / "one", b"far")
+    (tmp_path / "far" / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "folder")
+    monkeypatch.chdir(tmp_path)
+    corpus = list_corpus(["link/../one", "one", "far/one", "./far/folder/.."])
+    assert [Path(document.path).read_bytes() for document in corpus.documents] == [b"far", b"near"]
+    assert [document.nbytes for document in corpus.documents] == [3, 4]
+    assert all(os.path.isabs(document.path) for document in corpus.documents)
+    assert corpus.notes == ("2 files named more than once, counted once",)
+
+
 def test_links_to_files_count_and_links_to_folders_are_told_of(tmp_path: Path) -> None:
     write(tmp_path / "real" / "one", b"x")
     (tmp_path / "again").symlink_to(tmp_path / "real" / "one")
