@@ -82,7 +82,7 @@ class Piece:
         return self.stop - self.start
 
 
-def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -> Corpus:
+def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = False) -> Corpus:
     """The files that paths name: files themselves, and everything below folders.
 
     A file that is named twice counts once. Links to files are followed, links to folders are not. The end of a
@@ -95,7 +95,7 @@ def list_corpus(paths: Iterable[str | os.PathLike[str]], *, raw: bool = False) -
         no files at all, or something that is no path.
     """
     try:
-        given = [os.fspath(path) for path in paths]
+        given = [os.fsdecode(path) for path in paths]
     except TypeError as error:
         raise CorpusError(f"a corpus is named by one path or several: {error}") from error
     if not given:

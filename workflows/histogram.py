@@ -30,7 +30,7 @@ CHUNK_NBYTES = 2**22
 
 
 def histogram(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    paths: str | bytes | os.PathLike[str] | Iterable[str | bytes | os.PathLike[str]],
     *,
     by: str = "byte",
     cluster: Cluster = "local",
@@ -77,7 +77,7 @@ def histogram(
     """
     config.check_all()
     kind_named(by)  # a wrong word is told before a corpus of a million files is listed
-    corpus = list_corpus([paths] if isinstance(paths, str | os.PathLike) else paths, raw=raw)
+    corpus = list_corpus([paths] if isinstance(paths, str | bytes | os.PathLike) else paths, raw=raw)
     for note in corpus.notes:
         listener(Notice(note))
     with open_cluster(cluster, cluster_file) as client:

@@ -63,6 +63,16 @@ def test_dots_behind_a_link_lead_where_the_system_says(
     assert corpus.notes == ("2 files named more than once, counted once",)
 
 
+def test_paths_of_bytes_are_paths(tmp_path: Path) -> None:
+    """As Python's own functions for files take them: a compressed file is one under such a name too."""
+    for name in (b"one.gz", b"\xff"):
+        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name))).write_bytes(b"x")
+    for given_path in (os.fsencode(tmp_path), os.fsencode(tmp_path / "one.gz")):
+        documents = list_corpus([given_path]).documents
+        assert documents == list_corpus([os.fsdecode(given_path)]).documents
+        assert documents[0].codec == "gzip"
+
+
 def test_links_to_files_count_and_links_to_folders_are_told_of(tmp_path: Path) -> None:
     write(tmp_path / "real" / "one", b"x")
     (tmp_path / "again").symlink_to(tmp_path / "real" / "one")
