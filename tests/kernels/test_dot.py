@@ -128,6 +128,15 @@ def test_nan_and_infinity_propagate(special: float) -> None:
     np.testing.assert_equal(float(dot(x, y, device=DEVICE)), special)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("factors", [("inf", "0"), ("max", "10")])
+def test_long_vectors_are_as_quiet_as_numpys_vdot(dtype: str, factors: tuple[str, str]) -> None:
+    """Products that overflow or are invalid are answers; Python turns warnings into errors here."""
+    x, y = np.ones(100_000, dtype), np.ones(100_000, dtype)
+    x[10], y[10] = (np.finfo(dtype).max if factor == "max" else float(factor) for factor in factors)
+    np.testing.assert_equal(dot(x, y, device="cpu"), np.vdot(x, y))
+
+
 @pytest.mark.parametrize(
     ("x", "y", "error", "words"),
     [
