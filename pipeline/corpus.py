@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import decompress
-from tilewright.pipeline.errors import CorpusError
+from tilewright.pipeline.errors import CompressedError, CorpusError
 from tilewright.pipeline.events import counted
 
 MOST_DOCUMENTS = 4096
@@ -239,7 +239,9 @@ def reader(document: Document) -> decompress.Fill:
     Raises
     ------
     CorpusError
-        As `read_range` does, and for compressed bytes that are damaged, cut short, or followed by others.
+        As `read_range` does.
+    CompressedError
+        The bytes are damaged, cut short, or followed by others, or take more memory or a dictionary.
     """
     assert document.codec is not None
     stored = decompress.StoredFile(document.path, document.nbytes, partial(_stored_blocks, document))
@@ -249,17 +251,17 @@ def reader(document: Document) -> decompress.Fill:
         try:
             return fill(target)
         except decompress.TooWideError as error:
-            raise CorpusError(
+            raise CompressedError(
                 f"{document.name} cannot be decompressed here: {error}; compress it anew with a smaller one (zstd"
                 " --long=27, xz -9), or count what its own tool makes of it"
             ) from error
         except decompress.DictionaryError as error:
-            raise CorpusError(
+            raise CompressedError(
                 f"{document.name} cannot be decompressed here: {error}; compress it anew without one (zstd without"
                 " -D), or count its bytes as they are stored (--raw)"
             ) from error
         except decompress.DamagedError as error:
-            raise CorpusError(
+            raise CompressedError(
                 f"{document.name} cannot be decompressed: {error}; restore the file, rename it if it is not"
                 f" compressed by {document.codec}, or count its bytes as they are stored (--raw)"
             ) from error

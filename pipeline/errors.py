@@ -14,6 +14,7 @@ from tilewright.kernels.errors import (
 
 __all__ = [
     "ClusterError",
+    "CompressedError",
     "CorpusError",
     "DTypeError",
     "DeviceMemoryError",
@@ -40,6 +41,10 @@ class OutputExistsError(StoreError):
 
 class CorpusError(TilewrightError, OSError):
     """A corpus without files, or a file of it that cannot be read."""
+
+
+class CompressedError(CorpusError):
+    """A compressed document that cannot be decompressed here, however often it is tried."""
 
 
 class PlanError(TilewrightError, ValueError):

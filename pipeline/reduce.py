@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from distributed import Client, Status, get_worker
 
+from tilewright.pipeline.errors import CompressedError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_waiting
 from tilewright.pipeline.submit import run_bounded, window_of
 
@@ -89,7 +90,7 @@ def reduce_pieces(
 
 
 def _parts(
-    outcomes: Iterable[tuple[int, _Outcome[Part]]],
+    outcomes: Iterable[tuple[int, _Outcome[Part] | CompressedError]],
     reduction: Reduction[Part, Total, Result],
     nbytes: Sequence[int],
     listener: Listener,
@@ -98,6 +99,8 @@ def _parts(
     early: dict[int, Part] = {}
     due = 0
     for place, outcome in outcomes:
+        if isinstance(outcome, CompressedError):
+            raise outcome
         listener(
             UnitDone(reduction.name, place, outcome.worker, outcome.seconds, nbytes[place], 0, outcome.stages)
         )
@@ -110,9 +113,16 @@ def _parts(
             due += 1
 
 
-def _run_chunk(chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[Any, ...]) -> _Outcome[Part]:
+def _run_chunk(
+    chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[Any, ...]
+) -> _Outcome[Part] | CompressedError:
+    """A document that cannot be decompressed comes back as the error: one that is raised is tried again, and it may be
+    hours until damage shows."""
     start = time.perf_counter()
-    part, stages = chunk(*call)
+    try:
+        part, stages = chunk(*call)
+    except CompressedError as error:
+        return error
     return _Outcome(part, get_worker().address, time.perf_counter() - start, stages)
 
 

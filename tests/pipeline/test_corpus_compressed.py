@@ -32,7 +32,7 @@ from tilewright.pipeline import corpus, decompress
 from tilewright.pipeline import histogram as counting
 from tilewright.pipeline.corpus import Corpus, Document, Piece, cut_pieces, list_corpus, reader
 from tilewright.pipeline.decompress import Fill
-from tilewright.pipeline.errors import CorpusError
+from tilewright.pipeline.errors import CompressedError, CorpusError
 from tilewright.pipeline.histogram import count_corpus, count_piece
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -365,6 +365,21 @@ def test_a_file_with_a_wrong_suffix_is_named(client: Client, tmp_path: Path, suf
     (tmp_path / f"text{suffix}").write_bytes(b"This was never compressed. " * 10)
     with pytest.raises(CorpusError, match=rf"text{suffix} cannot be decompressed: .*--raw"):
         count(client, [tmp_path], "byte")
+
+
+def test_damage_is_looked_for_once(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is as far into the document at every attempt, which may be hours."""
+    read = []
+
+    def counted(document: Document) -> Fill:
+        read.append(document.name)
+        return reader(document)
+
+    monkeypatch.setattr(reading, "reader", counted)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(1000))[:-1])
+    with pytest.raises(CompressedError, match=r"a\.gz cannot be decompressed: it was cut short"):
+        count(client, [tmp_path], "byte")
+    assert read == [str(tmp_path / "a.gz")]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
