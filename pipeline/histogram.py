@@ -316,23 +316,24 @@ def count_piece(
     check = end_if_given_up()  # a compressed document is one share however long it is
     if device == "cpu":
         parts = _run(
-            [partial(_on_host, share, kind, gap, per_document, block_nbytes, check) for share in shares],
+            [partial(_on_host, share, kind, gap, per_document, block_nbytes) for share in shares],
             threads,
+            check,
         )
         return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
     from tilewright.pipeline.lanes import borrowed_tally, prepare
 
     prepare(kind)
     if rows > 1:
-        parts = _run([partial(_rows_on_gpu, share, kind, block_nbytes, check) for share in shares], threads)
+        parts = _run([partial(_rows_on_gpu, share, kind, block_nbytes) for share in shares], threads, check)
         return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
     with borrowed_tally(kind.bins) as tally:
         if file_upload.available() and piece.is_plain and not has_small_files(piece):
             part = _text_on_gpu(piece, kind, tally, threads)
             if part is not None:
                 return _nonzero(part.counts, piece, per_document, kind, [part])
-        calls = [partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally, check) for share in shares]
-        parts = _run(calls, threads)
+        calls = [partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally) for share in shares]
+        parts = _run(calls, threads, check)
         counts = tally.read()
         np.subtract.at(counts, np.concatenate([part.counts for part in parts]), 1)
         return _nonzero(counts, piece, per_document, kind, parts)
@@ -359,8 +360,31 @@ def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[
     return list(share_out(piece, max(min(block_nbytes, LANE_NBYTES), ceil_div(piece.nbytes, threads))))
 
 
-def _run(calls: Sequence[Callable[[], _Part]], threads: int) -> list[_Part]:
-    return [calls[0]()] if len(calls) == 1 else run_all(_pool(threads), calls)
+def _run(
+    calls: Sequence[Callable[[Callable[[], None]], _Part]], threads: int, check: Callable[[], None]
+) -> list[_Part]:
+    """What each call, of a share, has counted. ``check`` may end all of them, and one that fails ends the others: the
+    rest of a compressed document may take hours."""
+    if len(calls) == 1:
+        return [calls[0](check)]
+    failed: list[Exception] = []
+
+    def check_all() -> None:
+        check()
+        if failed:
+            raise failed[0]
+
+    def run(call: Callable[[Callable[[], None]], _Part]) -> _Part:
+        try:
+            return call(check_all)
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    try:
+        return run_all(_pool(threads), [partial(run, call) for call in calls])
+    finally:
+        failed.clear()  # an error that its own traceback leads to would keep files open
 
 
 @cache

@@ -275,6 +275,34 @@ def test_a_document_that_nobody_waits_for_is_not_read_to_its_end(
     assert len(looked) == 3
 
 
+def test_a_document_that_fails_ends_those_read_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have hours to go."""
+    begun, blocks, filled_blocks = threading.Event(), 100_000, []
+
+    def damaged(target: np.ndarray) -> int:
+        assert begun.wait(60)
+        raise CompressedError("damaged")
+
+    def long(target: np.ndarray) -> int:
+        begun.set()
+        if len(filled_blocks) == blocks:
+            return 0
+        filled_blocks.append(len(target))
+        return len(target)
+
+    for name in ("damaged.gz", "long.gz"):
+        (tmp_path / name).write_bytes(b"x")
+    monkeypatch.setattr(reading, "reader", lambda document: long if "long" in document.name else damaged)
+    monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
+    monkeypatch.setattr(counting, "usable_cores", lambda: 2)
+    (piece,) = cut_pieces(list_corpus([tmp_path]).documents, 2)
+    with pytest.raises(CompressedError, match="damaged"):
+        count_piece(piece, "byte", "cpu", False, 1000, 2)
+    assert 0 < len(filled_blocks) < blocks
+
+
 @pytest.mark.parametrize(("workers", "at_once"), [(1, 32), (2, 16), (32, 1)])
 def test_a_host_decompresses_on_all_its_cores(
     workers: int, at_once: int, monkeypatch: pytest.MonkeyPatch
