@@ -109,6 +109,8 @@ def check_outputs(
     ------
     OutputError
         One of them is there and is a document of the corpus, or holds one.
+    CorpusError
+        One of them is there, and the corpus cannot be listed.
     OutputExistsError
         One of them exists and ``overwrite`` is false, or it is none that may be replaced.
     StoreError
@@ -154,7 +156,9 @@ def _check_apart(path: Path, corpus: Iterable[str | os.PathLike[str]]) -> None:
     if not path.exists():
         return
     ours = path.resolve()
-    for given in corpus:
+    # What lies below a folder needs no look, but a link there may lead out of it.
+    links = [document.name for document in list_corpus(corpus).documents if os.path.islink(document.name)]
+    for given in [*corpus, *links]:
         theirs = Path(given).resolve()
         if ours == theirs or theirs in ours.parents or ours in theirs.parents:
             raise OutputError(

@@ -679,6 +679,19 @@ def test_an_output_that_is_a_document_is_refused(out: str, run: Run, here: Path)
     assert run("histogram", "one.csv", "--out", "texts/two.csv", "--overwrite").exit_code == 0
 
 
+@pytest.mark.parametrize("out", ["one.csv", "c.zarr"])
+def test_an_output_that_a_link_in_the_corpus_leads_to_is_refused(out: str, run: Run, here: Path) -> None:
+    store("c.zarr", np.ones(3))
+    (here / "one.csv").write_text("abc")
+    (here / "texts").mkdir()
+    (here / "texts" / "link").symlink_to(here / ("c.zarr/zarr.json" if out == "c.zarr" else out))
+    before = everything(here)
+    result = run("histogram", "texts", "--out", out, "--overwrite")
+    assert result.exit_code == 1
+    assert f"output: {out} is there and belongs to the corpus, texts/link, so" in result.stderr
+    assert everything(here) == before
+
+
 @pytest.mark.parametrize("name", ["e2e", "io", "corpus"])
 def test_a_benchmarks_folder_is_looked_at_first(
     name: str, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
