@@ -63,7 +63,7 @@ KINDS = {
 
 def kind_named(by: str) -> Kind:
     """The kind called ``by``; OptionError, with the names there are, for any other word."""
-    if by not in KINDS:
+    if by not in tuple(KINDS):  # a list, for example, cannot be looked up
         raise OptionError(f"by={by!r} is no kind of histogram; it may be {', '.join(map(repr, KINDS))}")
     return KINDS[by]
 

@@ -289,6 +289,7 @@ def test_strided_host_data_is_counted_as_it_reads(device: str) -> None:
     ("arguments", "error", "words"),
     [
         ({"by": "word"}, OptionError, ["'word'", "'bigram'", "'letter'"]),
+        ({"by": ["byte"]}, OptionError, ["['byte']", "'bigram'"]),
         ({"data": np.zeros(3, np.int64)}, DTypeError, ["int64", "uint8"]),
         ({"data": np.zeros((2, 2), np.uint8)}, ShapeError, ["2 dimensions"]),
         ({"offsets": [0, 11]}, ShapeError, ["11", "10"]),
