@@ -237,8 +237,7 @@ def _save_json(histogram: Histogram, path: Path) -> None:
 
 
 def _save_zarr(histogram: Histogram, path: Path) -> None:
-    attributes = {name: value for name, value in histogram.to_json().items() if name != "counts"}
-    store_counts(histogram.counts, path, attributes)
+    store_counts(histogram.counts, path, histogram.facts())
 
 
 def store_counts(counts: np.ndarray, path: Path, attributes: dict[str, Any]) -> None:

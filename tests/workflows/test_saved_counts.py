@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import zarr
 
 from tilewright.pipeline import store
 from tilewright.pipeline.errors import StoreError
-from tilewright.workflows.histogram import store_counts
+from tilewright.pipeline.histogram import Histogram
+from tilewright.workflows.histogram import save_histogram, store_counts
 
 COUNTS = np.arange(256).reshape(2, 128)
 
@@ -42,3 +44,22 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StoreError, match=r"cannot write .*f\.zarr: No space left"):
         store_counts(COUNTS, tmp_path / "f.zarr", {})
     assert not list(tmp_path.iterdir())
+
+
+def test_counts_as_large_as_memory_are_stored_without_another_copy(tmp_path: Path) -> None:
+    """Half of this process's memory may be full of them."""
+    counts = np.zeros((200, 2**16), np.int64)
+    counts[:, ::50] = 1
+    names = tuple(map(str, range(len(counts))))
+    found = Histogram("bigram", counts, names, skipped=0, nbytes=0, device="CPU", seconds=0.0)
+    save_histogram(found, tmp_path / "f.zarr")  # imports, and starts threads
+    tracemalloc.start()
+    try:
+        save_histogram(found, tmp_path / "f.zarr")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    stored = zarr.open_array(tmp_path / "f.zarr")
+    assert dict(stored.attrs) == {k: v for k, v in found.to_json().items() if k != "counts"}
+    np.testing.assert_array_equal(stored[...], counts)
+    assert peak < counts.nbytes // 2
