@@ -46,15 +46,13 @@ from tilewright.kernels.zstd_loop import (
     SIZE,
     STOP,
     USED,
+    WINDOW_BITS,
     WORDS,
     Decoder,
     compiled_decompress,
     compiled_read_on,
     library,
 )
-
-WINDOW_BITS = 27
-"""How far back, 128 MiB, a chunk's frame may refer; others are left to the ordinary way."""
 
 WRITTEN_NBYTES = 2**20
 """Compressed bytes that are gathered before they are written."""

@@ -24,6 +24,8 @@ import numpy as np
 from tilewright.kernels.calls import long_call3, long_call4
 from tilewright.kernels.host_loops import compiled
 
+WINDOW_BITS = 27
+"""How far back, 128 MiB, data may refer, which takes as much memory; ``zstd --long=31`` writes more."""
 STORED_NBYTES = 2**20
 """Stored bytes that are read at a time, as much as stays in a core's cache."""
 LARGEST_SPARE_NBYTES = 2**24

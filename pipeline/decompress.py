@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilewright.kernels import zstd_loop
+from tilewright.kernels.zstd_loop import WINDOW_BITS
 
 BLOCK_NBYTES = 2**20
 """Most bytes that are decompressed at a time where the library puts them into memory of its own: a few kilobytes can
@@ -42,8 +43,6 @@ class StoredFile:
 Fill = Callable[[np.ndarray], int]
 """Fills memory, uint8, with the next bytes of a document, and returns how many: 0 without room, and at the end."""
 
-WINDOW_BITS = 27
-"""How far back, 128 MiB, Zstandard data may refer, which takes as much memory; ``zstd --long=31`` writes more."""
 XZ_NBYTES = 2**28
 """Memory that one xz stream may take for its dictionary; ``xz -9`` needs 65 MiB."""
 GZIP_WBITS = 16 + zlib.MAX_WBITS

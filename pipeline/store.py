@@ -270,7 +270,11 @@ class RegionRead:
 
 
 def region_reads(
-    array: zarr.Array[Any], region: Sequence[slice], most_nbytes: int = READ_NBYTES
+    array: zarr.Array[Any],
+    region: Sequence[slice],
+    most_nbytes: int = READ_NBYTES,
+    *,
+    in_loops: bool = False,
 ) -> list[RegionRead]:
     """The parts that together make up ``array[region]``, to be read in any order, on any threads.
 
@@ -296,7 +300,7 @@ def region_reads(
     indexes: dict[str, np.ndarray] = {}
     if layout.plain:
         return [read for piece in pieces for read in _plain_reads(layout, indexes, piece, most_nbytes)]
-    return [read for piece in pieces for read in _coded_reads(layout, indexes, piece)]
+    return [read for piece in pieces for read in _coded_reads(layout, indexes, piece, in_loops)]
 
 
 @dataclass(frozen=True)
@@ -378,8 +382,11 @@ def _source_of(
     )
 
 
-def _coded_reads(layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece) -> list[RegionRead]:
-    return [RegionRead(piece.target, partial(_read_direct, layout, indexes, piece))]
+def _coded_reads(
+    layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, in_loops: bool = False
+) -> list[RegionRead]:
+    read = _read_by_loop if in_loops and layout.zstd and layout.shards is None else _read_direct
+    return [RegionRead(piece.target, partial(read, layout, indexes, piece))]
 
 
 def _plain_reads(
@@ -532,6 +539,33 @@ def _read_direct(layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, 
         os.close(descriptor)
 
 
+def _read_by_loop(layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, target: np.ndarray) -> None:
+    """As `_read_direct`, which takes what the loop cannot, and says what is wrong with it."""
+    if not (_in_place(layout, target) and _decompressed(layout.root / layout.file_name(piece.chunk), target)):
+        _read_direct(layout, indexes, piece, target)
+
+
+def _decompressed(path: Path, target: np.ndarray) -> bool:
+    """Whether all of a file of Zstandard's filled the target, side by side, to the last byte."""
+    from tilewright.kernels import zstd_loop
+
+    try:
+        nbytes = path.stat().st_size
+    except OSError:
+        return False
+    frames, room = zstd_loop.Frames(zstd_loop.WINDOW_BITS, str(path), nbytes), _flat_bytes(target)
+    try:
+        filled = frames.fill(room) == len(room)
+        # One byte more is not there, but a checksum may be.
+        return (
+            filled and not frames.fill(np.empty(1, np.uint8)) and frames.taken == nbytes and not frames.inside
+        )
+    except zstd_loop.FrameError:
+        return False
+    finally:
+        frames.close()
+
+
 def _check_in_sight(name: str, root: Path, metadata_name: str) -> None:
     """Raise StoreError where this host does not have the array's own file, so that what it lacks tells nothing."""
     try:
@@ -563,17 +597,22 @@ def _chunk_name(piece: _Piece) -> str:
 def _decode_part(layout: Layout, data: bytes, piece: _Piece, target: np.ndarray) -> None:
     """The wanted part of one chunk from its stored bytes: decoded in its place where it is wanted whole, and side by
     side; else copied from where it was decoded."""
-    in_place = (
-        target.shape == layout.chunks
-        and target.flags.c_contiguous
-        and target.dtype == layout.dtype
-        and not layout.transposed
-    )
+    in_place = _in_place(layout, target)
     decoded = decode(layout.codecs, data, layout.chunk_nbytes, _flat_bytes(target) if in_place else None)
     if in_place and np.may_share_memory(decoded, target):
         return
     chunk = decoded.view(layout.dtype).reshape(layout.chunks, order="F" if layout.transposed else "C")
     target[...] = chunk[piece.inside]
+
+
+def _in_place(layout: Layout, target: np.ndarray) -> bool:
+    """Whether a whole chunk is wanted as it was encoded."""
+    return bool(
+        target.shape == layout.chunks
+        and target.flags.c_contiguous
+        and target.dtype == layout.dtype
+        and not layout.transposed
+    )
 
 
 def _read_part(

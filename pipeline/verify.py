@@ -133,7 +133,8 @@ class _Side:
     def parts(self, rows: slice) -> list[tuple[slice, slice, RegionRead]]:
         """The parts of these rows: their rows from the first of these on, their columns, and how to read them."""
         columns = slice(0, self.shape[1])
-        reads = region_reads(self.array, (columns, rows) if self.transpose else (rows, columns))
+        region = (columns, rows) if self.transpose else (rows, columns)
+        reads = region_reads(self.array, region, in_loops=True)
         order = (1, 0) if self.transpose else (0, 1)
         return [(read.target[order[0]], read.target[order[1]], read) for read in reads]
 

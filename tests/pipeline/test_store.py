@@ -127,7 +127,7 @@ def test_known_codecs_are_read_and_written_as_zarr_does(
     np.testing.assert_array_equal(store.read_region(array, (slice(0, rows), slice(0, columns))), full)
     region = (slice(*row), slice(*column))
     wide = np.full((row[1] - row[0], column[1] - column[0] + 3), 99, dtype)
-    for part in store.region_reads(array, region):
+    for part in store.region_reads(array, region, in_loops=data.draw(st.booleans())):
         part.read(wide[:, : column[1] - column[0]][part.target])
     np.testing.assert_array_equal(wide[:, : column[1] - column[0]], full[region])
     assert (wide[:, column[1] - column[0] :] == 99).all(), "bytes beside the region were written"
@@ -146,6 +146,44 @@ def test_known_codecs_are_read_and_written_as_zarr_does(
         source = full[piece.source]
         piece.write(source[start : start + 2] for start in range(0, source.shape[0], 2))
     np.testing.assert_array_equal(ours[...], full)  # as zarr reads it, not as we do
+
+
+def test_a_loop_takes_whole_chunks_of_zstandard_and_leaves_what_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = np.random.default_rng(0).standard_normal((8, 12))
+    array = encoded(tmp_path / "x.zarr", "3 zstd", full, (4, 6))
+    decoded: list[tuple[int, ...]] = []
+    decode = store._decode_part
+
+    def counting(layout: Any, data: bytes, piece: Any, target: np.ndarray) -> None:
+        decoded.append(piece.chunk)
+        decode(layout, data, piece, target)
+
+    monkeypatch.setattr(store, "_decode_part", counting)
+
+    def read(region: tuple[slice, slice]) -> None:
+        for part in store.region_reads(array, region, in_loops=True):
+            block = np.full(part.shape, 99.0)
+            part.read(block)
+            np.testing.assert_array_equal(block, full[region][part.target])
+
+    read((slice(0, 8), slice(0, 12)))
+    assert decoded == []
+    read((slice(0, 4), slice(1, 12)))
+    assert decoded == [(0, 0)], "of which a part is wanted"
+    file = chunk_file(array, (1, 1))
+    good = file.read_bytes()
+    for bad in (good[:-1], good[:-1] + bytes([good[-1] ^ 1]), good + b"x", b"", b"no frame"):
+        file.write_bytes(bad)
+        with pytest.raises(StoreError, match=r"chunk \(1, 1\) of .* cannot be read"):
+            read((slice(4, 8), slice(6, 12)))
+    file.write_bytes(zstandard.compress(bytes(4 * 6 * 8 + 1)))
+    with pytest.raises(StoreError, match="decodes to 193 bytes and a chunk has 192"):
+        read((slice(4, 8), slice(6, 12)))
+    file.unlink()
+    full[4:, 6:] = 7  # the fill value
+    read((slice(0, 8), slice(0, 12)))
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
