@@ -391,12 +391,11 @@ def run_combined(
 ) -> Generator[tuple[int, Result], None, None]:
     """For each group ``(head, calls)``: ``combine(*head, *[function(*call) for call in calls])``, on the workers.
 
-    What the calls give stays on the workers. Yields results of ``combine`` as they finish; all tasks are submitted
-    at once, so this is for few. It ends, leaves early and raises as ``run_bounded`` does.
+    What the calls give stays on the workers, until its group is combined. Yields results of ``combine`` as they finish;
+    all tasks are submitted at once, so this is for few. It ends, leaves early and raises as ``run_bounded`` does.
     """
     retries = config.get("retries")
     places: dict[Future, int] = {}
-    inner: list[Future] = []
     try:
         for place, (head, calls) in enumerate(groups):
             options = {"pure": False, "retries": retries}
@@ -404,9 +403,12 @@ def run_combined(
             for part, call in enumerate(calls):
                 submit = partial(client.submit, function, *call, key=f"{key}-{place}-{part}", **options)
                 parts.append(_answer_of(client, submit))
-                inner.append(parts[-1])
             submit = partial(client.submit, combine, *head, *parts, key=f"{key}-{place}", **options)
             places[_answer_of(client, submit)] = place
+            for future in (
+                parts
+            ):  # only their sum wants them: what this client wants too stays until the end of the run
+                future.release()
         completed = as_completed(list(places), loop=client.loop)
         lookout = _Lookout(client, waiting)
         arriving = iter(completed)
@@ -420,7 +422,7 @@ def run_combined(
             yield places.pop(future), result
         _check_all_came(len(places), key)
     finally:
-        _cancel(client, [*places, *inner])
+        _cancel(client, list(places))
 
 
 def _check_all_came(missing: int, key: str) -> None:

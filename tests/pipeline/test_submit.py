@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -81,6 +82,22 @@ def test_every_call_gives_its_result_once(client: Client, window: int) -> None:
 
 def test_every_group_gives_its_result_once(client: Client) -> None:
     assert sorted(combined(client)) == [(place, 5 * place + 2) for place in range(7)]
+
+
+def test_what_a_group_combined_is_let_go_of_while_others_go_on(client: Client) -> None:
+    """A worker holds the sums of one tile over the parts of k, as its plan counts, and not those of all."""
+
+    def parts_held(dask_worker: Any) -> int:
+        return sum(key.startswith("held-") and key.count("-") == 2 for key in dask_worker.data)
+
+    groups = [((0,), [(number,), (number + 1,)]) for number in range(7)]
+    results = run_combined(client, double, total, groups, key="held")
+    with closing(results):
+        assert len(list(islice(results, len(groups)))) == len(groups)
+        until = time.monotonic() + 10
+        while (held := sum(client.run(parts_held).values())) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert held == 0
 
 
 def added(number: int, values: tuple[int, ...], more: int) -> int:
