@@ -939,6 +939,7 @@ class Output:
         # its two renames, and would want back what it has set aside.
         aside = _set_aside(self.final)
         check_output_free(self.final, overwrite=self.overwrite)
+        remove_drafts(self.partial)
         displaced = None
         try:
             if self.final.exists():
@@ -1122,10 +1123,12 @@ def _empty(partial: Path) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove the halves of chunks that a run which was killed left behind."""
+    """Remove the halves of chunks that a run, or a worker, which was killed left behind; what cannot be removed stays,
+    and no reader takes it for a chunk."""
     for path in folder.rglob("*.partial"):
         if DRAFT_NAME.search(path.name):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
 
 
 def is_local(array: zarr.Array[Any]) -> bool:

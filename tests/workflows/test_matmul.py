@@ -662,6 +662,20 @@ def test_halves_of_chunks_of_a_killed_run_are_swept(
     assert not list(out.rglob("*.partial"))
 
 
+def test_halves_of_chunks_of_a_killed_worker_are_swept(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
+) -> None:
+    _, _, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+
+    def killed(event: Event) -> None:
+        if isinstance(event, UnitDone) and event.name == "matmul":
+            (store.partial_path(out) / "c" / f"0.{event.index:032x}.partial").write_text("half")
+
+    tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=killed)
+    assert not list(out.rglob("*.partial"))
+
+
 def test_a_tile_that_comes_behind_the_end_is_answered(
     factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path
 ) -> None:
