@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -22,12 +23,16 @@ from tilewright.kernels.launch import cuda_available
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 
+logger = logging.getLogger(__name__)
+
 Cluster: TypeAlias = "str | Client"
 """A profile's name, a scheduler's address, or a client."""
 
 INSTALLED_PROFILES = Path(__file__).with_name("cluster.yaml")
 KINDS = ("local", "cpu", "cuda", "existing")
 CONNECT_SECONDS = 30
+CLOSE_SECONDS = 30
+"""How long the end of a cluster that was started here is waited for: it takes its workers a few seconds."""
 UNGUARDED = (
     "worker processes import the script that starts them, so its work has to stand under"
     ' `if __name__ == "__main__":`'
@@ -170,16 +175,16 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             quiet = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}
             options = {"n_workers": 1, "processes": False} | quiet | profile
             with _no_profiler():
-                server = stack.enter_context(LocalCluster(**options))
+                server = _ended_with(stack, LocalCluster(**options))
         elif kind == "cpu":
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
             options = {"processes": True, "n_workers": os.cpu_count()} | profile
             with _interrupts_kept_from_workers(), _no_profiler():
-                server = stack.enter_context(LocalCluster(**options, env=environment))
+                server = _ended_with(stack, LocalCluster(**options, env=environment))
         else:
             with _interrupts_kept_from_workers(), _no_profiler():
-                server = stack.enter_context(_cuda_cluster(profile))
+                server = _ended_with(stack, _cuda_cluster(profile))
     except (TypeError, ValueError) as error:
         raise ClusterError(f"{called}: the cluster refused its options {profile}: {error}") from error
     except TilewrightError:
@@ -187,6 +192,22 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     except RuntimeError as error:
         raise ClusterError(f"{called}: its worker processes did not start ({error}); {UNGUARDED}") from error
     return stack.enter_context(Client(server))
+
+
+def _ended_with(stack: ExitStack, server: LocalCluster) -> LocalCluster:
+    stack.callback(_close, server)
+    return server
+
+
+def _close(server: LocalCluster) -> None:
+    """End a cluster. Dask fails at that, or waits for good, where a worker has just died and is being restarted:
+    what the work has given by then, or the error that it ended with, is worth more."""
+    try:
+        server.close(timeout=CLOSE_SECONDS)
+    except TimeoutError:
+        logger.warning(
+            "the worker processes that were started did not end in time; they end with this process"
+        )
 
 
 def _no_profiler() -> AbstractContextManager[Any]:

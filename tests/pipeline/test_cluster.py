@@ -96,6 +96,27 @@ def test_cpu_workers_are_processes_that_see_no_gpu(tmp_path: Path) -> None:
     assert facts[1] == ""
 
 
+def test_a_cluster_that_does_not_end_keeps_nobody_from_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Dask's does where a worker process has just been killed and its nanny starts another."""
+    monkeypatch.setattr(cluster_module, "CLOSE_SECONDS", 0.1)
+
+    async def wait_for_good() -> None:
+        await asyncio.Event().wait()
+
+    servers: list[LocalCluster] = []
+
+    def fail() -> None:
+        with open_cluster("local") as own:
+            servers.append(own.cluster)
+            monkeypatch.setattr(own.cluster, "_close", wait_for_good)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    monkeypatch.undo()
+    servers[0].close()
+
+
 @pytest.mark.parametrize("kind", ["local", "cpu"])
 @pytest.mark.parametrize("hangs", [True, False])
 def test_the_profiler_is_left_out_where_it_can_hang(
