@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import zarr
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, ZipStore
 
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.plan import Geometry, MatmulPlan
@@ -46,8 +46,8 @@ class Past:
 def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> str:
     """A digest of everything that decides the bytes of the result: the inputs as they lie stored, and the request.
 
-    Of local arrays it takes the metadata and the name, size and time of every stored file; of others the metadata
-    alone, since listing a remote store can take longer than the product.
+    Of local arrays it takes the metadata and the name, size and time of every stored file, which of a ZIP file is that
+    itself; of others the metadata alone, since listing a remote store can take longer than the product.
 
     Raises
     ------
@@ -61,6 +61,12 @@ def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, An
         if isinstance(array.store, LocalStore):
             for line in _stored_files(str(array.store.root / array.path)):
                 digest.update(os.fsencode(line))
+        elif isinstance(array.store, ZipStore):
+            try:
+                facts = array.store.path.stat()
+            except OSError as error:
+                raise _not_looked_at(str(array.store.path), error) from error
+            digest.update(f"{facts.st_size} {facts.st_mtime_ns}".encode())
     return digest.hexdigest()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import ZipStore
 
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.ledger import FILE_NAME, VERSION, Ledger, fingerprint, read_past
@@ -37,6 +38,27 @@ def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:
     assert read_past(tmp_path, "another product") is None
     ledger.remove(tmp_path)
     assert read_past(tmp_path, "abc") is None
+
+
+def test_the_fingerprint_sees_a_zip_file_that_was_written_again(tmp_path: Path) -> None:
+    """Its metadata are the same, and tiles of both would make up one product."""
+    path = tmp_path / "a.zip"
+
+    def seen(value: int) -> str:
+        with ZipStore(path, mode="w") as file:
+            zarr.create_array(file, shape=(4, 4), chunks=(2, 2), dtype="f4")[...] = value
+        os.utime(path, ns=(value, value))
+        with ZipStore(path, mode="r") as file:
+            array = zarr.open_array(file, mode="r")
+            assert fingerprint(array, array, {}) == fingerprint(array, array, {})
+            return fingerprint(array, array, {})
+
+    assert seen(1) != seen(2)
+    with ZipStore(path, mode="r") as file:
+        array = zarr.open_array(file, mode="r")
+        path.unlink()
+        with pytest.raises(StoreError, match=r"cannot look at .*a\.zip"):
+            fingerprint(array, array, {})
 
 
 @pytest.mark.parametrize("torn", range(1, 12))
