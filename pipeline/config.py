@@ -172,6 +172,8 @@ def as_nbytes(value: int | float | str, name: str) -> int:
         The text is no size, or the size is not positive, or no whole number of bytes.
     """
     try:
+        if isinstance(value, bool):
+            raise TypeError("a truth value")  # which Python counts as a number
         if isinstance(value, str) and not any(letter.isdigit() for letter in value):
             raise ValueError("no number")  # Dask reads the empty text as one byte
         nbytes = int(parse_bytes(value))
@@ -181,10 +183,13 @@ def as_nbytes(value: int | float | str, name: str) -> int:
         ) from error
     if nbytes <= 0:
         raise OptionError(f"{name}: {value!r} is {nbytes} bytes; it must be more than 0")
+    number = value.strip().upper().removesuffix("B") if isinstance(value, str) else value
     try:
-        whole = Fraction(value).denominator == 1
-    except ValueError:  # text with a unit: a part of it may well be a whole number of bytes
+        whole = Fraction(number).denominator == 1
+    except ValueError:  # text with a larger unit: a part of it may well be a whole number of bytes
         whole = True
     if not whole:
-        raise OptionError(f"{name}: {value!r} is no whole number of bytes; with a unit, say {value}GiB")
+        raise OptionError(
+            f"{name}: {value!r} is no whole number of bytes; with a unit, say {str(number).strip()}GiB"
+        )
     return nbytes

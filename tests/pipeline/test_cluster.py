@@ -241,8 +241,13 @@ def test_every_setting_has_an_environment_name_and_is_documented() -> None:
 def test_sizes_are_read_and_refused_by_name() -> None:
     assert config.get("device-memory", "8GiB") == 8 * 2**30
     assert config.get("device-memory", 123) == 123
-    for wrong in ("lots", "-3", "0", "", "GiB", "1e400", "nan", [1]):
+    assert config.get("device-memory", "1.5kB") == 1500
+    assert config.get("device-memory", "100 B") == 100
+    for wrong in ("lots", "-3", "0", "", "GiB", "1e400", "nan", [1], True):
         with pytest.raises(OptionError, match="device-memory"):
+            config.get("device-memory", wrong)
+    for wrong in (1.5, "1.5", "1.5B", " 1.5 b "):
+        with pytest.raises(OptionError, match=r"device-memory.* is no whole number of bytes; .* say 1\.5GiB"):
             config.get("device-memory", wrong)
 
 
