@@ -66,6 +66,8 @@ def load_profiles(path: str | os.PathLike[str] | None = None) -> dict[str, Profi
     ------
     ClusterError
         The file is missing, is no YAML, or does not hold a mapping of profiles with a known ``kind``.
+    OptionError
+        ``path`` is none.
     """
     own = _profiles_file(path)
     return _read_profiles(INSTALLED_PROFILES) | (_read_profiles(own) if own is not None else {})
@@ -73,7 +75,7 @@ def load_profiles(path: str | os.PathLike[str] | None = None) -> dict[str, Profi
 
 def _profiles_file(path: str | os.PathLike[str] | None) -> Path | None:
     """The file of the user's own profiles, if any."""
-    chosen = path if path is not None else config.get("cluster-file")
+    chosen = config.get("cluster-file", path)
     if chosen is not None:
         return Path(chosen)
     here = Path("cluster.yaml")
@@ -258,6 +260,14 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
         raise ClusterError(f"{called}: there is no scheduler file at {scheduler_file}; is the scheduler up?")
     try:
         return stack.enter_context(Client(**({"timeout": CONNECT_SECONDS} | options)))
+    except (
+        AssertionError,
+        KeyError,
+    ) as error:  # what Dask does about a file without JSON, or without an address
+        raise ClusterError(
+            f"{called}: {scheduler_file} names no address, so no scheduler has written it, or not all of it; start the"
+            " scheduler anew"
+        ) from error
     except (OSError, TimeoutError, ValueError, TypeError) as error:
         where = options.get("address") or scheduler_file
         raise ClusterError(f"cannot reach the scheduler at {where}: {error}") from error

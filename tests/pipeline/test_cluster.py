@@ -176,6 +176,18 @@ def test_wrong_profiles_are_named(tmp_path: Path) -> None:
     gone = profile_file(tmp_path, site={"kind": "existing", "scheduler_file": str(tmp_path / "gone.json")})
     with pytest.raises(ClusterError, match="no scheduler file"), open_cluster("site", gone):
         pass
+    torn = tmp_path / "torn.json"
+    for text in ('{"address": "tcp', "{}"):
+        torn.write_text(text)
+        path = profile_file(tmp_path, site={"kind": "existing", "scheduler_file": str(torn)})
+        with pytest.raises(ClusterError, match=r"torn\.json names no address"), open_cluster("site", path):
+            pass
+
+
+@pytest.mark.parametrize("path", ["", 5])
+def test_what_is_no_file_of_profiles_is_refused(path: Any) -> None:
+    with pytest.raises(OptionError, match=r"tilewright\.cluster-file.* is not a path"):
+        load_profiles(path)
 
 
 def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
