@@ -29,11 +29,12 @@ import numpy as np
 import zarr
 from distributed import Client
 
+from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.thin import WIDE_DTYPES, add_thin_product, widen
 from tilewright.pipeline import config
-from tilewright.pipeline.errors import OptionError, ShapeError
+from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import (
     Listener,
     UnitDone,
@@ -229,8 +230,10 @@ def verify_product(
     ------
     ShapeError
         The sides do not match.
+    DTypeError
+        A factor is of floats and C of integers, or it is complex and C is not.
     OptionError
-        ``rounds`` is less than one, or more than `MOST_ROUNDS`.
+        ``rounds`` is less than one, or more than `MOST_ROUNDS`; ``precision`` is not known, or not for C's dtype.
     """
     check_rounds(rounds)
     start = time.perf_counter()
@@ -242,6 +245,8 @@ def verify_product(
             f" can only give {m} × {n} with equal inner sides"
         )
     dtype = c.dtype.newbyteorder("=")
+    _check_kinds({"A": a, "B": b}, c)
+    check.precision(precision, dtype)
     empty = m * n == 0  # nothing to compare; without k there is: C must be zeros
     probe = _draw_probe(n, dtype, rounds, as_stored_matrix(c).unit[1])
     run = f"verify-{time.time_ns():x}"
@@ -330,6 +335,20 @@ def verify_product(
         worst=worst.worst if worst is not None and worst.largest > 0 else None,
         seconds=seconds,
     )
+
+
+def _check_kinds(factors: dict[str, zarr.Array[Any]], c: zarr.Array[Any]) -> None:
+    """Raise DTypeError for factors that C's kind cannot hold: they are added up in that kind, so that floats beside
+    integers would lose what is behind the point, and a wrong C could pass."""
+    for role, factor in factors.items():
+        integers = (
+            factor.dtype.kind in "iu" and c.dtype.kind in "iu"
+        )  # of any width: they are compared modulo C's
+        if not integers and not np.can_cast(factor.dtype, c.dtype, "same_kind"):
+            raise DTypeError(
+                f"{role}: {name_of(factor)} holds {factor.dtype.name}, and no product of that is {c.dtype.name}, which"
+                f" {name_of(c)} holds; check other arrays, or multiply anew"
+            )
 
 
 def _draw_probe(n: int, dtype: np.dtype, rounds: int, step: int) -> _Probe:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.pipeline import verify as module
-from tilewright.pipeline.errors import OptionError, ShapeError
+from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
 from tilewright.pipeline.verify import Verification, verify_product
 
@@ -402,3 +402,20 @@ def test_bad_input_is_named(client: Client, tmp_path: Path) -> None:
         check(client, tmp_path / "s", a, a, np.ones((4, 4)))
     with pytest.raises(OptionError, match="rounds=0"):
         check(client, tmp_path / "r", a, a.T, a @ a.T, rounds=0)
+    with pytest.raises(OptionError, match="precision='half' is unknown"):
+        check(client, tmp_path / "p", a, a.T, a @ a.T, precision="half")
+    with pytest.raises(OptionError, match="precision='tf32' is a choice for float32 products"):
+        check(client, tmp_path / "w", a, a.T, a @ a.T, precision="tf32")
+
+
+@pytest.mark.parametrize(("factor", "product"), [(1.5, 4), (1.5 + 2j, 4), (2j, 0.0)])
+def test_factors_of_another_kind_than_the_product_are_refused(
+    factor: complex, product: float, client: Client, tmp_path: Path
+) -> None:
+    """Cut down to C's kind, the factors would have these products with ones."""
+    a, ones, c = np.full((4, 4), factor), np.ones((4, 4), "i4"), np.full((4, 4), product)
+    for role, left, right in (("A", a, ones), ("B", ones, a)):
+        with pytest.raises(
+            DTypeError, match=f"{role}: .* holds {a.dtype}, and no product of that is {c.dtype}"
+        ):
+            check(client, tmp_path / role, left, right, c)
