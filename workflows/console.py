@@ -197,8 +197,8 @@ def silence_libraries() -> None:
 
 def print_result(result: Any, *, as_json: bool) -> None:
     """Print a result that has ``to_json()`` as text, or as one JSON object."""
-    text = to_json_text(result.to_json()) if as_json else str(result)
-    with printing():
+    with printing():  # what lays out tables writes there too, if only an empty text
+        text = to_json_text(result.to_json()) if as_json else str(result)
         try:
             click.echo(text)
         except UnicodeEncodeError as error:

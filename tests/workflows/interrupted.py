@@ -17,6 +17,7 @@ from typing import Any
 from tilewright.pipeline import store
 from tilewright.pipeline.events import Event, Listener, UnitDone
 from tilewright.workflows import cli, histogram, plots, progress
+from tilewright.workflows.bench.common import BenchReport
 from tilewright.workflows.cli import main
 
 units = int(os.environ.get("UNITS_UNTIL_INTERRUPT", "0"))
@@ -66,6 +67,8 @@ if __name__ == "__main__":  # worker processes import this file too
         histogram.save_histogram = interrupting(histogram.save_histogram)
     elif place == "plot":
         plots.plot_histogram = interrupting(plots.plot_histogram)
+    elif place == "bars":
+        BenchReport.plot = interrupting(BenchReport.plot)  # type: ignore[method-assign]
     elif place == "print":
         cli.print_result = interrupting(cli.print_result)
     elif place == "exit":

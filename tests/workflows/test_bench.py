@@ -10,8 +10,18 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.errors import OptionError
+from tilewright.pipeline.errors import StoreError
 from tilewright.workflows.bench import common, dot, gemm
-from tilewright.workflows.bench.common import BenchReport, Contestant, Row, WrongAnswer, measure, significant
+from tilewright.workflows.bench.common import (
+    BenchReport,
+    Contestant,
+    DetailedReport,
+    Row,
+    WrongAnswer,
+    measure,
+    publish,
+    significant,
+)
 
 
 def test_a_wrong_answer_is_not_timed() -> None:
@@ -62,6 +72,24 @@ def test_report_prints_and_plots(tmp_path: Path) -> None:
     assert [row["ratio"] for row in found["rows"]] == [1.0, 2.0]
     report.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_measured_is_printed_where_its_plot_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (Row("c 1", "ours", False, 2e12, 0.5, 0.4, 0.6, 5),)
+    report = DetailedReport(
+        BenchReport("title", "Tflop/s", 1e12, {}, rows), [{"floor": float("nan")}], "more"
+    )
+    for as_json in (False, True):
+        with pytest.raises(StoreError, match=r"cannot write .*none/p\.png"):
+            publish(report, (tmp_path / "none" / "p.png", report.report.plot), as_json=as_json)
+        printed = capsys.readouterr().out
+        if as_json:
+            found = json.loads(printed)
+            assert (found["title"], found["details"]) == ("title", [{"floor": "nan"}])
+        else:
+            assert printed.splitlines()[-1] == "more"
 
 
 @pytest.mark.parametrize(

@@ -252,4 +252,4 @@ def test_other_dtypes_are_refused(tmp_path: Path, dtype: str) -> None:
 
 def test_a_wrong_size_is_refused() -> None:
     with pytest.raises(OptionError, match="--nbytes: 'much' is no size"):
-        io.command.callback("much", None, None, False)  # type: ignore[misc]
+        CliRunner().invoke(io.command, ["--nbytes", "much"], catch_exceptions=False)

@@ -641,7 +641,15 @@ def test_an_output_without_bytes_for_a_character_gets_another(here: Path, encodi
 
 @pytest.mark.parametrize(
     "arguments",
-    [["histogram", "one.txt", "--quiet"], ["devices"], ["devices", "--json"], ["--help"], ["plan", "--help"]],
+    [
+        ["histogram", "one.txt", "--quiet"],
+        ["devices"],
+        ["devices", "--json"],
+        ["--help"],
+        ["plan", "--help"],
+        ["bench", "gemm", "--size", "8", "--dtype", "float32", "--device", "cpu", "--quiet"],
+        ["bench", "corpus", "--nbytes", "9", "--storage", "plain", "--repeats", "1", "--no-peer"],
+    ],
     ids=" ".join,
 )
 def test_a_result_that_cannot_be_written_is_told_of(here: Path, arguments: list[str]) -> None:

@@ -138,6 +138,15 @@ def test_files_of_counts_that_have_their_names_are_told_of(tmp_path: Path, place
     assert {path.name for path in tmp_path.iterdir()} <= {"text", "f.csv", "f.png"}
 
 
+def test_a_benchmarks_plot_that_has_its_name_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "p.png").write_bytes(b"an older one")
+    words = "bench gemm --size 8 --dtype float32 --device cpu --seconds 0.01 --quiet --plot p.png"
+    result = behind("bars", *words.split(), cwd=tmp_path)
+    assert result.returncode == 130
+    assert result.stderr == "interrupted: p.png is finished; only the report may be missing\n"
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("place", ["exit", "end"])
 def test_ctrl_c_behind_the_result_comes_too_late(tmp_path: Path, place: str) -> None:
     zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))

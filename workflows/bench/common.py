@@ -24,6 +24,7 @@ import numpy as np
 from tilewright.kernels import launch
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import OptionError, TilewrightError
+from tilewright.workflows.console import Outputs, on_interrupt, print_result
 
 LEAST_SAMPLE_SECONDS = 20e-3
 """Short work is repeated within a sample until it takes this long: on a GPU the host's share, which launches
@@ -212,9 +213,14 @@ class BenchReport:
         return table
 
     def plot(self, path: str | Path) -> None:
-        """Draw every rate as a bar, one panel a case with a scale of its own, peers hatched; writes a PNG."""
+        """Draw every rate as a bar, one panel a case with a scale of its own, peers hatched; writes a PNG.
+
+        Raises StoreError where that cannot be written.
+        """
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+
+        from tilewright.workflows.histogram import write_whole
 
         cases = list(dict.fromkeys(row.case for row in self.rows))
         groups = [[row for row in self.rows if row.case == case] for case in cases]
@@ -229,7 +235,7 @@ class BenchReport:
             axes.set_title(case, loc="left", fontsize=9)
         panels[-1, 0].set_xlabel(self.unit)
         figure.suptitle(self.title, fontsize=11)
-        figure.savefig(path, format="png")
+        write_whole(Path(path), lambda draft: figure.savefig(draft, format="png"))
 
     def _draw(self, axes: Any, rows: list[Row]) -> None:
         rates = [row.rate / self.scale for row in rows]
@@ -248,6 +254,45 @@ class BenchReport:
         axes.margins(x=0.12, y=0.02)
         axes.grid(axis="x", color="0.88", zorder=0)
         axes.spines[["top", "right"]].set_visible(False)
+
+
+@dataclass(frozen=True)
+class DetailedReport:
+    """A report, and more about each case than its rows say."""
+
+    report: BenchReport
+    details: list[dict[str, Any]]
+    """Of each case, for JSON."""
+    text: str
+    """What people are told of that, below the table."""
+
+    def to_json(self) -> dict[str, Any]:
+        return self.report.to_json() | {"details": self.details}
+
+    def __str__(self) -> str:
+        return f"{self.report}\n{self.text}"
+
+
+def expect_pictures(*paths: Path | None) -> None:
+    """From now on Ctrl-C says which of the files that a command was asked for are finished."""
+    on_interrupt(Outputs(*(path for path in paths if path is not None)).kept)
+
+
+def publish(
+    report: BenchReport | DetailedReport,
+    *pictures: tuple[Path | None, Callable[[Path], None]],
+    as_json: bool,
+) -> None:
+    """Draw the pictures that were asked for, and print the report: also where one cannot be written, since measuring
+    may have taken hours."""
+    try:
+        for path, draw in pictures:
+            if path is not None:
+                draw(path)
+    except Exception:
+        print_result(report, as_json=as_json)
+        raise
+    print_result(report, as_json=as_json)
 
 
 def significant(value: float, digits: int = 3) -> str:

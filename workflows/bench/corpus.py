@@ -37,7 +37,17 @@ from tilewright.pipeline.histogram import share_here
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.store import run_all
 from tilewright.pipeline.submit import await_workers, survey
-from tilewright.workflows.bench.common import COUNT, BenchReport, Picture, Row, WrongAnswer, machine
+from tilewright.workflows.bench.common import (
+    COUNT,
+    BenchReport,
+    DetailedReport,
+    Picture,
+    Row,
+    WrongAnswer,
+    expect_pictures,
+    machine,
+    publish,
+)
 from tilewright.workflows.bench.e2e import bus_rate
 from tilewright.workflows.histogram import histogram
 
@@ -433,8 +443,7 @@ def command(
     plot: Path | None,
 ) -> None:
     """Text files to counts on a cluster, beside dask.delayed with bincount."""
-    import json
-
+    expect_pictures(plot)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         report, details = run_corpus(
             Path(place),
@@ -449,10 +458,5 @@ def command(
             repeats=repeats,
             peer=not no_peer,
         )
-    if plot is not None:
-        report.plot(plot)
-    if as_json:
-        click.echo(json.dumps(report.to_json() | {"details": details}))
-        return
-    click.echo(str(report))
-    click.echo(describe_floors(details))
+    detailed = DetailedReport(report, details, describe_floors(details))
+    publish(detailed, (plot, report.plot), as_json=as_json)

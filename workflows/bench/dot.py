@@ -26,8 +26,10 @@ from tilewright.workflows.bench.common import (
     Picture,
     Row,
     Size,
+    expect_pictures,
     machine,
     measure,
+    publish,
 )
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "int8", "int32", "int64")
@@ -241,9 +243,8 @@ def _library(name: str) -> Any:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(plot: Path | None, as_json: bool, **options: Any) -> None:
     """Measure the dot product beside other libraries', after checking every answer."""
-    from tilewright.workflows.console import is_quiet, print_result
+    from tilewright.workflows.console import is_quiet
 
+    expect_pictures(plot)
     report = run_dot(**options, progress=lambda text: None if is_quiet() else click.echo(text, err=True))
-    if plot is not None:
-        report.plot(plot)
-    print_result(report, as_json=as_json)
+    publish(report, (plot, report.plot), as_json=as_json)

@@ -34,12 +34,15 @@ from tilewright.pipeline.store import run_all
 from tilewright.workflows.bench.common import (
     COUNT,
     BenchReport,
+    DetailedReport,
     ElementType,
     Picture,
     Row,
     WrongAnswer,
+    expect_pictures,
     forget_pages,
     machine,
+    publish,
 )
 from tilewright.workflows.bench.timeline import Timeline, plot_timelines
 from tilewright.workflows.matmul import matmul
@@ -380,6 +383,20 @@ def bus_rate(nbytes: int = 2**28) -> float:
     return best
 
 
+def describe_stages(detail: dict[str, Any]) -> str:
+    """A line for a case: where its time went, the least it could take, and what it read and held."""
+    stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in detail["stages_per_worker"].items())
+    floors = ", ".join(f"{name} {seconds:.2f}" for name, seconds in detail["floors"].items())
+    reads = f"{format_nbytes(detail['read_nbytes'])}, {detail['read_ratio']:.2f} × the bound"
+    if detail["shared_nbytes"]:
+        reads += f", and takes {format_nbytes(detail['shared_nbytes'])} from other GPUs"
+    memory = f"{format_nbytes(detail['memory_nbytes'])} a worker"
+    if "peer_memory_nbytes" in detail:
+        memory += f", the peer's {format_nbytes(detail['peer_memory_nbytes'])}"
+    over = f"{detail['over_largest_floor']:.2f} × the largest"
+    return f"{detail['case']}: stages {stages} s; floors {floors} s; {over}; reads {reads}; memory {memory}"
+
+
 @click.command("e2e")
 @click.option(
     "--n",
@@ -440,11 +457,11 @@ def command(
     timeline: Path | None,
 ) -> None:
     """The whole job, Zarr to Zarr, beside dask.array on the same cluster."""
-    import json
     import tempfile
 
     from tilewright.kernels.launch import resolve_device
 
+    expect_pictures(plot, timeline)
     gpu = resolve_device(device) == "cuda"
     cases = [
         Case(n, dtype, chunk, count, device_memory, values, repeats, 0 if no_peer else min(2, repeats))
@@ -456,27 +473,9 @@ def command(
         done = list(run_e2e(cases, Path(place), gpu=gpu, cold=cold))
     report = report_of((row for rows, _, _ in done for row in rows), gpu=gpu)
     details = [detail for _, detail, _ in done]
-    if plot is not None:
-        report.plot(plot)
-    if timeline is not None:
-        plot_timelines([found for _, _, found in done], timeline)
-    if as_json:
-        click.echo(json.dumps(report.to_json() | {"details": details}))
-        return
-    click.echo(str(report))
-    for detail in details:
-        stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in detail["stages_per_worker"].items())
-        floors = ", ".join(f"{name} {seconds:.2f}" for name, seconds in detail["floors"].items())
-        reads = f"{format_nbytes(detail['read_nbytes'])}, {detail['read_ratio']:.2f} × the bound"
-        if detail["shared_nbytes"]:
-            reads += f", and takes {format_nbytes(detail['shared_nbytes'])} from other GPUs"
-        over = f"{detail['over_largest_floor']:.2f} × the largest"
-        click.echo(
-            f"{detail['case']}: stages {stages} s; floors {floors} s; {over}; reads {reads};"
-            f" memory {format_nbytes(detail['memory_nbytes'])} a worker"
-            + (
-                f", the peer's {format_nbytes(detail['peer_memory_nbytes'])}"
-                if "peer_memory_nbytes" in detail
-                else ""
-            )
-        )
+    publish(
+        DetailedReport(report, details, "\n".join(map(describe_stages, details))),
+        (plot, report.plot),
+        (timeline, partial(plot_timelines, [found for _, _, found in done])),
+        as_json=as_json,
+    )

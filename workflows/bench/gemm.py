@@ -28,7 +28,17 @@ from tilewright.kernels.gemm.product import describe, kernel_name
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gemm.tiled import TILED
 from tilewright.kernels.tolerance import tolerance
-from tilewright.workflows.bench.common import SECONDS, BenchReport, Contestant, Picture, Row, machine, measure
+from tilewright.workflows.bench.common import (
+    SECONDS,
+    BenchReport,
+    Contestant,
+    Picture,
+    Row,
+    expect_pictures,
+    machine,
+    measure,
+    publish,
+)
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "int32", "int64")
 CHOSEN = "tilewright: "
@@ -418,16 +428,15 @@ def _sizes(context: click.Context, parameter: click.Parameter, texts: tuple[str,
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(plot: Path | None, as_json: bool, chosen_only: bool, **options: Any) -> None:
     """Measure the matrix product beside the vendor's library, after checking every answer."""
-    from tilewright.workflows.console import is_quiet, print_result
+    from tilewright.workflows.console import is_quiet
 
+    expect_pictures(plot)
     report = run_gemm(
         **options,
         whole_ladder=not chosen_only,
         progress=lambda text: None if is_quiet() else click.echo(text, err=True),
     )
-    if plot is not None:
-        report.plot(plot)
-    print_result(report, as_json=as_json)
+    publish(report, (plot, report.plot), as_json=as_json)
 
 
 # fmt: on

@@ -29,8 +29,10 @@ from tilewright.workflows.bench.common import (
     Picture,
     Row,
     Size,
+    expect_pictures,
     machine,
     measure,
+    publish,
 )
 
 TEXTS = ("uniform", "english", "one-letter", "real")
@@ -351,8 +353,9 @@ def run_sweep(nbytes: int = DEFAULT_NBYTES) -> Any:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(sweep: bool, plot: Path | None, as_json: bool, nbytes: int, **options: Any) -> None:
     """Measure histograms beside other libraries', after checking every answer."""
-    from tilewright.workflows.console import is_quiet, print_result
+    from tilewright.workflows.console import is_quiet
 
+    expect_pictures(plot)
     report = (
         run_sweep(nbytes)
         if sweep
@@ -360,6 +363,4 @@ def command(sweep: bool, plot: Path | None, as_json: bool, nbytes: int, **option
             **options, nbytes=nbytes, progress=lambda text: None if is_quiet() else click.echo(text, err=True)
         )
     )
-    if plot is not None:
-        report.plot(plot)
-    print_result(report, as_json=as_json)
+    publish(report, (plot, report.plot), as_json=as_json)

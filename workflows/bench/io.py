@@ -40,9 +40,11 @@ from tilewright.workflows.bench.common import (
     Contestant,
     Picture,
     Row,
+    expect_pictures,
     forget_pages,
     machine,
     measure,
+    publish,
 )
 
 LAYOUTS = ("plain", "zstd", "shards")
@@ -538,8 +540,9 @@ def _library(name: str) -> Any:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(nbytes: str, folder: Path | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Measure reading and writing Zarr matrices beside other libraries, after checking every answer."""
-    from tilewright.workflows.console import is_quiet, print_result
+    from tilewright.workflows.console import is_quiet
 
+    expect_pictures(plot)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         report = run_io(
             config.as_nbytes(nbytes, "--nbytes"),
@@ -547,6 +550,4 @@ def command(nbytes: str, folder: Path | None, plot: Path | None, as_json: bool, 
             **options,
             progress=lambda text: None if is_quiet() else click.echo(text, err=True),
         )
-    if plot is not None:
-        report.plot(plot)
-    print_result(report, as_json=as_json)
+    publish(report, (plot, report.plot), as_json=as_json)
