@@ -33,6 +33,11 @@ def short_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "UNIT_NBYTES", 1 << 16)
 
 
+@pytest.mark.parametrize("nbytes", [1, 2, 3, 10])
+def test_the_least_text_has_its_length(nbytes: int) -> None:
+    assert len(corpus.make_text(nbytes)) == nbytes
+
+
 def test_the_text_reads_like_prose() -> None:
     text = make_text(200_001)
     assert len(text) == 200_001

@@ -714,6 +714,35 @@ def test_a_benchmarks_folder_is_looked_at_first(
     assert "'closed' is not writable" in closed.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["gemm", "--size", "8", "--seconds", "nan"], "'nan' is no number of seconds"),
+        (["dot", "--nbytes", "16", "--seconds", "inf"], "'inf' is no number of seconds"),
+        (["corpus", "--nbytes", "1.5B"], "--nbytes: '1.5B' is no whole number of bytes"),
+        (["corpus", "--peer-nbytes", "0"], "--peer-nbytes: '0' is 0 bytes"),
+        (["e2e", "--plot", "p.png", "--timeline", "../here/p.png"], "name the same file"),
+    ],
+)
+def test_a_benchmark_refuses_what_it_cannot_measure_before_it_begins(
+    arguments: list[str], says: str, run: Run, here: Path
+) -> None:
+    arguments = [argument.replace("here", here.name) for argument in arguments]
+    result = run("bench", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+    assert not list(here.iterdir())
+
+
+def test_a_benchmark_of_the_whole_job_looks_at_the_memory_before_it_writes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilewright.workflows.bench.e2e.write_inputs", None)  # calling it would be an error
+    result = run("bench", "e2e", "--device", "cpu", "--device-memory", "10XB")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: --device-memory: '10XB' is no size in bytes")
+
+
 def test_python_m_is_the_command(here: Path) -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tilewright", *arguments]

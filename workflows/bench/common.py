@@ -46,7 +46,22 @@ LIBRARIES = (
 )
 
 COUNT = click.IntRange(min=1)
-SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+class Seconds(click.FloatRange):
+    """A time that ends."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return seconds
+
+
+SECONDS = Seconds()
 
 
 class Size(click.ParamType):

@@ -43,6 +43,7 @@ from tilewright.workflows.bench.common import (
     DetailedReport,
     Picture,
     Row,
+    Size,
     WrongAnswer,
     expect_pictures,
     machine,
@@ -86,7 +87,7 @@ def make_text(nbytes: int) -> bytes:
     words = [word + ("\n" if i % 13 == 0 else " ") for i, word in enumerate(words)]
     frequency = 1 / np.arange(1, WORDS + 1)
     unit_nbytes = min(nbytes, UNIT_NBYTES)
-    needed = unit_nbytes // 2
+    needed = ceil_div(unit_nbytes, 2)  # a word and a blank are two bytes at least
     picked = rng.choice(WORDS, needed, p=frequency / frequency.sum()).tolist()
     unit = "".join([words[i] for i in picked[: ceil_div(needed, 2)]]).encode()
     unit = (unit * ceil_div(unit_nbytes, len(unit)))[:unit_nbytes]
@@ -186,7 +187,7 @@ def run_corpus(
                     }
                 )
             shutil.rmtree(place)
-    title = f"{format_nbytes(files * len(text))} of text in {files} files, whole job"
+    title = f"{format_nbytes(files * len(text))} of text in {counted(files, 'file')}, whole job"
     return BenchReport(title, "GB/s", 1e9, machine(gpu), tuple(rows)), details
 
 
@@ -408,10 +409,8 @@ def describe_floors(details: Sequence[dict[str, Any]]) -> str:
 
 
 @click.command("corpus")
-@click.option("--nbytes", default="1GiB", show_default=True, metavar="SIZE", help="How much text.")
-@click.option(
-    "--file-nbytes", default="64MiB", show_default=True, metavar="SIZE", help="Length of each file."
-)
+@click.option("--nbytes", type=Size(), default="1GiB", show_default=True, help="How much text.")
+@click.option("--file-nbytes", type=Size(), default="64MiB", show_default=True, help="Length of each file.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), default=("byte",),
               show_default=True, help="What is counted.")  # fmt: skip
 @click.option("--storage", "storages", multiple=True, type=click.Choice(STORAGES), default=STORAGES,
@@ -424,12 +423,12 @@ def describe_floors(details: Sequence[dict[str, Any]]) -> str:
               help="Where the text goes, such as /dev/shm; default: a temporary folder.")  # fmt: skip
 @click.option("--repeats", type=COUNT, default=3, show_default=True, help="Timed runs of ours.")
 @click.option("--no-peer", is_flag=True, help="Leave dask.delayed out.")
-@click.option("--peer-nbytes", metavar="SIZE", help="What the peer counts at most; default: everything.")
+@click.option("--peer-nbytes", type=Size(), help="What the peer counts at most; default: everything.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", type=Picture(), help="Draw the rates as bars.")
 def command(
-    nbytes: str,
-    file_nbytes: str,
+    nbytes: int,
+    file_nbytes: int,
     kinds: tuple[str, ...],
     storages: tuple[str, ...],
     cluster: str,
@@ -438,7 +437,7 @@ def command(
     folder: Path | None,
     repeats: int,
     no_peer: bool,
-    peer_nbytes: str | None,
+    peer_nbytes: int | None,
     as_json: bool,
     plot: Path | None,
 ) -> None:
@@ -447,9 +446,9 @@ def command(
     with tempfile.TemporaryDirectory(dir=folder) as place:
         report, details = run_corpus(
             Path(place),
-            nbytes=config.as_nbytes(nbytes, "--nbytes"),
-            file_nbytes=config.as_nbytes(file_nbytes, "--file-nbytes"),
-            peer_nbytes=None if peer_nbytes is None else config.as_nbytes(peer_nbytes, "--peer-nbytes"),
+            nbytes=nbytes,
+            file_nbytes=file_nbytes,
+            peer_nbytes=peer_nbytes,
             kinds=kinds,
             storages=storages,
             cluster=cluster,

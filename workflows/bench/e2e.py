@@ -420,7 +420,9 @@ def describe_stages(detail: dict[str, Any]) -> str:
 @click.option(
     "--workers", multiple=True, type=COUNT, default=(1,), show_default=True, help="GPUs, or CPU processes."
 )
-@click.option("--device-memory", help="What tiles and panels may take on each worker, such as 4GiB.")
+@click.option(
+    "--device-memory", metavar="SIZE", help="What tiles and panels may take on each worker, such as 4GiB."
+)
 @click.option(
     "--values", type=click.Choice(["small", "full"]), default="full", show_default=True, help="Of integers."
 )
@@ -461,6 +463,10 @@ def command(
 
     from tilewright.kernels.launch import resolve_device
 
+    if plot is not None and timeline is not None and plot.resolve() == timeline.resolve():
+        raise click.UsageError("--plot and --timeline name the same file: give each its own")
+    if device_memory is not None:
+        config.as_nbytes(device_memory, "--device-memory")  # before large matrices are written
     expect_pictures(plot, timeline)
     gpu = resolve_device(device) == "cuda"
     cases = [

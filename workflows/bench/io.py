@@ -29,7 +29,6 @@ from zarr.storage import MemoryStore
 
 from tilewright.kernels.errors import DTypeError, OptionError
 from tilewright.kernels.launch import ceil_div, resolve_device
-from tilewright.pipeline import config
 from tilewright.pipeline.events import counted
 from tilewright.pipeline.plan import Limits, Lines, plan_matmul
 from tilewright.pipeline.store import as_stored_matrix, region_reads, region_writes, run_all
@@ -40,6 +39,7 @@ from tilewright.workflows.bench.common import (
     Contestant,
     Picture,
     Row,
+    Size,
     expect_pictures,
     forget_pages,
     machine,
@@ -485,7 +485,7 @@ def _library(name: str) -> Any:
 
 
 @click.command("io")
-@click.option("--nbytes", default="256MiB", show_default=True, help="Size of the matrix, about.")
+@click.option("--nbytes", type=Size(), default="256MiB", show_default=True, help="Size of the matrix, about.")
 @click.option("--dtype", default="float32", show_default=True, help="What is stored.")
 @click.option(
     "--chunk", type=click.IntRange(min=1), default=1024, show_default=True, help="Sides of the stored chunks."
@@ -538,14 +538,14 @@ def _library(name: str) -> Any:
 )
 @click.option("--plot", type=Picture(), help="Write a bar plot to this PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(nbytes: str, folder: Path | None, plot: Path | None, as_json: bool, **options: Any) -> None:
+def command(nbytes: int, folder: Path | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Measure reading and writing Zarr matrices beside other libraries, after checking every answer."""
     from tilewright.workflows.console import is_quiet
 
     expect_pictures(plot)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         report = run_io(
-            config.as_nbytes(nbytes, "--nbytes"),
+            nbytes,
             Path(place),
             **options,
             progress=lambda text: None if is_quiet() else click.echo(text, err=True),
