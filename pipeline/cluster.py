@@ -182,10 +182,10 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
             options = {"processes": True, "n_workers": os.cpu_count()} | profile
-            with _interrupts_kept_from_workers(), _no_profiler():
+            with starting_workers():
                 server = _ended_with(stack, LocalCluster(**options, env=environment))
         else:
-            with _interrupts_kept_from_workers(), _no_profiler():
+            with starting_workers():
                 server = _ended_with(stack, _cuda_cluster(profile))
     except (TypeError, ValueError) as error:
         raise ClusterError(f"{called}: the cluster refused its options {profile}: {error}") from error
@@ -210,6 +210,14 @@ def _close(server: LocalCluster) -> None:
         logger.warning(
             "the worker processes that were started did not end in time; they end with this process"
         )
+
+
+@contextmanager
+def starting_workers() -> Iterator[None]:
+    """What holds for worker processes whoever starts them: they leave Ctrl-C to this process, and run no profiler that
+    can make their Python hang."""
+    with _interrupts_kept_from_workers(), _no_profiler():
+        yield
 
 
 def _no_profiler() -> AbstractContextManager[Any]:

@@ -7,14 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import dask
 import numpy as np
 import pytest
 import zarr
+from distributed import Client
 
+from tilewright.pipeline import cluster
 from tilewright.pipeline.cluster import open_cluster
+from tilewright.workflows.bench.e2e import cluster_of
 from tilewright.workflows.console import Outputs
 
 SCRIPT = Path(__file__).with_name("interrupted.py")
@@ -168,8 +174,17 @@ def blocked() -> bool:
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_worker_processes_are_deaf_to_ctrl_c_from_their_first_moment() -> None:
+def runs_profiler(dask_worker: Any) -> bool:
+    return "profile" in dask_worker.periodic_callbacks
+
+
+@pytest.mark.parametrize("opened", [lambda: open_cluster("cpu"), lambda: cluster_of(1, gpu=False)])
+def test_worker_processes_are_deaf_to_ctrl_c_from_their_first_moment(
+    opened: Callable[[], AbstractContextManager[Client]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A signal while they start would be told in pages of tracebacks."""
-    with open_cluster("cpu") as client:
+    monkeypatch.setattr(cluster, "PROFILER_HANGS", True)
+    with opened() as client:
         assert all(client.run(blocked).values())
+        assert not any(client.run(runs_profiler).values())
     assert not blocked()

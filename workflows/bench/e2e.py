@@ -26,6 +26,7 @@ from distributed import Client, LocalCluster
 
 from tilewright.kernels.memory import peak_nbytes
 from tilewright.pipeline import config
+from tilewright.pipeline.cluster import starting_workers
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
 from tilewright.pipeline.execute import MatmulRun
@@ -191,18 +192,22 @@ def cluster_of(workers: int, gpu: bool) -> Iterator[Client]:
     """
     threads = 4 if gpu else 2  # as the profiles have it
     options: dict[str, Any] = {"n_workers": workers, "threads_per_worker": threads, "dashboard_address": ":0"}
-    if not gpu:
-        with LocalCluster(**options, processes=True) as cluster, Client(cluster) as client:
-            yield client
-        return
-    from tilewright.kernels.device import devices
+    with ExitStack() as stack:
+        if gpu:
+            from tilewright.kernels.device import devices
 
-    if len(devices()) < workers:
-        raise DeviceUnavailableError(f"{workers} GPUs were asked for and {len(devices())} can be used here")
-    from dask_cuda import LocalCUDACluster
+            if len(devices()) < workers:
+                raise DeviceUnavailableError(
+                    f"{workers} GPUs were asked for and {len(devices())} can be used here"
+                )
+            from dask_cuda import LocalCUDACluster
 
-    with LocalCUDACluster(**options) as cluster, Client(cluster) as client:
-        yield client
+            with starting_workers():
+                cluster = stack.enter_context(LocalCUDACluster(**options))
+        else:
+            with starting_workers():
+                cluster = stack.enter_context(LocalCluster(**options, processes=True))
+        yield stack.enter_context(Client(cluster))
 
 
 def _time_ours(
