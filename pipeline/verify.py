@@ -67,6 +67,9 @@ INPUT_EPSILON = {"tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 INPUT_SUBNORMAL = {"split": 2.0**-133, "tf32": 2.0**-136, "bf16": 2.0**-133, "fp16": 2.0**-24}
 """The smallest number that an operand can have in the precision that was asked for."""
 
+INPUT_LARGEST = {"fp16": float(np.finfo(np.float16).max)}
+"""The largest number that an operand can have, where that is less than float32's."""
+
 DEVIATIONS = 6
 """Standard deviations that errors of random signs are given: less than 1 sum in 10^7 exceeds them (Hoeffding)."""
 
@@ -95,6 +98,8 @@ class Verification:
     worst: tuple[int, int, int] | None
     """Row of C, and first and last + 1 column, where the largest deviation was found; None where there is none."""
     seconds: float
+    cause: str = ""
+    """Why it failed, where that is known: an operand that the precision asked for cannot hold."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,6 +121,7 @@ class Verification:
         row, first, stop = self.worst
         return (
             f"verification failed: {measure}; the worst is in row {row}, columns {first} to {stop - 1}{rest}"
+            + (f"; {self.cause}" if self.cause else "")
         )
 
 
@@ -316,8 +322,6 @@ def verify_product(
         for place, outcome in outcomes:
             faults.append(outcome)
             finished(len(right_rows) + place, a, left_rows[place])
-    seconds = time.perf_counter() - start
-    listener(WorkDone("verify", seconds))
     unchecked = sum(outcome.unchecked for outcome in faults)
     compared = m * thin.shape[0] - unchecked
     worst = max(faults, key=lambda outcome: (outcome.largest, -outcome.worst[0]), default=None)
@@ -325,6 +329,22 @@ def verify_product(
     if probe.exact:
         largest = float(sum(outcome.largest for outcome in faults))
     conclusive = compared > 0 or empty
+    cause = ""
+    if precision in INPUT_LARGEST and largest == math.inf:
+        causes = []
+        for role, side, pieces in (("A", left, left_rows), ("B", right, right_rows)):
+            calls = on_workers(_largest, ((side, rows) for rows in pieces), (), 0, f"largest-{role}")
+            with closing(calls):
+                most = max(found for _, found in calls)
+            if most > INPUT_LARGEST[precision]:
+                causes.append(f"{role}, {name_of(side.array)}, holds {most:.6g}")
+        if causes:
+            cause = (
+                f"{' and '.join(causes)}, where precision={precision!r} multiplies numbers of at most"
+                f" {INPUT_LARGEST[precision]:g}: scale that, or use precision='bf16' or 'tf32'"
+            )
+    seconds = time.perf_counter() - start
+    listener(WorkDone("verify", seconds))
     return Verification(
         passed=bool(largest <= allowed and conclusive),
         conclusive=conclusive,
@@ -334,7 +354,17 @@ def verify_product(
         unchecked=unchecked,
         worst=worst.worst if worst is not None and worst.largest > 0 else None,
         seconds=seconds,
+        cause=cause,
     )
+
+
+def _largest(side: _Side, rows: slice) -> float:
+    """The largest absolute value of these rows that is finite; 0 where none is."""
+    largest = 0.0
+    for _, _, part in side.parts(rows):
+        sizes = np.abs(side.load(part, np.dtype(np.float64)), dtype=np.float64)
+        largest = max(largest, float(np.max(sizes, where=np.isfinite(sizes), initial=0.0)))
+    return largest
 
 
 def _check_kinds(factors: dict[str, zarr.Array[Any]], c: zarr.Array[Any]) -> None:

@@ -87,7 +87,8 @@ def matmul(
         C's dtype where it shall be wider than ``numpy.matmul`` would make it (int64 for int32 factors, say). Not
         bfloat16, which zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
     precision
-        ``full`` multiplies every dtype as itself; ``split``, ``tf32``, ``bf16`` and ``fp16`` use tensor cores.
+        ``full`` multiplies every dtype as itself; ``split``, ``tf32``, ``bf16`` and ``fp16`` use tensor cores, where
+        ``fp16`` takes operands of at most 65504.
     cluster
         A profile of ``cluster_file``, a scheduler's address, or a ``distributed.Client``.
     device

@@ -63,7 +63,7 @@ def matmul(
         ``dtype=int64`` give sums that do not wrap at 2**31. The default is `numpy.result_type`.
     precision: ``full`` multiplies float32 as float32. ``split``, ``tf32``, ``bf16`` and ``fp16`` allow (and
         never require) a float32 product on the tensor cores; where a device or a shape has no such kernel,
-        and on the CPU, it is computed in full.
+        and on the CPU, it is computed in full. To ``fp16`` operands above 65504 are infinite.
     device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays stay where they are.
     stream: the stream to launch on. The default is the one that the arrays were exported with, else the
         default stream. For device arrays the function returns before the product is finished.

@@ -340,6 +340,23 @@ def test_operands_that_underflow_in_a_lower_precision_pass_when_it_was_asked_for
     assert not check(client, tmp_path / "wrong", a, b, c, precision=precision, rounds=20).passed
 
 
+@pytest.mark.parametrize("role", ["A", "B"])
+def test_an_operand_that_is_too_large_for_the_precision_is_named(
+    role: str, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    a, b, c = factors(rng, "f4", 60, 200, 80)
+    c[3, 4] = np.inf
+    assert check(client, tmp_path / "else", a, b, c, precision="fp16").cause == "", "no operand is too large"
+    (a if role == "A" else b)[50, 30] = -70_000
+    with np.errstate(over="ignore", invalid="ignore"):
+        c = a.astype("f2").astype("f4") @ b.astype("f2").astype("f4")
+    found = check(client, tmp_path / "wrong", a, b, c, precision="fp16")
+    assert not found.passed
+    assert f"{role}, {tmp_path / 'wrong' / role.lower()}, holds 70000, where precision='fp16'" in str(found)
+    assert str(found).endswith("at most 65504: scale that, or use precision='bf16' or 'tf32'")
+    assert check(client, tmp_path / "right", a, b, a @ b, precision="fp16").passed
+
+
 @pytest.mark.parametrize("dtype", ["f4", "i8"])
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 50, 40), (40, 50, 0), (0, 50, 0), (0, 0, 0)])
 def test_nothing_is_read_for_an_empty_product(
