@@ -189,7 +189,8 @@ def matmul(
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="How many workers like this machine share the work.",
+    help="How many workers share the work, each with all the memory and cores of this machine, or a GPU like its"
+    " first. For the workers of a profile: matmul --plan-only.",
 )
 @click.option("--host-memory", metavar="SIZE", help="Memory of a worker's process; default: this machine's.")
 @json_option
@@ -270,7 +271,10 @@ def histogram(
 @click.argument("y")
 @options(cluster_options, device_option, json_option)
 def dot(x: str, y: str, as_json: bool, **shared: Any) -> None:
-    """Print the sum of conj(x) y over two one-dimensional Zarr arrays."""
+    """Print the sum of conj(x) y over two one-dimensional Zarr arrays.
+
+    As numpy.vdot does, it adds up in the type of x and y: sums of small integers wrap.
+    """
     from tilewright.workflows.dot import timed_dot
     from tilewright.workflows.progress import listening
 

@@ -359,8 +359,9 @@ def plan_matmul(
 ) -> MatmulPlan:
     """The plan that ``matmul`` would follow, from nothing but metadata.
 
-    It is for ``workers`` workers like this machine, whose processes may hold ``host_memory`` each; or, where a
-    ``cluster`` is named, for the workers that are found there (a profile's own cluster is started for that).
+    It is for ``workers`` workers, each with all the memory and cores of this machine (or a GPU like its first), whose
+    processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers that are found there and
+    what they have (a profile's own cluster is started for that).
 
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError
     for fewer workers than one, more than `MOST_WORKERS`, or a wrong setting.
@@ -450,7 +451,11 @@ def _facts_here(device: str, host_memory: int | str | None) -> WorkerFacts:
 
     kind = resolve_device(device)
     cores = cores_here(), usable_cores(), os.cpu_count() or 1
-    limit = config.as_nbytes(host_memory, "host_memory") if host_memory is not None else MEMORY_LIMIT
+    limit = (
+        config.as_nbytes(host_memory, "host_memory (--host-memory)")
+        if host_memory is not None
+        else MEMORY_LIMIT
+    )
     if kind == "cpu":
         return WorkerFacts("cpu", "CPU", None, limit, *cores)
     first = devices()[0]

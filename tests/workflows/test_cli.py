@@ -351,6 +351,7 @@ BAD = [
     ),
     (["verify", "a.zarr", "b.zarr", "b.zarr", "--rounds", "1000000"], ["rounds=1000000", "1 to 64"]),
     (["matmul", "a.zarr", "b.zarr", "c.zarr", "--dtype", "float16", "--precision", "tf32"], ["tf32"]),
+    (["plan", "a.zarr", "b.zarr", "--host-memory", "10XB"], ["--host-memory", "'10XB'"]),
     (
         ["matmul", "a.zarr", "b.zarr", "c.zarr", "--dtype", "int64"],
         ["A: a.zarr holds float64, which does not cast to dtype=int64", "or convert it first"],
