@@ -568,9 +568,9 @@ def _threads(
 
 
 def _share_of_cores(facts: list[WorkerFacts]) -> int:
-    """The cores of its host that each worker has at least; those without an address are of one host."""
-    hosts = [get_address_host(fact.address) if fact.address else "" for fact in facts]
-    neighbours = Counter(hosts)
+    """The cores that each worker has at least, by how many there are on its host; without an address it is alone."""
+    hosts = [get_address_host(fact.address) if fact.address else None for fact in facts]
+    neighbours = {**Counter(hosts), None: 1}
     return min(
         share_of_cores(fact.usable_cores, fact.host_cores, neighbours[host])
         for fact, host in zip(facts, hosts, strict=True)

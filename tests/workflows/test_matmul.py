@@ -959,6 +959,7 @@ GIB = 2**30
         ((16, 16), [("tcp://10.0.0.1:1", 16, 32, None), ("tcp://10.0.0.1:2", 16, 32, None)], "bc"),
         ((16, 16), [(f"tcp://10.0.0.1:{i}", 64, 64, None) for i in range(4)], "ac"),
         ((24, 24), [("tcp://10.0.0.1:1", 24, 24, None), ("tcp://10.0.0.2:1", 32, 32, None)], "ac"),
+        ((32, 32), [("", 32, 32, None)] * 3, "ac"),  # of a plan without a cluster
         # Only what is encoded gets them; and never fewer than there are for anything.
         ((12, 8), [("tcp://10.0.0.1:1", 32, 32, None)], ""),
         ((32, 8), [("tcp://10.0.0.1:1", 32, 32, None)], "b"),
