@@ -1,15 +1,17 @@
 """The figures of the whole job in docs/performance.md: Zarr in, Zarr out, on every number of GPUs there is.
 
-    python benchmarks/e2e.py [FOLDER [STORE]]      writes e2e.json, e2e.png and e2e-timeline.png to FOLDER
+    python benchmarks/e2e.py [--compressed] [FOLDER [STORE]]    writes e2e.json, e2e.png and e2e-timeline.png to FOLDER
 
-STORE takes the matrices, by default /dev/shm: on a GPU 64 GiB of them at most at a time, and C, half as large. On a
-machine without a GPU the sides are smaller, and the peer runs on NumPy. The files are written anew after each case.
+With --compressed chunks go through Zarr's default codec. STORE takes the matrices, by default /dev/shm: on a GPU 64 GiB
+of them at most at a time, and C, half as large. On a machine without a GPU the sides are smaller, and the peer runs on
+NumPy. The files are written anew after each case.
 """
 
 # Nothing of ours is imported up here: the workers' processes, whose memory is measured, import this script too.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -53,6 +55,17 @@ def gpu_cases(gpus: int) -> list[Case]:
     return cases
 
 
+def compressed_cases(workers: int, *, gpu: bool) -> list[Case]:
+    """Chunks of three sizes that are encoded, on one worker and on all; the peer beside the smallest, on all."""
+    base = replace(base_case(), n=32768 if gpu else 8192, compressed=True)
+    chunks = (4096, 2048, 1024) if gpu else (2048, 1024)
+    cases = [
+        replace(base, chunk=chunk, workers=count) for chunk in chunks for count in dict.fromkeys((1, workers))
+    ]
+    cases[-1] = replace(cases[-1], peer_repeats=1)
+    return cases
+
+
 def cpu_cases() -> list[Case]:
     base = replace(base_case(), workers=2)
     return [
@@ -61,7 +74,7 @@ def cpu_cases() -> list[Case]:
     ]
 
 
-def main(folder: Path, store: Path) -> None:
+def main(folder: Path, store: Path, compressed: bool) -> None:
     from tilewright.kernels.device import devices
     from tilewright.workflows.bench.e2e import report_of, run_e2e
     from tilewright.workflows.bench.timeline import plot_timelines
@@ -71,7 +84,11 @@ def main(folder: Path, store: Path) -> None:
     rows: list[Row] = []
     details: list[dict[str, Any]] = []
     timelines: list[Timeline] = []
-    for found, detail, timeline in run_e2e(gpu_cases(gpus) if gpus else cpu_cases(), store, gpu=bool(gpus)):
+    if compressed:
+        cases = compressed_cases(gpus or 2, gpu=bool(gpus))
+    else:
+        cases = gpu_cases(gpus) if gpus else cpu_cases()
+    for found, detail, timeline in run_e2e(cases, store, gpu=bool(gpus)):
         rows += found
         details.append(detail)
         timelines.append(timeline)
@@ -89,7 +106,14 @@ def main(folder: Path, store: Path) -> None:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    place = sys.argv[2] if len(sys.argv) > 2 else "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=place) as matrices:
-        main(target, Path(matrices))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=Path())
+    parser.add_argument(
+        "store", nargs="?", type=Path, default="/dev/shm" if Path("/dev/shm").is_dir() else None
+    )
+    parser.add_argument("--compressed", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.store) as matrices:
+        main(options.folder, Path(matrices), options.compressed)

@@ -6,6 +6,7 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import zarr
 
@@ -31,3 +32,16 @@ def test_the_floor_of_storage_counts_the_bytes_that_were_moved(
     share = -(-written * stored // writers)
     assert e2e._storage_rate(tmp_path, tmp_path, written, 2) == stored + writers * share
     assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
+
+
+def test_the_floor_of_a_codec_counts_the_elements_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many chunks, by as many cores, as it says; the clock goes on by a second whenever it is asked."""
+    seconds = count()
+    monkeypatch.setattr(e2e, "time", SimpleNamespace(perf_counter=lambda: float(next(seconds))))
+    monkeypatch.setattr(e2e, "usable_cores", lambda: 3)
+    monkeypatch.setattr(e2e, "CODED_NBYTES", 2000)
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(15, 30), chunks=(20, 10), dtype="f4")
+    array[...] = np.random.default_rng(0).standard_normal((15, 30))
+    assert e2e.codec_rates(tmp_path / "a.zarr") == (3 * 3 * 800, 3 * 3 * 800)

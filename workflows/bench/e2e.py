@@ -24,8 +24,11 @@ import numpy as np
 import zarr
 from distributed import Client, LocalCluster
 
+from tilewright.kernels.host_loops import usable_cores
+from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.memory import peak_nbytes
 from tilewright.pipeline import config
+from tilewright.pipeline.chunks import layout_of
 from tilewright.pipeline.cluster import starting_workers
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
@@ -66,17 +69,19 @@ class Case:
     """Timed runs of ours, after one that warms and is checked."""
     peer_repeats: int = 2
     """The same of dask.array; 0 leaves it out."""
+    compressed: bool = False
+    """Whether chunks of A, B and C go through Zarr's default codec, Zstandard."""
 
     @property
     def inputs(self) -> str:
         """Names the stored matrices: cases that differ in the rest share them."""
-        return f"{self.dtype}-{self.values}-{self.n}-{self.chunk}"
+        return f"{self.dtype}-{self.values}-{self.n}-{self.chunk}" + "-zstd" * self.compressed
 
     @property
     def name(self) -> str:
         memory = f", {self.device_memory} a worker" if self.device_memory else ""
         kind = f" ({self.values} values)" if np.dtype(self.dtype).kind in "iu" else ""
-        sides = f"n = {self.n} in {self.chunk}²"
+        sides = f"n = {self.n} in {self.chunk}²" + " (zstd)" * self.compressed
         return f"{self.dtype}{kind} {sides}, {counted(self.workers, 'worker')}{memory}"
 
 
@@ -141,7 +146,7 @@ def _run_case(
         if turn <= case.repeats:
             _time_ours(client, inputs, out, case, ours, cold=cold, check=turn == 0, gpu=gpu)
         if peer is not None and turn <= case.peer_repeats:
-            _time_peer(peer, inputs, out, theirs, cold=cold, check=turn == 0, gpu=gpu)
+            _time_peer(peer, inputs, out, case, theirs, cold=cold, check=turn == 0, gpu=gpu)
     work = 2 * case.n**3
     rows = [_row(case.name, "tilewright", False, work, ours.seconds)]
     details = _details(client, inputs, case, ours, gpu=gpu)
@@ -154,7 +159,7 @@ def _run_case(
 
 
 def write_inputs(folder: Path, case: Case) -> None:
-    """Store two random matrices in uncompressed chunks, written by many threads."""
+    """Store two random matrices, by many threads."""
     dtype, chunk = np.dtype(case.dtype), case.chunk
 
     def write(array: zarr.Array[Any], seed: int, i: int, j: int) -> None:
@@ -173,7 +178,7 @@ def write_inputs(folder: Path, case: Case) -> None:
             shape=(case.n, case.n),
             chunks=(chunk, chunk),
             dtype=dtype,
-            compressors=None,
+            compressors="auto" if case.compressed else None,
         )
         starts = range(0, case.n, chunk)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -249,7 +254,15 @@ def _time_ours(
 
 
 def _time_peer(
-    client: Client, inputs: Path, out: Path, timing: _Timing, *, cold: bool, check: bool, gpu: bool
+    client: Client,
+    inputs: Path,
+    out: Path,
+    case: Case,
+    timing: _Timing,
+    *,
+    cold: bool,
+    check: bool,
+    gpu: bool,
 ) -> None:
     import dask.array as da
 
@@ -266,7 +279,11 @@ def _time_peer(
     if gpu:
         product = product.map_blocks(cupy.asnumpy)
     target = zarr.create_array(
-        out, shape=product.shape, chunks=product.chunksize, dtype=product.dtype, compressors=None
+        out,
+        shape=product.shape,
+        chunks=product.chunksize,
+        dtype=product.dtype,
+        compressors="auto" if case.compressed else None,
     )
     da.to_zarr(product, target)
     seconds = time.perf_counter() - start
@@ -300,6 +317,9 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
         "storage": (run.read_nbytes + plan.write_nbytes) / storage,
         "arithmetic": run.stages["compute"] / plan.workers,
     }
+    if case.compressed:
+        decoding, encoding = codec_rates(inputs / "a.zarr")
+        floors["codec"] = run.read_nbytes / decoding + plan.write_nbytes / encoding
     if gpu:
         bus = client.submit(bus_rate, pure=False).result()
         floors["bus"] = (run.read_nbytes + plan.write_nbytes) / bus / plan.workers
@@ -373,6 +393,45 @@ def _storage_rate(inputs: Path, place: Path, written: float, workers: int) -> fl
     return best
 
 
+CODED_NBYTES = 2**26
+"""What each core decodes, and encodes, at least for the floor."""
+
+
+def codec_rates(path: Path) -> tuple[float, float]:
+    """Bytes of elements a second that all cores decode, and encode, with the array's codec from memory to memory, doing
+    nothing else: a thread each, best of three."""
+    array = zarr.open_array(path, mode="r")
+    layout = layout_of(array, str(path))
+    assert layout is not None
+    (codec,) = layout.codecs
+    cores = usable_cores()
+    rows, columns = array.chunks
+    chunk = np.resize(np.asarray(array[:rows, :columns]), (rows, columns))
+    stored = codec.encode(chunk)
+    repeats = ceil_div(CODED_NBYTES, chunk.nbytes)
+
+    def decode(room: np.ndarray) -> None:
+        for _ in range(repeats):
+            codec.decode(stored, out=room)
+
+    def encode(room: np.ndarray) -> None:
+        for _ in range(repeats):
+            codec.encode(chunk)
+
+    rooms = [np.empty(chunk.nbytes, np.uint8) for _ in range(cores)]
+    rates = []
+    with ThreadPoolExecutor(cores) as pool:
+        for work in (decode, encode):
+            best = 0.0
+            for _ in range(3):
+                start = time.perf_counter()
+                run_all(pool, [partial(work, room) for room in rooms])
+                seconds = time.perf_counter() - start
+                best = max(best, cores * repeats * chunk.nbytes / seconds)
+            rates.append(best)
+    return rates[0], rates[1]
+
+
 def bus_rate(nbytes: int = 2**28) -> float:
     """Bytes a second from pinned memory to this process's GPU, best of three."""
     from numba import cuda
@@ -437,6 +496,7 @@ def describe_stages(detail: dict[str, Any]) -> str:
     type=click.Path(file_okay=False, exists=True, writable=True, path_type=Path),
     help="Where matrices go; default: a temporary folder.",
 )
+@click.option("--compressed", is_flag=True, help="Store chunks through Zarr's default codec.")
 @click.option("--repeats", type=COUNT, default=3, show_default=True, help="Timed runs of ours.")
 @click.option("--no-peer", is_flag=True, help="Leave dask.array out.")
 @click.option("--cold", is_flag=True, help="Drop the inputs from the page cache before each run.")
@@ -456,6 +516,7 @@ def command(
     values: str,
     device: str,
     folder: Path | None,
+    compressed: bool,
     repeats: int,
     no_peer: bool,
     cold: bool,
@@ -475,7 +536,17 @@ def command(
     expect_pictures(plot, timeline)
     gpu = resolve_device(device) == "cuda"
     cases = [
-        Case(n, dtype, chunk, count, device_memory, values, repeats, 0 if no_peer else min(2, repeats))
+        Case(
+            n,
+            dtype,
+            chunk,
+            count,
+            device_memory,
+            values,
+            repeats,
+            peer_repeats=0 if no_peer else min(2, repeats),
+            compressed=compressed,
+        )
         for n in sides
         for dtype in dtypes
         for count in workers
