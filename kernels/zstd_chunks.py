@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numba
@@ -48,10 +50,11 @@ from tilewright.kernels.zstd_loop import (
     USED,
     WINDOW_BITS,
     WORDS,
-    Decoder,
     compiled_decompress,
     compiled_read_on,
+    give_back,
     library,
+    take_decoder,
 )
 
 WRITTEN_NBYTES = 2**20
@@ -291,7 +294,7 @@ def _store(
 
 
 @functools.cache
-def _upload_loop() -> Any:
+def _compiled_upload() -> Any:
     words, integers, bytes_ = numba.uint64[::1], numba.int64[::1], numba.uint8[::1]
     table = numba.types.Array(numba.int64, 2, "C")
     return compiled(
@@ -310,7 +313,7 @@ def _upload_loop() -> Any:
 
 
 @functools.cache
-def _store_loop() -> Any:
+def _compiled_store() -> Any:
     integer = numba.int64
     return compiled(
         _store,
@@ -323,15 +326,13 @@ def _store_loop() -> Any:
     )
 
 
+_compiling = threading.Lock()
+"""Else each of the threads that come first at once would compile, or load, a loop of its own."""
+
+
 def available() -> bool:
     """Whether the loops can run: on a real device, under a system whose functions they know."""
     return calls.available(UPLOAD_SYSTEM, UPLOAD_DRIVER) and calls.available(DOWNLOAD_SYSTEM, DOWNLOAD_DRIVER)
-
-
-def prepare() -> None:
-    """Compile the loops, or find them compiled, so that the first chunk does not wait for it."""
-    _upload_loop()
-    _store_loop()
 
 
 def with_libzstd(functions: np.ndarray, names: Sequence[str]) -> np.ndarray:
@@ -351,44 +352,44 @@ def _download_functions() -> np.ndarray:
     return with_libzstd(calls.addresses(DOWNLOAD_SYSTEM, DOWNLOAD_DRIVER), DOWNLOAD_ZSTD)
 
 
-class Coder:
-    """What one thread needs of libzstd: a decoder and an encoder, each made when it is first used."""
+class _Encoder:
+    """An encoder, and memory for what is to be written; used for one chunk at a time."""
 
     def __init__(self) -> None:
-        self._decoder: Decoder | None = None
-        self._encoder: Any = None
-        self.memory = np.empty(0, np.uint8)
-
-    def decoder(self) -> tuple[int, np.ndarray]:
-        """Its context, and memory for what is read."""
-        if self._decoder is None:
-            self._decoder = Decoder()
-        return self._decoder.begin(WINDOW_BITS), self._decoder.memory
-
-    def encoder(self, level: int, checksum: bool, nbytes: int) -> tuple[int, np.ndarray]:
-        """Its context, for one frame of so many bytes, and memory for what is to be written.
-
-        Raises MemoryError.
-        """
         ffi, lib = library().ffi, library().lib
-        if self._encoder is None:
-            context = lib.ZSTD_createCCtx()
-            if context == ffi.NULL:
-                raise MemoryError("no memory for an encoder of Zstandard")
-            self._encoder = ffi.gc(context, lib.ZSTD_freeCCtx)
-            self.memory = np.empty(WRITTEN_NBYTES, np.uint8)
-        lib.ZSTD_CCtx_reset(self._encoder, lib.ZSTD_reset_session_and_parameters)
-        lib.ZSTD_CCtx_setParameter(self._encoder, lib.ZSTD_c_compressionLevel, level)
-        lib.ZSTD_CCtx_setParameter(self._encoder, lib.ZSTD_c_checksumFlag, int(checksum))
-        lib.ZSTD_CCtx_setPledgedSrcSize(self._encoder, nbytes)
-        return int(ffi.cast("uintptr_t", self._encoder)), self.memory
+        context = lib.ZSTD_createCCtx()
+        if context == ffi.NULL:
+            raise MemoryError("no memory for an encoder of Zstandard")
+        self.context = ffi.gc(context, lib.ZSTD_freeCCtx)
+        self.memory = np.empty(WRITTEN_NBYTES, np.uint8)
 
-    def forget_large(self) -> None:
-        """Give back what chunks with large windows took."""
-        if self._decoder is not None and self._decoder.nbytes > LARGEST_SPARE_NBYTES:
-            self._decoder = None
-        if self._encoder is not None and library().lib.ZSTD_sizeof_CCtx(self._encoder) > LARGEST_SPARE_NBYTES:
-            self._encoder = None
+    def begin(self, level: int, checksum: bool, nbytes: int) -> int:
+        """Make it ready for one frame of so many bytes; the encoder's address."""
+        ffi, lib = library().ffi, library().lib
+        lib.ZSTD_CCtx_reset(self.context, lib.ZSTD_reset_session_and_parameters)
+        lib.ZSTD_CCtx_setParameter(self.context, lib.ZSTD_c_compressionLevel, level)
+        lib.ZSTD_CCtx_setParameter(self.context, lib.ZSTD_c_checksumFlag, int(checksum))
+        lib.ZSTD_CCtx_setPledgedSrcSize(self.context, nbytes)
+        return int(ffi.cast("uintptr_t", self.context))
+
+    @property
+    def nbytes(self) -> int:
+        return int(library().lib.ZSTD_sizeof_CCtx(self.context))
+
+
+_spare: list[_Encoder] = []
+
+
+@contextmanager
+def _borrowed_encoder() -> Iterator[_Encoder]:
+    """One of this process for this thread alone; one that a high level made large is not kept."""
+    encoder = None
+    with suppress(IndexError):
+        encoder = _spare.pop()
+    encoder = _Encoder() if encoder is None else encoder
+    yield encoder
+    if encoder.nbytes <= LARGEST_SPARE_NBYTES:
+        _spare.append(encoder)
 
 
 class ChunkUpload:
@@ -414,15 +415,17 @@ class ChunkUpload:
         """How many threads can work at it."""
         return len(self._table)
 
-    def run(self, lane: np.ndarray, coder: Coder) -> tuple[float, float]:
+    def run(self, lane: np.ndarray) -> tuple[float, float]:
         """Move chunks through a lane until none is left; the last blocks are still on their way then.
 
         lane: int64[`calls.LANE_WORDS`], for the current device, which this thread must be attached to. Returns the
         seconds of reading and decompressing, and of moving.
         """
         spent = np.zeros(2)
-        context, memory = coder.decoder()
-        _upload_loop()(
+        with _compiling:
+            loop = _compiled_upload()
+        decoder = take_decoder()
+        loop(
             self._functions,
             self._paths,
             self._path_starts,
@@ -430,10 +433,11 @@ class ChunkUpload:
             self._counter,
             self._failed,
             lane,
-            context,
-            memory,
+            decoder.begin(WINDOW_BITS),
+            decoder.memory,
             spent,
         )
+        give_back(decoder)
         return float(spent[0]), float(spent[1])
 
     def failed(self) -> list[int]:
@@ -451,7 +455,6 @@ def store_chunk(
     checksum: bool,
     block_nbytes: int,
     lane: np.ndarray,
-    coder: Coder,
     functions: np.ndarray | None = None,
 ) -> tuple[bool, float, float]:
     """Compress a rectangle of the device's memory, row behind row, into one frame, from an open file's beginning on.
@@ -463,13 +466,16 @@ def store_chunk(
     Returns whether all of it was written, and the seconds of compressing and writing and of waiting for the device. If
     not, the file holds anything, and the same by another way will say why. Raises MemoryError.
     """
-    context, memory = coder.encoder(level, checksum, rows * width)
     tall, wide = _block_sides(rows, width, block_nbytes)
     spent = np.zeros(2)
     table = _download_functions() if functions is None else functions
-    good = _store_loop()(
-        table, descriptor, source, pitch, rows, width, tall, wide, lane, context, memory, spent
-    )
+    with _compiling:
+        loop = _compiled_store()
+    with _borrowed_encoder() as encoder:
+        context = encoder.begin(level, checksum, rows * width)
+        good = loop(
+            table, descriptor, source, pitch, rows, width, tall, wide, lane, context, encoder.memory, spent
+        )
     return bool(good), float(spent[0]), float(spent[1])
 
 

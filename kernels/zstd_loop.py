@@ -131,6 +131,19 @@ class Decoder:
 _spare: list[Decoder] = []
 
 
+def take_decoder() -> Decoder:
+    """One for this thread alone, until `give_back`. Raises MemoryError."""
+    with contextlib.suppress(IndexError):
+        return _spare.pop()
+    return Decoder()
+
+
+def give_back(decoder: Decoder) -> None:
+    """It serves the next one, unless a large window made it large."""
+    if decoder.nbytes <= LARGEST_SPARE_NBYTES:
+        _spare.append(decoder)
+
+
 class Frames:
     """The contents of frames one behind the other: from a file, or bytes that it is fed, or a file and then those.
 
@@ -140,10 +153,7 @@ class Frames:
     """
 
     def __init__(self, window_bits: int, path: str | None = None, nbytes: int = 0) -> None:
-        decoder = None
-        with contextlib.suppress(IndexError):
-            decoder = _spare.pop()
-        self._decoder = Decoder() if decoder is None else decoder
+        self._decoder = take_decoder()
         self._context = self._decoder.begin(window_bits)
         self._words = np.zeros(WORDS, np.int64)
         self._words[STOP] = nbytes
@@ -199,5 +209,4 @@ class Frames:
         self._close()
         self._descriptor, self._fed = -1, None
         self._words[:] = 0
-        if self._decoder.nbytes <= LARGEST_SPARE_NBYTES:
-            _spare.append(self._decoder)
+        give_back(self._decoder)

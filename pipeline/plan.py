@@ -53,8 +53,15 @@ through the interpreter and over the wire (two workers on two GPUs: 2.3 GB/s eac
 LANE_NBYTES = 8 * 2**20
 """Pinned memory through which one thread of a GPU worker moves its parts of panels or of a finished tile."""
 
+CODER_NBYTES = 5 * 2**20
+"""What a thread of a GPU worker needs to decode, or to encode, block by block: Zstandard's tables and window, as its
+default level has them, and a megabyte of what is stored."""
+
 PROCESS_NBYTES = 448 * 2**20
-"""Host memory that a worker's process holds besides buffers: the interpreter, its libraries, a CUDA context."""
+"""Host memory that a worker's process holds besides buffers: the interpreter and its libraries."""
+
+CUDA_NBYTES = 192 * 2**20
+"""What a GPU's context and the compiler of its kernels add to that."""
 
 LINE_NBYTES = 128
 """Where tiles are cut into cells, every cell of a panel on a GPU begins its lines at multiples of this. Kernels look at
@@ -565,9 +572,9 @@ def plan_matmul(
     # Through a codec, each thread holds one stored piece as it came and as it was decoded or gathered.
     coding = limits.read_threads * 2 * max(a.unit_nbytes, b.unit_nbytes)
     coding += limits.write_threads * 2 * min(c_unit[0], m) * min(c_unit[1], n) * item_c
-    lanes = (limits.read_threads + limits.write_threads) * LANE_NBYTES
+    lanes = (limits.read_threads + limits.write_threads) * (LANE_NBYTES + CODER_NBYTES)
     sums = (k_parts + 1) * tile_rows * tile_columns * items[2] if k_parts > 1 else 0
-    host_peak = PROCESS_NBYTES + coding + sums + (device_peak if limits.on_host else lanes)
+    host_peak = PROCESS_NBYTES + coding + sums + (device_peak if limits.on_host else CUDA_NBYTES + lanes)
     if limits.host_nbytes is not None and host_peak > limits.host_nbytes:
         raise PlanError(
             f"the plan needs {format_nbytes(host_peak)} of host memory for each worker and"

@@ -220,12 +220,6 @@ def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> Stor
     return stored.transposed if transpose else stored
 
 
-def is_zstd(array: zarr.Array[Any]) -> bool:
-    """Whether chunks lie in local files, compressed by Zstandard and otherwise as they are in memory."""
-    layout = _layout(array)
-    return layout is not None and layout.zstd is not None
-
-
 def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int) -> tuple[int, int]:
     """Chunk sides for a new C: those of A's rows and B's columns, kept between 1 and 64 MiB a chunk.
 

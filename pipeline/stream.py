@@ -52,7 +52,6 @@ from tilewright.pipeline.store import (
     RegionWrite,
     as_stored_matrix,
     gather,
-    is_zstd,
     place_of,
     region_reads,
     region_uploads,
@@ -641,7 +640,6 @@ class _Lane:
         from numba import cuda
 
         from tilewright.kernels.calls import lane_words
-        from tilewright.kernels.zstd_chunks import Coder
 
         with allocating("pinned memory for one thread that reads or writes", LANE_NBYTES, on_gpu=False):
             memory = pinned_bytes(LANE_NBYTES)
@@ -651,7 +649,6 @@ class _Lane:
         self.stream = cuda.stream()
         self.words = lane_words(self._blocks, self._passed, self.stream)
         """The same for loops outside the interpreter."""
-        self.coder = Coder()
 
     def block(self) -> np.ndarray:
         """The block used longest ago, once its bytes have gone where they were sent."""
@@ -724,8 +721,6 @@ class CudaUnit:
         if self._in_loops:
             file_upload.prepare()
             file_download.prepare()
-            if any(is_zstd(array) for array in (product.a, product.b, product.c)):
-                zstd_chunks.prepare()
 
     def allocate(self, size: int, dtype: np.dtype) -> Any:
         with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=True):
@@ -789,9 +784,7 @@ class CudaUnit:
     def _run_loop(self, upload: Upload | ChunkUpload, used: list[_Lane]) -> _Move:
         with self._lane() as lane:
             used.append(lane)
-            if isinstance(upload, self._upload.Upload):
-                return _Move(*upload.run(lane.words))
-            return _Move(*upload.run(lane.words, lane.coder))
+            return _Move(*upload.run(lane.words))
 
     def load(self, part: RegionRead, panel: Placed, used: list[_Lane]) -> _Move:
         rows, columns = part.shape
@@ -882,7 +875,7 @@ class CudaUnit:
                 good, _, waiting = self._download.store(descriptor, *rectangle, LOOP_BLOCK_NBYTES, lane.words)
             else:
                 good, _, waiting = self._chunks.store_chunk(
-                    descriptor, *rectangle, *zstd, LOOP_BLOCK_NBYTES, lane.words, lane.coder
+                    descriptor, *rectangle, *zstd, LOOP_BLOCK_NBYTES, lane.words
                 )
             moving[0] += waiting
             return good
@@ -899,9 +892,7 @@ class CudaUnit:
             self.shared.close()
         with _spare_lanes_lock:
             while not self._lanes.empty():
-                lane = self._lanes.get()
-                lane.coder.forget_large()
-                _spare_lanes.append(lane)
+                _spare_lanes.append(self._lanes.get())
 
 
 def _bands(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[int, int, tuple[int, int]]]:

@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.kernels import file_download, file_upload, zstd_chunks
 from tilewright.kernels.calls import DEVICE_MEMORY, HOST_MEMORY, LANE_WORDS
 from tilewright.kernels.file_upload import Upload
-from tilewright.kernels.zstd_chunks import ChunkUpload, Coder
+from tilewright.kernels.zstd_chunks import ChunkUpload
 
 BLOCK = 1000
 """Bytes of a lane's block."""
@@ -110,11 +110,9 @@ def run(upload: Upload | ChunkUpload, threads: int) -> None:
     assert all(len(words) == LANE_WORDS for words, _ in made)
     spent: list[tuple[float, float]] = []
 
-    def move(words: np.ndarray) -> None:
-        coder = () if isinstance(upload, Upload) else (Coder(),)
-        spent.append(upload.run(words, *coder))
-
-    workers = [threading.Thread(target=move, args=[words]) for words, _ in made]
+    workers = [
+        threading.Thread(target=lambda words=words: spent.append(upload.run(words))) for words, _ in made
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -18,7 +18,7 @@ from tests.kernels.pretended_driver import BLOCK, Driver, lanes, run
 from tilewright.kernels import zstd_chunks, zstd_loop
 from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk
 from tilewright.kernels.launch import SIMULATOR, driver_library
-from tilewright.kernels.zstd_chunks import DOWNLOAD_DRIVER, UPLOAD_DRIVER, ChunkUpload, Coder, store_chunk
+from tilewright.kernels.zstd_chunks import DOWNLOAD_DRIVER, UPLOAD_DRIVER, ChunkUpload, store_chunk
 
 
 def content_of(rows: int, stride: int, kind: str) -> np.ndarray:
@@ -129,7 +129,7 @@ def test_what_the_driver_refuses_on_the_way_in_is_named(tmp_path: Path, refusing
 
 
 def stored_by_loop(
-    path: Path, device: np.ndarray, width: int, driver: Driver, coder: Coder, *, level: int, checksum: bool
+    path: Path, device: np.ndarray, width: int, driver: Driver, *, level: int, checksum: bool = False
 ) -> bool:
     ((words, memory),) = lanes(1)
     with open(path, "wb") as file:
@@ -143,7 +143,6 @@ def stored_by_loop(
             checksum,
             BLOCK,
             words,
-            coder,
             driver.functions_zstd_out,
         )
     assert min(working, waiting) >= 0
@@ -175,9 +174,9 @@ def test_rectangles_of_any_shape_are_compressed(
     device = content_of(rows, width + gap, kind)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zstd_chunks, "WRITTEN_NBYTES", room)
-        coder = Coder()
+        patch.setattr(zstd_chunks, "_spare", [])
         for _ in range(2):  # the second time with the encoder of the first
-            assert stored_by_loop(path, device, width, driver, coder, level=level, checksum=checksum)
+            assert stored_by_loop(path, device, width, driver, level=level, checksum=checksum)
             stored = path.read_bytes()
             header = zstandard.get_frame_parameters(stored)
             assert (header.content_size, header.has_checksum) == (rows * width, checksum)
@@ -189,9 +188,7 @@ def test_rectangles_of_any_shape_are_compressed(
 def test_the_level_is_the_codec_s(tmp_path: Path) -> None:
     device, driver = content_of(1000, 300, "text"), Driver()
     for level in (1, 19):
-        assert stored_by_loop(
-            tmp_path / str(level), device, 300, driver, Coder(), level=level, checksum=False
-        )
+        assert stored_by_loop(tmp_path / str(level), device, 300, driver, level=level, checksum=False)
     fast, small = ((tmp_path / str(level)).stat().st_size for level in (1, 19))
     assert small < fast
 
@@ -201,7 +198,7 @@ def test_what_the_driver_refuses_on_the_way_out_is_said(tmp_path: Path, refusing
     device, driver = np.zeros((40, 200), np.uint8), Driver()
     driver.refuse = {refusing}
     width = 100 if "2D" in refusing else 200
-    assert not stored_by_loop(tmp_path / "a", device, width, driver, Coder(), level=0, checksum=False)
+    assert not stored_by_loop(tmp_path / "a", device, width, driver, level=0)
 
 
 def test_a_file_that_may_not_grow_is_said(tmp_path: Path) -> None:
@@ -209,7 +206,7 @@ def test_a_file_that_may_not_grow_is_said(tmp_path: Path) -> None:
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4500, limits[1]))
-        good = stored_by_loop(tmp_path / "a", device, 1000, driver, Coder(), level=0, checksum=False)
+        good = stored_by_loop(tmp_path / "a", device, 1000, driver, level=0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
@@ -217,22 +214,25 @@ def test_a_file_that_may_not_grow_is_said(tmp_path: Path) -> None:
     assert os.path.getsize(tmp_path / "a") == 4500
 
 
-def test_what_large_windows_took_is_given_back(tmp_path: Path) -> None:
-    content, driver, coder = content_of(100, 1000, "text"), Driver(), Coder()
+def test_what_large_windows_took_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders: list[zstd_loop.Decoder] = []
+    encoders: list[object] = []
+    monkeypatch.setattr(zstd_loop, "_spare", decoders)
+    monkeypatch.setattr(zstd_chunks, "_spare", encoders)
+    content, driver = content_of(100, 1000, "text"), Driver()
     device = np.zeros_like(content)
-    parameters = zstandard.ZstdCompressionParameters(window_log=26)
-    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    (tmp_path / "a").write_bytes(compressor.compress(content.tobytes()) + compressor.flush())
-    upload = ChunkUpload([chunk_at(tmp_path / "a", content, device)], BLOCK, driver.functions_zstd)
-    ((words, _),) = lanes(1)
-    upload.run(words, coder)
-    assert upload.failed() == []
-    assert stored_by_loop(tmp_path / "b", device, 1000, driver, coder, level=3, checksum=False)
-    assert coder._decoder is not None
-    assert coder._decoder.nbytes > zstd_loop.LARGEST_SPARE_NBYTES
-    coder.forget_large()
-    assert coder._decoder is None
-    assert coder._encoder is not None, "which is small"
+    for bits, kept in ((26, False), (20, True)):
+        parameters = zstandard.ZstdCompressionParameters(window_log=bits)
+        compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+        (tmp_path / "a").write_bytes(compressor.compress(content.tobytes()) + compressor.flush())
+        upload = ChunkUpload([chunk_at(tmp_path / "a", content, device)], BLOCK, driver.functions_zstd)
+        run(upload, 1)
+        assert upload.failed() == []
+        assert len(decoders) == kept
+    large = np.zeros((2**13, 2**10), np.uint8)
+    for level, kept in ((19, False), (3, True)):
+        assert stored_by_loop(tmp_path / "b", large, 2**10, driver, level=level)
+        assert len(encoders) == kept
 
 
 def test_they_are_available_where_the_driver_is() -> None:

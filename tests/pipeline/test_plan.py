@@ -15,6 +15,8 @@ from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.pipeline import plan as plan_module
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.plan import (
+    CODER_NBYTES,
+    CUDA_NBYTES,
     LANE_NBYTES,
     LINE_NBYTES,
     PANEL_BUFFERS,
@@ -215,7 +217,8 @@ def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:
     assert (plan.tile_rows, plan.tile_columns, plan.panel_depth, plan.c_buffers) == (7, 11, 13, 2)
     assert plan.device_peak_nbytes == panels + 2 * 7 * 11 * 8
     decoding, writing = 17 * 2 * 7 * 13 * 8, 19 * 2 * 7 * 11 * 8
-    assert plan.host_peak_nbytes == PROCESS_NBYTES + (17 + 19) * LANE_NBYTES + decoding + writing
+    lanes = (17 + 19) * (LANE_NBYTES + CODER_NBYTES)
+    assert plan.host_peak_nbytes == PROCESS_NBYTES + CUDA_NBYTES + lanes + decoding + writing
     on_host = plan_matmul(a, b, F8, (7, 11), replace(limits, on_host=True))
     assert on_host.host_peak_nbytes == PROCESS_NBYTES + on_host.device_peak_nbytes + decoding + writing
 

@@ -17,6 +17,7 @@ from distributed import Client, LocalCluster
 
 import tilewright as tw
 from tests.workflows.test_matmul import assert_product, numbers, put
+from tilewright.kernels.memory import peak_nbytes
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.stream import BLOCK_NBYTES
@@ -210,6 +211,16 @@ def test_workers_take_panels_from_each_other(
         assert run.verification is not None
         assert run.verification.passed
     assert "from other GPUs" in str(shared)
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_host_memory_stays_within_the_plan(
+    two_processes: Client, factors: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Of processes that compile, or load, their first kernel; with chunks small enough to make no difference."""
+    with dask.config.set({"tilewright.read-threads": 24, "tilewright.write-threads": 24}):
+        run = tw.matmul(*factors, tmp_path / "c", cluster=two_processes, device="cuda", verify=False)
+    assert max(two_processes.run(peak_nbytes).values()) <= run.plan.host_peak_nbytes
 
 
 @pytest.mark.parametrize("compressors", [None])
