@@ -256,6 +256,11 @@ class Tile:
     def columns(self) -> int:
         return self.column_stop - self.column_start
 
+    @property
+    def region(self) -> tuple[slice, slice]:
+        """Its rows and columns of C."""
+        return slice(self.row_start, self.row_stop), slice(self.column_start, self.column_stop)
+
 
 @dataclass(frozen=True)
 class MatmulPlan:

@@ -1084,7 +1084,7 @@ class Engine:
     def _begin(self, job: _Job, start: int, stop: int) -> _Coming:
         """Have the panels of A and B over a stretch of k read, unless they are held already."""
         plan, tile = self._plan, job.tile
-        rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
+        rows, columns = tile.region
         inner = slice(start, stop)
         a_region = (inner, rows) if plan.transpose_a else (rows, inner)
         b_region = (columns, inner) if plan.transpose_b else (inner, columns)
@@ -1347,7 +1347,7 @@ class Engine:
 
     def _write_tile(self, job: _Job) -> None:
         tile, placed = job.tile, self._tile(job)
-        region = (slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop))
+        region = tile.region
         dtype = np.dtype(self._plan.c_dtype)
         with job.clock("write", "download") as moves:
             if self._plan.k_parts > 1:  # a sum over a part of k goes back to whoever adds them up
@@ -1378,7 +1378,7 @@ def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> int:
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
-    region = (slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop))
+    region = tile.region
     with _engines_lock:
         _check_goes_on(product)
         _sums.setdefault(product.run, []).append(product.c)

@@ -642,8 +642,7 @@ def _still_stored(output: Output, plan: MatmulPlan, recorded: Mapping[int, int])
 
     def found(index: int) -> int | None:
         tile = tiles[index]
-        rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
-        return store.stored_nbytes(output.array, (rows, columns))
+        return store.stored_nbytes(output.array, tile.region)
 
     return {index: nbytes for index, nbytes in recorded.items() if found(index) == nbytes}
 

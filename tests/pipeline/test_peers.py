@@ -310,7 +310,7 @@ def test_a_panel_that_was_replaced_while_it_was_copied_is_read(job: Any) -> None
     report = work.peers.engines[WORKERS[1]].multiply(tile, sharers=sharers)
     assert replaced
     assert report.shared_nbytes == 0
-    rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
+    rows, columns = tile.region
     wanted = work.factors[0][rows, :] @ work.factors[1][:, columns]
     np.testing.assert_allclose(work.c[rows, columns], wanted, rtol=1e-12, atol=1e-12)
 

@@ -146,7 +146,7 @@ def multiplied(plan: MatmulPlan, device: str, a: np.ndarray, b: np.ndarray) -> n
     unit: HostUnit | CudaUnit = HostUnit(product) if device == "cpu" else CudaUnit(product)
     c, layout = np.zeros((plan.m, plan.n), plan.c_dtype), plan.layout
     for tile in plan.tiles():
-        rows, columns = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
+        rows, columns = tile.region
         target = placed(c[rows, columns] * np.nan, layout.c(), device)
         for place, (start, stop) in enumerate(plan.panels()):
             left, right = a[rows, start:stop], b[start:stop, columns]
@@ -636,7 +636,7 @@ def test_an_engine_that_is_closed_while_the_gpu_multiplies(
         worker.close(abandon=abandon)
         done = [one.result(20) for one in under_way]
     for tile, finished in zip(tiles, done, strict=True):
-        place = slice(tile.row_start, tile.row_stop), slice(tile.column_start, tile.column_stop)
+        place = tile.region
         np.testing.assert_allclose(c[place], product[place] if finished else 7, rtol=1e-12, atol=1e-12)
 
 
