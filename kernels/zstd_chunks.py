@@ -157,10 +157,18 @@ def _upload(
             ready = now[0] * 1_000_000_000 + now[1]
             moving += ready - mark
 
-            compiled_decompress(
-                functions[_STEP], functions[_READ], context, descriptor, memory, words, place, height * width
-            )
-            bad = bad or words[RESULT] < 0 or words[OUT + USED] < height * width
+            if not bad:  # else what is in the block may still be on its way
+                compiled_decompress(
+                    functions[_STEP],
+                    functions[_READ],
+                    context,
+                    descriptor,
+                    memory,
+                    words,
+                    place,
+                    height * width,
+                )
+                bad = words[RESULT] < 0 or words[OUT + USED] < height * width
             call2(clock, calls.MONOTONIC, call)
             mark = now[0] * 1_000_000_000 + now[1]
             reading += mark - ready

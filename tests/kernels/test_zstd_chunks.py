@@ -128,6 +128,18 @@ def test_what_the_driver_refuses_on_the_way_in_is_named(tmp_path: Path, refusing
     assert upload.failed() == [0]
 
 
+def test_a_block_that_cannot_be_waited_for_is_not_filled(tmp_path: Path) -> None:
+    content, driver = content_of(40, 100, "text"), Driver()
+    (tmp_path / "a").write_bytes(compressed(content))
+    chunk = chunk_at(tmp_path / "a", content, np.zeros_like(content))
+    driver.refuse = {"cuEventSynchronize"}
+    ((words, memory),) = lanes(1)
+    upload = ChunkUpload([chunk], BLOCK, driver.functions_zstd)
+    upload.run(words)
+    assert upload.failed() == [0]
+    assert (memory == 0xEE).all(), "what was in it may be on its way to the device"
+
+
 def stored_by_loop(
     path: Path, device: np.ndarray, width: int, driver: Driver, *, level: int, checksum: bool = False
 ) -> bool:
