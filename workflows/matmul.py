@@ -35,7 +35,15 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
-from tilewright.pipeline.plan import LINE_NBYTES, Limits, MatmulPlan, format_nbytes, no_workspace
+from tilewright.pipeline.plan import (
+    CODER_NBYTES,
+    LANE_NBYTES,
+    LINE_NBYTES,
+    Limits,
+    MatmulPlan,
+    format_nbytes,
+    no_workspace,
+)
 from tilewright.pipeline.plan import plan_matmul as plan_tiles
 from tilewright.pipeline.store import Output, Source
 from tilewright.pipeline.stream import Product
@@ -551,8 +559,8 @@ def _threads(
 
     Where the CPU multiplies and the chunks are in local files, more of them than cores only hold more memory; elsewhere
     they wait for the bus, or for another host. For a GPU decoding and encoding are all that the cores have to do; but
-    what threads hold meanwhile, pieces as they are stored and as they are in memory, may take `CODING_SHARE` of the
-    worker's memory.
+    what threads hold meanwhile, their lanes and coders, and pieces as they are stored and as they are in memory, may
+    take `CODING_SHARE` of the worker's memory.
     """
     count = config.threads(name)
     local = all(store.is_local(array) for array in inputs)
@@ -563,7 +571,8 @@ def _threads(
     share = _share_of_cores(facts)
     limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
     if limits:
-        share = min(share, int(min(limits) * CODING_SHARE) // (2 * max(coded)))
+        held_nbytes = LANE_NBYTES + CODER_NBYTES + 2 * max(coded)
+        share = min(share, int(min(limits) * CODING_SHARE) // held_nbytes)
     return max(count, share)
 
 

@@ -38,7 +38,7 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Event, Notice, Span, UnitDone, WorkPlanned, describe
-from tilewright.pipeline.plan import Limits, MatmulPlan
+from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, Limits, MatmulPlan
 from tilewright.workflows import matmul as workflow
 
 DTYPES = ["i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -965,8 +965,8 @@ GIB = 2**30
         ((32, 8), [("tcp://10.0.0.1:1", 32, 32, None)], "b"),
         ((12, 32), [("tcp://10.0.0.1:1", 32, 32, None)], "c"),
         ((12, 8), [("tcp://10.0.0.1:1", 4, 4, None)], "abc"),
-        # Chunks of 1 MiB, and of C of 1 MiB: an eighth of the memory holds 2 MiB for each thread.
-        ((20, 20), [("tcp://10.0.0.1:1", 32, 32, 20 * 16 * 2**20)], "ac"),
+        # Chunks of 1 MiB, and of C of 1 MiB: an eighth of the memory holds 2 MiB, a lane and a coder for each thread.
+        ((20, 20), [("tcp://10.0.0.1:1", 32, 32, 20 * 8 * (2 * 2**20 + LANE_NBYTES + CODER_NBYTES))], "ac"),
         ((12, 8), [("tcp://10.0.0.1:1", 32, 32, 2**20)], "ac"),
     ],
 )
@@ -1014,6 +1014,17 @@ def test_threads_follow_the_cores_where_chunks_are_encoded(
     with dask.config.set({"tilewright.read-threads": 3, "tilewright.write-threads": 5}):
         made = planned(arrays[2])
     assert (made.read_threads, made.write_threads) == (3, 5)
+
+
+def test_threads_on_many_cores_leave_a_plan_that_fits_into_little_memory(tmp_path: Path) -> None:
+    a, b, c = (
+        zarr.create_array(tmp_path / name, shape=(1024, 1024), chunks=(512, 512), dtype="f4")
+        for name in "abc"
+    )
+    facts = [tasks.WorkerFacts("cuda", "GPU", GIB, 2 * GIB, 1, 64, 64)]
+    made = workflow._plan(a, b, c, np.dtype("f4"), False, False, facts, None, None, "full")
+    assert made.host_peak_nbytes <= 2 * GIB
+    assert made.read_threads > 12, "more than for chunks that are not encoded"
 
 
 def test_every_panel_and_every_tile_leaves_a_span(
