@@ -268,10 +268,8 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
         raise ClusterError(f"{called}: there is no scheduler file at {scheduler_file}; is the scheduler up?")
     try:
         return stack.enter_context(Client(**({"timeout": CONNECT_SECONDS} | options)))
-    except (
-        AssertionError,
-        KeyError,
-    ) as error:  # what Dask does about a file without JSON, or without an address
+    except (AssertionError, KeyError) as error:
+        # What Dask does about a file without JSON, or without an address.
         raise ClusterError(
             f"{called}: {scheduler_file} names no address, so no scheduler has written it, or not all of it; start the"
             " scheduler anew"

@@ -405,9 +405,8 @@ def run_combined(
                 parts.append(_answer_of(client, submit))
             submit = partial(client.submit, combine, *head, *parts, key=f"{key}-{place}", **options)
             places[_answer_of(client, submit)] = place
-            for future in (
-                parts
-            ):  # only their sum wants them: what this client wants too stays until the end of the run
+            # Only their sum wants them: what this client wants too stays until the end of the run.
+            for future in parts:
                 future.release()
         completed = as_completed(list(places), loop=client.loop)
         lookout = _Lookout(client, waiting)

@@ -371,9 +371,8 @@ def _check_kinds(factors: dict[str, zarr.Array[Any]], c: zarr.Array[Any]) -> Non
     """Raise DTypeError for factors that C's kind cannot hold: they are added up in that kind, so that floats beside
     integers would lose what is behind the point, and a wrong C could pass."""
     for role, factor in factors.items():
-        integers = (
-            factor.dtype.kind in "iu" and c.dtype.kind in "iu"
-        )  # of any width: they are compared modulo C's
+        # Integers may be of any width: they are compared modulo C's.
+        integers = factor.dtype.kind in "iu" and c.dtype.kind in "iu"
         if not integers and not np.can_cast(factor.dtype, c.dtype, "same_kind"):
             raise DTypeError(
                 f"{role}: {name_of(factor)} holds {factor.dtype.name}, and no product of that is {c.dtype.name}, which"
