@@ -80,7 +80,8 @@ def _decompress(
 
 
 compiled_decompress = numba.njit(_decompress)
-"""The same for loops that do more than this."""
+"""The same for loops that do more than this. Numba's disk cache looks at their files alone: who changes something here
+changes something there too."""
 
 
 @functools.cache
