@@ -25,7 +25,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from tilewright.kernels import calls
+from tilewright.kernels import calls, file_download, file_upload
 from tilewright.kernels.calls import (
     SEEK_END,
     call1,
@@ -64,15 +64,11 @@ _OFFSET, _NBYTES, _ROWS, _STRIDE, _TOP, _LEFT, _HEIGHT, _WIDTH, _TARGET, _PITCH,
 """Columns of the upload's table: a `StoredChunk`, then the rows and bytes of a row that one block takes."""
 
 _OPEN, _CLOSE, _SEEK, _READ, _CLOCK, _WAIT, _COPY, _COPY_ROWS, _RECORD, _RESET, _STEP = range(11)
-"""Functions by their place in the upload's table of addresses: the system's, the driver's, libzstd's."""
-UPLOAD_SYSTEM = ("open", "close", "lseek", "pread", "clock_gettime")
-UPLOAD_DRIVER = ("cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuMemcpy2DAsync_v2", "cuEventRecord")
+"""Functions by their place in the upload's table of addresses: those of `file_upload`, and libzstd's."""
 UPLOAD_ZSTD = ("ZSTD_DCtx_reset", "ZSTD_decompressStream")
 
 _WRITE, _OUT_CLOCK, _OUT_WAIT, _OUT_RECORD, _OUT_COPY, _OUT_COPY_ROWS, _COMPRESS = range(7)
-"""The same for the download."""
-DOWNLOAD_SYSTEM = ("pwrite", "clock_gettime")
-DOWNLOAD_DRIVER = ("cuEventSynchronize", "cuEventRecord", "cuMemcpyDtoHAsync_v2", "cuMemcpy2DAsync_v2")
+"""The same for the download, with those of `file_download`."""
 DOWNLOAD_ZSTD = ("ZSTD_compressStream2",)
 
 _SESSION_ONLY = 1
@@ -340,7 +336,7 @@ _compiling = threading.Lock()
 
 def available() -> bool:
     """Whether the loops can run: on a real device, under a system whose functions they know."""
-    return calls.available(UPLOAD_SYSTEM, UPLOAD_DRIVER) and calls.available(DOWNLOAD_SYSTEM, DOWNLOAD_DRIVER)
+    return file_upload.available() and file_download.available()
 
 
 def with_libzstd(functions: np.ndarray, names: Sequence[str]) -> np.ndarray:
@@ -352,12 +348,12 @@ def with_libzstd(functions: np.ndarray, names: Sequence[str]) -> np.ndarray:
 
 @functools.cache
 def _upload_functions() -> np.ndarray:
-    return with_libzstd(calls.addresses(UPLOAD_SYSTEM, UPLOAD_DRIVER), UPLOAD_ZSTD)
+    return with_libzstd(calls.addresses(file_upload.SYSTEM, file_upload.DRIVER), UPLOAD_ZSTD)
 
 
 @functools.cache
 def _download_functions() -> np.ndarray:
-    return with_libzstd(calls.addresses(DOWNLOAD_SYSTEM, DOWNLOAD_DRIVER), DOWNLOAD_ZSTD)
+    return with_libzstd(calls.addresses(file_download.SYSTEM, file_download.DRIVER), DOWNLOAD_ZSTD)
 
 
 class _Encoder:

@@ -716,7 +716,7 @@ class CudaUnit:
         with _spare_lanes_lock:
             lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(count)]
         self._lanes = _pool(lanes)
-        self._in_loops = all(loops.available() for loops in (file_upload, file_download, zstd_chunks))
+        self._in_loops = zstd_chunks.available()
         """Whether threads can move bytes without the interpreter."""
         if self._in_loops:
             file_upload.prepare()

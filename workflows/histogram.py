@@ -7,7 +7,7 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def histogram(
 
 
 def check_outputs(
-    corpus: Iterable[str | os.PathLike[str]],
+    corpus: Collection[str | os.PathLike[str]],
     out: str | os.PathLike[str] | None,
     plot: str | os.PathLike[str] | None,
     *,
@@ -152,7 +152,7 @@ def _check_length(path: Path) -> None:
         raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
 
 
-def _check_apart(path: Path, corpus: Iterable[str | os.PathLike[str]]) -> None:
+def _check_apart(path: Path, corpus: Collection[str | os.PathLike[str]]) -> None:
     if not path.exists():
         return
     ours = path.resolve()

@@ -40,12 +40,8 @@ class Driver:
         self.functions = self._table(file_upload.SYSTEM, file_upload.DRIVER)
         """For the loop to the device."""
         self.functions_out = self._table(file_download.SYSTEM, file_download.DRIVER)
-        self.functions_zstd = zstd_chunks.with_libzstd(
-            self._table(zstd_chunks.UPLOAD_SYSTEM, zstd_chunks.UPLOAD_DRIVER), zstd_chunks.UPLOAD_ZSTD
-        )
-        self.functions_zstd_out = zstd_chunks.with_libzstd(
-            self._table(zstd_chunks.DOWNLOAD_SYSTEM, zstd_chunks.DOWNLOAD_DRIVER), zstd_chunks.DOWNLOAD_ZSTD
-        )
+        self.functions_zstd = zstd_chunks.with_libzstd(self.functions, zstd_chunks.UPLOAD_ZSTD)
+        self.functions_zstd_out = zstd_chunks.with_libzstd(self.functions_out, zstd_chunks.DOWNLOAD_ZSTD)
 
     def _table(self, system: tuple[str, ...], driver: tuple[str, ...]) -> np.ndarray:
         library = ctypes.CDLL(None)

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.pretended_driver import BLOCK, Driver, lanes, run
-from tilewright.kernels import zstd_chunks, zstd_loop
+from tilewright.kernels import file_download, file_upload, zstd_chunks, zstd_loop
 from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk
 from tilewright.kernels.launch import SIMULATOR, driver_library
-from tilewright.kernels.zstd_chunks import DOWNLOAD_DRIVER, UPLOAD_DRIVER, ChunkUpload, store_chunk
+from tilewright.kernels.zstd_chunks import ChunkUpload, store_chunk
 
 
 def content_of(rows: int, stride: int, kind: str) -> np.ndarray:
@@ -114,7 +114,7 @@ def test_a_chunk_that_is_not_what_it_should_be_is_named_and_the_rest_is_moved(tm
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("refusing", UPLOAD_DRIVER)
+@pytest.mark.parametrize("refusing", file_upload.DRIVER)
 def test_what_the_driver_refuses_on_the_way_in_is_named(tmp_path: Path, refusing: str) -> None:
     content, driver = content_of(40, 100, "text"), Driver()
     (tmp_path / "a").write_bytes(compressed(content))
@@ -205,7 +205,7 @@ def test_the_level_is_the_codec_s(tmp_path: Path) -> None:
     assert small < fast
 
 
-@pytest.mark.parametrize("refusing", DOWNLOAD_DRIVER)
+@pytest.mark.parametrize("refusing", file_download.DRIVER)
 def test_what_the_driver_refuses_on_the_way_out_is_said(tmp_path: Path, refusing: str) -> None:
     device, driver = np.zeros((40, 200), np.uint8), Driver()
     driver.refuse = {refusing}
