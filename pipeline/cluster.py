@@ -169,6 +169,11 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # Its own workers would import it once more, and so on; the first process would wait for all of them.
         raise ClusterError(f"{called}: {UNGUARDED}")
+    workers = profile.get("n_workers")
+    if isinstance(workers, int) and workers < 1:  # Dask starts a cluster of none, which would be waited for
+        raise ClusterError(
+            f"{called}: n_workers: {workers} starts no worker; give it 1 or more, or leave it out"
+        )
     try:
         if kind == "local":
             if loops and not cuda_available():

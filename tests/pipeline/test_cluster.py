@@ -88,6 +88,14 @@ def test_options_reach_the_cluster_under_their_own_names(tmp_path: Path) -> None
         assert list(own.nthreads().values()) == [3, 3]
 
 
+@pytest.mark.parametrize("kind", ["local", "cpu", "cuda"])
+@pytest.mark.parametrize("workers", [0, -1, False])
+def test_a_cluster_of_no_workers_is_refused_at_once(kind: str, workers: int, tmp_path: Path) -> None:
+    path = profile_file(tmp_path, none={"kind": kind, "n_workers": workers})
+    with pytest.raises(ClusterError, match=rf"'none' of .*: n_workers: {workers} starts no worker"):
+        open_cluster("none", path).__enter__()
+
+
 def test_cpu_workers_are_processes_that_see_no_gpu(tmp_path: Path) -> None:
     path = profile_file(tmp_path, one={"kind": "cpu", "n_workers": 1, "dashboard_address": ":0"})
     with open_cluster("one", path) as own:
