@@ -372,13 +372,19 @@ def plan_matmul(
     what they have (a profile's own cluster is started for that).
 
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError
-    for fewer workers than one, more than `MOST_WORKERS`, or a wrong setting.
+    for fewer workers than one, more than `MOST_WORKERS`, workers or their memory beside a cluster, or a wrong setting.
     """
     config.check_all()
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise OptionError(f"workers={workers!r}: a product needs a whole number of workers, one or more")
     if workers > MOST_WORKERS:
         raise OptionError(f"workers={workers}: a plan is for {MOST_WORKERS} workers at most")
+    if cluster is not None and (workers != 1 or host_memory is not None):
+        named = f"workers={workers}" if workers != 1 else f"host_memory={host_memory!r}"
+        raise OptionError(
+            f"{named} beside a cluster: a plan is for the workers that are found there, and what they have; leave one"
+            " of the two away"
+        )
     left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
     if cluster is None:
         facts = [_facts_here(device, host_memory)] * workers

@@ -1027,6 +1027,18 @@ def test_threads_on_many_cores_leave_a_plan_that_fits_into_little_memory(tmp_pat
     assert made.read_threads > 12, "more than for chunks that are not encoded"
 
 
+@pytest.mark.parametrize(
+    ("options", "named"), [({"workers": 3}, "workers=3"), ({"host_memory": "1GiB"}, "host_memory='1GiB'")]
+)
+def test_a_plan_for_a_cluster_takes_its_workers_from_there(
+    options: dict[str, Any], named: str, client: Client, tmp_path: Path
+) -> None:
+    path = put(tmp_path / "a", np.ones((3, 3)))
+    assert tw.plan_matmul(path, path, cluster=client, device="cpu").workers == len(client.nthreads())
+    with pytest.raises(OptionError, match=f"{named} beside a cluster"):
+        tw.plan_matmul(path, path, cluster=client, device="cpu", **options)
+
+
 def test_every_panel_and_every_tile_leaves_a_span(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
