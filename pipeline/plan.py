@@ -575,16 +575,18 @@ def plan_matmul(
         more = max(0, min(more, (limits.device_nbytes - device_peak) // tile_nbytes))
         c_buffers, device_peak = c_buffers + more, device_peak + more * tile_nbytes
     # Through a codec, each thread holds one stored piece as it came and as it was decoded or gathered.
-    coding = limits.read_threads * 2 * max(a.unit_nbytes, b.unit_nbytes)
+    coding = limits.read_threads * 2 * max((op.unit_nbytes for op in (a, b) if not op.plain), default=0)
     coding += limits.write_threads * 2 * min(c_unit[0], m) * min(c_unit[1], n) * item_c
     lanes = (limits.read_threads + limits.write_threads) * (LANE_NBYTES + CODER_NBYTES)
     sums = (k_parts + 1) * tile_rows * tile_columns * items[2] if k_parts > 1 else 0
-    host_peak = PROCESS_NBYTES + coding + sums + (device_peak if limits.on_host else CUDA_NBYTES + lanes)
+    fixed = PROCESS_NBYTES + (0 if limits.on_host else CUDA_NBYTES)
+    host_peak = fixed + coding + sums + (device_peak if limits.on_host else lanes)
     if limits.host_nbytes is not None and host_peak > limits.host_nbytes:
         raise PlanError(
-            f"the plan needs {format_nbytes(host_peak)} of host memory for each worker and"
-            f" {format_nbytes(limits.host_nbytes)} are allowed; lower the device memory, use fewer"
-            f" read threads (tilewright.read-threads, now {limits.read_threads}), or give the workers more memory"
+            f"the plan needs {format_nbytes(host_peak)} of host memory for each worker, {format_nbytes(fixed)} of it"
+            f" for the process itself, and {format_nbytes(limits.host_nbytes)} are allowed; give the workers more"
+            " memory, or, where they have more than the process needs, lower the device memory or use fewer threads"
+            f" (tilewright.read-threads, now {limits.read_threads}; write-threads, now {limits.write_threads})"
         )
     bound = _lower_bound(m, n, k, limits.device_nbytes, a, b)
     return MatmulPlan(

@@ -219,6 +219,10 @@ def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:
     decoding, writing = 17 * 2 * 7 * 13 * 8, 19 * 2 * 7 * 11 * 8
     lanes = (17 + 19) * (LANE_NBYTES + CODER_NBYTES)
     assert plan.host_peak_nbytes == PROCESS_NBYTES + CUDA_NBYTES + lanes + decoding + writing
+    plain = plan_matmul(replace(a, plain=True), replace(b, plain=True), F8, (7, 11), limits)
+    assert plain.host_peak_nbytes == plan.host_peak_nbytes - decoding, "nothing to decode"
+    half = plan_matmul(replace(a, plain=True), b, F8, (7, 11), limits)
+    assert half.host_peak_nbytes == plain.host_peak_nbytes + 17 * 2 * 13 * 11 * 4
     on_host = plan_matmul(a, b, F8, (7, 11), replace(limits, on_host=True))
     assert on_host.host_peak_nbytes == PROCESS_NBYTES + on_host.device_peak_nbytes + decoding + writing
 
@@ -405,7 +409,7 @@ def test_a_plan_that_cannot_fit_says_what_it_needs() -> None:
 
 def test_host_memory_is_a_bound_too() -> None:
     a = matrix(100, 100, (100, 100))
-    with pytest.raises(PlanError, match=r"host memory.*read-threads"):
+    with pytest.raises(PlanError, match=r"host memory.* 640 MiB of it for the process itself.*read-threads"):
         plan_matmul(a, a, F4, (100, 100), Limits(1, 10**6, host_nbytes=PROCESS_NBYTES))
 
 
