@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import zarr
 
-from tilewright.pipeline import config
 from tilewright.workflows.bench import e2e
 
 
@@ -28,9 +27,9 @@ def test_the_floor_of_storage_counts_the_bytes_that_were_moved(
     )
     array[...] = 1
     stored = 3 * 3 * 20 * 10 * 4
-    writers = 2 * config.threads("write-threads")
+    readers, writers = 7, 5
     share = -(-written * stored // writers)
-    assert e2e._storage_rate(tmp_path, tmp_path, written, 2) == stored + writers * share
+    assert e2e._storage_rate(tmp_path, tmp_path, written, readers, writers) == stored + writers * share
     assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
 
 
@@ -45,3 +44,8 @@ def test_the_floor_of_a_codec_counts_the_elements_bytes(
     array = zarr.create_array(tmp_path / "a.zarr", shape=(15, 30), chunks=(20, 10), dtype="f4")
     array[...] = np.random.default_rng(0).standard_normal((15, 30))
     assert e2e.codec_rates(tmp_path / "a.zarr") == (3 * 3 * 800, 3 * 3 * 800)
+
+
+def test_a_row_has_its_quartiles() -> None:
+    row = e2e._row("case", "ours", False, 1.0, [4.0, 1.0, 2.0, 3.0, 9.0])
+    assert (row.low, row.seconds, row.high, row.samples) == (2.0, 3.0, 4.0, 5)

@@ -302,8 +302,8 @@ def _finish(client: Client, inputs: Path, out: Path, timing: _Timing, seconds: f
 
 
 def _row(case: str, name: str, peer: bool, work: float, seconds: list[float]) -> Row:
-    ordered = sorted(seconds)
-    return Row(case, name, peer, work, statistics.median(ordered), ordered[0], ordered[-1], len(ordered))
+    low, median, high = (float(value) for value in np.quantile(seconds, (0.25, 0.5, 0.75)))
+    return Row(case, name, peer, work, median, low, high, len(seconds))
 
 
 def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: bool) -> dict[str, Any]:
@@ -311,10 +311,14 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
     run = timing.run
     assert run is not None
     plan = run.plan
-    storage = _storage_rate(inputs, inputs, plan.write_nbytes / run.read_nbytes, plan.workers)
+    written = plan.write_nbytes / run.read_nbytes
+    threads = plan.workers * plan.read_threads, plan.workers * plan.write_threads
+    storage = _storage_rate(inputs, inputs, written, *threads)
+    a = zarr.open_array(inputs / "a.zarr", mode="r")
+    stored = a.nbytes_stored() / a.nbytes  # of random numbers those of B and C shrink as these do
     floors = {
         # What a worker took from another's GPU comes from no file, and not over the bus from the host.
-        "storage": (run.read_nbytes + plan.write_nbytes) / storage,
+        "storage": stored * (run.read_nbytes + plan.write_nbytes) / storage,
         "arithmetic": run.stages["compute"] / plan.workers,
     }
     if case.compressed:
@@ -347,9 +351,10 @@ STORAGE_NBYTES = 4 * 2**30
 """Bytes of a stored matrix that are read for the floor, at most."""
 
 
-def _storage_rate(inputs: Path, place: Path, written: float, workers: int) -> float:
+def _storage_rate(inputs: Path, place: Path, written: float, readers: int, writers: int) -> float:
     """Bytes a second between files and memory, best of three: so many threads as the workers have together read the
-    chunks of A, plain, stretch by stretch, and as many as write for them write ``written`` times as much to new files.
+    chunks of A, as they are stored, stretch by stretch, and as many as write for them write ``written`` times as much
+    to new files.
     """
     files = sorted(
         path for path in (inputs / "a.zarr").rglob("*") if path.is_file() and path.suffix != ".json"
@@ -361,7 +366,6 @@ def _storage_rate(inputs: Path, place: Path, written: float, workers: int) -> fl
     stretches = [
         (path, start) for path, size in zip(files, sizes, strict=True) for start in range(0, size, step)
     ]
-    readers, writers = (workers * config.threads(f"{name}-threads") for name in ("read", "write"))
     share = math.ceil(written * sum(sizes) / writers)
 
     def read(first: int) -> int:
