@@ -56,7 +56,8 @@ SETTINGS = (
     Setting("tilewright.decompress-threads", None, "threads",
             "threads of one worker that decompress documents; unset: its share of the host's cores"),
     Setting("tilewright.write-threads", None, "threads",
-            "threads of one worker that encode and write chunks; unset: 8, or more as read-threads; at most as those"),
+            "threads of one worker that encode and write chunks; unset: 8, or its share of the cores as for"
+            " read-threads; local files on a CPU: at most its cores"),
     Setting("tilewright.share-panels", True, "true or false",
             "whether workers of one host, a GPU each, read panels that several want in parts and copy those from each"
             " other's GPU"),
