@@ -38,7 +38,7 @@ from tilewright.kernels.calls import (
 )
 from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk, name_table
 from tilewright.kernels.host_loops import compiled
-from tilewright.kernels.zstd_loop import (
+from tilewright.kernels.zstd import (
     ADDRESS,
     IN,
     LARGEST_SPARE_NBYTES,
@@ -50,12 +50,11 @@ from tilewright.kernels.zstd_loop import (
     USED,
     WINDOW_BITS,
     WORDS,
-    compiled_decompress,
-    compiled_read_on,
     give_back,
     library,
     take_decoder,
 )
+from tilewright.kernels.zstd_loop import compiled_decompress, compiled_read_on
 
 WRITTEN_NBYTES = 2**20
 """Compressed bytes that are gathered before they are written."""

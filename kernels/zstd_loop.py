@@ -11,11 +11,9 @@ has come to its end.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
-import weakref
 from typing import Any
 
 import numba
@@ -23,23 +21,19 @@ import numpy as np
 
 from tilewright.kernels.calls import long_call3, long_call4
 from tilewright.kernels.host_loops import compiled
-
-WINDOW_BITS = 27
-"""How far back, 128 MiB, data may refer, which takes as much memory; ``zstd --long=31`` writes more."""
-STORED_NBYTES = 2**20
-"""Stored bytes that are read at a time, as much as stays in a core's cache."""
-LARGEST_SPARE_NBYTES = 2**24
-"""What a decoder may take up that is kept for the next file: more than windows of 8 MiB, as ``zstd -19`` makes them."""
-
-OUT, IN, POSITION, STOP, RESULT, FILLED, WHOLE, WORDS = 0, 3, 6, 7, 8, 9, 10, 11
-"""Places in the loop's words of 64 bits: libzstd's ZSTD_outBuffer and ZSTD_inBuffer (address, size and position of
-each), how far the file was read and how far it is to be, what the decoder's last step returned (0 between frames),
-whether it had more to say than there was room for, and whether a frame has come to its end."""
-ADDRESS, SIZE, USED = range(3)
-
-
-class FrameError(ValueError):
-    """Stored bytes that libzstd refuses; in its words."""
+from tilewright.kernels.zstd import (
+    ADDRESS,
+    FILLED,
+    IN,
+    OUT,
+    POSITION,
+    RESULT,
+    SIZE,
+    STOP,
+    USED,
+    WHOLE,
+    library,
+)
 
 
 def _read_on(read: int, descriptor: int, memory: Any, words: Any) -> bool:
@@ -91,13 +85,6 @@ def _loop() -> Any:
 
 
 @functools.cache
-def library() -> Any:
-    from zstandard import backend_cffi
-
-    return backend_cffi
-
-
-@functools.cache
 def addresses() -> tuple[int, int]:
     """Of the decoder's step, and of the system's pread; 0 where there is none."""
     ffi, lib = library().ffi, library().lib
@@ -106,108 +93,9 @@ def addresses() -> tuple[int, int]:
     return decoder, ctypes.cast(pread, ctypes.c_void_p).value or 0 if pread else 0
 
 
-class Decoder:
-    """A decoder, and memory for stored bytes; used by one file at a time."""
-
-    def __init__(self) -> None:
-        ffi, lib = library().ffi, library().lib
-        context = lib.ZSTD_createDCtx()
-        if context == ffi.NULL:
-            raise MemoryError("no memory for a decoder of Zstandard")
-        self.context = ffi.gc(context, lib.ZSTD_freeDCtx)
-        self.memory = np.empty(STORED_NBYTES, np.uint8)
-
-    def begin(self, window_bits: int) -> int:
-        """Forget the file before; the decoder's address."""
-        ffi, lib = library().ffi, library().lib
-        lib.ZSTD_DCtx_reset(self.context, lib.ZSTD_reset_session_and_parameters)
-        lib.ZSTD_DCtx_setParameter(self.context, lib.ZSTD_d_windowLogMax, window_bits)
-        return int(ffi.cast("uintptr_t", self.context))
-
-    @property
-    def nbytes(self) -> int:
-        return int(library().lib.ZSTD_sizeof_DCtx(self.context))
-
-
-_spare: list[Decoder] = []
-
-
-def take_decoder() -> Decoder:
-    """One for this thread alone, until `give_back`. Raises MemoryError."""
-    with contextlib.suppress(IndexError):
-        return _spare.pop()
-    return Decoder()
-
-
-def give_back(decoder: Decoder) -> None:
-    """It serves the next one, unless a large window made it large."""
-    if decoder.nbytes <= LARGEST_SPARE_NBYTES:
-        _spare.append(decoder)
-
-
-class Frames:
-    """The contents of frames one behind the other: from a file, or bytes that it is fed, or a file and then those.
-
-    window_bits: the largest window that a frame may need, as a power of two, in bytes. path, nbytes: the file, and how
-    many of its bytes are meant. What cannot be read from it, for whatever reason, has to be fed: `taken` says from
-    where on.
-    """
-
-    def __init__(self, window_bits: int, path: str | None = None, nbytes: int = 0) -> None:
-        self._decoder = take_decoder()
-        self._context = self._decoder.begin(window_bits)
-        self._words = np.zeros(WORDS, np.int64)
-        self._words[STOP] = nbytes
-        self._fed: Any = None
-        self._descriptor, self._close = -1, lambda: None
-        if path is not None and addresses()[1]:
-            with contextlib.suppress(OSError):
-                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                self._close = weakref.finalize(self, os.close, self._descriptor)
-
-    @property
-    def taken(self) -> int:
-        """Stored bytes that were read, or fed."""
-        return int(self._words[POSITION])
-
-    @property
-    def inside(self) -> bool:
-        """Whether what was taken ends inside of a frame."""
-        return bool(self._words[RESULT])
-
-    @property
-    def whole(self) -> bool:
-        """Whether a frame has come to its end."""
-        return bool(self._words[WHOLE])
-
-    def fill(self, target: np.ndarray) -> int:
-        """The next bytes into ``target``, uint8[n] side by side; how many: 0 without room, or when it has to be fed.
-
-        Raises FrameError for bytes that are no frames, or that need a larger window.
-        """
-        step, read = addresses()
-        room = target.ctypes.data, len(target)
-        _loop()(step, read, self._context, self._descriptor, self._decoder.memory, self._words, *room)
-        result = int(self._words[RESULT])
-        if result < 0:
-            ffi, lib = library().ffi, library().lib
-            raise FrameError(ffi.string(lib.ZSTD_getErrorName(result % 2**64)).decode())
-        return int(self._words[OUT + USED])
-
-    def feed(self, data: bytes | memoryview) -> None:
-        """The stored bytes behind those taken, all of which must be used up; they may change when `fill` returns 0.
-
-        The file is not read any more.
-        """
-        self._close()
-        self._descriptor = -1
-        self._fed = np.frombuffer(data, np.uint8)
-        self._words[IN : IN + 3] = self._fed.ctypes.data, len(self._fed), 0
-        self._words[POSITION] += len(self._fed)
-
-    def close(self) -> None:
-        """Nothing more is wanted. One that is dropped otherwise closes its file too."""
-        self._close()
-        self._descriptor, self._fed = -1, None
-        self._words[:] = 0
-        give_back(self._decoder)
+def decompress(
+    context: int, descriptor: int, memory: np.ndarray, words: np.ndarray, place: int, nbytes: int
+) -> None:
+    """The loop, as `tilewright.kernels.zstd.Frames` calls it."""
+    step, read = addresses()
+    _loop()(step, read, context, descriptor if read else -1, memory, words, place, nbytes)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilewright.kernels import zstd_loop
-from tilewright.kernels.zstd_loop import WINDOW_BITS
+from tilewright.kernels.zstd import WINDOW_BITS, FrameError, Frames
 
 BLOCK_NBYTES = 2**20
 """Most bytes that are decompressed at a time where the library puts them into memory of its own: a few kilobytes can
@@ -227,15 +227,15 @@ class _Frames:
 
     def __init__(self, stored: Iterable[Stored] | StoredFile) -> None:
         self._source = _Source(ZSTD, stored)
-        file = (stored.path, stored.nbytes) if isinstance(stored, StoredFile) else ()
-        self._frames = zstd_loop.Frames(WINDOW_BITS, *file)
+        path, nbytes = (stored.path, stored.nbytes) if isinstance(stored, StoredFile) else (None, 0)
+        self._frames = Frames(WINDOW_BITS, path, nbytes, decompress=zstd_loop.decompress)
         self._ended = False
 
     def fill(self, target: np.ndarray) -> int:
         while len(target) and not self._ended:
             try:
                 count = self._frames.fill(target)
-            except zstd_loop.FrameError as error:
+            except FrameError as error:
                 raise self._source.malformed(error, self._frames.taken, self._frames.whole) from error
             if count:
                 return count

@@ -20,7 +20,7 @@ import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import RawIOBase
@@ -29,6 +29,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import zarr
+import zstandard
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.errors import BaseZarrError
@@ -379,8 +380,7 @@ def _source_of(
 def _coded_reads(
     layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, in_loops: bool = False
 ) -> list[RegionRead]:
-    read = _read_by_loop if in_loops and layout.zstd and layout.shards is None else _read_direct
-    return [RegionRead(piece.target, partial(read, layout, indexes, piece))]
+    return [RegionRead(piece.target, partial(_read_direct, layout, indexes, piece, in_loop=in_loops))]
 
 
 def _plain_reads(
@@ -499,8 +499,16 @@ def _split(piece: _Piece, itemsize: int, most_nbytes: int) -> Iterator[_Piece]:
         )
 
 
-def _read_direct(layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, target: np.ndarray) -> None:
-    """indexes: of the shards that were opened for this region, shared by its parts."""
+def _read_direct(
+    layout: Layout,
+    indexes: dict[str, np.ndarray],
+    piece: _Piece,
+    target: np.ndarray,
+    *,
+    in_loop: bool = False,
+) -> None:
+    """indexes: of the shards that were opened for this region, shared by its parts. in_loop: whether threads are many,
+    and what can be done without the interpreter's lock is."""
     file_name = layout.file_name(piece.chunk)
     path = layout.root / file_name
     try:
@@ -521,7 +529,11 @@ def _read_direct(layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, 
             target[...] = layout.fill_value
         elif layout.plain:
             _read_part(descriptor, extent, layout, piece, target)
-        else:
+        elif not (
+            layout.zstd
+            and layout.chunk_nbytes > SCRAP_NBYTES
+            and _decompressed(path, extent, layout, piece, target, in_loop)
+        ):
             _decode_part(layout, read_bytes(descriptor, *extent), piece, target)
     except DamagedChunkError as error:
         raise _unreadable(piece, layout.name, file_name, layout.shards is not None, error) from error
@@ -533,31 +545,48 @@ def _read_direct(layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, 
         os.close(descriptor)
 
 
-def _read_by_loop(layout: Layout, indexes: dict[str, np.ndarray], piece: _Piece, target: np.ndarray) -> None:
-    """As `_read_direct`, which takes what the loop cannot, and says what is wrong with it."""
-    if not (_in_place(layout, target) and _decompressed(layout.root / layout.file_name(piece.chunk), target)):
-        _read_direct(layout, indexes, piece, target)
+def _decompressed(
+    path: Path, extent: Extent, layout: Layout, piece: _Piece, target: np.ndarray, in_loop: bool
+) -> bool:
+    """Whether the wanted part of one of Zstandard's chunks is there, and all of the chunk was sound; else the ordinary
+    way says what is wrong.
 
+    It goes through a megabyte of its rows, so that neither what is stored nor what is decoded lies in memory as a
+    whole. That is also faster, for large chunks by half: all of it stays in the core's cache.
+    """
+    from tilewright.kernels import zstd
 
-def _decompressed(path: Path, target: np.ndarray) -> bool:
-    """Whether all of a file of Zstandard's filled the target, side by side, to the last byte."""
-    from tilewright.kernels import zstd_loop
-
+    offset, nbytes = extent
+    decompress = zstd.decompress_in_steps
+    if in_loop:
+        from tilewright.kernels.zstd_loop import decompress
+    frames = zstd.Frames(zstd.WINDOW_BITS, str(path), nbytes, offset, decompress)
     try:
-        nbytes = path.stat().st_size
-    except OSError:
-        return False
-    frames, room = zstd_loop.Frames(zstd_loop.WINDOW_BITS, str(path), nbytes), _flat_bytes(target)
-    try:
-        filled = frames.fill(room) == len(room)
-        # One byte more is not there, but a checksum may be.
-        return (
-            filled and not frames.fill(np.empty(1, np.uint8)) and frames.taken == nbytes and not frames.inside
-        )
-    except zstd_loop.FrameError:
+        filled = all(frames.fill(band) == len(band) for band in _bands_into(target, layout, piece))
+        return filled and frames.ended(nbytes)
+    except zstd.FrameError:
         return False
     finally:
         frames.close()
+
+
+def _bands_into(target: np.ndarray, layout: Layout, piece: _Piece) -> Iterator[np.ndarray]:
+    """A chunk's bytes, uint8, stretch by stretch, to be filled; what is wanted of each is then put into the target."""
+    if _in_place(layout, target):
+        yield _flat_bytes(target)
+        return
+    inside, columns = piece.inside[0], (*piece.inside[1:], slice(None))[0]
+    row_nbytes = layout.chunk_nbytes // layout.chunks[0]
+    step = max(1, SCRAP_NBYTES // row_nbytes)
+    scrap = np.empty((min(step, layout.chunks[0]), *layout.chunks[1:]), layout.dtype)
+    for row in range(0, layout.chunks[0], step):
+        band = scrap[: layout.chunks[0] - row]
+        yield _flat_bytes(band)
+        first, last = max(row, inside.start), min(row + len(band), inside.stop)
+        if first < last:
+            target[first - inside.start : last - inside.start] = band[first - row : last - row, ...][
+                ..., columns
+            ]
 
 
 def _check_in_sight(name: str, root: Path, metadata_name: str) -> None:
@@ -807,8 +836,6 @@ def _write_direct(layout: Layout, piece: _Piece, bands: Bands, fill: Fill | None
         fill = None
     bands = _whole_rows(layout, piece, bands)
     try:
-        if not layout.plain and fill is None:
-            bands = [_encoded(layout, piece, bands)]
         # Where the array went away, or is not seen, its folders must not come, or come back, without it.
         _check_in_sight(layout.name, layout.root, layout.metadata_name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -819,7 +846,9 @@ def _write_direct(layout: Layout, piece: _Piece, bands: Bands, fill: Fill | None
                     bands = _missing_rows(layout, piece)  # none of what is compressed
                 else:
                     file.truncate(0)
-                    bands = bands if layout.plain else [_encoded(layout, piece, bands)]
+                    fill = None
+            if fill is None and not layout.plain:
+                bands = _encoded(layout, piece, bands)
             for band in bands:
                 _write_fully(file, band)
         draft.replace(path)
@@ -854,12 +883,37 @@ def _missing_rows(layout: Layout, piece: _Piece) -> Bands:
         yield np.full((missing, layout.chunks[1]), layout.fill_value, layout.dtype)
 
 
-def _encoded(layout: Layout, piece: _Piece, bands: Bands) -> np.ndarray:
+def _encoded(layout: Layout, piece: _Piece, bands: Bands) -> Bands:
+    """A whole chunk as it is stored, stretch by stretch."""
+    if layout.zstd and layout.chunk_nbytes > SCRAP_NBYTES:
+        yield from _compressed(layout.zstd, layout, piece, bands)
+        return
     # The codecs take a chunk as a whole, so its bands are gathered first.
     chunk = np.empty(layout.chunks, layout.dtype, order="F" if layout.transposed else "C")
     gather(chunk, bands)
+    with _encoding(layout, piece):
+        encoded = encode(layout, chunk)
+    yield encoded
+
+
+def _compressed(zstd: Zstd, layout: Layout, piece: _Piece, bands: Bands) -> Bands:
+    """One frame of Zstandard's, a megabyte at a time, as the chunk's bands are drawn."""
+    with _encoding(layout, piece):
+        compressor = zstandard.ZstdCompressor(level=zstd.level, write_checksum=zstd.checksum)
+        chunker = compressor.chunker(size=layout.chunk_nbytes, chunk_size=SCRAP_NBYTES)
+    for band in bands:
+        with _encoding(layout, piece):
+            parts = list(chunker.compress(_as_bytes(np.ascontiguousarray(band, layout.dtype))))
+        yield from (np.frombuffer(part, np.uint8) for part in parts)
+    with _encoding(layout, piece):
+        parts = list(chunker.finish())
+    yield from (np.frombuffer(part, np.uint8) for part in parts)
+
+
+@contextmanager
+def _encoding(layout: Layout, piece: _Piece) -> Iterator[None]:
     try:
-        return encode(layout, chunk)
+        yield
     except MemoryError:
         raise  # the store is as it should be
     except Exception as error:  # every codec has exceptions of its own

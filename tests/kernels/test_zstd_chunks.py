@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.pretended_driver import BLOCK, Driver, lanes, run
-from tilewright.kernels import file_download, file_upload, zstd_chunks, zstd_loop
+from tilewright.kernels import file_download, file_upload, zstd, zstd_chunks
 from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk
 from tilewright.kernels.launch import SIMULATOR, driver_library
 from tilewright.kernels.zstd_chunks import ChunkUpload, store_chunk
@@ -69,7 +69,7 @@ def test_any_part_of_any_chunk_comes_to_its_place(
         for row in range(height):
             expected[place, row * pitch : row * pitch + width] = content[top + row, left : left + width]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zstd_loop, "STORED_NBYTES", memory)
+        patch.setattr(zstd, "STORED_NBYTES", memory)
         upload = ChunkUpload(chunks, BLOCK, driver.functions_zstd)
         assert upload.blocks == len(chunks)
         run(upload, threads)
@@ -227,9 +227,9 @@ def test_a_file_that_may_not_grow_is_said(tmp_path: Path) -> None:
 
 
 def test_what_large_windows_took_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoders: list[zstd_loop.Decoder] = []
+    decoders: list[zstd.Decoder] = []
     encoders: list[object] = []
-    monkeypatch.setattr(zstd_loop, "_spare", decoders)
+    monkeypatch.setattr(zstd, "_spare", decoders)
     monkeypatch.setattr(zstd_chunks, "_spare", encoders)
     content, driver = content_of(100, 1000, "text"), Driver()
     device = np.zeros_like(content)

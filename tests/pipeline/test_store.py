@@ -108,6 +108,12 @@ def test_known_codecs_are_read_and_written_as_zarr_does(
     tmp_path_factory: pytest.TempPathFactory,
     data: st.DataObject,
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "SCRAP_NBYTES", data.draw(st.sampled_from([1, 100, store.SCRAP_NBYTES])))
+        check_codecs(codecs, tmp_path_factory, data)
+
+
+def check_codecs(codecs: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 30))
     width = data.draw(
         st.one_of(st.just(columns), st.integers(1, 12))
@@ -148,11 +154,15 @@ def test_known_codecs_are_read_and_written_as_zarr_does(
     np.testing.assert_array_equal(ours[...], full)  # as zarr reads it, not as we do
 
 
-def test_a_loop_takes_whole_chunks_of_zstandard_and_leaves_what_it_cannot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("in_loops", [False, True])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_zstandard_never_lies_in_memory_as_a_whole(
+    sharded: bool, in_loops: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And what is no sound chunk of the array is told as in the ordinary way."""
     full = np.random.default_rng(0).standard_normal((8, 12))
-    array = encoded(tmp_path / "x.zarr", "3 zstd", full, (4, 6))
+    array = encoded(tmp_path / "x.zarr", "3 zstd", full, (4, 6), **({"shards": (4, 6)} if sharded else {}))
+    monkeypatch.setattr(store, "SCRAP_NBYTES", 100)
     decoded: list[tuple[int, ...]] = []
     decode = store._decode_part
 
@@ -163,27 +173,41 @@ def test_a_loop_takes_whole_chunks_of_zstandard_and_leaves_what_it_cannot(
     monkeypatch.setattr(store, "_decode_part", counting)
 
     def read(region: tuple[slice, slice]) -> None:
-        for part in store.region_reads(array, region, in_loops=True):
+        for part in store.region_reads(array, region, in_loops=in_loops):
             block = np.full(part.shape, 99.0)
             part.read(block)
             np.testing.assert_array_equal(block, full[region][part.target])
 
     read((slice(0, 8), slice(0, 12)))
-    assert decoded == []
     read((slice(0, 4), slice(1, 12)))
-    assert decoded == [(0, 0)], "of which a part is wanted"
+    read((slice(3, 6), slice(2, 3)))
+    assert decoded == []
+    if sharded:
+        return
     file = chunk_file(array, (1, 1))
     good = file.read_bytes()
-    for bad in (good[:-1], good[:-1] + bytes([good[-1] ^ 1]), good + b"x", b"", b"no frame"):
-        file.write_bytes(bad)
-        with pytest.raises(StoreError, match=r"chunk \(1, 1\) of .* cannot be read"):
-            read((slice(4, 8), slice(6, 12)))
-    file.write_bytes(zstandard.compress(bytes(4 * 6 * 8 + 1)))
-    with pytest.raises(StoreError, match="decodes to 193 bytes and a chunk has 192"):
-        read((slice(4, 8), slice(6, 12)))
+    for region in ((slice(4, 8), slice(6, 12)), (slice(4, 5), slice(7, 8))):
+        for bad in (good[:-1], good[:-1] + bytes([good[-1] ^ 1]), good + b"x", b"", b"no frame"):
+            file.write_bytes(bad)
+            with pytest.raises(StoreError, match=r"chunk \(1, 1\) of .* cannot be read"):
+                read(region)
+        file.write_bytes(zstandard.compress(bytes(4 * 6 * 8 + 1)))
+        with pytest.raises(StoreError, match="decodes to 193 bytes and a chunk has 192"):
+            read(region)
+    assert len(decoded) == 12
     file.unlink()
     full[4:, 6:] = 7  # the fill value
     read((slice(0, 8), slice(0, 12)))
+
+    def encode(*_: Any) -> None:
+        raise AssertionError("as a whole")
+
+    monkeypatch.setattr(store, "encode", encode)
+    for piece in store.region_writes(array, (slice(0, 8), slice(0, 12))):
+        source = -full[piece.source]
+        piece.write(source[start : start + 3] for start in range(0, source.shape[0], 3))
+    np.testing.assert_array_equal(array[...], -full)
+    assert zstandard.get_frame_parameters(file.read_bytes()).content_size == 4 * 6 * 8
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -1,4 +1,4 @@
-"""The loop that decompresses Zstandard against python-zstandard: from files and from what it is fed, however cut."""
+"""What decompresses Zstandard, by steps or by a loop, against python-zstandard: files, and what it is fed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.kernels import zstd_loop
-from tilewright.kernels.zstd_loop import FrameError, Frames
+from tilewright.kernels import zstd, zstd_loop
+from tilewright.kernels.zstd import Decompress, FrameError, Frames
 
 WINDOW_BITS = 27
+WAYS = [zstd.decompress_in_steps, zstd_loop.decompress]
+ways = pytest.mark.parametrize("way", WAYS, ids=["steps", "loop"])
 
 
 def filled(frames: Frames, room: int) -> bytes:
@@ -50,14 +52,19 @@ frames_of = st.lists(
 )
 
 
-@given(made=frames_of, step=st.sampled_from([1, 7, 1000, 2**20]), room=st.sampled_from([1000, 2**17, 2**20]))
+@given(
+    way=st.sampled_from(WAYS),
+    made=frames_of,
+    step=st.sampled_from([1, 7, 1000, 2**20]),
+    room=st.sampled_from([1000, 2**17, 2**20]),
+)
 def test_what_is_fed_in_any_pieces_is_decompressed(
-    made: list[tuple[bytes, bytes]], step: int, room: int
+    way: Decompress, made: list[tuple[bytes, bytes]], step: int, room: int
 ) -> None:
     """And where frames end is known, of blocks of every kind: compressed, as they are, and of one byte that repeats."""
     stored, content = (b"".join(parts) for parts in zip(*made, strict=True))
     ends = set(np.cumsum([len(one) for one, _ in made]).tolist())
-    frames, found, at = Frames(WINDOW_BITS), b"", 0
+    frames, found, at = Frames(WINDOW_BITS, decompress=way), b"", 0
     while at < len(stored):
         if step == 1 and at > 2000:  # byte by byte takes long, and each kind of header has come
             step = 997
@@ -72,31 +79,46 @@ def test_what_is_fed_in_any_pieces_is_decompressed(
     assert found == content
 
 
-@given(made=frames_of, room=st.sampled_from([1000, 2**17, 2**20]), memory=st.sampled_from([17, 2**12, 2**20]))
+@given(
+    way=st.sampled_from(WAYS),
+    made=frames_of,
+    room=st.sampled_from([1000, 2**17, 2**20]),
+    memory=st.sampled_from([17, 2**12, 2**20]),
+    before=st.sampled_from([0, 1, 5000]),
+)
 def test_a_file_is_decompressed(
-    tmp_path_factory: pytest.TempPathFactory, made: list[tuple[bytes, bytes]], room: int, memory: int
+    tmp_path_factory: pytest.TempPathFactory,
+    way: Decompress,
+    made: list[tuple[bytes, bytes]],
+    room: int,
+    memory: int,
+    before: int,
 ) -> None:
+    """Or a stretch of it, as a chunk lies in a shard."""
     stored, content = (b"".join(parts) for parts in zip(*made, strict=True))
     path = tmp_path_factory.getbasetemp() / "stored.zst"
-    path.write_bytes(stored + b"what was appended since")
+    path.write_bytes(bytes(before) + stored + b"what was appended since")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zstd_loop, "STORED_NBYTES", memory)
-        patch.setattr(zstd_loop, "_spare", [])
-        frames = Frames(WINDOW_BITS, str(path), len(stored))
+        patch.setattr(zstd, "STORED_NBYTES", memory)
+        patch.setattr(zstd, "_spare", [])
+        frames = Frames(WINDOW_BITS, str(path), len(stored), before, way)
         assert filled(frames, room) == content
         assert (frames.taken, frames.inside) == (len(stored), False)
+        assert frames.ended(len(stored))
+        assert not frames.ended(len(stored) + 1)
         frames.close()
         assert frames.fill(np.empty(5, np.uint8)) == 0
 
 
-def test_what_cannot_be_read_has_to_be_fed(tmp_path: Path) -> None:
+@ways
+def test_what_cannot_be_read_has_to_be_fed(way: Decompress, tmp_path: Path) -> None:
     """A file that is not there, and one that ended early: from then on, and no more of the file."""
     stored, content = frame("text", 10**6, True)
     path = tmp_path / "stored.zst"
-    frames = Frames(WINDOW_BITS, str(path), len(stored))
+    frames = Frames(WINDOW_BITS, str(path), len(stored), decompress=way)
     assert (filled(frames, 1000), frames.taken) == (b"", 0)
     path.write_bytes(stored[:1234])
-    frames = Frames(WINDOW_BITS, str(path), len(stored))
+    frames = Frames(WINDOW_BITS, str(path), len(stored), decompress=way)
     found = filled(frames, 1000)
     assert (frames.taken, frames.inside) == (1234, True)
     path.write_bytes(stored)
@@ -108,30 +130,34 @@ def test_what_cannot_be_read_has_to_be_fed(tmp_path: Path) -> None:
     assert not frames.inside
 
 
-def test_what_is_no_frame_is_refused() -> None:
-    frames = Frames(WINDOW_BITS)
+@ways
+def test_what_is_no_frame_is_refused(way: Decompress) -> None:
+    frames = Frames(WINDOW_BITS, decompress=way)
     frames.feed(b"This was never compressed.")
     with pytest.raises(FrameError, match="Unknown frame descriptor"):
         frames.fill(np.empty(100, np.uint8))
     stored = bytearray(frame("text", 1000, True)[0])
     stored[-1] ^= 1
-    frames = Frames(WINDOW_BITS)
+    frames = Frames(WINDOW_BITS, decompress=way)
     frames.feed(stored)
     with pytest.raises(FrameError, match="checksum"):
         filled(frames, 2000)
 
 
-def test_a_decoder_is_used_again_and_forgets_the_file_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    spare: list[zstd_loop.Decoder] = []
-    monkeypatch.setattr(zstd_loop, "_spare", spare)
+@ways
+def test_a_decoder_is_used_again_and_forgets_the_file_before(
+    way: Decompress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare: list[zstd.Decoder] = []
+    monkeypatch.setattr(zstd, "_spare", spare)
     stored, content = frame("text", 10**5, True)
-    first = Frames(WINDOW_BITS)
+    first = Frames(WINDOW_BITS, decompress=way)
     first.feed(stored[:5000])  # and no further
     filled(first, 1000)
     assert first.inside
     first.close()
     (kept,) = spare
-    second = Frames(WINDOW_BITS)
+    second = Frames(WINDOW_BITS, decompress=way)
     assert not spare
     assert second._decoder is kept
     assert not second.inside
@@ -141,18 +167,21 @@ def test_a_decoder_is_used_again_and_forgets_the_file_before(monkeypatch: pytest
     assert first.fill(np.empty(10, np.uint8)) == 0, "it has nothing to do with the decoder any more"
 
 
-def test_windows_are_bounded_and_large_ones_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    spare: list[zstd_loop.Decoder] = []
-    monkeypatch.setattr(zstd_loop, "_spare", spare)
+@ways
+def test_windows_are_bounded_and_large_ones_not_kept(
+    way: Decompress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare: list[zstd.Decoder] = []
+    monkeypatch.setattr(zstd, "_spare", spare)
     for bits in (20, 25):
         parameters = zstandard.ZstdCompressionParameters(window_log=bits)
         compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
         stored = compressor.compress(b"text") + compressor.flush()
-        frames = Frames(bits - 1)
+        frames = Frames(bits - 1, decompress=way)
         frames.feed(stored)
         with pytest.raises(FrameError, match="too much memory"):
             filled(frames, 10)
-        frames = Frames(bits)
+        frames = Frames(bits, decompress=way)
         frames.feed(stored)
         assert filled(frames, 10) == b"text"
         frames.close()
@@ -160,8 +189,9 @@ def test_windows_are_bounded_and_large_ones_not_kept(monkeypatch: pytest.MonkeyP
         spare.clear()
 
 
+@ways
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux' list of open files")
-def test_no_file_stays_open(tmp_path: Path) -> None:
+def test_no_file_stays_open(way: Decompress, tmp_path: Path) -> None:
     stored, content = frame("text", 10**5, True)
     path = tmp_path / "stored.zst"
     path.write_bytes(stored)
@@ -176,12 +206,12 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
                 continue
         return str(path) in found
 
-    frames = Frames(WINDOW_BITS, str(path), len(stored))
+    frames = Frames(WINDOW_BITS, str(path), len(stored), decompress=way)
     assert filled(frames, 10**6) == content
     assert is_open()
     frames.close()
     assert not is_open()
-    frames = Frames(WINDOW_BITS, str(path), len(stored))
+    frames = Frames(WINDOW_BITS, str(path), len(stored), decompress=way)
     assert frames.fill(np.empty(5, np.uint8))
     assert is_open()
     del frames

@@ -1,0 +1,205 @@
+"""Zstandard's frames to their contents, straight to where they are wanted, in memory that does not grow.
+
+The decoder is the libzstd that python-zstandard brings along, by its module for CFFI: its own readers do not say
+whether a frame has come to its end, and what was cut off behind the last byte, a checksum, would be missed.
+
+Method: the streaming interface of libzstd (zstd.h, `ZSTD_decompressStream`); it says after each step whether a frame
+has come to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+WINDOW_BITS = 27
+"""How far back, 128 MiB, data may refer, which takes as much memory; ``zstd --long=31`` writes more."""
+STORED_NBYTES = 2**20
+"""Stored bytes that are read at a time, as much as stays in a core's cache."""
+LARGEST_SPARE_NBYTES = 2**24
+"""What a decoder may take up that is kept for the next file: more than windows of 8 MiB, as ``zstd -19`` makes them."""
+
+OUT, IN, POSITION, STOP, RESULT, FILLED, WHOLE, WORDS = 0, 3, 6, 7, 8, 9, 10, 11
+"""Places in the words, of 64 bits, that say how far it is: libzstd's ZSTD_outBuffer and ZSTD_inBuffer (address, size
+and position of each), how far the file was read and how far it is to be, what the decoder's last step returned (0
+between frames), whether it had more to say than there was room for, and whether a frame has come to its end."""
+ADDRESS, SIZE, USED = range(3)
+
+
+class FrameError(ValueError):
+    """Stored bytes that libzstd refuses; in its words."""
+
+
+@functools.cache
+def library() -> Any:
+    from zstandard import backend_cffi
+
+    return backend_cffi
+
+
+Decompress: TypeAlias = Callable[[int, int, np.ndarray, np.ndarray, int, int], None]
+"""Fills so many bytes at an address until they are full, or nothing more is to be read, or the decoder refuses: of the
+decoder's address, the file's descriptor or -1, memory for what is read (uint8), words (int64[11]), the address, and how
+many."""
+
+
+def decompress_in_steps(
+    context: int, descriptor: int, memory: np.ndarray, words: np.ndarray, place: int, nbytes: int
+) -> None:
+    """A `Decompress` that asks the interpreter for each step of the decoder, and needs no compiler."""
+    ffi, lib = library().ffi, library().lib
+    here = words.ctypes.data
+    decoder = ffi.cast("ZSTD_DCtx *", context)
+    out = ffi.cast("ZSTD_outBuffer *", here + 8 * OUT)
+    stored = ffi.cast("ZSTD_inBuffer *", here + 8 * IN)
+    words[OUT : OUT + 3] = place, nbytes, 0
+    while words[OUT + USED] < nbytes:
+        used_up = words[IN + USED] == words[IN + SIZE] and not words[FILLED]
+        if used_up and not _read_on(descriptor, memory, words):
+            return
+        result = lib.ZSTD_decompressStream(decoder, out, stored)
+        words[RESULT] = result if result < 2**63 else result - 2**64
+        if words[RESULT] < 0:  # the numbers of errors are the largest that there are
+            return
+        words[WHOLE] |= int(result == 0)
+        words[FILLED] = int(result > 0 and words[OUT + USED] == nbytes)
+
+
+def _read_on(descriptor: int, memory: np.ndarray, words: np.ndarray) -> bool:
+    """The next stored bytes of a file; whether there are any."""
+    wanted = min(len(memory), int(words[STOP] - words[POSITION]))
+    if descriptor < 0 or wanted <= 0:
+        return False
+    try:
+        got = os.preadv(descriptor, [memory[:wanted].data], int(words[POSITION]))
+    except OSError:
+        return False  # who feeds the rest reads it again, and says what is wrong
+    words[POSITION] += got
+    words[IN : IN + 3] = memory.ctypes.data, got, 0
+    return got > 0
+
+
+class Decoder:
+    """A decoder, and memory for stored bytes; used by one file at a time."""
+
+    def __init__(self) -> None:
+        ffi, lib = library().ffi, library().lib
+        context = lib.ZSTD_createDCtx()
+        if context == ffi.NULL:
+            raise MemoryError("no memory for a decoder of Zstandard")
+        self.context = ffi.gc(context, lib.ZSTD_freeDCtx)
+        self.memory = np.empty(STORED_NBYTES, np.uint8)
+
+    def begin(self, window_bits: int) -> int:
+        """Forget the file before; the decoder's address."""
+        ffi, lib = library().ffi, library().lib
+        lib.ZSTD_DCtx_reset(self.context, lib.ZSTD_reset_session_and_parameters)
+        lib.ZSTD_DCtx_setParameter(self.context, lib.ZSTD_d_windowLogMax, window_bits)
+        return int(ffi.cast("uintptr_t", self.context))
+
+    @property
+    def nbytes(self) -> int:
+        return int(library().lib.ZSTD_sizeof_DCtx(self.context))
+
+
+_spare: list[Decoder] = []
+
+
+def take_decoder() -> Decoder:
+    """One for this thread alone, until `give_back`. Raises MemoryError."""
+    with contextlib.suppress(IndexError):
+        return _spare.pop()
+    return Decoder()
+
+
+def give_back(decoder: Decoder) -> None:
+    """It serves the next one, unless a large window made it large."""
+    if decoder.nbytes <= LARGEST_SPARE_NBYTES:
+        _spare.append(decoder)
+
+
+class Frames:
+    """The contents of frames one behind the other: from a file, or bytes that it is fed, or a file and then those.
+
+    window_bits: the largest window that a frame may need, as a power of two, in bytes. path, nbytes, offset: the file,
+    how many of its bytes are meant, and where they begin. What cannot be read from it, for whatever reason, has to be
+    fed: `taken` says from where on. decompress: what does the work.
+    """
+
+    def __init__(
+        self,
+        window_bits: int,
+        path: str | None = None,
+        nbytes: int = 0,
+        offset: int = 0,
+        decompress: Decompress = decompress_in_steps,
+    ) -> None:
+        self._decompress = decompress
+        self._decoder = take_decoder()
+        self._context = self._decoder.begin(window_bits)
+        self._words = np.zeros(WORDS, np.int64)
+        self._words[POSITION], self._words[STOP] = offset, offset + nbytes
+        self._offset = offset
+        self._fed: Any = None
+        self._descriptor, self._close = -1, lambda: None
+        if path is not None:
+            with contextlib.suppress(OSError):
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._close = weakref.finalize(self, os.close, self._descriptor)
+
+    @property
+    def taken(self) -> int:
+        """Stored bytes that were read, or fed."""
+        return int(self._words[POSITION]) - self._offset
+
+    @property
+    def inside(self) -> bool:
+        """Whether what was taken ends inside of a frame."""
+        return bool(self._words[RESULT])
+
+    def ended(self, nbytes: int) -> bool:
+        """Whether so many stored bytes were all of it, the last frame's end among them: it may have a checksum."""
+        more = self.fill(np.empty(1, np.uint8))
+        return not more and self.taken == nbytes and not self.inside
+
+    @property
+    def whole(self) -> bool:
+        """Whether a frame has come to its end."""
+        return bool(self._words[WHOLE])
+
+    def fill(self, target: np.ndarray) -> int:
+        """The next bytes into ``target``, uint8[n] side by side; how many: 0 without room, or when it has to be fed.
+
+        Raises FrameError for bytes that are no frames, or that need a larger window.
+        """
+        room = target.ctypes.data, len(target)
+        self._decompress(self._context, self._descriptor, self._decoder.memory, self._words, *room)
+        result = int(self._words[RESULT])
+        if result < 0:
+            ffi, lib = library().ffi, library().lib
+            raise FrameError(ffi.string(lib.ZSTD_getErrorName(result % 2**64)).decode())
+        return int(self._words[OUT + USED])
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """The stored bytes behind those taken, all of which must be used up; they may change when `fill` returns 0.
+
+        The file is not read any more.
+        """
+        self._close()
+        self._descriptor = -1
+        self._fed = np.frombuffer(data, np.uint8)
+        self._words[IN : IN + 3] = self._fed.ctypes.data, len(self._fed), 0
+        self._words[POSITION] += len(self._fed)
+
+    def close(self) -> None:
+        """Nothing more is wanted. One that is dropped otherwise closes its file too."""
+        self._close()
+        self._descriptor, self._fed = -1, None
+        self._words[:] = 0
+        give_back(self._decoder)
