@@ -129,6 +129,8 @@ class Limits:
     """Whether the CPU multiplies, so that panels are not staged in a second memory."""
     panel_nbytes: int = 2**29
     """The size that a panel of A and one of B are aimed at together; of elements above four bytes, as many of them."""
+    tile_buffers: int = TILE_BUFFERS
+    """Tiles of C that a worker holds at most; one where it could not write and multiply at once."""
     tiles: int = 16
     """About how many tiles C is cut into, so that one is written while the next is computed, and workers share."""
     read_threads: int = 12
@@ -542,7 +544,9 @@ def plan_matmul(
         )
     tile_rows, tile_columns, _, k_parts, cell_rows, cell_columns = best
     memory = replace(memory, cell=(cell_rows, cell_columns))
-    c_buffers = 2 if memory.nbytes(tile_rows, tile_columns, 2) <= limits.device_nbytes else 1
+    c_buffers = min(limits.tile_buffers, 2)
+    if memory.nbytes(tile_rows, tile_columns, c_buffers) > limits.device_nbytes:
+        c_buffers = 1
     grid_rows, grid_columns = ceil_div(m, tile_rows), ceil_div(n, tile_columns)
     item_a, item_b, item_c = a.dtype.itemsize, b.dtype.itemsize, c_dtype.itemsize
     panel_a, panel_b, tile_nbytes = memory.nbytes_of_each(tile_rows, tile_columns)
@@ -571,7 +575,7 @@ def plan_matmul(
     device_peak += (held.a_buffers - PANEL_BUFFERS) * panel_a + (held.b_buffers - PANEL_BUFFERS) * panel_b
     if device_peak and not limits.on_host and k_parts == 1:
         each = ceil_div(grid_rows * grid_columns, limits.workers)  # tiles of a worker
-        more = min(TILE_BUFFERS, each) - c_buffers
+        more = min(limits.tile_buffers, each) - c_buffers
         more = max(0, min(more, (limits.device_nbytes - device_peak) // tile_nbytes))
         c_buffers, device_peak = c_buffers + more, device_peak + more * tile_nbytes
     # Through a codec, each thread holds one stored piece as it came and as it was decoded or gathered.
@@ -747,10 +751,11 @@ def _best_geometry(
         return None
     tiles = max(1, min(limits.tiles, 2 * m * n * k // TILE_OPERATIONS))
     few_workers = limits.workers <= limits.tiles
-    cut_by_memory = ceil_div(m, least.rows) * ceil_div(n, least.columns) >= min(
-        FEW_TILES, max(2, ceil_div(tiles, 2))
-    )
     best = search(c_unit, tiles if few_workers else max(tiles, limits.workers))
+    few = min(FEW_TILES, max(2, ceil_div(tiles, 2)))
+    if limits.on_host and best is not None and best.k_parts == 1 and best.tile_count(m, n) >= tiles:
+        few = tiles  # a CPU multiplies for so long that reading less is not worth tiles that take four times the memory
+    cut_by_memory = least.tile_count(m, n) >= few
     cell = None
     if cut_by_memory and best is not None:
         # The grid follows the workers, but not the parts of k, whose sums are rounded one by one.
@@ -808,6 +813,10 @@ class _Grid(NamedTuple):
     columns: int
     k_parts: int
     cost: float
+
+    def tile_count(self, m: int, n: int) -> int:
+        """How many tiles a C of these sides is cut into."""
+        return ceil_div(m, self.rows) * ceil_div(n, self.columns)
 
 
 def _search_grid(

@@ -39,6 +39,7 @@ from tilewright.pipeline.plan import (
     CODER_NBYTES,
     LANE_NBYTES,
     LINE_NBYTES,
+    TILE_BUFFERS,
     Limits,
     MatmulPlan,
     format_nbytes,
@@ -512,6 +513,7 @@ def _plan(
             "read-threads", facts, (left, right), [op.unit_nbytes for op in (a, b) if not op.plain]
         ),
         write_threads=_threads("write-threads", facts, (left, right), [piece] if coded else []),
+        tile_buffers=_tile_buffers(facts, out),
     )
     make = partial(plan_tiles, a, b, c_dtype, limits=limits, transpose_a=transpose_a, transpose_b=transpose_b)
     if past is not None:
@@ -580,6 +582,13 @@ def _threads(
         held_nbytes = LANE_NBYTES + CODER_NBYTES + 2 * max(coded)
         share = min(share, int(min(limits) * CODING_SHARE) // held_nbytes)
     return max(count, share)
+
+
+def _tile_buffers(facts: list[WorkerFacts], out: Source | None) -> int:
+    """Tiles that a worker holds at most: a single core has no time to multiply while it writes to files."""
+    to_files = store.is_local(out) if isinstance(out, zarr.Array) else out is None or store.local_path(out)
+    single = facts[0].device == "cpu" and min(fact.cores for fact in facts) == 1
+    return 1 if single and to_files else TILE_BUFFERS
 
 
 def _share_of_cores(facts: list[WorkerFacts]) -> int:

@@ -482,6 +482,32 @@ def test_panels_on_a_cpu_are_no_deeper_than_pays(side: int, deepest: int) -> Non
     assert plan_matmul(a, a, F4, (256, 256), Limits(2, 2**36)).panel_depth == side
 
 
+@pytest.mark.parametrize("workers", [1, 2, 16])
+def test_tiles_on_a_cpu_are_no_larger_than_pays(workers: int) -> None:
+    """Sixteen where memory holds them, though it holds four as well, which read half as much and take three times of
+    it; where it cuts C into more, the largest it holds."""
+    a = matrix(8192, 8192, (2048, 2048))
+    limits = Limits(workers, 2**28, on_host=True)
+    plan = plan_matmul(a, a, F4, (2048, 2048), limits)
+    assert (plan.tile_rows, plan.tile_columns, plan.panel_depth, plan.k_parts) == (2048, 2048, 2048, 1)
+    assert plan.device_peak_nbytes == 6 * 2048**2 * 4
+    on_gpu = plan_matmul(a, a, F4, (2048, 2048), replace(limits, on_host=False, workers=1))
+    assert (on_gpu.tile_rows, on_gpu.tile_columns) == (4096, 4096)
+    large = matrix(65536, 65536, (2048, 2048))
+    assert plan_matmul(large, large, F4, (2048, 2048), limits).tile_rows > 2048
+    wide = plan_matmul(a, a, F4, (2048, 4096), limits)
+    assert wide.k_parts == 1, "eight pieces of C are not cut along k to be sixteen"
+
+
+def test_a_worker_that_cannot_write_and_multiply_at_once_holds_one_tile() -> None:
+    a = matrix(8192, 8192, (2048, 2048))
+    limits = Limits(2, 2**28, on_host=True)
+    two, one = (plan_matmul(a, a, F4, (2048, 2048), replace(limits, tile_buffers=most)) for most in (4, 1))
+    assert (two.c_buffers, one.c_buffers) == (2, 1)
+    assert two.device_peak_nbytes - one.device_peak_nbytes == 2048**2 * 4
+    assert two.geometry == one.geometry
+
+
 def test_a_plan_keeps_no_tiles_that_would_share_a_stored_piece() -> None:
     a = matrix(100, 70, (10, 10))
     whole = plan_matmul(

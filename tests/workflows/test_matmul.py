@@ -1028,6 +1028,32 @@ def test_threads_on_many_cores_leave_a_plan_that_fits_into_little_memory(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("device", "cores", "out", "tiles"),
+    [
+        ("cpu", 1, None, 1),
+        ("cpu", 1, "c", 1),
+        ("cpu", 1, "opened", 1),
+        ("cpu", 1, "memory://c", 2),
+        ("cpu", 2, "c", 2),
+        ("cuda", 1, "c", 4),
+    ],
+)
+def test_a_single_core_holds_one_tile_that_it_writes_to_files(
+    device: str, cores: int, out: str | None, tiles: int, tmp_path: Path
+) -> None:
+    a, c = (
+        zarr.create_array(tmp_path / name, shape=(1024, 1024), chunks=(64, 64), dtype="f4") for name in "ac"
+    )
+    facts = [tasks.WorkerFacts(device, "it", GIB, None, cores, cores, cores)]
+    target = c if out == "opened" else tmp_path / out if out and "://" not in out else out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "TILE_OPERATIONS", 2**20)
+        made = workflow._plan(a, a, target, np.dtype("f4"), False, False, facts, None, None, "full")
+    assert made.tile_count >= 4
+    assert made.c_buffers == tiles
+
+
+@pytest.mark.parametrize(
     ("options", "named"), [({"workers": 3}, "workers=3"), ({"host_memory": "1GiB"}, "host_memory='1GiB'")]
 )
 def test_a_plan_for_a_cluster_takes_its_workers_from_there(
