@@ -10,7 +10,7 @@ first, and then to a sum, by additions that cost as much again; `ptx.multiply_ad
 
 Winograd's inner product ("A new algorithm for inner product", 1968) does without one of the multiplications:
 sum(x0 y1 + x1 y0) = sum((x0 + y0) (x1 + y1)) - sum(x0 x1) - sum(y0 y1). It is no faster: its two additions run on a
-unit of their own, but what the five instructions read and write does not come through in time (docs/performance.md).
+unit of their own, but what the five instructions read and write does not come through in time (docs/experiments.md).
 """
 
 from __future__ import annotations
