@@ -56,12 +56,13 @@ def gpu_cases(gpus: int) -> list[Case]:
 
 
 def compressed_cases(workers: int, *, gpu: bool) -> list[Case]:
-    """Chunks of three sizes that are encoded, on one worker and on all; the peer beside the largest, on all: on a GPU
-    it takes minutes for its tasks with smaller ones."""
+    """Chunks of three sizes that are encoded, on one worker and on all; the peer on all, on a GPU beside the largest
+    alone: it takes minutes there for its tasks with smaller ones."""
     base = replace(base_case(), n=32768 if gpu else 8192, compressed=True)
-    chunks = (4096, 2048, 1024) if gpu else (2048, 1024)
     cases = [
-        replace(base, chunk=chunk, workers=count) for chunk in chunks for count in dict.fromkeys((workers, 1))
+        replace(base, chunk=chunk, workers=count, peer_repeats=int(count == workers and not gpu))
+        for chunk in (4096, 2048, 1024)
+        for count in dict.fromkeys((workers, 1))
     ]
     cases[0] = replace(cases[0], peer_repeats=1)
     return cases
