@@ -135,6 +135,8 @@ class Limits:
     """About how many tiles C is cut into, so that one is written while the next is computed, and workers share."""
     read_threads: int = 12
     write_threads: int = 8
+    lanes: int | None = None
+    """How many of these threads work at once, on a GPU; None: all."""
     workspace_nbytes: Callable[[int, int, int], int] = no_workspace
     """Bytes that the kernel borrows to add a panel of this depth into a tile, or cell, of these rows and columns."""
     line_nbytes: int = 1
@@ -306,6 +308,8 @@ class MatmulPlan:
     """Threads of one worker that read and decode chunks."""
     write_threads: int
     """Threads of one worker that encode and write chunks."""
+    lanes: int
+    """How many of these threads work at once on a GPU, each with pinned memory of its own."""
     read_nbytes: int
     """The most bytes of A and B that are read, as they are once decoded: what tiles take in, less what a GPU still
     holds of the tiles before, however the tiles fall to the workers."""
@@ -451,6 +455,11 @@ class MatmulPlan:
                 (
                     f"{format_nbytes(self.host_peak_nbytes)} a worker, with {self.read_threads} threads that read"
                     f" and {self.write_threads} that write"
+                    + (
+                        f", {self.lanes} of them at once"
+                        if self.lanes < self.read_threads + self.write_threads
+                        else ""
+                    )
                 ),
             ),
             (
@@ -578,13 +587,17 @@ def plan_matmul(
         more = min(limits.tile_buffers, each) - c_buffers
         more = max(0, min(more, (limits.device_nbytes - device_peak) // tile_nbytes))
         c_buffers, device_peak = c_buffers + more, device_peak + more * tile_nbytes
+    threads = limits.read_threads + limits.write_threads
+    lanes = threads if limits.lanes is None else min(limits.lanes, threads)
     # Through a codec, each thread holds one stored piece as it came and as it was decoded or gathered.
-    coding = limits.read_threads * 2 * max((op.unit_nbytes for op in (a, b) if not op.plain), default=0)
-    coding += limits.write_threads * 2 * min(c_unit[0], m) * min(c_unit[1], n) * item_c
-    lanes = (limits.read_threads + limits.write_threads) * (LANE_NBYTES + CODER_NBYTES)
+    pieces = [max((op.unit_nbytes for op in (a, b) if not op.plain), default=0)] * limits.read_threads
+    pieces += [min(c_unit[0], m) * min(c_unit[1], n) * item_c] * limits.write_threads
+    coding = 2 * sum(sorted(pieces, reverse=True)[:lanes])
     sums = (k_parts + 1) * tile_rows * tile_columns * items[2] if k_parts > 1 else 0
     fixed = PROCESS_NBYTES + (0 if limits.on_host else CUDA_NBYTES)
-    host_peak = fixed + coding + sums + (device_peak if limits.on_host else lanes)
+    host_peak = (
+        fixed + coding + sums + (device_peak if limits.on_host else lanes * (LANE_NBYTES + CODER_NBYTES))
+    )
     if limits.host_nbytes is not None and host_peak > limits.host_nbytes:
         raise PlanError(
             f"the plan needs {format_nbytes(host_peak)} of host memory for each worker, {format_nbytes(fixed)} of it"
@@ -620,6 +633,7 @@ def plan_matmul(
         host_peak_nbytes=host_peak,
         read_threads=limits.read_threads,
         write_threads=limits.write_threads,
+        lanes=lanes,
         read_nbytes=read,
         decoded_nbytes=decoded if m and n else 0,
         write_nbytes=m * n * item_c,

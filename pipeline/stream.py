@@ -700,7 +700,7 @@ class GpuSharedMemory:
 
 
 class CudaUnit:
-    """One GPU. Reader threads move their parts of a panel through pinned lanes, each on a stream of its own."""
+    """One GPU. Threads move bytes through pinned lanes, each on a stream of its own; without a lane it waits."""
 
     def __init__(self, product: Product) -> None:
         from numba import cuda
@@ -712,9 +712,8 @@ class CudaUnit:
         self._chunks = zstd_chunks
         self._compute_stream = cuda.stream()
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
-        count = product.read_threads + product.write_threads  # so that no thread ever waits for a lane
         with _spare_lanes_lock:
-            lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(count)]
+            lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(product.plan.lanes)]
         self._lanes = _pool(lanes)
         self._in_loops = zstd_chunks.available()
         """Whether threads can move bytes without the interpreter."""

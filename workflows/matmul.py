@@ -514,6 +514,7 @@ def _plan(
         ),
         write_threads=_threads("write-threads", facts, (left, right), [piece] if coded else []),
         tile_buffers=_tile_buffers(facts, out),
+        lanes=_lanes(facts),
     )
     make = partial(plan_tiles, a, b, c_dtype, limits=limits, transpose_a=transpose_a, transpose_b=transpose_b)
     if past is not None:
@@ -582,6 +583,18 @@ def _threads(
         held_nbytes = LANE_NBYTES + CODER_NBYTES + 2 * max(coded)
         share = min(share, int(min(limits) * CODING_SHARE) // held_nbytes)
     return max(count, share)
+
+
+def _lanes(facts: list[WorkerFacts]) -> int | None:
+    """How many of a worker's threads read or write at once, or None for all of them.
+
+    As many as read and write plain chunks, which wait for the bus; or as many as it has cores. Of more that decode and
+    encode, one that holds the interpreter's lock may have to wait for a core, and all others wait with it: those too
+    that start the GPU's work.
+    """
+    if facts[0].device == "cpu":
+        return None
+    return max(sum(config.threads(name) for name in config.THREADS), _share_of_cores(facts))
 
 
 def _tile_buffers(facts: list[WorkerFacts], out: Source | None) -> int:

@@ -225,6 +225,14 @@ def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:
     assert half.host_peak_nbytes == plain.host_peak_nbytes + 17 * 2 * 13 * 11 * 4
     on_host = plan_matmul(a, b, F8, (7, 11), replace(limits, on_host=True))
     assert on_host.host_peak_nbytes == PROCESS_NBYTES + on_host.device_peak_nbytes + decoding + writing
+    # Of threads that take turns with 20 lanes, 17 may decode what is larger, and three encode.
+    turns = plan_matmul(a, b, F8, (7, 11), replace(limits, lanes=20))
+    assert turns.host_peak_nbytes == PROCESS_NBYTES + CUDA_NBYTES + 20 * (
+        LANE_NBYTES + CODER_NBYTES
+    ) + 2 * 8 * 7 * (17 * 13 + 3 * 11)
+    assert (plan.lanes, turns.lanes) == (36, 20)
+    assert "17 threads that read and 19 that write, 20 of them at once" in str(turns)
+    assert "at once" not in str(plan)
 
 
 def test_tiles_of_float16_take_the_memory_of_the_float32_in_which_they_are_added_up() -> None:

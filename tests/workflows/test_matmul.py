@@ -952,26 +952,32 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("wanted", "facts", "coded"),
+    ("wanted", "lanes", "facts", "coded"),
     [
         # One worker on a host of 32 cores; one of two, whose process may use half of them; and of four without a mask.
-        ((32, 32), [("tcp://10.0.0.1:1", 32, 32, None)], "ac"),
-        ((16, 16), [("tcp://10.0.0.1:1", 16, 32, None), ("tcp://10.0.0.1:2", 16, 32, None)], "bc"),
-        ((16, 16), [(f"tcp://10.0.0.1:{i}", 64, 64, None) for i in range(4)], "ac"),
-        ((24, 24), [("tcp://10.0.0.1:1", 24, 24, None), ("tcp://10.0.0.2:1", 32, 32, None)], "ac"),
-        ((32, 32), [("", 32, 32, None)] * 3, "ac"),  # of a plan without a cluster
+        ((32, 32), 32, [("tcp://10.0.0.1:1", 32, 32, None)], "ac"),
+        ((16, 16), 20, [("tcp://10.0.0.1:1", 16, 32, None), ("tcp://10.0.0.1:2", 16, 32, None)], "bc"),
+        ((16, 16), 20, [(f"tcp://10.0.0.1:{i}", 64, 64, None) for i in range(4)], "ac"),
+        ((24, 24), 24, [("tcp://10.0.0.1:1", 24, 24, None), ("tcp://10.0.0.2:1", 32, 32, None)], "ac"),
+        ((32, 32), 32, [("", 32, 32, None)] * 3, "ac"),  # of a plan without a cluster
         # Only what is encoded gets them; and never fewer than there are for anything.
-        ((12, 8), [("tcp://10.0.0.1:1", 32, 32, None)], ""),
-        ((32, 8), [("tcp://10.0.0.1:1", 32, 32, None)], "b"),
-        ((12, 32), [("tcp://10.0.0.1:1", 32, 32, None)], "c"),
-        ((12, 8), [("tcp://10.0.0.1:1", 4, 4, None)], "abc"),
+        ((12, 8), 20, [("tcp://10.0.0.1:1", 32, 32, None)], ""),
+        ((32, 8), 32, [("tcp://10.0.0.1:1", 32, 32, None)], "b"),
+        ((12, 32), 32, [("tcp://10.0.0.1:1", 32, 32, None)], "c"),
+        ((12, 8), 20, [("tcp://10.0.0.1:1", 4, 4, None)], "abc"),
         # Chunks of 1 MiB, and of C of 1 MiB: an eighth of the memory holds 2 MiB, a lane and a coder for each thread.
-        ((20, 20), [("tcp://10.0.0.1:1", 32, 32, 20 * 8 * (2 * 2**20 + LANE_NBYTES + CODER_NBYTES))], "ac"),
-        ((12, 8), [("tcp://10.0.0.1:1", 32, 32, 2**20)], "ac"),
+        (
+            (20, 20),
+            32,
+            [("tcp://10.0.0.1:1", 32, 32, 20 * 8 * (2 * 2**20 + LANE_NBYTES + CODER_NBYTES))],
+            "ac",
+        ),
+        ((12, 8), 20, [("tcp://10.0.0.1:1", 32, 32, 2**20)], "ac"),
     ],
 )
 def test_threads_follow_the_cores_where_chunks_are_encoded(
     wanted: tuple[int, int],
+    lanes: int,
     facts: list[tuple[str, int, int, int | None]],
     coded: str,
     tmp_path: Path,
@@ -1008,12 +1014,13 @@ def test_threads_follow_the_cores_where_chunks_are_encoded(
     made = planned(arrays[2])
     assert asked == [wanted]
     assert (made.read_threads, made.write_threads) == wanted
+    assert made.lanes == lanes, "of cores, but not fewer than threads for plain chunks"
     assert f"{wanted[0]} threads that read and {wanted[1]} that write" in str(made)
     if "a" not in coded:  # a new C is compressed as A is
         assert planned(None).write_threads == 8
     with dask.config.set({"tilewright.read-threads": 3, "tilewright.write-threads": 5}):
         made = planned(arrays[2])
-    assert (made.read_threads, made.write_threads) == (3, 5)
+    assert (made.read_threads, made.write_threads, made.lanes) == (3, 5, 8)
 
 
 def test_threads_on_many_cores_leave_a_plan_that_fits_into_little_memory(tmp_path: Path) -> None:
