@@ -790,8 +790,8 @@ class CudaUnit:
         item = panel.dtype.itemsize
         pitch, start = panel.pitch * item, panel.address(part.target[0].start, part.target[1].start)
         reading = 0.0
-        begun = time.perf_counter()
         with self._lane() as lane:
+            begun = time.perf_counter()
             used.append(lane)
             whole = None
             if rows * columns * item > BLOCK_NBYTES:  # a chunk that is decoded whole goes over in bands
@@ -880,8 +880,8 @@ class CudaUnit:
             return good
 
         direct = self._in_loops and dtype == tile.dtype
-        clock = time.perf_counter()
         with self._lane() as lane:
+            clock = time.perf_counter()
             piece.write(bands(lane), partial(fill, lane) if direct else None)
         return _Move(time.perf_counter() - clock - moving[0], moving[0])
 
