@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
-from itertools import groupby
+from itertools import pairwise
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
+from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.peers import Sharers, host_of
 from tilewright.pipeline.plan import MatmulPlan, Tile
 
@@ -23,58 +26,104 @@ def divide(plan: MatmulPlan, tiles: Iterable[Tile], workers: int) -> list[list[T
     The grid is cut into bands of columns, each band is walked row by row, and the walk is cut into shares. Bands are as
     many as make all workers together read least, counted as often as the largest share is larger than an even one;
     where that is the same, few. For one worker it is the plan's order.
+
+    There may be millions of tiles, so what is done for each of them is done by NumPy, by their places in the grid.
     """
     tiles = list(tiles)
+    places = _Places.of(plan, tiles)
     counts = [
         count for count in range(1, workers + 1) if workers % count == 0 and count <= max(1, plan.grid[1])
     ]
+    deals = (_deal(plan, places, workers, count) for count in counts)
     if len(counts) == 1:
-        return _shares(plan, tiles, workers, 1)
-    shares = [_shares(plan, tiles, workers, count) for count in counts]
-
-    def cost(found: list[list[Tile]]) -> int:
-        largest = max(sum(tile.rows * tile.columns for tile in share) for share in found)
-        return largest * sum(_read_nbytes(plan, share) for share in found)
-
-    return min(shares, key=cost)
-
-
-def _shares(plan: MatmulPlan, tiles: list[Tile], workers: int, bands: int) -> list[list[Tile]]:
-    columns = plan.grid[1]
-
-    def place(tile: Tile) -> tuple[int, int, int]:
-        band = tile.j * bands // columns
-        return band, -tile.i if band % 2 else tile.i, tile.j  # from band to band the walk stays in its row
-
-    area = sum(tile.rows * tile.columns for tile in tiles)
-    shares: list[list[Tile]] = [[] for _ in range(workers)]
-    done = 0
-    for tile in sorted(tiles, key=place):
-        size = tile.rows * tile.columns
-        shares[(2 * done + size) * workers // (2 * area) if area else 0].append(tile)
-        done += size
-    return [_walk(share) for share in shares]
+        deal = next(deals)
+    else:
+        deal = min(deals, key=lambda deal: _cost(plan, places, deal, workers))
+    walk = _walk(places, deal)
+    in_order = [tiles[number] for number in places.number[walk].tolist()]
+    cuts = [0, *np.cumsum(np.bincount(deal, minlength=workers)).tolist()]
+    return [in_order[start:stop] for start, stop in pairwise(cuts)]
 
 
-def _walk(tiles: list[Tile]) -> list[Tile]:
-    """Row by row, every second one backwards: neighbours in time share a row or a column. Every worker begins at its
-    first column, so that those whose rows differ want the same panels of B at about the same time."""
-    walk: list[Tile] = []
-    rows = groupby(sorted(tiles, key=lambda tile: (tile.i, tile.j)), key=lambda tile: tile.i)
-    for number, (_, row) in enumerate(rows):
-        walk += reversed(list(row)) if number % 2 else row
-    return walk
+class _Places(NamedTuple):
+    """Where tiles lie in the grid, row by row; int64[tiles] each."""
+
+    number: np.ndarray
+    """Of the tile in the list that they were given in."""
+    i: np.ndarray
+    j: np.ndarray
+    area: np.ndarray
+    """Elements of C."""
+
+    @classmethod
+    def of(cls, plan: MatmulPlan, tiles: Sequence[Tile]) -> _Places:
+        i, j = (np.fromiter(map(attrgetter(side), tiles), np.int64, len(tiles)) for side in "ij")
+        number = np.lexsort((j, i))
+        i, j = i[number], j[number]
+        rows = np.minimum(plan.tile_rows, plan.m - i * plan.tile_rows)
+        columns = np.minimum(plan.tile_columns, plan.n - j * plan.tile_columns)
+        return cls(number, i, j, rows * columns)
 
 
-def _read_nbytes(plan: MatmulPlan, share: list[Tile]) -> int:
-    """About what a worker reads for its share, for each element of k; tiles at the edge count as whole ones."""
-    rows, columns = len({tile.i for tile in share}), len({tile.j for tile in share})
+def _deal(plan: MatmulPlan, places: _Places, workers: int, bands: int) -> np.ndarray:
+    """Whose each tile is, if the grid is cut into so many bands: int64[tiles], workers by number."""
+    band = places.j * bands // max(1, plan.grid[1])
+    down = np.where(band % 2, -places.i, places.i)  # from band to band the walk stays in its row
+    walk = np.lexsort((places.j, down, band))
+    done = np.cumsum(places.area[walk])
+    # A tile is whose share its middle lies in. Twice the areas are whole numbers, which the ends of shares round up to.
+    middles = 2 * done - places.area[walk]
+    area = int(places.area.sum())
+    ends = np.array([ceil_div(2 * area * end, workers) for end in range(1, workers)], np.int64)
+    deal = np.empty_like(walk)
+    deal[walk] = np.searchsorted(ends, middles, side="right")
+    return deal
+
+
+def _walk(places: _Places, deal: np.ndarray) -> np.ndarray:
+    """The order of work, share behind share: int64[tiles], tiles by their place among ``places``.
+
+    Row by row, every second one of a share backwards: neighbours in time share a row or a column. Every worker begins
+    at its first column, so that those whose rows differ want the same panels of B at about the same time.
+    """
+    first = _first_of_each(places.i, deal)
+    owner = deal[first]  # of each stretch of a row that falls to one worker
+    by_owner = np.argsort(owner, kind="stable")
+    among_its = np.empty_like(by_owner)
+    among_its[by_owner] = np.arange(len(owner)) - np.searchsorted(owner[by_owner], owner[by_owner])
+    backwards = (among_its % 2 == 1)[np.cumsum(first) - 1]
+    return np.lexsort((np.where(backwards, -places.j, places.j), places.i, deal))
+
+
+def _first_of_each(lines: np.ndarray, deal: np.ndarray) -> np.ndarray:
+    """Which tiles, row by row or column by column, are the first of their line that fall to their worker: bool[tiles].
+
+    Along a line the numbers of workers only rise, or only fall, since every band is walked row by row.
+    """
+    first = np.ones(len(lines), bool)
+    first[1:] = (lines[1:] != lines[:-1]) | (deal[1:] != deal[:-1])
+    return first
+
+
+def _cost(plan: MatmulPlan, places: _Places, deal: np.ndarray, workers: int) -> int:
+    """What all workers together read, for each element of k, as often as the largest share's area; tiles at the edge
+    count as whole ones."""
+    by_columns = np.argsort(places.j, kind="stable")
+    count = np.bincount(deal, minlength=workers)
+    rows = np.bincount(deal[_first_of_each(places.i, deal)], minlength=workers)
+    columns = np.bincount(
+        deal[by_columns][_first_of_each(places.j[by_columns], deal[by_columns])], minlength=workers
+    )
     panels = max(1, plan.panel_count)  # there are none where k = 0
     holds_row, held_columns = plan.a_buffers >= panels, plan.b_buffers // panels
-    row_reads = rows if holds_row else len(share)
-    column_reads = columns if held_columns >= columns else len(share) - held_columns * max(0, rows - 1)
+    row_reads = rows if holds_row else count
+    fewer = count - held_columns * np.maximum(0, rows - 1)
+    column_reads = np.where(held_columns >= columns, columns, fewer)
     a, b = (np.dtype(dtype).itemsize for dtype in (plan.a_dtype, plan.b_dtype))
-    return row_reads * plan.tile_rows * a + column_reads * plan.tile_columns * b
+    read = int(row_reads.sum()) * plan.tile_rows * a + int(column_reads.sum()) * plan.tile_columns * b
+    by_worker = np.zeros(workers, np.int64)
+    np.add.at(by_worker, deal, places.area)
+    return int(by_worker.max()) * read
 
 
 class Placement:

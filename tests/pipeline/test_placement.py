@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, get_worker
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.pipeline import submit, tasks
@@ -95,6 +97,85 @@ def test_every_tile_falls_to_one_worker_and_areas_are_even(
     assert sorted(tile.index for share in shares for tile in share) == [tile.index for tile in tiles]
     areas = [sum(tile.rows * tile.columns for tile in share) for share in shares]
     assert all(abs(area - sum(areas) / workers) <= 32 * 32 for area in areas)
+
+
+def divide_one_by_one(plan: MatmulPlan, tiles: Sequence[Tile], workers: int) -> list[list[Tile]]:
+    """What `divide` does, tile by tile, as its docstring says it."""
+    found: list[tuple[int, list[list[Tile]]]] = []
+    for bands in range(1, workers + 1):
+        if workers % bands or bands > max(1, plan.grid[1]):
+            continue
+
+        def place(tile: Tile, bands: int = bands) -> tuple[int, int, int]:
+            band = tile.j * bands // plan.grid[1]
+            return band, -tile.i if band % 2 else tile.i, tile.j
+
+        area, done = sum(tile.rows * tile.columns for tile in tiles), 0
+        shares: list[list[Tile]] = [[] for _ in range(workers)]
+        for tile in sorted(tiles, key=place):
+            size = tile.rows * tile.columns
+            shares[(2 * done + size) * workers // (2 * area)].append(tile)
+            done += size
+        read, largest = 0, 0
+        for share in shares:
+            rows, columns = sorted({tile.i for tile in share}), len({tile.j for tile in share})
+            share.sort(key=lambda tile: (tile.i, -tile.j if rows.index(tile.i) % 2 else tile.j))
+            held = plan.b_buffers // plan.panel_count
+            row_reads = len(rows) if plan.a_buffers >= plan.panel_count else len(share)
+            column_reads = columns if held >= columns else len(share) - held * max(0, len(rows) - 1)
+            read += row_reads * plan.tile_rows + column_reads * plan.tile_columns
+            largest = max(largest, sum(tile.rows * tile.columns for tile in share))
+        found.append((largest * read, shares))
+    return min(found, key=lambda candidate: candidate[0])[1]
+
+
+@settings(max_examples=200)
+@given(
+    grids,
+    edges,
+    st.integers(1, 24),
+    st.sampled_from([7_000, 12_000, 25_000, 50_000, 10**6]),
+    st.sets(st.integers(0, 80)),
+    st.randoms(use_true_random=False),
+)
+def test_shares_are_those_of_dealing_tile_by_tile(
+    grid: tuple[int, int],
+    edge: tuple[int, int],
+    workers: int,
+    nbytes: int,
+    finished: set[int],
+    generator: random.Random,
+) -> None:
+    plan = plan_of(grid, workers, 32 * 32 * 4 + 2 * 16 * 64 * 4 + nbytes, edge)
+    tiles = [tile for tile in plan.tiles() if tile.index not in finished]
+    generator.shuffle(tiles)  # as what workers left comes back
+    assert divide(plan, tiles, workers) == divide_one_by_one(plan, tiles, workers)
+
+
+def calls_of(work: Callable[[], Any]) -> int:
+    """How many functions are called meanwhile, in Python or from it."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("workers", [1, 4, 60])
+def test_a_million_tiles_are_not_handled_one_by_one(workers: int) -> None:
+    """What is called does not become more with the tiles: a sort's key, or a sum's terms, would be."""
+    few, many = (plan_of(grid, workers) for grid in ((60, 60), (150, 150)))
+    tiles = {plan: list(plan.tiles()) for plan in (few, many)}
+    counts = [calls_of(lambda plan=plan: divide(plan, tiles[plan], workers)) for plan in (few, many)]
+    assert counts[1] == counts[0]
 
 
 @given(grids, edges)
