@@ -40,6 +40,7 @@ from tilewright.pipeline.plan import (
     LANE_NBYTES,
     LINE_NBYTES,
     TILE_BUFFERS,
+    Geometry,
     Limits,
     MatmulPlan,
     format_nbytes,
@@ -506,24 +507,36 @@ def _plan(
     coded = (
         not store.as_stored_matrix(out).plain if isinstance(out, zarr.Array) else store.is_compressed(left)
     )
-    piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
     limits = replace(
         limits,
         read_threads=_threads(
             "read-threads", facts, (left, right), [op.unit_nbytes for op in (a, b) if not op.plain]
         ),
-        write_threads=_threads("write-threads", facts, (left, right), [piece] if coded else []),
         tile_buffers=_tile_buffers(facts, out),
         lanes=_lanes(facts),
     )
-    make = partial(plan_tiles, a, b, c_dtype, limits=limits, transpose_a=transpose_a, transpose_b=transpose_b)
+
+    def make(c_unit: tuple[int, int], keep: Geometry | None = None) -> MatmulPlan:
+        piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
+        threads = _threads("write-threads", facts, (left, right), [piece] if coded else [])
+        return plan_tiles(
+            a,
+            b,
+            c_dtype,
+            c_unit,
+            limits=replace(limits, write_threads=threads),
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+            keep=keep,
+        )
+
     if past is not None:
         # C stays chunked as it was begun, for another memory too; where that is too large for this one, it starts anew.
         with suppress(PlanError):
-            kept = make(c_unit=past.c_unit, keep=past.geometry)
+            kept = make(past.c_unit, past.geometry)
             if kept.geometry == past.geometry:
                 return kept
-    return make(c_unit=c_unit)
+    return make(c_unit)
 
 
 def _limits(

@@ -38,7 +38,7 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Event, Notice, Span, UnitDone, WorkPlanned, describe
-from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, Limits, MatmulPlan
+from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, Geometry, Limits, MatmulPlan
 from tilewright.workflows import matmul as workflow
 
 DTYPES = ["i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -1021,6 +1021,24 @@ def test_threads_follow_the_cores_where_chunks_are_encoded(
     with dask.config.set({"tilewright.read-threads": 3, "tilewright.write-threads": 5}):
         made = planned(arrays[2])
     assert (made.read_threads, made.write_threads, made.lanes) == (3, 5, 8)
+
+
+def test_a_run_that_goes_on_has_threads_for_the_chunks_that_it_goes_on_with(tmp_path: Path) -> None:
+    """They are larger than a new C's would be in the memory of this run: as many threads as for those would take more
+    of the host than there is, and the finished tiles would be given up."""
+    a = zarr.create_array(tmp_path / "a", shape=(16384, 16384), chunks=(4096, 4096), dtype="f4")
+    limit = 7 * GIB // 2
+    facts = [tasks.WorkerFacts("cuda", "GPU", GIB, limit, 1, 64, 64)]
+    past = ledger.Past(Geometry(4096, 4096, 512, 1, 4096, 4096), (4096, 4096), {0: 1})
+
+    def planned(past: ledger.Past | None) -> MatmulPlan:
+        return workflow._plan(a, a, None, np.dtype("f4"), False, False, facts, "192 MiB", past, "full")
+
+    anew, kept = planned(None), planned(past)
+    assert anew.c_unit < kept.c_unit == past.c_unit
+    assert kept.geometry == past.geometry
+    assert kept.host_peak_nbytes <= limit
+    assert kept.write_threads == 8 < anew.write_threads
 
 
 def test_threads_on_many_cores_leave_a_plan_that_fits_into_little_memory(tmp_path: Path) -> None:
