@@ -43,6 +43,19 @@ def library() -> Any:
     return backend_cffi
 
 
+def encoder_nbytes(level: int, nbytes: int) -> int:
+    """What an encoder takes up at most that compresses so many bytes, given in stretches, to one frame: its tables and
+    window. 4 MiB at the default level, 700 MiB at the highest, 22."""
+    ffi, lib = library().ffi, library().lib
+    settings = lib.ZSTD_createCCtxParams()
+    if settings == ffi.NULL:
+        raise MemoryError("no memory for the settings of Zstandard")
+    settings = ffi.gc(settings, lib.ZSTD_freeCCtxParams)
+    lib.ZSTD_CCtxParams_init(settings, level)
+    lib.ZSTD_CCtxParams_setParameter(settings, lib.ZSTD_c_srcSizeHint, max(1, min(nbytes, 2**31 - 1)))
+    return int(lib.ZSTD_estimateCStreamSize_usingCCtxParams(settings))
+
+
 Decompress: TypeAlias = Callable[[int, int, np.ndarray, np.ndarray, int, int], None]
 """Fills so many bytes at an address until they are full, or nothing more is to be read, or the decoder refuses: of the
 decoder's address, the file's descriptor or -1, memory for what is read (uint8), words (int64[11]), the address, and how

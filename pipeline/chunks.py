@@ -23,12 +23,19 @@ import zstandard
 from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore
 
+from tilewright.kernels.zstd import encoder_nbytes
+
 KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")
 """What makes bytes of bytes, by numcodecs' names; Zarr's format 3 knows some by these names and the rest, where
 zarr-python wrote them, by ``numcodecs.`` and these."""
 
 MISSING = 2**64 - 1
 """Offset and length, in a shard's index, of an inner chunk that was never written."""
+
+BLOSC_BLOCK_NBYTES = 2**20
+"""The largest block that Blosc cuts a chunk into by itself; its codecs take each by itself."""
+MOST_ZSTD_LEVEL = 22
+"""libzstd's, which Blosc asks for by its own level 9."""
 
 METADATA_NAMES = {2: ".zarray", 3: "zarr.json"}
 """The file that makes a folder an array, by Zarr's format."""
@@ -152,15 +159,41 @@ def _with_codecs(layout: Layout, chain: Sequence[Any]) -> Layout | None:
             little = _plain_value(codec.endian) in (None, "little")  # single bytes have no order
             layout = replace(layout, dtype=layout.dtype.newbyteorder("<" if little else ">"))
         else:
-            description = codec.to_dict()
-            known = description["name"].removeprefix("numcodecs.")
-            if known not in KNOWN_CODECS:
+            known = _of_numcodecs(codec)
+            if known is None:
                 return None
-            settings = dict(description.get("configuration", {}))
-            if isinstance(settings.get("shuffle"), str):  # format 3 has names for it
-                settings["shuffle"] = getattr(numcodecs.blosc, settings["shuffle"].upper())
-            codecs.append(numcodecs.get_codec({"id": known, **settings}))
+            codecs.append(known)
     return replace(layout, codecs=tuple(codecs))
+
+
+def _of_numcodecs(codec: Any) -> Any:
+    """numcodecs' own for a codec of format 3 that makes bytes of bytes; None where it is not known."""
+    description = codec.to_dict()
+    known = description["name"].removeprefix("numcodecs.")
+    if known not in KNOWN_CODECS:
+        return None
+    settings = dict(description.get("configuration", {}))
+    if isinstance(settings.get("shuffle"), str):  # format 3 has names for it
+        settings["shuffle"] = getattr(numcodecs.blosc, settings["shuffle"].upper())
+    return numcodecs.get_codec({"id": known, **settings})
+
+
+def chunk_encoder_nbytes(array: zarr.Array[Any]) -> int:
+    """What encoding one of an array's chunks takes at most, besides the chunk as it is in memory and as it is stored:
+    the tables and window of Zstandard, by its level, or by Blosc's. What other codecs that we know take is little."""
+    chunk_nbytes = math.prod(array.chunks) * array.dtype.itemsize
+    most = 0
+    for compressor in array.compressors:
+        codec: Any = compressor if hasattr(compressor, "codec_id") else _of_numcodecs(compressor)
+        if codec is None:
+            continue
+        if codec.codec_id == "zstd":
+            most = max(most, encoder_nbytes(codec.level, chunk_nbytes))
+        elif codec.codec_id == "blosc" and codec.cname == "zstd":
+            level = 2 * codec.clevel - 1 if codec.clevel < 8 else MOST_ZSTD_LEVEL  # as Blosc asks for it
+            block_nbytes = min(chunk_nbytes, codec.blocksize or BLOSC_BLOCK_NBYTES)
+            most = max(most, encoder_nbytes(level, block_nbytes))
+    return most
 
 
 def _plain_value(choice: Any) -> Any:

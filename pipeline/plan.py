@@ -55,7 +55,8 @@ LANE_NBYTES = 8 * 2**20
 
 CODER_NBYTES = 5 * 2**20
 """What a thread of a GPU worker needs to decode, or to encode, block by block: Zstandard's tables and window, as its
-default level has them, and a megabyte of what is stored."""
+default level has them, and a megabyte of what is stored. Encoders of higher levels need more: see
+``Limits.encoders_nbytes``."""
 
 PROCESS_NBYTES = 448 * 2**20
 """Host memory that a worker's process holds besides buffers: the interpreter and its libraries."""
@@ -137,6 +138,9 @@ class Limits:
     write_threads: int = 8
     lanes: int | None = None
     """How many of these threads work at once, on a GPU; None: all."""
+    encoders_nbytes: int = 0
+    """Bytes that encoders take up where so many threads write, besides pieces of C: tables and windows, by the level of
+    C's codec."""
     workspace_nbytes: Callable[[int, int, int], int] = no_workspace
     """Bytes that the kernel borrows to add a panel of this depth into a tile, or cell, of these rows and columns."""
     line_nbytes: int = 1
@@ -589,11 +593,13 @@ def plan_matmul(
         c_buffers, device_peak = c_buffers + more, device_peak + more * tile_nbytes
     threads = limits.read_threads + limits.write_threads
     lanes = threads if limits.lanes is None else min(limits.lanes, threads)
-    # Through a codec, each thread holds one stored piece as it came and as it was decoded or gathered.
+    # Through a codec, each thread holds one stored piece as it came and as it was decoded or gathered. A decoder in
+    # place of those takes less: of its window, however large, it fills no more than it decodes.
     pieces = [max((op.unit_nbytes for op in (a, b) if not op.plain), default=0)] * limits.read_threads
     pieces += [min(c_unit[0], m) * min(c_unit[1], n) * item_c] * limits.write_threads
     coding = 2 * sum(sorted(pieces, reverse=True)[:lanes])
     sums = (k_parts + 1) * tile_rows * tile_columns * items[2] if k_parts > 1 else 0
+    coding += max(0, limits.encoders_nbytes - (0 if limits.on_host else limits.write_threads * CODER_NBYTES))
     fixed = PROCESS_NBYTES + (0 if limits.on_host else CUDA_NBYTES)
     host_peak = (
         fixed + coding + sums + (device_peak if limits.on_host else lanes * (LANE_NBYTES + CODER_NBYTES))

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -43,12 +44,14 @@ from tilewright.kernels.file_rectangles import (
     StoredChunk,
 )
 from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.zstd import encoder_nbytes
 from tilewright.pipeline.chunks import (
     METADATA_NAMES,
     DamagedChunkError,
     Extent,
     Layout,
     Zstd,
+    chunk_encoder_nbytes,
     decode,
     encode,
     find_chunk,
@@ -71,6 +74,12 @@ READ_NBYTES = 4 * 2**20
 """The size that plain chunks are split into for reading: the system call is lost in it, threads stay balanced, and
 one half of a GPU worker's lane holds it."""
 
+
+DEFAULT_LEVEL = 0
+"""Of Zstandard, in the arrays that we create compressed: zarr-python's."""
+
+MOST_ZARR_THREADS = 32
+"""That zarr-python starts for codecs in a process, unless it is told otherwise: Python's own bound."""
 
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
 """How the name of a chunk, or of metadata, ends while it is being written."""
@@ -1338,3 +1347,17 @@ def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np
 
 def is_compressed(array: zarr.Array[Any]) -> bool:
     return bool(array.compressors)
+
+
+def encoders_nbytes(output: zarr.Array[Any] | None, piece_nbytes: int, threads: int) -> int:
+    """What encoders take up, besides what they encode and what becomes of it, where so many threads write stored pieces
+    of ``output``, of so many bytes each; None: of an array that we create, compressed."""
+    if output is None:
+        return threads * (encoder_nbytes(DEFAULT_LEVEL, piece_nbytes) + SCRAP_NBYTES)
+    each = chunk_encoder_nbytes(output)
+    if not each:
+        return 0
+    if output.shards is not None:  # whose chunks zarr-python encodes by threads of its own
+        chunks_each = math.prod(map(ceil_div, output.shards, output.chunks))
+        threads = min(threads * min(chunks_each, zarr.config.get("async.concurrency")), MOST_ZARR_THREADS)
+    return threads * (each + SCRAP_NBYTES)

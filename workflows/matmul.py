@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -504,9 +504,8 @@ def _plan(
         c_unit = (unit[0], unit[1])
     else:
         c_unit = store.output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
-    coded = (
-        not store.as_stored_matrix(out).plain if isinstance(out, zarr.Array) else store.is_compressed(left)
-    )
+    given = out if isinstance(out, zarr.Array) else None
+    coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
     limits = replace(
         limits,
         read_threads=_threads(
@@ -518,13 +517,14 @@ def _plan(
 
     def make(c_unit: tuple[int, int], keep: Geometry | None = None) -> MatmulPlan:
         piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
-        threads = _threads("write-threads", facts, (left, right), [piece] if coded else [])
+        encoders = partial(store.encoders_nbytes, given, piece) if coded else _no_encoders
+        threads = _threads("write-threads", facts, (left, right), [piece] if coded else [], encoders)
         return plan_tiles(
             a,
             b,
             c_dtype,
             c_unit,
-            limits=replace(limits, write_threads=threads),
+            limits=replace(limits, write_threads=threads, encoders_nbytes=encoders(threads)),
             transpose_a=transpose_a,
             transpose_b=transpose_b,
             keep=keep,
@@ -572,12 +572,22 @@ def _limits(
     )
 
 
+def _no_encoders(threads: int) -> int:
+    """What encoders take up where nothing is encoded."""
+    return 0
+
+
 def _threads(
-    name: str, facts: list[WorkerFacts], inputs: Sequence[zarr.Array[Any]], coded: Sequence[int]
+    name: str,
+    facts: list[WorkerFacts],
+    inputs: Sequence[zarr.Array[Any]],
+    coded: Sequence[int],
+    encoders: Callable[[int], int] = _no_encoders,
 ) -> int:
     """Threads of each worker that read chunks (``read-threads``), or write them (``write-threads``).
 
-    coded: bytes of stored pieces that have to be decoded, or encoded, if any.
+    coded: bytes of stored pieces that have to be decoded, or encoded, if any. encoders: what encoders take up where so
+    many threads write, in bytes.
 
     Where the CPU multiplies and the chunks are in local files, more of them than cores only hold more memory; elsewhere
     they wait for the bus, or for another host. For a GPU decoding and encoding are all that the cores have to do; but
@@ -593,7 +603,8 @@ def _threads(
     share = _share_of_cores(facts)
     limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
     if limits:
-        held_nbytes = LANE_NBYTES + CODER_NBYTES + 2 * max(coded)
+        coder_nbytes = max(CODER_NBYTES, encoders(share) // share)
+        held_nbytes = LANE_NBYTES + coder_nbytes + 2 * max(coded)
         share = min(share, int(min(limits) * CODING_SHARE) // held_nbytes)
     return max(count, share)
 

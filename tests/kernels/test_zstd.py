@@ -52,6 +52,21 @@ frames_of = st.lists(
 )
 
 
+@pytest.mark.parametrize("level", [-5, 0, 3, 5, 9, 15, 19, 22])
+@pytest.mark.parametrize("nbytes", [1, 2**16, 2**20 + 5, 2**24])
+def test_an_encoder_takes_up_what_is_said_beforehand(level: int, nbytes: int) -> None:
+    ffi, lib = zstd.library().ffi, zstd.library().lib
+    context = ffi.gc(lib.ZSTD_createCCtx(), lib.ZSTD_freeCCtx)
+    lib.ZSTD_CCtx_setParameter(context, lib.ZSTD_c_compressionLevel, level)
+    lib.ZSTD_CCtx_setPledgedSrcSize(context, nbytes)
+    data = ffi.new("char[]", 1), ffi.new("char[]", 100)
+    stored = ffi.new("ZSTD_inBuffer *", {"src": data[0], "size": 1, "pos": 0})
+    out = ffi.new("ZSTD_outBuffer *", {"dst": data[1], "size": 100, "pos": 0})
+    lib.ZSTD_compressStream2(context, out, stored, lib.ZSTD_e_continue)
+    taken = lib.ZSTD_sizeof_CCtx(context)
+    assert taken <= zstd.encoder_nbytes(level, nbytes) <= 1.5 * taken + 2**20
+
+
 @given(
     way=st.sampled_from(WAYS),
     made=frames_of,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -1021,6 +1022,73 @@ def test_threads_follow_the_cores_where_chunks_are_encoded(
     with dask.config.set({"tilewright.read-threads": 3, "tilewright.write-threads": 5}):
         made = planned(arrays[2])
     assert (made.read_threads, made.write_threads, made.lanes) == (3, 5, 8)
+
+
+ZSTD, BLOSC = zarr.codecs.ZstdCodec, zarr.codecs.BloscCodec
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        # MiB that libzstd takes for its tables and its window, measured, of chunks of 16 MiB.
+        ({"compressors": ZSTD(level=0)}, 3.4),
+        ({"compressors": ZSTD(level=9)}, 14.7),
+        ({"compressors": ZSTD(level=19)}, 89.5),
+        ({"compressors": ZSTD(level=22)}, 273.5),
+        ({"compressors": BLOSC(cname="zstd", clevel=5)}, 2.5),
+        ({"compressors": BLOSC(cname="zstd", clevel=9)}, 16.5),  # level 22, of blocks of a megabyte
+        ({"compressors": numcodecs.Zstd(level=22), "zarr_format": 2}, 273.5),
+        ({"compressors": numcodecs.Blosc(cname="zstd", clevel=9), "zarr_format": 2}, 16.5),
+        # zarr-python encodes the chunks of a shard at the same time.
+        ({"compressors": ZSTD(level=19), "shards": (4096, 4096)}, 4 * 89.5),
+        ({"compressors": BLOSC(cname="lz4", clevel=9)}, 0),
+        ({"compressors": zarr.codecs.GzipCodec(level=9)}, 0),
+        ({"compressors": None}, 0),
+    ],
+)
+def test_encoders_are_counted_by_their_level(
+    options: dict[str, Any], needed: float, device: str, tmp_path: Path
+) -> None:
+    """needed: of one thread."""
+    side, mib = 8192, 2**20
+    a = zarr.create_array(tmp_path / "a", shape=(side, side), chunks=(1024, 1024), dtype="f4")
+    chunks = (2048, 2048)
+    c = zarr.create_array(tmp_path / "c", shape=(side, side), chunks=chunks, dtype="f4", **options)
+    facts = [tasks.WorkerFacts(device, "it", GIB, 64 * GIB, 4, 4, 4)]
+
+    def planned(threads: int) -> MatmulPlan:
+        with dask.config.set({"tilewright.write-threads": threads}):
+            return workflow._plan(a, a, c, np.dtype("f4"), False, False, facts, GIB // 4, None, "full")
+
+    one, two = planned(1), planned(2)
+    assert one.geometry == two.geometry
+    thread_nbytes = two.host_peak_nbytes - one.host_peak_nbytes
+    piece_nbytes = 4 * one.c_unit[0] * one.c_unit[1]
+    counted = thread_nbytes - 2 * piece_nbytes - (LANE_NBYTES if device == "cuda" else 0)
+    least = CODER_NBYTES / mib if device == "cuda" else 0
+    assert max(needed, least) <= counted / mib <= max(1.4 * needed + 12, least)
+
+
+def test_fewer_threads_encode_where_each_needs_much(tmp_path: Path) -> None:
+    facts = [tasks.WorkerFacts("cuda", "GPU", GIB, 128 * GIB, 1, 64, 64)]
+
+    def threads(level: int) -> int:
+        a, c = (
+            zarr.create_array(
+                tmp_path / f"{name}{level}",
+                shape=(8192, 8192),
+                chunks=(2048, 2048),
+                dtype="f4",
+                compressors=ZSTD(level=level),
+            )
+            for name in "ac"
+        )
+        plan = workflow._plan(a, a, c, np.dtype("f4"), False, False, facts, None, None, "full")
+        assert plan.host_peak_nbytes < 64 * GIB
+        return plan.write_threads
+
+    assert [threads(level) for level in (0, 19, 22)] == [64, 64, 52]
 
 
 def test_a_run_that_goes_on_has_threads_for_the_chunks_that_it_goes_on_with(tmp_path: Path) -> None:
