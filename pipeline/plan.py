@@ -548,12 +548,14 @@ def plan_matmul(
     best = keep or _best_geometry(m, n, k, c_unit, memory, limits, exact=exact)
     if best is None:
         needed = memory.nbytes(min(c_unit[0], m), min(c_unit[1], n), 1)
+        fitting = fitting_unit(a, b, c_dtype, c_unit, limits, transposed)
+        which = f": {fitting[0]} × {fitting[1]} and smaller ones fit" if fitting else ""
         raise PlanError(
             f"no tile fits into {format_nbytes(limits.device_nbytes)} of {'host' if limits.on_host else 'device'}"
             f" memory: the smallest, {min(c_unit[0], m)} × {min(c_unit[1], n)} (one stored piece of C) with panels"
             f" of depth {depth}, needs {format_nbytes(needed)} ({needed} bytes); raise --device-memory"
             f"{' (unset, it follows the memory limit of the workers)' if limits.on_host else ''}, or let C be an open"
-            " zarr.Array of smaller chunks (from Python)"
+            f" zarr.Array of smaller chunks (from Python){which}"
         )
     tile_rows, tile_columns, _, k_parts, cell_rows, cell_columns = best
     memory = replace(memory, cell=(cell_rows, cell_columns))
@@ -646,6 +648,26 @@ def plan_matmul(
         bound_nbytes=min(bound, read),
         operations=2 * m * n * k,
     )
+
+
+def fitting_unit(
+    a: StoredMatrix,
+    b: StoredMatrix,
+    c_dtype: np.dtype,
+    c_unit: tuple[int, int],
+    limits: Limits,
+    transposed: tuple[bool, bool],
+) -> tuple[int, int] | None:
+    """Sides of a stored piece of C, halved as often as it takes for a tile of one to fit, with panels as shallow as can
+    be; None: none fits."""
+    items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize
+    memory = _Memory((a.rows, b.columns), items, 1, transposed, limits)
+    rows, columns = max(1, min(c_unit[0], a.rows)), max(1, min(c_unit[1], b.columns))
+    while memory.nbytes(rows, columns, 1) > limits.device_nbytes:
+        if rows == columns == 1:
+            return None
+        rows, columns = (ceil_div(rows, 2), columns) if rows >= columns else (rows, ceil_div(columns, 2))
+    return rows, columns
 
 
 @dataclass(frozen=True)

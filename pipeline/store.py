@@ -69,6 +69,8 @@ Result = TypeVar("Result")
 LEAST_CHUNK_NBYTES = 2**20
 MOST_CHUNK_NBYTES = 2**26
 """The stored pieces of an output that we create are kept between these, whatever the inputs' chunks are."""
+SMALL_CHUNK_NBYTES = 2**12
+"""Where memory holds none of those, they are kept above this: what a file takes up at least."""
 
 READ_NBYTES = 4 * 2**20
 """The size that plain chunks are split into for reading: the system call is lost in it, threads stay balanced, and
@@ -230,12 +232,16 @@ def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> Stor
     return stored.transposed if transpose else stored
 
 
-def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int) -> tuple[int, int]:
+def output_chunks(
+    a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int, *, small: bool = False
+) -> tuple[int, int]:
     """Chunk sides for a new C: those of A's rows and B's columns, kept between 1 and 64 MiB a chunk.
 
-    A chunk is also kept to an eighth of the memory that tiles and panels get, since a tile is at least a chunk.
+    A chunk is also kept to an eighth of the memory that tiles and panels get, since a tile is at least a chunk. Where
+    memory holds no tile of 1 MiB, ``small`` ones are kept to that down to 4 KiB.
     """
-    most = max(LEAST_CHUNK_NBYTES, min(MOST_CHUNK_NBYTES, memory_nbytes // 8))
+    least = SMALL_CHUNK_NBYTES if small else LEAST_CHUNK_NBYTES
+    most = max(least, min(MOST_CHUNK_NBYTES, memory_nbytes // 8))
     sides = [max(1, min(a.unit[0], a.rows)), max(1, min(b.unit[1], b.columns))]
     limits = (max(1, a.rows), max(1, b.columns))
     while sides[0] * sides[1] * itemsize < LEAST_CHUNK_NBYTES and (

@@ -43,6 +43,7 @@ from tilewright.pipeline.plan import (
     Geometry,
     Limits,
     MatmulPlan,
+    fitting_unit,
     format_nbytes,
     no_workspace,
 )
@@ -504,6 +505,8 @@ def _plan(
         c_unit = (unit[0], unit[1])
     else:
         c_unit = store.output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
+        if fitting_unit(a, b, c_dtype, c_unit, limits, (transpose_a, transpose_b)) != c_unit:
+            c_unit = store.output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes, small=True)
     given = out if isinstance(out, zarr.Array) else None
     coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
     limits = replace(

@@ -415,6 +415,24 @@ def test_a_plan_that_cannot_fit_says_what_it_needs() -> None:
     plan_matmul(a, b, F4, (10, 10), Limits(1, 560))  # and what it names is enough
 
 
+@pytest.mark.parametrize("limit", [16, 100, 559, 600, 10**4])
+def test_a_plan_that_cannot_fit_says_which_chunks_of_c_would(limit: int) -> None:
+    a = matrix(100, 100, (10, 10))
+    limits = Limits(1, limit)
+    fitting = plan_module.fitting_unit(a, a, F4, (30, 20), limits, (False, False))
+    if fitting is None:
+        assert limit == 16
+        with pytest.raises(PlanError, match=r"smaller chunks \(from Python\)$"):
+            plan_matmul(a, a, F4, (30, 20), limits)
+        return
+    plan_matmul(a, a, F4, fitting, limits)
+    if fitting != (30, 20):
+        with pytest.raises(
+            PlanError, match=rf"smaller chunks.*: {fitting[0]} × {fitting[1]} and smaller ones"
+        ):
+            plan_matmul(a, a, F4, (30, 20), limits)
+
+
 def test_host_memory_is_a_bound_too() -> None:
     a = matrix(100, 100, (100, 100))
     with pytest.raises(PlanError, match=r"host memory.* 640 MiB of it for the process itself.*read-threads"):

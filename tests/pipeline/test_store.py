@@ -843,6 +843,10 @@ def test_chunks_of_an_output_are_neither_tiny_nor_huge(
         most = max(store.LEAST_CHUNK_NBYTES, min(store.MOST_CHUNK_NBYTES, memory // 8))
         assert rows * columns * itemsize >= store.LEAST_CHUNK_NBYTES // 2
         assert rows * columns * itemsize <= most
+    for memory in (1, 2**10, 2**17, 2**20):
+        rows, columns = store.output_chunks(a, b, itemsize, memory, small=True)
+        most = max(store.SMALL_CHUNK_NBYTES, memory // 8)
+        assert most // 8 <= rows * columns * itemsize <= most
 
 
 OUT_OF_SIGHT = ["3 none", "3 zstd", "2 none", "2 zlib", "3 sharded", "2 filtered"]

@@ -1024,6 +1024,24 @@ def test_threads_follow_the_cores_where_chunks_are_encoded(
     assert (made.read_threads, made.write_threads, made.lanes) == (3, 5, 8)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "i8", "c16"])
+@pytest.mark.parametrize("memory", ["40KiB", "100KiB", "300KiB"])
+def test_chunks_of_c_are_smaller_where_memory_holds_no_others(
+    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, memory: str
+) -> None:
+    a, b = numbers(rng, (700, 90), dtype), numbers(rng, (90, 500), dtype)
+    paths = put(tmp_path / "a", a, (100, 30)), put(tmp_path / "b", b, (30, 100))
+    plan = tw.plan_matmul(*paths, device="cpu", device_memory=memory)
+    assert plan.device_peak_nbytes <= plan.device_limit_nbytes
+    run = tw.matmul(*paths, tmp_path / "c", cluster=client, device="cpu", device_memory=memory)
+    stored = zarr.open_array(tmp_path / "c")
+    assert stored.chunks == run.plan.c_unit == plan.c_unit
+    assert_product(stored[...], a, b)
+    given = zarr.create_array(tmp_path / "given", shape=(700, 500), chunks=(700, 500), dtype=dtype)
+    with pytest.raises(PlanError, match=r"open zarr.Array of smaller chunks \(from Python\): \d+ × \d+ and"):
+        tw.matmul(*paths, given, cluster=client, device="cpu", device_memory=memory)
+
+
 ZSTD, BLOSC = zarr.codecs.ZstdCodec, zarr.codecs.BloscCodec
 
 
