@@ -83,6 +83,9 @@ DEFAULT_LEVEL = 0
 MOST_ZARR_THREADS = 32
 """That zarr-python starts for codecs in a process, unless it is told otherwise: Python's own bound."""
 
+GROWING_CODECS = ("gzip", "zlib")
+"""Codecs of numcodecs that copy what they have encoded, once they know how long it is."""
+
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
 """How the name of a chunk, or of metadata, ends while it is being written."""
 
@@ -1361,9 +1364,13 @@ def encoders_nbytes(output: zarr.Array[Any] | None, piece_nbytes: int, threads: 
     if output is None:
         return threads * (encoder_nbytes(DEFAULT_LEVEL, piece_nbytes) + SCRAP_NBYTES)
     each = chunk_encoder_nbytes(output)
-    if not each:
-        return 0
+    layout = _layout(output)
+    codecs = layout.codecs if layout is not None else ()
+    # Put together from what came of its chunks, or encoded twice, or by what grows its result and then copies it, a
+    # piece is there a third time.
+    thrice = output.shards is not None or len(codecs) > 1 or any(c.codec_id in GROWING_CODECS for c in codecs)
+    gathered = threads * piece_nbytes if thrice else 0
     if output.shards is not None:  # whose chunks zarr-python encodes by threads of its own
         chunks_each = math.prod(map(ceil_div, output.shards, output.chunks))
         threads = min(threads * min(chunks_each, zarr.config.get("async.concurrency")), MOST_ZARR_THREADS)
-    return threads * (each + SCRAP_NBYTES)
+    return gathered + (threads * (each + SCRAP_NBYTES) if each else 0)

@@ -520,7 +520,9 @@ def _plan(
 
     def make(c_unit: tuple[int, int], keep: Geometry | None = None) -> MatmulPlan:
         piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
-        encoders = partial(store.encoders_nbytes, given, piece) if coded else _no_encoders
+        encoders = (
+            partial(store.encoders_nbytes, given, piece) if coded or given is not None else _no_encoders
+        )
         threads = _threads("write-threads", facts, (left, right), [piece] if coded else [], encoders)
         return plan_tiles(
             a,
