@@ -59,7 +59,9 @@ default level has them, and a megabyte of what is stored. Encoders of higher lev
 ``Limits.encoders_nbytes``."""
 
 PROCESS_NBYTES = 448 * 2**20
-"""Host memory that a worker's process holds besides buffers: the interpreter and its libraries."""
+"""Host memory that a worker's process holds besides buffers: the interpreter and its libraries. On two cores that
+multiply, 90 MiB are taken for floats and 210 with Numba's loops, for integers or the check. The rest is for what a plan
+does not count: BLAS's buffers by the core, what malloc keeps, and chunks that the check decodes."""
 
 CUDA_NBYTES = 192 * 2**20
 """What a GPU's context and the compiler of its kernels add to that."""
