@@ -17,6 +17,7 @@ __all__ = [
     "CompressedError",
     "CorpusError",
     "DTypeError",
+    "DamagedError",
     "DeviceMemoryError",
     "DeviceUnavailableError",
     "OptionError",
@@ -33,6 +34,10 @@ __all__ = [
 
 class StoreError(TilewrightError, OSError):
     """A path that is not there, is no Zarr array, cannot be read, or cannot be written."""
+
+
+class DamagedError(StoreError):
+    """A chunk whose stored bytes cannot be decoded, or are not as many as a chunk has, however often they are read."""
 
 
 class OutputExistsError(StoreError):

@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from distributed import Client, Status, get_worker
 
-from tilewright.pipeline.errors import CompressedError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_waiting
 from tilewright.pipeline.submit import run_bounded, window_of
 
@@ -90,7 +89,7 @@ def reduce_pieces(
 
 
 def _parts(
-    outcomes: Iterable[tuple[int, _Outcome[Part] | CompressedError]],
+    outcomes: Iterable[tuple[int, _Outcome[Part]]],
     reduction: Reduction[Part, Total, Result],
     nbytes: Sequence[int],
     listener: Listener,
@@ -99,8 +98,6 @@ def _parts(
     early: dict[int, Part] = {}
     due = 0
     for place, outcome in outcomes:
-        if isinstance(outcome, CompressedError):
-            raise outcome
         listener(
             UnitDone(reduction.name, place, outcome.worker, outcome.seconds, nbytes[place], 0, outcome.stages)
         )
@@ -113,16 +110,9 @@ def _parts(
             due += 1
 
 
-def _run_chunk(
-    chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[Any, ...]
-) -> _Outcome[Part] | CompressedError:
-    """A document that cannot be decompressed comes back as the error: one that is raised is tried again, and it may be
-    hours until damage shows."""
+def _run_chunk(chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[Any, ...]) -> _Outcome[Part]:
     start = time.perf_counter()
-    try:
-        part, stages = chunk(*call)
-    except CompressedError as error:
-        return error
+    part, stages = chunk(*call)
     return _Outcome(part, get_worker().address, time.perf_counter() - start, stages)
 
 

@@ -58,7 +58,14 @@ from tilewright.pipeline.chunks import (
     layout_of,
     read_bytes,
 )
-from tilewright.pipeline.errors import DTypeError, OutputError, OutputExistsError, ShapeError, StoreError
+from tilewright.pipeline.errors import (
+    DamagedError,
+    DTypeError,
+    OutputError,
+    OutputExistsError,
+    ShapeError,
+    StoreError,
+)
 from tilewright.pipeline.plan import StoredMatrix
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
@@ -275,7 +282,8 @@ class RegionRead:
     target: tuple[slice, ...]
     """Where the part goes in the region."""
     read: Callable[[np.ndarray], None]
-    """Fills an array of the part's shape; raises StoreError naming the array, the chunk and the file."""
+    """Fills an array of the part's shape; raises StoreError naming the array, the chunk and the file: DamagedError
+    where reading it again cannot help."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -554,7 +562,8 @@ def _read_direct(
         ):
             _decode_part(layout, read_bytes(descriptor, *extent), piece, target)
     except DamagedChunkError as error:
-        raise _unreadable(piece, layout.name, file_name, layout.shards is not None, error) from error
+        message = _unreadable(piece, layout.name, file_name, layout.shards is not None, error)
+        raise DamagedError(message) from error
     except OSError as error:
         raise StoreError(
             f"cannot read chunk {_chunk_name(piece)} of {layout.name} from {path}: {error}"
@@ -623,9 +632,9 @@ def _out_of_sight(name: str, place: str, found: str) -> StoreError:
     )
 
 
-def _unreadable(piece: _Piece, name: str, file_name: str, sharded: bool, error: Exception) -> StoreError:
+def _unreadable(piece: _Piece, name: str, file_name: str, sharded: bool, error: Exception) -> str:
     kind = "" if isinstance(error, DamagedChunkError) else f"{type(error).__name__}: "
-    return StoreError(
+    return (
         f"chunk {_chunk_name(piece)} of {name} cannot be read ({'in shard ' * sharded}{name}/{file_name}):"
         f" {kind}{error}; restore the chunk, or write the array again"
     )
@@ -722,7 +731,11 @@ def _read_through_zarr(
     except Exception as error:
         place = (p.start // side for p, side in zip(part, write_unit(array), strict=True))
         file_name = array.metadata.encode_chunk_key(tuple(place))
-        raise _unreadable(piece, name_of(array), file_name, array.shards is not None, error) from error
+        message = _unreadable(piece, name_of(array), file_name, array.shards is not None, error)
+        # What a remote store raises may be about anything; and codecs raise RuntimeError, as Python does where the
+        # system has no thread left.
+        damaged = is_local(array) and not isinstance(error, (OSError, RuntimeError))
+        raise (DamagedError if damaged else StoreError)(message) from error
 
 
 def _check_not_missed(array: zarr.Array[Any], read: np.ndarray) -> None:

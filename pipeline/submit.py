@@ -25,7 +25,14 @@ from distributed.scheduler import KilledWorker
 
 from tilewright.kernels.memory import is_out_of_memory
 from tilewright.pipeline import config, tasks
-from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError, TilewrightError
+from tilewright.pipeline.errors import (
+    ClusterError,
+    CompressedError,
+    DamagedError,
+    DeviceMemoryError,
+    TaskError,
+    TilewrightError,
+)
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import Tile
 
@@ -49,6 +56,9 @@ WAIT_SECONDS = 10.0
 
 JOIN_LOOK_SECONDS = 0.2
 """How often it is looked whether the workers that work is to begin with have joined."""
+
+LASTING = (CompressedError, DamagedError)
+"""Errors that no second try can help: they are about what is stored."""
 
 NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
 
@@ -139,7 +149,7 @@ def run_bounded(
     ClusterError
         The results came to an end before the calls did.
     TilewrightError
-        A task failed on every attempt with an error of ours, which is raised as it is.
+        A task failed on every attempt with an error of ours, which is raised as it is; or once, with one of `LASTING`.
     DeviceMemoryError
         A worker had too little memory for it on every attempt.
     TaskError
@@ -238,6 +248,29 @@ def run_placed(
 
 
 @dataclass(frozen=True)
+class _Failed:
+    """What a task gives that met one of `LASTING`."""
+
+    kind: type[TilewrightError]
+    message: str
+
+
+def tried(function: Callable[..., Result], *arguments: Any) -> Result | _Failed:
+    """``function(*arguments)``; what every task does.
+
+    One of `LASTING` comes back as an answer, since Dask would try again what is raised, and report each time. It leaves
+    its frames behind, which hold buffers. It is also the answer of a task that was to use such an answer.
+    """
+    for argument in arguments:
+        if isinstance(argument, _Failed):
+            return argument
+    try:
+        return function(*arguments)
+    except LASTING as error:
+        return _Failed(type(error), str(error))
+
+
+@dataclass(frozen=True)
 class _Task:
     """What was submitted for a call."""
 
@@ -273,7 +306,7 @@ def _run(
 
     def submit(task: _Task, name: str, **where: Any) -> None:
         options = {"key": name, "pure": False, "retries": retries} | where
-        future = _answer_of(client, partial(client.submit, function, *task.call, **options))
+        future = _answer_of(client, partial(client.submit, tried, function, *task.call, **options))
         under_way[future] = task
         counts[task.worker] += 1
         completed.add(future)
@@ -401,9 +434,11 @@ def run_combined(
             options = {"pure": False, "retries": retries}
             parts = []
             for part, call in enumerate(calls):
-                submit = partial(client.submit, function, *call, key=f"{key}-{place}-{part}", **options)
+                submit = partial(
+                    client.submit, tried, function, *call, key=f"{key}-{place}-{part}", **options
+                )
                 parts.append(_answer_of(client, submit))
-            submit = partial(client.submit, combine, *head, *parts, key=f"{key}-{place}", **options)
+            submit = partial(client.submit, tried, combine, *head, *parts, key=f"{key}-{place}", **options)
             places[_answer_of(client, submit)] = place
             # Only their sum wants them: what this client wants too stays until the end of the run.
             for future in parts:
@@ -459,7 +494,10 @@ def _result_of(
 ) -> Any:
     """The result of a task that is done, waited for so long where it is on the way; errors as ours."""
     try:
-        return future.result() if fetch is None or future.status == "error" else fetch.result(seconds)
+        result = future.result() if fetch is None or future.status == "error" else fetch.result(seconds)
+        if isinstance(result, _Failed):
+            raise result.kind(result.message)
+        return result
     except TilewrightError:
         raise
     except (CancelledError, CommClosedError) as error:

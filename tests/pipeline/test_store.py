@@ -27,7 +27,14 @@ from zarr.storage import MemoryStore
 from tilewright.pipeline import chunks as chunks_module
 from tilewright.pipeline import store
 from tilewright.pipeline.chunks import Zstd
-from tilewright.pipeline.errors import DTypeError, OutputError, OutputExistsError, ShapeError, StoreError
+from tilewright.pipeline.errors import (
+    DamagedError,
+    DTypeError,
+    OutputError,
+    OutputExistsError,
+    ShapeError,
+    StoreError,
+)
 from tilewright.pipeline.plan import StoredMatrix
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -409,7 +416,7 @@ def test_a_chunk_that_does_not_decode_is_named(codecs: str, damage: str, tmp_pat
     for width in (64, 70):  # decoded in its place, and beside it
         around = np.full((64, width), -1, "f4")
         with pytest.raises(
-            StoreError, match=rf"chunk \(1, 0\) of .*x\.zarr cannot be read \(.*{re.escape(file)}\)"
+            DamagedError, match=rf"chunk \(1, 0\) of .*x\.zarr cannot be read \(.*{re.escape(file)}\)"
         ):
             part.read(around[16:32, :64])
         assert (around[:16] == -1).all()
@@ -461,7 +468,7 @@ def test_a_damaged_shard_is_named(codecs: str, damage: str, tmp_path: Path) -> N
     else:
         del data[20:]
     victim.write_bytes(data)
-    with pytest.raises(StoreError, match=r"chunk \(2, 0\) of .*x\.zarr.* \(in shard .*x\.zarr/c/1/0\)"):
+    with pytest.raises(DamagedError, match=r"chunk \(2, 0\) of .*x\.zarr.* \(in shard .*x\.zarr/c/1/0\)"):
         store.read_region(array, (slice(0, 16), slice(0, 16)))
     np.testing.assert_array_equal(store.read_region(array, (slice(0, 8), slice(0, 16))), full[:8])
 

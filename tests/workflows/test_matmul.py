@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import logging
 import os
 import threading
 import time
@@ -22,12 +23,15 @@ import zarr
 from distributed import Client, LocalCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numcodecs import Delta
+from zarr.codecs import Crc32cCodec
 from zarr.storage import MemoryStore
 
 import tilewright as tw
 from tilewright.pipeline import execute, ledger, plan, store, stream, tasks
 from tilewright.pipeline.errors import (
     CorpusError,
+    DamagedError,
     DTypeError,
     OptionError,
     OutputError,
@@ -508,6 +512,96 @@ def test_a_read_that_never_works_ends_the_run_and_keeps_what_was_done(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.parametrize(
+    ("options", "damage", "found"),
+    [
+        ({"compressors": None}, "cut", "it has 1023 bytes"),
+        ({"compressors": Crc32cCodec()}, "bit", "checksum"),
+        ({}, "cut", "Zstd"),
+        ({"compressors": Crc32cCodec(), "shards": (32, 80)}, "bit", r"in shard .*checksum"),
+        ({"filters": [Delta(dtype="f4")], "compressors": None, "zarr_format": 2}, "cut", "ValueError"),
+    ],
+)
+def test_a_damaged_chunk_is_read_once_and_ends_the_run_that_keeps_what_was_done(
+    options: dict[str, Any],
+    damage: str,
+    found: str,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    attempts: dict[int, int],
+    caplog: pytest.LogCaptureFixture,
+    events: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, _, _, b_path = factors
+    a_path, out = put(tmp_path / "damaged", a, **options), tmp_path / "c"
+    victim = max((path for path in a_path.rglob("*[0-9]") if path.is_file()), key=str)  # of the last rows
+    good = victim.read_bytes()
+    victim.write_bytes(good[:-1] if damage == "cut" else good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
+    monkeypatch.setattr(logging.getLogger("distributed.worker"), "handlers", [caplog.handler])
+    for _ in range(2):
+        attempts.clear()
+        with pytest.raises(DamagedError, match=rf"(?s)chunk \([45], .*damaged cannot be read \(.*{found}"):
+            tw.matmul(
+                a_path,
+                b_path,
+                out,
+                cluster=client,
+                device="cpu",
+                device_memory=TIGHT,
+                listener=events.append,
+            )
+        assert max(attempts.values()) == 1
+    assert "cannot be read" not in caplog.text
+    assert stream._engines == {}
+    first, second = (event for event in events if isinstance(event, WorkPlanned))
+    assert first.done == 0 < second.done
+
+
+@pytest.mark.parametrize("work", ["verify", "dot"])
+def test_other_work_reads_a_damaged_chunk_once_too(
+    work: str,
+    client: Client,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    side = {"verify": (32, 32), "dot": (32,)}[work]
+    array = zarr.create_array(tmp_path / "a", shape=side, chunks=(8,) * len(side), dtype="f8")
+    array[...] = 1
+    victim = max((path for path in (tmp_path / "a" / "c").rglob("*") if path.is_file()), key=str)
+    victim.write_bytes(victim.read_bytes()[:-1])
+    monkeypatch.setattr(logging.getLogger("distributed.worker"), "handlers", [caplog.handler])
+    function: Callable[..., Any] = getattr(tw, work)
+    with pytest.raises(DamagedError, match=r"chunk \(3.* of .*a cannot be read"):
+        function(*[array] * (len(side) + 1), cluster=client)
+    assert "Compute Failed" not in caplog.text
+
+
+def test_what_cannot_be_read_for_a_moment_is_read_again(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    attempts: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b, a_path, b_path = factors
+    left, original = iter(range(2)), store.read_bytes
+
+    def failing(descriptor: int, offset: int, nbytes: int) -> bytes:
+        if next(left, None) is not None:
+            raise OSError(errno.EIO, "injected: the network had a moment")
+        return original(descriptor, offset, nbytes)
+
+    monkeypatch.setattr(store, "read_bytes", failing)
+    tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
+    assert max(attempts.values()) in (2, 3), "one tile failed twice, or two of them once"
+    assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
+
+
 def test_a_wrong_product_is_never_published(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
@@ -596,18 +690,24 @@ def test_a_small_c_is_summed_over_parts_of_k_in_order(
 
 
 def test_a_failing_part_of_k_ends_the_run(
-    client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    client: Client,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
     monkeypatch.setattr(plan, "TILE_OPERATIONS", 1000)
+    monkeypatch.setattr(logging.getLogger("distributed.worker"), "handlers", [caplog.handler])
     a = numbers(rng, (20, 3000), "f4")
     path = put(tmp_path / "a", a, (20, 50), compressors=None)
     victim = tmp_path / "a" / "c" / "0" / "40"
     victim.write_bytes(victim.read_bytes()[:-1])
-    with pytest.raises(StoreError, match=r"chunk \(0, 40\)"):
+    with pytest.raises(DamagedError, match=r"chunk \(0, 40\)"):
         tw.matmul(
             path, path, tmp_path / "c", transpose_b=True, cluster=client, device="cpu", device_memory=400_000
         )
+    assert "Compute Failed" not in caplog.text, "it came back through the sum that needs it"
     assert not (tmp_path / "c").exists()
     assert stream._engines == {}
 
