@@ -206,15 +206,18 @@ async def end_past_runs(place: str, run: str) -> None:
 async def stop_run(run: str, abandon: bool) -> None:
     """End this worker's part in a run; with ``abandon``, give up the tiles under way at the next panel.
 
-    Not on the worker's loop, which carries what it and others may be waiting for: each other's answers about panels.
+    Not on the worker's loop: a read or a write under way is waited for, however slow the storage is, and the loop
+    carries heartbeats and what others may be waiting for, answers about panels.
     """
     await asyncio.to_thread(close_engine, run, abandon=abandon)
 
 
-def end_run(run: str, abandon: bool) -> None:
-    """Free what this worker holds for a run, which it ends first where that was not done. ``abandon``: as there.
+async def end_run(run: str, abandon: bool) -> None:
+    """Free what this worker holds for a run, which it ends first where that was not done, likewise.
 
     Where workers share panels all of them have to be stopped before.
     """
-    close_engine(run, abandon=abandon)
-    free_engine(run)
+    try:
+        await stop_run(run, abandon)
+    finally:
+        free_engine(run)  # on the loop, which is attached to the GPU: it takes milliseconds, and no thread has to be

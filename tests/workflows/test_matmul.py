@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import json
@@ -10,8 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -793,6 +795,67 @@ def test_a_tile_that_comes_behind_the_end_is_answered(
         run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu")
     with pytest.raises(CancelledError):
         seen[0].multiply(next(run.plan.tiles()))
+
+
+def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What its tiles read is waited for, which may take long; heartbeats go on."""
+    _, _, a_path, b_path = factors
+    reading, ending, go_on = threading.Event(), threading.Event(), threading.Event()
+    answered: list[bool] = []
+    loading, close = stream.HostUnit.loading, stream.Engine.close
+
+    def held(call: Callable[[], Any]) -> Any:
+        reading.set()
+        assert go_on.wait(60)
+        return call()
+
+    def held_loading(unit: stream.HostUnit, array: Any, region: Any, *where: Any) -> stream.Loading:
+        found = loading(unit, array, region, *where)
+        side = 0 if array.shape == (96, 80) else 1
+        if region[side].start == 0:  # of the first tile
+            return found
+        return replace(found, calls=[partial(held, call) for call in found.calls])
+
+    def told_close(engine: stream.Engine, **how: Any) -> None:
+        ending.set()
+        close(engine, **how)
+
+    def listener(event: Event) -> None:
+        if isinstance(event, UnitDone):
+            assert reading.wait(60)
+            raise Stopped
+
+    def look() -> None:
+        assert ending.wait(60)
+        try:
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), client.loop.asyncio_loop).result(5)
+            answered.append(True)
+        finally:
+            go_on.set()
+
+    monkeypatch.setattr(stream.HostUnit, "loading", held_loading)
+    monkeypatch.setattr(stream.Engine, "close", told_close)
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        with pytest.raises(Stopped):
+            tw.matmul(
+                a_path,
+                b_path,
+                tmp_path / "c",
+                cluster=client,
+                device="cpu",
+                device_memory=TIGHT,
+                listener=listener,
+            )
+        looking.result()
+    assert answered == [True]
+    assert (stream._engines, stream._stopped) == ({}, {})
 
 
 @pytest.mark.parametrize(
