@@ -24,6 +24,7 @@ __all__ = [
     "OutputError",
     "OutputExistsError",
     "PlanError",
+    "RunEndedError",
     "ShapeError",
     "StoreError",
     "TaskError",
@@ -58,6 +59,10 @@ class PlanError(TilewrightError, ValueError):
 
 class ClusterError(TilewrightError, RuntimeError):
     """A profile that is not known or not valid, or a cluster that cannot be reached or has no workers."""
+
+
+class RunEndedError(ClusterError):
+    """A run was ended on a worker, where another try of its tasks would only meet the same end."""
 
 
 class TaskError(TilewrightError, RuntimeError):

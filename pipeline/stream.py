@@ -1433,6 +1433,12 @@ def _check_goes_on(product: Product) -> None:
         raise CancelledError(f"run {product.run} is over")
 
 
+def is_over(run: str) -> bool:
+    """Whether a run was ended in this process."""
+    with _engines_lock:
+        return run in _ended
+
+
 def arrival_of(run: str, key: Key) -> Arrival | None:
     """How far a panel of a run has come in this process; None where it is not, or no longer."""
     engine = _engines.get(run)

@@ -30,6 +30,7 @@ from tilewright.pipeline.errors import (
     CompressedError,
     DamagedError,
     DeviceMemoryError,
+    RunEndedError,
     TaskError,
     TilewrightError,
 )
@@ -57,8 +58,8 @@ WAIT_SECONDS = 10.0
 JOIN_LOOK_SECONDS = 0.2
 """How often it is looked whether the workers that work is to begin with have joined."""
 
-LASTING = (CompressedError, DamagedError)
-"""Errors that no second try can help: they are about what is stored."""
+LASTING = (CompressedError, DamagedError, RunEndedError)
+"""Errors that no second try can help: they are about what is stored, or nobody waits for the answer any more."""
 
 NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
 

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from distributed.threadpoolexecutor import thread_state, threads_lock
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.host_loops import start_compiler, usable_cores
 from tilewright.kernels.memory import allocating
-from tilewright.pipeline.errors import DeviceMemoryError, TilewrightError
+from tilewright.pipeline.errors import DeviceMemoryError, RunEndedError, TilewrightError
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.peers import Sharers, WorkerPeers, answer_peers
 from tilewright.pipeline.plan import Tile
@@ -31,6 +32,7 @@ from tilewright.pipeline.stream import (
     close_idle_engines,
     engine_for,
     free_engine,
+    is_over,
     store_sum,
 )
 
@@ -187,6 +189,10 @@ def _unless_memory_is_short(
             return work(worker)
     except DeviceMemoryError as error:
         return DeviceMemoryError(f"worker {worker}: {error}")
+    except CancelledError as error:
+        if is_over(product.run):
+            raise RunEndedError(f"run {product.run} was ended on worker {worker}: {error}") from error
+        raise  # another try gets a new engine
 
 
 def release_memory() -> None:
@@ -220,4 +226,4 @@ async def end_run(run: str, abandon: bool) -> None:
     try:
         await stop_run(run, abandon)
     finally:
-        free_engine(run)  # on the loop, which is attached to the GPU: it takes milliseconds, and no thread has to be
+        free_engine(run)  # on the loop, which is attached to the GPU: it takes milliseconds

@@ -30,7 +30,7 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import MemoryStore
 
 import tilewright as tw
-from tilewright.pipeline import execute, ledger, plan, store, stream, tasks
+from tilewright.pipeline import execute, ledger, plan, store, stream, submit, tasks
 from tilewright.pipeline.errors import (
     CorpusError,
     DamagedError,
@@ -556,7 +556,7 @@ def test_a_damaged_chunk_is_read_once_and_ends_the_run_that_keeps_what_was_done(
                 listener=events.append,
             )
         assert max(attempts.values()) == 1
-    assert "cannot be read" not in caplog.text
+    assert "Compute Failed" not in caplog.text
     assert stream._engines == {}
     first, second = (event for event in events if isinstance(event, WorkPlanned))
     assert first.done == 0 < second.done
@@ -803,8 +803,9 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
     tmp_path: Path,
     small_chunks: None,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What its tiles read is waited for, which may take long; heartbeats go on."""
+    """What its tiles read is waited for, which may take long; heartbeats go on. Its tiles end without a word."""
     _, _, a_path, b_path = factors
     reading, ending, go_on = threading.Event(), threading.Event(), threading.Event()
     answered: list[bool] = []
@@ -839,8 +840,14 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
         finally:
             go_on.set()
 
+    def computing(dask_worker: Any) -> int:
+        return len(dask_worker.active_threads)
+
+    # As if the workers were to hear of that later: it goes to the scheduler, and the end to each of them.
+    monkeypatch.setattr(submit, "_cancel", lambda client, futures: None)
     monkeypatch.setattr(stream.HostUnit, "loading", held_loading)
     monkeypatch.setattr(stream.Engine, "close", told_close)
+    monkeypatch.setattr(logging.getLogger("distributed.worker"), "handlers", [caplog.handler])
     with ThreadPoolExecutor(1) as pool:
         looking = pool.submit(look)
         with pytest.raises(Stopped):
@@ -856,6 +863,10 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
         looking.result()
     assert answered == [True]
     assert (stream._engines, stream._stopped) == ({}, {})
+    until = time.monotonic() + 30
+    while any(client.run(computing).values()):
+        assert time.monotonic() < until
+    assert "Compute Failed" not in caplog.text
 
 
 @pytest.mark.parametrize(
