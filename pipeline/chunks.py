@@ -102,7 +102,8 @@ class Layout:
             return None
         if not replace(self, codecs=()).plain:
             return None
-        return Zstd(self.codecs[0].level, self.codecs[0].checksum)
+        # numcodecs takes a higher level, which format 2 may have, for the highest.
+        return Zstd(min(self.codecs[0].level, zstandard.MAX_COMPRESSION_LEVEL), self.codecs[0].checksum)
 
     @property
     def chunk_nbytes(self) -> int:

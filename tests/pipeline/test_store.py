@@ -326,6 +326,26 @@ def test_what_is_written_in_bands_is_what_numpy_holds(
     assert not [name for name in names if name.endswith(".partial")]
 
 
+@pytest.mark.parametrize("level", [-100, 0, 22, 23, 100])
+def test_every_level_that_numcodecs_takes_is_written_in_bands_too(
+    level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes those above libzstd's highest for the highest, and format 2 keeps them as they were given."""
+    monkeypatch.setattr(store, "SCRAP_NBYTES", 100)
+    full = np.arange(10 * 9, dtype="f4").reshape(10, 9)
+    array = zarr.create_array(
+        str(tmp_path / "x.zarr"),
+        shape=full.shape,
+        chunks=(10, 9),
+        dtype=full.dtype,
+        zarr_format=2,
+        compressors=numcodecs.Zstd(level=level),
+    )
+    (piece,) = store.region_writes(array, (slice(0, 10), slice(0, 9)))
+    piece.write([full[:4], full[4:]])
+    np.testing.assert_array_equal(array[...], full)
+
+
 @pytest.mark.parametrize("codecs", ["3 none", "2 none", "3 zstd", "2 zstd", "3 blosc", "2 filtered"])
 @pytest.mark.parametrize("able", [True, False])
 def test_whole_chunks_are_written_by_another_where_it_can(codecs: str, able: bool, tmp_path: Path) -> None:
