@@ -433,6 +433,13 @@ def test_a_plan_that_cannot_fit_says_which_chunks_of_c_would(limit: int) -> None
             plan_matmul(a, a, F4, (30, 20), limits)
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(7, 5, 0), (0, 5, 3), (7, 0, 3), (0, 0, 0)])
+def test_chunks_of_a_c_of_nothing_fit(m: int, n: int, k: int) -> None:
+    a, b = matrix(m, k, (3, 2)), matrix(k, n, (2, 3))
+    found = plan_module.fitting_unit(a, b, F4, (3, 3), Limits(1, 1000), (True, True))
+    assert found == (max(1, min(3, m)), max(1, min(3, n)))
+
+
 def test_host_memory_is_a_bound_too() -> None:
     a = matrix(100, 100, (100, 100))
     with pytest.raises(PlanError, match=r"host memory.* 640 MiB of it for the process itself.*read-threads"):
