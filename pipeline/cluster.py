@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -210,7 +211,10 @@ def _close(server: LocalCluster) -> None:
     """End a cluster. Dask fails at that, or waits for good, where a worker has just died and is being restarted:
     what the work has given by then, or the error that it ended with, is worth more."""
     try:
-        server.close(timeout=CLOSE_SECONDS)
+        # On a thread of its own: where Ctrl-C comes to the one that waits, Dask leaves the cluster half closed, and
+        # Python's end waits ten seconds for the other half.
+        with ThreadPoolExecutor(1, "end of a cluster") as closing:
+            closing.submit(server.close, timeout=CLOSE_SECONDS).result()
     except TimeoutError:
         logger.warning(
             "the worker processes that were started did not end in time; they end with this process"

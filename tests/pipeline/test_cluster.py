@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import dask
 import pytest
 import yaml
 from distributed import Client, LocalCluster
+from distributed.core import Status
 
 from tilewright.pipeline import cluster as cluster_module
 from tilewright.pipeline import config
@@ -123,6 +126,29 @@ def test_a_cluster_that_does_not_end_keeps_nobody_from_an_error(monkeypatch: pyt
         fail()
     monkeypatch.undo()
     servers[0].close()
+
+
+def test_ctrl_c_while_a_cluster_ends_does_not_cut_its_end_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask's would stay half closed, and Python's end wait ten seconds for the other half."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    close = LocalCluster._close
+    servers: list[LocalCluster] = []
+
+    async def interrupted(self: LocalCluster) -> None:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        await asyncio.sleep(0)  # where a call that was given up ends
+        await close(self)
+
+    monkeypatch.setattr(LocalCluster, "_close", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt), open_cluster("local") as own:
+            servers.append(own.cluster)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for thread in threading.enumerate():  # the signal may come while this one is just starting
+        if thread.name.startswith("end of a cluster"):
+            thread.join()
+    assert servers[0].status == Status.closed
 
 
 @pytest.mark.parametrize("kind", ["local", "cpu"])
