@@ -194,12 +194,18 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             with starting_workers():
                 server = _ended_with(stack, _cuda_cluster(profile))
     except (TypeError, ValueError) as error:
-        raise ClusterError(f"{called}: the cluster refused its options {profile}: {error}") from error
+        raise _refused(called, profile, error) from error
     except TilewrightError:
         raise
     except RuntimeError as error:
+        if isinstance(error.__cause__, (TypeError, ValueError)):  # a worker refused them
+            raise _refused(called, profile, error.__cause__) from error
         raise ClusterError(f"{called}: its worker processes did not start ({error}); {UNGUARDED}") from error
     return stack.enter_context(Client(server))
+
+
+def _refused(called: str, profile: dict[str, Any], error: BaseException) -> ClusterError:
+    return ClusterError(f"{called}: the cluster refused its options {profile}: {error}")
 
 
 def _ended_with(stack: ExitStack, server: LocalCluster) -> LocalCluster:

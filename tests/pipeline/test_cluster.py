@@ -201,9 +201,11 @@ def test_wrong_profiles_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"BZh9\xf7")
     with pytest.raises(ClusterError, match="not valid YAML"):
         load_profiles(path)
-    odd = profile_file(tmp_path, odd={"kind": "local", "n_wrokers": 3})
-    with pytest.raises(ClusterError, match=r"'odd'.*refused"), open_cluster("odd", odd):
-        pass
+    for kind in ("local", "cpu"):
+        odd = profile_file(tmp_path, odd={"kind": kind, "n_wrokers": 3})
+        refused = r"'odd'.*refused its options \{'n_wrokers': 3\}: .*'n_wrokers'$"
+        with pytest.raises(ClusterError, match=refused), open_cluster("odd", odd):
+            pass
     empty = profile_file(tmp_path, site={"kind": "existing"})
     with pytest.raises(ClusterError, match="neither address nor scheduler_file"), open_cluster("site", empty):
         pass
