@@ -24,7 +24,7 @@ import numpy as np
 from tilewright.kernels.histogram_tokens import LETTERS
 from tilewright.pipeline import store
 from tilewright.pipeline.cluster import Cluster, open_cluster
-from tilewright.pipeline.errors import CorpusError, StoreError
+from tilewright.pipeline.errors import CorpusError, OutputExistsError, StoreError, TilewrightError
 from tilewright.pipeline.events import Listener, ignore
 from tilewright.pipeline.execute import MatmulRun
 from tilewright.pipeline.histogram import Histogram, bars
@@ -36,6 +36,8 @@ PAIRS = LETTERS * LETTERS
 LEAST_PAIRS = 3000
 """Modules with fewer pairs of letters are counted but not compared: too short to have a vocabulary."""
 MOST_SIMILAR = 10
+MADE_BY = {"made_by": "tilewright demo"}
+"""An attribute of the demo's counts, by which the next one knows that it may replace them."""
 PASSED_OVER = ("test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__")
 """Folders that are not read: tests, tables of character sets (all alike), and what is not Python's own."""
 
@@ -112,8 +114,8 @@ def demo(
     Raises
     ------
     TilewrightError
-        One of its subclasses: no source files beside this Python, a folder that cannot be written, and
-        whatever ``histogram`` and ``matmul`` raise.
+        One of its subclasses: no source files beside this Python, a folder that cannot be written or
+        that holds files of these names and of no demo, and whatever ``histogram`` and ``matmul`` raise.
     """
     folder = Path(output)
     try:
@@ -125,6 +127,7 @@ def demo(
         folder / "product.zarr",
         folder / "letters.png",
     )
+    _check_replaceable(counts_path, product_path, plot_path)
     seconds: dict[str, float] = {}
     root, modules = list_modules()
     with ExitStack() as stack:
@@ -137,7 +140,7 @@ def demo(
             bigrams = histogram(modules, by="bigram", per_document=True, **work)
             counts = letter_pairs(bigrams.counts)
         with _stage(seconds, "store"):
-            store_counts(counts, counts_path, {"documents": list(bigrams.documents)})
+            store_counts(counts, counts_path, MADE_BY | {"documents": list(bigrams.documents)})
         with _stage(seconds, "multiply"):
             work |= {"transpose_b": True, "resume": False, "overwrite": True}
             run = matmul(counts_path, counts_path, product_path, **work)
@@ -162,6 +165,23 @@ def demo(
         seconds=seconds,
         files={"counts": str(counts_path), "product": str(product_path), "plot": str(plot_path)},
     )
+
+
+def _check_replaceable(counts_path: Path, *others: Path) -> None:
+    """Raise OutputExistsError where something stands at a path that no demo has written: its counts, which it stores
+    first, say so of all three."""
+    standing = [path for path in (counts_path, *others) if os.path.lexists(path)]
+    if not standing:
+        return
+    try:
+        attributes = store.open_array(counts_path, ndim=2, role="counts").attrs
+        ours = MADE_BY.items() <= attributes.asdict().items()
+    except TilewrightError:
+        ours = False
+    if not ours:
+        raise OutputExistsError(
+            f"output: {standing[0]} exists and is of no earlier demo; remove it, or choose another folder by --output"
+        )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 import zarr
 from distributed import Client
 
-from tilewright.pipeline.errors import CorpusError
+from tilewright.pipeline.errors import CorpusError, OutputExistsError
 from tilewright.workflows import demo as demos
 from tilewright.workflows.demo import SimilarPair, comparable, demo, letter_pairs, most_similar
 
@@ -81,6 +81,24 @@ def test_the_demo_finds_what_is_alike_and_replaces_what_it_wrote(client: Client,
     for stage in ("start", "count pairs", "store", "multiply", "verify", "compare", "plot"):
         assert any(line.startswith(stage) and line.split(" s")[0].split()[-1] for line in text.splitlines())
     assert run.to_json()["similar"][0]["first"] == "one.py"
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("name", ["counts.zarr", "product.zarr", "letters.png"])
+def test_what_the_demo_did_not_write_is_not_replaced(name: str, client: Client, tmp_path: Path) -> None:
+    """Such as the counts that `tilewright histogram --out counts.zarr` has left in the same folder."""
+    mine = tmp_path / name
+    if name.endswith(".png"):
+        mine.write_bytes(b"mine")
+    else:
+        zarr.save_array(str(mine), np.arange(6).reshape(2, 3))
+    with pytest.raises(OutputExistsError, match=rf"output: .*{name} exists and .* --output"):
+        demo(tmp_path, cluster=client, device="cpu")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "lib"])
+    if name.endswith(".png"):
+        assert mine.read_bytes() == b"mine"
+    else:
+        np.testing.assert_array_equal(zarr.open_array(str(mine))[...], np.arange(6).reshape(2, 3))
 
 
 def test_a_python_without_sources_is_an_error(
