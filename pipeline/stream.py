@@ -1051,7 +1051,10 @@ class Engine:
             if (job := self._jobs.get()) is None:
                 break
             if self._sharing is not None:
-                self._close_unreached(self._sharing, job)
+                try:
+                    self._close_unreached(self._sharing, job)
+                except BaseException as error:
+                    job.error = error  # if this thread ended, no tile would ever get an answer
             for start, stop in self._plan.panels(job.part):
                 while coming and not self._may_begin(coming, job.tile, start):
                     self._hand_on(coming.popleft())

@@ -378,6 +378,26 @@ def test_silent_workers_are_waited_for_at_once(job: Any, monkeypatch: pytest.Mon
     assert all(answer.cancelled() for answer in answers), "nobody goes on asking"
 
 
+def test_memory_that_cannot_be_let_go_of_fails_one_tile_alone(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job()
+    failing = iter([RuntimeError("injected: the GPU does not answer")])
+
+    def close(memory: HostSharedMemory, keep: Set[str] = frozenset()) -> None:
+        if (error := next(failing, None)) is not None:
+            raise error
+
+    monkeypatch.setattr(HostSharedMemory, "close", close)
+    engine, tiles = one.start("w0"), list(one.plan.tiles())
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(RuntimeError, match="does not answer"):
+            pool.submit(engine.multiply, tiles[0]).result(30)
+        for tile in tiles:
+            assert pool.submit(engine.multiply, tile).result(30).index == tile.index
+    one.assert_product()
+
+
 def test_a_worker_of_another_host_asks_nobody() -> None:
     sharers = Sharers(("tcp://h1:1",), ("tcp://h1:1", "tcp://h1:2"))
     assert sharers.reached_from("tcp://h1:3") == sharers
