@@ -501,6 +501,30 @@ def test_an_array_that_only_zarr_can_read_names_its_damaged_chunk(tmp_path: Path
         store.read_region(array, (slice(0, 8), slice(0, 8)))
 
 
+def test_halves_of_chunks_are_looked_for_in_each_folder_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product may have a million chunks on storage that is slow to list them."""
+    listed: list[str] = []
+    scandir = os.scandir
+
+    def counted(folder: Any = ".") -> Any:
+        listed.append(os.fspath(folder))
+        return scandir(folder)
+
+    folders = [tmp_path, *(tmp_path / "c" / str(row) for row in range(3))]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("0", f"0.{'0a' * 16}.partial", "my.partial"):
+            (folder / name).touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", counted)
+        store.remove_drafts(tmp_path)
+    assert sorted(listed) == sorted(str(folder) for folder in [*folders, tmp_path / "c"])
+    for folder in folders:
+        assert {path.name for path in folder.iterdir()} - {"c"} == {"0", "my.partial"}
+
+
 def test_open_names_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"A: there is no Zarr array at .*nope"):
         store.open_array(tmp_path / "nope", ndim=2, role="A")
