@@ -1,7 +1,7 @@
 """What every command shares: how it fails, how it is interrupted, and what reaches the terminal.
 
 Results go to standard output and everything else to standard error. A failure is one line and exit status 1,
-a usage error is click's and 2, Ctrl-C is 130. This lives in the command class, not in ``main``, so that
+a usage error is click's and 2, Ctrl-C is 130 and SIGTERM 143. This lives in the command class, not in ``main``, so that
 ``dask tilewright ...`` behaves like ``tilewright ...``. Nothing here imports more than click before it must:
 ``tilewright --help`` is to answer at once.
 """
@@ -12,6 +12,8 @@ import errno
 import json
 import math
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +23,8 @@ from typing import IO, Any, NoReturn
 
 import click
 
-INTERRUPTED_STATUS = 130
-"""What shells report for a process that Ctrl-C ended: 128 + SIGINT."""
+INTERRUPTED_STATUS, TERMINATED_STATUS = 128 + signal.SIGINT, 128 + signal.SIGTERM
+"""What shells report for a process that Ctrl-C ended, and for one that it was asked to end."""
 NOISY_LOGGERS = ("distributed", "distributed.client", "bokeh", "tornado", "tornado.application", "asyncio")
 """Those that Dask's own defaults give a level are named each: what is above them does not reach them."""
 _DEBUG = "tilewright.debug"
@@ -43,9 +45,21 @@ class Interrupted(click.ClickException):
     """Ctrl-C: one line that says what was kept, exit status 130."""
 
     exit_code = INTERRUPTED_STATUS
+    word = "interrupted"
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"interrupted: {self.message}", file=file, err=file is None)
+        click.echo(f"{self.word}: {self.message}", file=file, err=file is None)
+
+
+class Terminated(Interrupted):
+    """SIGTERM, by which a batch system ends a job: the same, exit status 143."""
+
+    exit_code = TERMINATED_STATUS
+    word = "terminated"
+
+
+class Termination(KeyboardInterrupt):
+    """What SIGTERM raises, for whatever cleans up behind Ctrl-C to do so behind it too."""
 
 
 class Command(click.Command):
@@ -78,16 +92,36 @@ class Command(click.Command):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C in this block is one line and its exit status, not click's ``Aborted!`` and 1.
+    """Ctrl-C in this block is one line and its exit status, not click's ``Aborted!`` and 1, and so is SIGTERM.
 
     The line says what `on_interrupt` was given to say.
     """
     try:
-        yield
+        with _terminable():
+            yield
     except KeyboardInterrupt as interrupt:
         context = click.get_current_context(silent=True)
         kept = context.meta.get(_KEPT) if context is not None else None
-        raise Interrupted(kept() if kept is not None else "nothing was written") from interrupt
+        kind = Terminated if isinstance(interrupt, Termination) else Interrupted
+        raise kind(kept() if kept is not None else "nothing was written") from interrupt
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM in this block raises `Termination`, unless somebody has other plans for it."""
+
+    def terminate(number: int, frame: Any) -> NoReturn:
+        raise Termination
+
+    free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not free or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def on_interrupt(kept: Callable[[], str]) -> None:

@@ -1,7 +1,8 @@
 """Run as a script: ``tilewright`` with the arguments given, and Ctrl-C when so many units are done, or at a place.
 
-The signal goes to the whole process group, as a terminal sends it, and from the listener, or from behind the function
-that does the last thing before it, so that it is known how far the work has come: no test sleeps and hopes.
+The signal goes to the whole process group, as a terminal sends it, or is SIGTERM to the process alone. It comes from
+the listener, or from behind the function that does the last thing before it, so that it is known how far the work has
+come: no test sleeps and hopes.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from tilewright.workflows.cli import main
 
 units = int(os.environ.get("UNITS_UNTIL_INTERRUPT", "0"))
 place = os.environ.get("INTERRUPT_BEHIND", "")
+terminates = os.environ.get("INTERRUPT_BY") == "SIGTERM"
 
 
 def interrupt() -> None:
-    os.killpg(0, signal.SIGINT)
+    if terminates:
+        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        os.killpg(0, signal.SIGINT)
 
 
 def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Ctrl-C: the exit status, a word on what was kept, nothing half-written, and the same command going on."""
+"""Ctrl-C and SIGTERM: exit status, a word on what was kept, nothing half-written, and the same command going on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def interrupted(*arguments: str, cwd: Path, **environment: str) -> subprocess.Co
 
 
 @pytest.mark.parametrize("profile", ["local", "cpu"])
-def test_a_product_that_was_stopped_goes_on(tmp_path: Path, rng: np.random.Generator, profile: str) -> None:
+@pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
+def test_a_product_that_was_stopped_goes_on(
+    tmp_path: Path, rng: np.random.Generator, profile: str, by: str, word: str
+) -> None:
     values = rng.integers(0, 99, (2048, 64))
     array = zarr.create_array(
         str(tmp_path / "a.zarr"), shape=values.shape, chunks=(256, 64), dtype=values.dtype
@@ -49,11 +52,11 @@ def test_a_product_that_was_stopped_goes_on(tmp_path: Path, rng: np.random.Gener
     array[...] = values
     command = ["matmul", "a.zarr", "a.zarr", "c.zarr", "--transpose-b", "--profile", profile]
     command += ["--device-memory", "3MiB", "--json"]
-    result = interrupted(*command, cwd=tmp_path)
-    assert result.returncode == 130, result.stderr
+    result = interrupted(*command, cwd=tmp_path, INTERRUPT_BY=by)
+    assert result.returncode == 128 + signal.Signals[by], result.stderr
     assert result.stdout == ""
     assert result.stderr == (
-        "interrupted: finished tiles are kept in c.zarr.partial; the same command goes on from them\n"
+        f"{word}: finished tiles are kept in c.zarr.partial; the same command goes on from them\n"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "c.zarr.partial"]
     again = subprocess.run(
