@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import multiprocessing
 import os
@@ -17,7 +18,8 @@ from typing import Any, TypeAlias
 
 import dask
 import yaml
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Worker
+from distributed.utils import LoopRunner, sync
 
 from tilewright.kernels.host_loops import start_compiler
 from tilewright.kernels.launch import cuda_available
@@ -34,6 +36,11 @@ KINDS = ("local", "cpu", "cuda", "existing")
 CONNECT_SECONDS = 30
 CLOSE_SECONDS = 30
 """How long the end of a cluster that was started here is waited for: it takes its workers a few seconds."""
+HEARTBEAT_SECONDS = 5
+"""How long workers that are to end are waited for to have ended their heartbeats: it takes them milliseconds."""
+SETTLE_SECONDS = 0.02
+"""Dask's connections wait up to 10 ms between two messages. Where the loop stops meanwhile Python tells, now and then,
+of a timeout that nobody took notice of."""
 UNGUARDED = (
     "worker processes import the script that starts them, so its work has to stand under"
     ' `if __name__ == "__main__":`'
@@ -175,6 +182,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         raise ClusterError(
             f"{called}: n_workers: {workers} starts no worker; give it 1 or more, or leave it out"
         )
+    server: LocalCluster
     try:
         if kind == "local":
             if loops and not cuda_available():
@@ -183,16 +191,16 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             quiet = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}
             options = {"n_workers": 1, "processes": False} | quiet | profile
             with _no_profiler():
-                server = _ended_with(stack, LocalCluster(**options))
+                server = LocalCluster(**options)
         elif kind == "cpu":
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
             options = {"processes": True, "n_workers": os.cpu_count()} | profile
             with starting_workers():
-                server = _ended_with(stack, LocalCluster(**options, env=environment))
+                server = LocalCluster(**options, env=environment)
         else:
             with starting_workers():
-                server = _ended_with(stack, _cuda_cluster(profile))
+                server = _cuda_cluster(profile)
     except (TypeError, ValueError) as error:
         raise _refused(called, profile, error) from error
     except TilewrightError:
@@ -201,16 +209,52 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         if isinstance(error.__cause__, (TypeError, ValueError)):  # a worker refused them
             raise _refused(called, profile, error.__cause__) from error
         raise ClusterError(f"{called}: its worker processes did not start ({error}); {UNGUARDED}") from error
-    return stack.enter_context(Client(server))
+    return stack.enter_context(client_of(server))
 
 
 def _refused(called: str, profile: dict[str, Any], error: BaseException) -> ClusterError:
     return ClusterError(f"{called}: the cluster refused its options {profile}: {error}")
 
 
-def _ended_with(stack: ExitStack, server: LocalCluster) -> LocalCluster:
-    stack.callback(_close, server)
-    return server
+@contextmanager
+def client_of(server: LocalCluster) -> Iterator[Client]:
+    """A client of a cluster that was just started here; at the end both are ended.
+
+    Dask ends its parts while messages between them are under way, and tells of each that it then misses: so workers
+    send no heartbeats any more when they are told to end, and the event loop goes on until nobody on it waits to send.
+    """
+    loop = LoopRunner(loop=server.loop)  # whose last user stops it
+    loop.start()
+    try:
+        try:
+            with Client(server) as client:
+                try:
+                    yield client
+                finally:
+                    _end_heartbeats(client)
+        finally:
+            _close(server)
+        sync(server.loop, asyncio.sleep, SETTLE_SECONDS)
+    finally:
+        loop.stop()
+
+
+def _end_heartbeats(client: Client) -> None:
+    """Have all workers end theirs; those that cannot be asked are gone, or go on."""
+    if client.status != "running":
+        return
+    try:
+        client.sync(client.run, end_heartbeats, on_error="return", callback_timeout=HEARTBEAT_SECONDS)
+    except Exception as error:  # whatever it is, the cluster is about to end
+        logger.debug("heartbeats go on: %s: %s", type(error).__name__, error)
+
+
+async def end_heartbeats(dask_worker: Worker) -> None:
+    """Send no heartbeat from this worker any more; returns when none is under way."""
+    regular = dask_worker.periodic_callbacks.get("heartbeat")
+    if regular is not None:
+        regular.stop()
+        await dask_worker.heartbeat()  # answered behind what was sent before
 
 
 def _close(server: LocalCluster) -> None:

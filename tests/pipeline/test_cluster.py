@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import dask
 import pytest
 import yaml
 from distributed import Client, LocalCluster
+from distributed.batched import BatchedSend
 from distributed.core import Status
+from distributed.utils import LoopRunner
 
 from tilewright.pipeline import cluster as cluster_module
 from tilewright.pipeline import config
@@ -105,6 +108,58 @@ def test_cpu_workers_are_processes_that_see_no_gpu(tmp_path: Path) -> None:
         (facts,) = own.run(lambda: (os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"])).values()
     assert facts[0] != os.getpid()
     assert facts[1] == ""
+
+
+def test_nobody_on_the_loop_waits_to_send_when_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python tells of a timeout that nobody took notice of where one comes in the last moment."""
+    made: list[BatchedSend] = []
+    until: list[float] = []
+    create, stop = BatchedSend.__init__, LoopRunner._real_stop
+
+    def creating(sender: BatchedSend, interval: str, *arguments: Any, **options: Any) -> None:
+        create(sender, "15ms", *arguments, **options)  # all as slow, and slower, than any of Dask's
+        made.append(sender)
+
+    def stopping(runner: LoopRunner, timeout: float) -> None:
+        now = time.time()
+        until.extend(sender.next_deadline - now for sender in made if sender.next_deadline is not None)
+        stop(runner, timeout)
+
+    monkeypatch.setattr(BatchedSend, "__init__", creating)
+    monkeypatch.setattr(LoopRunner, "_real_stop", stopping)
+    for _ in range(5):
+        with open_cluster("local") as own:
+            assert own.submit(int, "3", pure=False).result() == 3
+    assert made
+    assert not [seconds for seconds in until if seconds > 0]
+
+
+@pytest.mark.parametrize("profile", ["local", "cpu"])
+def test_workers_send_no_heartbeat_while_they_end(profile: str, tmp_path: Path) -> None:
+    """One whose answer is late, as a busy client's are, is waited for before anything is closed."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import asyncio, threading
+from tilewright.pipeline.cluster import open_cluster
+
+asked = threading.Event()
+
+async def late(**options):
+    asked.set()
+    await asyncio.sleep(0.5)
+    return scheduler.heartbeat_worker(**options)
+
+if __name__ == "__main__":
+    with open_cluster({profile!r}) as client:
+        scheduler = client.cluster.scheduler
+        scheduler.handlers["heartbeat_worker"] = late
+        assert asked.wait(60)
+""",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_cluster_that_does_not_end_keeps_nobody_from_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.memory import peak_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.chunks import layout_of
-from tilewright.pipeline.cluster import starting_workers
+from tilewright.pipeline.cluster import client_of, starting_workers
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
 from tilewright.pipeline.execute import MatmulRun
@@ -197,22 +197,22 @@ def cluster_of(workers: int, gpu: bool) -> Iterator[Client]:
     """
     threads = 4 if gpu else 2  # as the profiles have it
     options: dict[str, Any] = {"n_workers": workers, "threads_per_worker": threads, "dashboard_address": ":0"}
-    with ExitStack() as stack:
-        if gpu:
-            from tilewright.kernels.device import devices
+    if gpu:
+        from tilewright.kernels.device import devices
 
-            if len(devices()) < workers:
-                raise DeviceUnavailableError(
-                    f"{workers} GPUs were asked for and {len(devices())} can be used here"
-                )
-            from dask_cuda import LocalCUDACluster
+        if len(devices()) < workers:
+            raise DeviceUnavailableError(
+                f"{workers} GPUs were asked for and {len(devices())} can be used here"
+            )
+        from dask_cuda import LocalCUDACluster
 
-            with starting_workers():
-                cluster = stack.enter_context(LocalCUDACluster(**options))
-        else:
-            with starting_workers():
-                cluster = stack.enter_context(LocalCluster(**options, processes=True))
-        yield stack.enter_context(Client(cluster))
+        with starting_workers():
+            cluster = LocalCUDACluster(**options)
+    else:
+        with starting_workers():
+            cluster = LocalCluster(**options, processes=True)
+    with client_of(cluster) as client:
+        yield client
 
 
 def _time_ours(
