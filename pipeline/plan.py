@@ -459,8 +459,8 @@ class MatmulPlan:
             (
                 "process memory",
                 (
-                    f"{format_nbytes(self.host_peak_nbytes)} a worker, with {self.read_threads} threads that read"
-                    f" and {self.write_threads} that write"
+                    f"{format_nbytes(self.host_peak_nbytes)} a worker, with {counted(self.read_threads, 'thread')} for"
+                    f" reading and {self.write_threads} for writing"
                     + (
                         f", {self.lanes} of them at once"
                         if self.lanes < self.read_threads + self.write_threads

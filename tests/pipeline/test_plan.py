@@ -231,8 +231,10 @@ def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:
         LANE_NBYTES + CODER_NBYTES
     ) + 2 * 8 * 7 * (17 * 13 + 3 * 11)
     assert (plan.lanes, turns.lanes) == (36, 20)
-    assert "17 threads that read and 19 that write, 20 of them at once" in str(turns)
+    assert "17 threads for reading and 19 for writing, 20 of them at once" in str(turns)
     assert "at once" not in str(plan)
+    single = plan_matmul(a, b, F8, (7, 11), replace(limits, read_threads=1, write_threads=1))
+    assert "with 1 thread for reading and 1 for writing" in str(single)
 
 
 def test_tiles_of_float16_take_the_memory_of_the_float32_in_which_they_are_added_up() -> None:

@@ -1190,7 +1190,7 @@ def test_threads_follow_the_cores_where_chunks_are_encoded(
     assert asked == [wanted]
     assert (made.read_threads, made.write_threads) == wanted
     assert made.lanes == lanes, "of cores, but not fewer than threads for plain chunks"
-    assert f"{wanted[0]} threads that read and {wanted[1]} that write" in str(made)
+    assert f"{wanted[0]} threads for reading and {wanted[1]} for writing" in str(made)
     if "a" not in coded:  # a new C is compressed as A is
         assert planned(None).write_threads == 8
     with dask.config.set({"tilewright.read-threads": 3, "tilewright.write-threads": 5}):
