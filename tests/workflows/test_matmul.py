@@ -1198,8 +1198,9 @@ def test_threads_follow_the_cores_where_chunks_are_encoded(
     assert (made.read_threads, made.write_threads, made.lanes) == (3, 5, 8)
 
 
-@pytest.mark.parametrize("dtype", ["f4", "i8", "c16"])
-@pytest.mark.parametrize("memory", ["40KiB", "100KiB", "300KiB"])
+@pytest.mark.parametrize(
+    ("memory", "dtype"), [("40KiB", "f4"), ("100KiB", "f4"), ("100KiB", "i8"), ("300KiB", "c16")]
+)
 def test_chunks_of_c_are_smaller_where_memory_holds_no_others(
     client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, memory: str
 ) -> None:
