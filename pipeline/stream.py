@@ -700,7 +700,7 @@ class GpuSharedMemory:
 
 
 class CudaUnit:
-    """One GPU. Threads move bytes through pinned lanes, each on a stream of its own; without a lane it waits."""
+    """One GPU. Threads move bytes through pinned lanes, each on a stream of its own, and wait for one."""
 
     def __init__(self, product: Product) -> None:
         from numba import cuda

@@ -514,6 +514,13 @@ def test_a_read_that_never_works_ends_the_run_and_keeps_what_was_done(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.fixture
+def worker_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What Dask's workers report; their logger keeps it from pytest."""
+    monkeypatch.setattr(logging.getLogger("distributed.worker"), "handlers", [caplog.handler])
+    return caplog
+
+
 @pytest.mark.parametrize(
     ("options", "damage", "found"),
     [
@@ -533,16 +540,14 @@ def test_a_damaged_chunk_is_read_once_and_ends_the_run_that_keeps_what_was_done(
     tmp_path: Path,
     small_chunks: None,
     attempts: dict[int, int],
-    caplog: pytest.LogCaptureFixture,
+    worker_log: pytest.LogCaptureFixture,
     events: list[Event],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     a, _, _, b_path = factors
     a_path, out = put(tmp_path / "damaged", a, **options), tmp_path / "c"
     victim = max((path for path in a_path.rglob("*[0-9]") if path.is_file()), key=str)  # of the last rows
     good = victim.read_bytes()
     victim.write_bytes(good[:-1] if damage == "cut" else good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
-    monkeypatch.setattr(logging.getLogger("distributed.worker"), "handlers", [caplog.handler])
     for _ in range(2):
         attempts.clear()
         with pytest.raises(DamagedError, match=rf"(?s)chunk \([45], .*damaged cannot be read \(.*{found}"):
@@ -556,7 +561,7 @@ def test_a_damaged_chunk_is_read_once_and_ends_the_run_that_keeps_what_was_done(
                 listener=events.append,
             )
         assert max(attempts.values()) == 1
-    assert "Compute Failed" not in caplog.text
+    assert "Compute Failed" not in worker_log.text
     assert stream._engines == {}
     first, second = (event for event in events if isinstance(event, WorkPlanned))
     assert first.done == 0 < second.done
@@ -567,19 +572,17 @@ def test_other_work_reads_a_damaged_chunk_once_too(
     work: str,
     client: Client,
     tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    worker_log: pytest.LogCaptureFixture,
 ) -> None:
     side = {"verify": (32, 32), "dot": (32,)}[work]
     array = zarr.create_array(tmp_path / "a", shape=side, chunks=(8,) * len(side), dtype="f8")
     array[...] = 1
     victim = max((path for path in (tmp_path / "a" / "c").rglob("*") if path.is_file()), key=str)
     victim.write_bytes(victim.read_bytes()[:-1])
-    monkeypatch.setattr(logging.getLogger("distributed.worker"), "handlers", [caplog.handler])
     function: Callable[..., Any] = getattr(tw, work)
     with pytest.raises(DamagedError, match=r"chunk \(3.* of .*a cannot be read"):
         function(*[array] * (len(side) + 1), cluster=client)
-    assert "Compute Failed" not in caplog.text
+    assert "Compute Failed" not in worker_log.text
 
 
 def test_what_cannot_be_read_for_a_moment_is_read_again(
@@ -696,11 +699,10 @@ def test_a_failing_part_of_k_ends_the_run(
     tmp_path: Path,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    worker_log: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
     monkeypatch.setattr(plan, "TILE_OPERATIONS", 1000)
-    monkeypatch.setattr(logging.getLogger("distributed.worker"), "handlers", [caplog.handler])
     a = numbers(rng, (20, 3000), "f4")
     path = put(tmp_path / "a", a, (20, 50), compressors=None)
     victim = tmp_path / "a" / "c" / "0" / "40"
@@ -709,7 +711,7 @@ def test_a_failing_part_of_k_ends_the_run(
         tw.matmul(
             path, path, tmp_path / "c", transpose_b=True, cluster=client, device="cpu", device_memory=400_000
         )
-    assert "Compute Failed" not in caplog.text, "it came back through the sum that needs it"
+    assert "Compute Failed" not in worker_log.text, "it came back through the sum that needs it"
     assert not (tmp_path / "c").exists()
     assert stream._engines == {}
 
@@ -803,7 +805,7 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
     tmp_path: Path,
     small_chunks: None,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    worker_log: pytest.LogCaptureFixture,
 ) -> None:
     """What its tiles read is waited for, which may take long; heartbeats go on. Its tiles end without a word."""
     _, _, a_path, b_path = factors
@@ -847,7 +849,6 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
     monkeypatch.setattr(submit, "_cancel", lambda client, futures: None)
     monkeypatch.setattr(stream.HostUnit, "loading", held_loading)
     monkeypatch.setattr(stream.Engine, "close", told_close)
-    monkeypatch.setattr(logging.getLogger("distributed.worker"), "handlers", [caplog.handler])
     with ThreadPoolExecutor(1) as pool:
         looking = pool.submit(look)
         with pytest.raises(Stopped):
@@ -866,7 +867,7 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
     until = time.monotonic() + 30
     while any(client.run(computing).values()):
         assert time.monotonic() < until
-    assert "Compute Failed" not in caplog.text
+    assert "Compute Failed" not in worker_log.text
 
 
 @pytest.mark.parametrize(
