@@ -56,16 +56,16 @@ long_call2, long_call3, long_call4 = (caller(64, count) for count in (2, 3, 4))
 
 
 @intrinsic
-def take_number(context: Any, place: Any) -> Any:
-    """The integer at an address, which is one more afterwards, for this thread alone."""
+def take_numbers(context: Any, place: Any, count: Any) -> Any:
+    """The integer at an address, which is ``count`` more afterwards: these numbers are for this thread alone."""
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
+        place, count = arguments
         return builder.atomic_rmw(
-            "add", builder.inttoptr(arguments[0], word.as_pointer()), ir.Constant(word, 1), "monotonic"
+            "add", builder.inttoptr(place, ir.IntType(64).as_pointer()), count, "monotonic"
         )
 
-    return numba.types.int64(numba.types.uint64), lower
+    return numba.types.int64(numba.types.uint64, numba.types.int64), lower
 
 
 @functools.cache

@@ -3,7 +3,8 @@
 Eight threads of the system bring 50 GB/s from the page cache into pinned memory, about what the bus takes; eight of
 Python that handle each block themselves 20, since every block costs them 85 µs and turns with the lock. So a thread
 gets one call for all of its blocks: it fills one pinned block from a file while the other is on its way to the device,
-and takes the next number from a counter that all threads share. The loop calls the system and the driver by address.
+and takes the next numbers from a counter that all threads share, a few at once: what a disk is asked for in sequence it
+brings faster. The loop calls the system and the driver by address.
 
 What the loop could not move, for whatever reason, it names and does nothing more about: the caller moves that by its
 ordinary way, which knows what to say when that fails too.
@@ -20,7 +21,7 @@ import numba
 import numpy as np
 
 from tilewright.kernels import calls
-from tilewright.kernels.calls import SEEK_END, call1, call2, call4, long_call3, long_call4, take_number
+from tilewright.kernels.calls import SEEK_END, call1, call2, call4, long_call3, long_call4, take_numbers
 from tilewright.kernels.file_rectangles import (
     ANY_LENGTH,
     LEAST_USEFUL_SHARE,
@@ -38,6 +39,19 @@ _OPEN, _CLOSE, _SEEK, _READ, _CLOCK, _WAIT, _COPY, _COPY_ROWS, _RECORD = range(9
 """Functions of the system and the driver, by their place in the table of addresses."""
 SYSTEM = ("open", "close", "lseek", "pread", "clock_gettime")
 DRIVER = ("cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuMemcpy2DAsync_v2", "cuEventRecord")
+
+LONGEST_RUN = 8
+"""Blocks, one behind the other, that a thread takes at once: the system reads ahead of who reads in sequence. Of 1 MiB
+each, from a cold disk, 16 threads got 1.95 GB/s in place of 1.67 by single ones (medians; no less in any of seven
+turns), and no more by longer runs."""
+
+
+def _run_length(left: int, threads: int) -> int:
+    """How many of the blocks that are left a thread takes: fewer towards the end, so that all end together."""
+    return max(1, min(LONGEST_RUN, left // (2 * threads)))
+
+
+_compiled_run_length = numba.njit(_run_length)
 
 
 def _read_fully(function: Any, descriptor: int, place: int, nbytes: int, offset: int) -> bool:
@@ -60,6 +74,7 @@ def _move(
     table: Any,
     first_blocks: Any,
     counter: Any,
+    threads: int,
     failed: Any,
     lane: Any,
     spent: Any,
@@ -68,9 +83,9 @@ def _move(
 
     functions: uint64 addresses. paths: the files' names, uint8, each with a zero behind it; path_starts: where the
     name of each rectangle's file begins. table: int64[rectangles, 10]. first_blocks: int64[rectangles + 1], the
-    number of each rectangle's first block, and of all. counter: int64[1], the next block's number. failed:
-    uint8[rectangles], set for those that could not be moved. lane: int64[`calls.LANE_WORDS`]. spent: float64[2], takes
-    the seconds of reading, and those of waiting for blocks and starting copies.
+    number of each rectangle's first block, and of all. counter: int64[1], the next block's number. threads: how many
+    run this. failed: uint8[rectangles], set for those that could not be moved. lane: int64[`calls.LANE_WORDS`]. spent:
+    float64[2], takes the seconds of reading, and those of waiting for blocks and starting copies.
     """
     copy = np.zeros(calls.COPY_WORDS, np.int64)
     copy[2], copy[9] = calls.HOST_MEMORY, calls.DEVICE_MEMORY
@@ -78,11 +93,18 @@ def _move(
     clock, call = functions[_CLOCK], numba.int64(now.ctypes.data)
     here, opened, descriptor, turn = 0, numba.int64(-1), numba.int64(-1), 0
     next_number = numba.uint64(counter.ctypes.data)
+    number, stop = numba.int64(-1), numba.int64(0)
     call2(clock, calls.MONOTONIC, call)
     mark = now[0] * 1_000_000_000 + now[1]
     reading, moving = 0, 0
     while True:
-        number = take_number(next_number)
+        number += 1
+        if number == stop:
+            run = _compiled_run_length(
+                first_blocks[-1] - counter[0], threads
+            )  # others may take some meanwhile
+            number = take_numbers(next_number, run)
+            stop = number + run
         if number >= first_blocks[-1]:
             break
         while first_blocks[here + 1] <= number:
@@ -160,7 +182,17 @@ def _loop() -> Any:
     table = numba.types.Array(numba.int64, 2, "C")
     bytes_ = numba.uint8[::1]
     return compiled(
-        _move, words, bytes_, integers, table, integers, integers, bytes_, integers, numba.float64[::1]
+        _move,
+        words,
+        bytes_,
+        integers,
+        table,
+        integers,
+        integers,
+        numba.int64,
+        bytes_,
+        integers,
+        numba.float64[::1],
     )
 
 
@@ -177,12 +209,17 @@ def prepare() -> None:
 class Upload:
     """Rectangles that any number of threads move together, each by a `run` of its own; they may come in any order.
 
-    rectangles: none empty. block_nbytes: the size of a lane's block.
+    rectangles: none empty. block_nbytes: the size of a lane's block. threads: how many are to move them.
     """
 
     def __init__(
-        self, rectangles: Sequence[Rectangle], block_nbytes: int, functions: np.ndarray | None = None
+        self,
+        rectangles: Sequence[Rectangle],
+        block_nbytes: int,
+        threads: int,
+        functions: np.ndarray | None = None,
     ) -> None:
+        self._threads = threads
         self._functions = calls.addresses(SYSTEM, DRIVER) if functions is None else functions
         self._paths, self._path_starts = name_table(rectangle.path for rectangle in rectangles)
         self._table = np.array([_blocked(r, block_nbytes) for r in rectangles], np.int64).reshape(-1, 10)
@@ -211,6 +248,7 @@ class Upload:
             self._table,
             self._first_blocks,
             self._counter,
+            self._threads,
             self._failed,
             lane,
             spent,

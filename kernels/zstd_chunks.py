@@ -34,7 +34,7 @@ from tilewright.kernels.calls import (
     long_call2,
     long_call3,
     long_call4,
-    take_number,
+    take_numbers,
 )
 from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk, name_table
 from tilewright.kernels.host_loops import compiled
@@ -123,7 +123,7 @@ def _upload(
     mark = now[0] * 1_000_000_000 + now[1]
     reading, moving = 0, 0
     while True:
-        here = take_number(next_number)
+        here = take_numbers(next_number, 1)
         if here >= len(table):
             break
         chunk = table[here]

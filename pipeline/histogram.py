@@ -508,7 +508,7 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int) -> _Part 
 
     with borrowed_text(piece, kind) as text:
         try:
-            upload = text.upload()
+            upload = text.upload(threads)
             moves = run_all(_pool(threads), [move] * min(threads, upload.blocks))
             clock = time.perf_counter()
             if upload.failed():

@@ -106,8 +106,8 @@ class Text:
         self._piece, self._kind, self._data = piece, kind, memory
         self._spans = _spans(piece, kind)
 
-    def upload(self) -> Upload:
-        """What lanes move."""
+    def upload(self, threads: int) -> Upload:
+        """What lanes move, that many at once."""
         base = address(self._data)
         wanted = [
             (document.path, *span) for document, span in zip(self._piece.documents, self._spans, strict=True)
@@ -128,6 +128,7 @@ class Text:
                 if end > begin
             ],
             TEXT_BLOCK_NBYTES,
+            threads,
         )
 
     def count(self, tally: Tally) -> int:

@@ -778,7 +778,7 @@ class CudaUnit:
         if chunks:
             return self._chunks.ChunkUpload(chunks, LOOP_BLOCK_NBYTES)
         rectangles = [source for source in sources if isinstance(source, Rectangle)]
-        return self._upload.Upload(rectangles, LOOP_BLOCK_NBYTES)
+        return self._upload.Upload(rectangles, LOOP_BLOCK_NBYTES, self._product.read_threads)
 
     def _run_loop(self, upload: Upload | ChunkUpload, used: list[_Lane]) -> _Move:
         with self._lane() as lane:

@@ -24,6 +24,8 @@ class Driver:
     def __init__(self) -> None:
         self.refuse: set[str] = set()
         self.waits = self.copies = self.records = 0
+        self.targets: dict[int, list[int]] = {}
+        """Where each stream's copies of one row went, in their order."""
         self._busy: dict[int, bool] = {}
         self._lock = threading.Lock()
         calls = {
@@ -58,6 +60,7 @@ class Driver:
         return self._result("cuEventSynchronize")
 
     def _copy_in(self, target: int, source: int, nbytes: int, stream: int) -> int:
+        self.targets.setdefault(stream, []).append(target)
         return self._copy("cuMemcpyHtoDAsync_v2", target, source, nbytes)
 
     def _copy_out(self, target: int, source: int, nbytes: int, stream: int) -> int:

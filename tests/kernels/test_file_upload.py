@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.kernels.pretended_driver import BLOCK, Driver, run
 from tilewright.kernels import calls, file_upload
 from tilewright.kernels.file_rectangles import ANY_LENGTH, Rectangle
-from tilewright.kernels.file_upload import DRIVER, Upload
+from tilewright.kernels.file_upload import DRIVER, LONGEST_RUN, Upload, _run_length
 from tilewright.kernels.launch import SIMULATOR, driver_library
 
 
@@ -55,7 +55,7 @@ def test_rectangles_of_any_shape_come_to_their_places(
         for row in range(rows):
             begin = offset + row * stride
             expected[place, row * pitch : row * pitch + width] = stored[begin : begin + width]
-    upload = Upload(rectangles, BLOCK, driver.functions)
+    upload = Upload(rectangles, BLOCK, threads, driver.functions)
     run(upload, threads)
     assert upload.failed() == []
     np.testing.assert_array_equal(device, expected)
@@ -67,9 +67,32 @@ def test_rows_of_which_much_is_wanted_are_read_several_at_once(driver: Driver, t
     write(tmp_path / "a", 100 * 50)
     device = np.zeros(100 * 40, np.uint8)
     wide = Rectangle(str(tmp_path / "a"), 0, 5000, 100, 40, 50, device.ctypes.data, 40)
-    assert Upload([wide], BLOCK, driver.functions).blocks == 5
+    assert Upload([wide], BLOCK, 1, driver.functions).blocks == 5
     narrow = wide._replace(width=3, pitch=3)  # a sixteenth of 50 is more than that: read row by row, packed
-    assert Upload([narrow], BLOCK, driver.functions).blocks == 1
+    assert Upload([narrow], BLOCK, 1, driver.functions).blocks == 1
+
+
+def test_a_thread_takes_blocks_that_follow_each_other_and_fewer_towards_the_end(
+    driver: Driver, tmp_path: Path
+) -> None:
+    stored, threads = write(tmp_path / "a", 200 * BLOCK), 3
+    device = np.zeros(200 * BLOCK, np.uint8)
+    rectangle = Rectangle(
+        str(tmp_path / "a"), 0, ANY_LENGTH, 1, len(device), len(device), device.ctypes.data, len(device)
+    )
+    run(Upload([rectangle], BLOCK, threads, driver.functions), threads)
+    np.testing.assert_array_equal(device, stored)
+    blocks = {
+        number: stream
+        for stream, targets in driver.targets.items()
+        for number in ((target - device.ctypes.data) // BLOCK for target in targets)
+    }
+    assert sorted(blocks) == list(range(200))
+    for first in range(0, 136, LONGEST_RUN):  # as long as there are 48 and more left for two runs each
+        assert len({blocks[number] for number in range(first, first + LONGEST_RUN)}) == 1
+    left = [200 - number for number in range(200) if _run_length(200 - number, threads) < LONGEST_RUN]
+    assert left[0] == 2 * threads * LONGEST_RUN - 1
+    assert [_run_length(count, threads) for count in (12, 11, 1)] == [2, 1, 1]
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_moved(driver: Driver, tmp_path: Path) -> None:
@@ -82,7 +105,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_moved(driver: Driver, tmp_
         return Rectangle(str(tmp_path / name), 0, length, 1, 3000, 3000, address, 3000)
 
     missing, longer, wrong = whole("missing", 0), whole("short", 1), whole("good", 2, 2999)
-    upload = Upload([missing, longer, wrong, whole("good", 3, 3000)], BLOCK, driver.functions)
+    upload = Upload([missing, longer, wrong, whole("good", 3, 3000)], BLOCK, 2, driver.functions)
     run(upload, 2)
     assert upload.failed() == [0, 1, 2]
     np.testing.assert_array_equal(device[3], good)
@@ -96,7 +119,7 @@ def test_what_the_driver_refuses_is_named(driver: Driver, tmp_path: Path, refusi
     driver.refuse = {refusing}
     pitch = 200 if refusing == "cuMemcpy2DAsync_v2" else 100
     rectangle = Rectangle(str(tmp_path / "a"), 0, 4000, 40, 100, 100, device.ctypes.data, pitch)
-    upload = Upload([rectangle], BLOCK, driver.functions)
+    upload = Upload([rectangle], BLOCK, 1, driver.functions)
     run(upload, 1)
     assert upload.failed() == [0]
 
@@ -119,7 +142,7 @@ def test_no_descriptor_is_left_open(driver: Driver, tmp_path: Path) -> None:
             )
         )
     before = len(os.listdir("/proc/self/fd"))
-    upload = Upload(rectangles, BLOCK, driver.functions)
+    upload = Upload(rectangles, BLOCK, 3, driver.functions)
     run(upload, 3)
     assert upload.failed() == list(range(1, 100, 2))
     assert len(os.listdir("/proc/self/fd")) == before

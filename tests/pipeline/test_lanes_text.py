@@ -59,7 +59,9 @@ def test_every_token_is_counted_once(
     driver = Driver()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lanes, "address", lambda memory: memory.ctypes.data)
-        patch.setattr(lanes, "Upload", lambda wanted, _: Upload(wanted, BLOCK, driver.functions))
+        patch.setattr(
+            lanes, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
+        )
         patch.setattr(lanes, "add_counts", count)
         for piece in cut_pieces(
             list_corpus([folder]).documents, data.draw(st.sampled_from([300, 1000, 10**6]))
@@ -75,7 +77,7 @@ def test_every_token_is_counted_once(
 def one(piece: Piece, kind: Any, tally: Any) -> int:
     begin, end, place = lanes._spans(piece, kind)[-1]
     text = lanes.Text(piece, kind, np.full(max(1, place + end - begin), 97, np.uint8))
-    upload = text.upload()
+    upload = text.upload(2)
     run(upload, 2)
     assert upload.failed() == []
     return text.count(tally)
@@ -87,8 +89,10 @@ def test_a_document_that_became_shorter_is_not_moved(tmp_path: Path, monkeypatch
     (tmp_path / "a").write_bytes(b"x" * 2999)
     driver = Driver()
     monkeypatch.setattr(lanes, "address", lambda memory: memory.ctypes.data)
-    monkeypatch.setattr(lanes, "Upload", lambda wanted, _: Upload(wanted, BLOCK, driver.functions))
+    monkeypatch.setattr(
+        lanes, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
+    )
     text = lanes.Text(Piece(0, (document,), 0, 3000), KINDS["byte"], np.zeros(3000, np.uint8))
-    upload = text.upload()  # names the text's memory by its address alone
+    upload = text.upload(1)  # names the text's memory by its address alone
     run(upload, 1)
     assert upload.failed() == [0]

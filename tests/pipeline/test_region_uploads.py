@@ -44,7 +44,7 @@ def bring(array: zarr.Array, region: tuple[slice, slice], pitch: int, threads: i
     upload = (
         ChunkUpload(chunks, BLOCK, driver.functions_zstd)
         if chunks
-        else Upload(rectangles, BLOCK, driver.functions)
+        else Upload(rectangles, BLOCK, threads, driver.functions)
     )
     run(upload, threads)
     for read in others + [read for place in upload.failed() for read in parts[place].reads()]:
