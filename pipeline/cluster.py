@@ -41,6 +41,9 @@ HEARTBEAT_SECONDS = 5
 SETTLE_SECONDS = 0.02
 """Dask's connections wait up to 10 ms between two messages. Where the loop stops meanwhile Python tells, now and then,
 of a timeout that nobody took notice of."""
+LEAST_WORKER_NBYTES = 96 * 2**20
+"""What a worker process takes up before it has done anything (80 MiB), and a little: Dask ends one that is above its
+limit, starts another, and so on."""
 UNGUARDED = (
     "worker processes import the script that starts them, so its work has to stand under"
     ' `if __name__ == "__main__":`'
@@ -198,9 +201,11 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             options = {"processes": True, "n_workers": os.cpu_count()} | profile
             with starting_workers():
                 server = LocalCluster(**options, env=environment)
+            _check_limits(called, server)
         else:
             with starting_workers():
                 server = _cuda_cluster(profile)
+            _check_limits(called, server)
     except (TypeError, ValueError) as error:
         raise _refused(called, profile, error) from error
     except TilewrightError:
@@ -210,6 +215,18 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             raise _refused(called, profile, error.__cause__) from error
         raise ClusterError(f"{called}: its worker processes did not start ({error}); {UNGUARDED}") from error
     return stack.enter_context(client_of(server))
+
+
+def _check_limits(called: str, server: LocalCluster) -> None:
+    """End a cluster, and say why, whose workers could not even begin."""
+    limits = [nanny.memory_manager.memory_limit for nanny in server.workers.values()]
+    least = min((limit for limit in limits if limit), default=LEAST_WORKER_NBYTES)  # none: no limit
+    if least < LEAST_WORKER_NBYTES:
+        _close(server)
+        raise ClusterError(
+            f"{called}: memory_limit: {least} bytes for a worker are fewer than its process takes before any work; give"
+            f" it {LEAST_WORKER_NBYTES // 2**20} MiB or more, or leave it out"
+        )
 
 
 def _refused(called: str, profile: dict[str, Any], error: BaseException) -> ClusterError:

@@ -102,6 +102,13 @@ def test_a_cluster_of_no_workers_is_refused_at_once(kind: str, workers: int, tmp
         open_cluster("none", path).__enter__()
 
 
+def test_a_memory_limit_that_no_process_keeps_is_refused(tmp_path: Path) -> None:
+    options = {"kind": "cpu", "n_workers": 2, "dashboard_address": ":0", "memory_limit": "40MiB"}
+    path = profile_file(tmp_path, small=options)
+    with pytest.raises(ClusterError, match=r"'small' of .*: memory_limit: 41943040 bytes .* give it 96 MiB"):
+        open_cluster("small", path).__enter__()
+
+
 def test_cpu_workers_are_processes_that_see_no_gpu(tmp_path: Path) -> None:
     path = profile_file(tmp_path, one={"kind": "cpu", "n_workers": 1, "dashboard_address": ":0"})
     with open_cluster("one", path) as own:
