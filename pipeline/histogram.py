@@ -37,8 +37,8 @@ from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener, counted
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, scratch
-from tilewright.pipeline.store import run_all
 from tilewright.pipeline.submit import ask_all, threads_of
+from tilewright.pipeline.threads import run_all
 
 if TYPE_CHECKING:
     from tilewright.pipeline.lanes import Tally

@@ -20,13 +20,12 @@ import shutil
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import zarr
@@ -70,8 +69,6 @@ from tilewright.pipeline.plan import StoredMatrix
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """What a user may name an array by: a path, a URL, or an open array."""
-
-Result = TypeVar("Result")
 
 LEAST_CHUNK_NBYTES = 2**20
 MOST_CHUNK_NBYTES = 2**26
@@ -440,38 +437,6 @@ def read_region(array: zarr.Array[Any], region: Sequence[slice]) -> np.ndarray:
     for part in region_reads(array, region):
         part.read(out[part.target])
     return out
-
-
-def submitted(pool: Executor, call: Callable[[], Result]) -> Future[Result]:
-    """What a thread of the pool will bring. Raises what submitting does where the system has no thread left; the pool
-    keeps the call all the same, and would make it later, with buffers that are in use for something else by then."""
-    done: Future[Result] = Future()
-    try:
-        pool.submit(_make, done, call)
-    except BaseException:
-        if done.cancel():
-            raise
-    return done
-
-
-def _make(done: Future[Result], call: Callable[[], Result]) -> None:
-    if done.set_running_or_notify_cancel():
-        try:
-            done.set_result(call())
-        except BaseException as error:
-            done.set_exception(error)
-            del done, call  # the error holds this frame, and would hold itself and their buffers
-
-
-def run_all(pool: Executor, calls: Iterable[Callable[[], Result]]) -> list[Result]:
-    """Run the calls on the pool and wait for every one, also when one fails: none still writes afterwards."""
-    futures: list[Future[Result]] = []
-    try:
-        for call in calls:
-            futures.append(submitted(pool, call))
-    finally:
-        wait(futures)
-    return [future.result() for future in futures]
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,9 @@ from tilewright.pipeline.store import (
     region_reads,
     region_uploads,
     region_writes,
-    run_all,
     stored_nbytes,
-    submitted,
 )
+from tilewright.pipeline.threads import run_all, submitted
 
 if TYPE_CHECKING:
     from tilewright.kernels.file_upload import Upload

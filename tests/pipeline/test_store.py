@@ -36,6 +36,7 @@ from tilewright.pipeline.errors import (
     StoreError,
 )
 from tilewright.pipeline.plan import StoredMatrix
+from tilewright.pipeline.threads import run_all
 
 KINDS: dict[str, dict[str, Any]] = {
     "v3-plain": {"zarr_format": 3, "compressors": None},
@@ -234,9 +235,7 @@ def test_a_region_is_what_numpy_slices(
     )  # rows further apart than their length
     with ThreadPoolExecutor(2) as pool:
         parts = store.region_reads(array, region, most_nbytes=data.draw(st.sampled_from([1, 100, 10**6])))
-        store.run_all(
-            pool, [partial(part.read, wide[:, : column[1] - column[0]][part.target]) for part in parts]
-        )
+        run_all(pool, [partial(part.read, wide[:, : column[1] - column[0]][part.target]) for part in parts])
     np.testing.assert_array_equal(wide[:, : column[1] - column[0]], full[region])
     assert (wide[:, column[1] - column[0] :] == -1).all(), "bytes beside the region were written"
     np.testing.assert_array_equal(store.read_region(array, region), full[region])

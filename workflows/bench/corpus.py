@@ -35,8 +35,8 @@ from tilewright.pipeline.corpus import Document, list_corpus, read_range, reader
 from tilewright.pipeline.events import Event, UnitDone, counted
 from tilewright.pipeline.histogram import share_here
 from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
-from tilewright.pipeline.store import run_all
 from tilewright.pipeline.submit import await_workers, survey
+from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (
     COUNT,
     BenchReport,

@@ -34,7 +34,7 @@ from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
 from tilewright.pipeline.execute import MatmulRun
 from tilewright.pipeline.plan import format_nbytes
-from tilewright.pipeline.store import run_all
+from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (
     COUNT,
     BenchReport,
