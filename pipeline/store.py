@@ -9,18 +9,12 @@ codecs, remote stores), and the writing of shards, goes through zarr-python, whi
 from __future__ import annotations
 
 import copy
-import errno
-import fcntl
-import hashlib
-import json
 import math
 import os
-import re
-import shutil
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import RawIOBase
@@ -60,8 +54,6 @@ from tilewright.pipeline.chunks import (
 from tilewright.pipeline.errors import (
     DamagedError,
     DTypeError,
-    OutputError,
-    OutputExistsError,
     ShapeError,
     StoreError,
 )
@@ -69,12 +61,6 @@ from tilewright.pipeline.plan import StoredMatrix
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """What a user may name an array by: a path, a URL, or an open array."""
-
-LEAST_CHUNK_NBYTES = 2**20
-MOST_CHUNK_NBYTES = 2**26
-"""The stored pieces of an output that we create are kept between these, whatever the inputs' chunks are."""
-SMALL_CHUNK_NBYTES = 2**12
-"""Where memory holds none of those, they are kept above this: what a file takes up at least."""
 
 READ_NBYTES = 4 * 2**20
 """The size that plain chunks are split into for reading: the system call is lost in it, threads stay balanced, and
@@ -90,15 +76,8 @@ MOST_ZARR_THREADS = 32
 GROWING_CODECS = ("gzip", "zlib")
 """Codecs of numcodecs that copy what they have encoded, once they know how long it is."""
 
-DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
-"""How the name of a chunk, or of metadata, ends while it is being written."""
-
 GIVEN_NAME = "_tilewright_given_name"
 """The attribute of a local store that keeps what the user called its folder, whose path we made absolute."""
-
-REPLACED_START_NBYTES = 64
-"""Of an output's name, what the name of a product that it replaces begins with: 42 bytes follow, and a name may have
-255, on some file systems 143."""
 
 SCRAP_NBYTES = 2**20
 """Rows that are read whole although only a part of each is wanted pass through this much memory, which stays cached."""
@@ -120,7 +99,7 @@ def place_of(array: zarr.Array[Any]) -> str:
     return str(array.store_path)
 
 
-def _anchored(array: zarr.Array[Any], given: str | None = None) -> zarr.Array[Any]:
+def anchored(array: zarr.Array[Any], given: str | None = None) -> zarr.Array[Any]:
     """The array by its absolute path, which means the same to workers that run in other folders.
 
     given: what to call its folder, where that is absolute already. Links in the path stay: to other hosts they may lead
@@ -210,13 +189,13 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
 
 def _opened(source: Source) -> zarr.Array[Any]:
     if isinstance(source, zarr.Array):
-        return _anchored(source)
+        return anchored(source)
     text = os.fspath(source)
     path = None if text.startswith("file://") else local_path(source)
     if path is None:
         return zarr.open_array(text, mode="r")
     # A path and no text, or zarr would take a colon in the names of the folders above for a URL's.
-    return _anchored(zarr.open_array(path.absolute(), mode="r"), text)
+    return anchored(zarr.open_array(path.absolute(), mode="r"), text)
 
 
 def read_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
@@ -237,29 +216,6 @@ def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> Stor
     plain = layout is not None and layout.plain
     stored = StoredMatrix(rows, columns, array.dtype.newbyteorder("="), (unit[0], unit[1]), plain)
     return stored.transposed if transpose else stored
-
-
-def output_chunks(
-    a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int, *, small: bool = False
-) -> tuple[int, int]:
-    """Chunk sides for a new C: those of A's rows and B's columns, kept between 1 and 64 MiB a chunk.
-
-    A chunk is also kept to an eighth of the memory that tiles and panels get, since a tile is at least a chunk. Where
-    memory holds no tile of 1 MiB, ``small`` ones are kept to that down to 4 KiB.
-    """
-    least = SMALL_CHUNK_NBYTES if small else LEAST_CHUNK_NBYTES
-    most = max(least, min(MOST_CHUNK_NBYTES, memory_nbytes // 8))
-    sides = [max(1, min(a.unit[0], a.rows)), max(1, min(b.unit[1], b.columns))]
-    limits = (max(1, a.rows), max(1, b.columns))
-    while sides[0] * sides[1] * itemsize < LEAST_CHUNK_NBYTES and (
-        sides[0] < limits[0] or sides[1] < limits[1]
-    ):
-        grow = 0 if (sides[0] <= sides[1] and sides[0] < limits[0]) or sides[1] >= limits[1] else 1
-        sides[grow] = min(2 * sides[grow], limits[grow])
-    while sides[0] * sides[1] * itemsize > most:
-        shrink = 0 if sides[0] >= sides[1] else 1
-        sides[shrink] = ceil_div(sides[shrink], 2)
-    return sides[0], sides[1]
 
 
 def in_memory(source: Source) -> bool:
@@ -827,7 +783,7 @@ def gather(out: np.ndarray, bands: Bands) -> None:
 def _write_direct(layout: Layout, piece: _Piece, bands: Bands, fill: Fill | None) -> None:
     """One chunk to its file: under another name first, so that a reader never meets half of it."""
     path = layout.root / layout.key(piece.chunk)
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # as DRAFT_NAME says
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # as DRAFT_NAME in output.py says
     if not (layout.plain or layout.zstd) or not _fills(piece, layout, rows=not layout.plain):
         fill = None
     bands = _whole_rows(layout, piece, bands)
@@ -943,239 +899,6 @@ def _write_through_zarr(
     write_region(array, place, whole)
 
 
-@dataclass(frozen=True)
-class Output:
-    """Where a product goes while it is computed, and where it stands once it is whole.
-
-    A new array on a local disk grows beside its final place, under the name with ``.partial`` appended, and is
-    renamed at the end: what stands under the final name is always a finished product.
-    """
-
-    array: zarr.Array[Any]
-    final: Path | None
-    """The local path that the finished array gets; None when it is written in place (a URL, an open array)."""
-    overwrite: bool = False
-    lock: int | None = None
-    """Descriptor of the growing folder, locked: no other run may write to it."""
-
-    @property
-    def partial(self) -> Path | None:
-        return partial_path(self.final) if self.final is not None else None
-
-    def publish(self, then: Callable[[Path], None] = lambda final: None) -> list[str]:
-        """Put the finished array under its final name; an older one there is set aside first, then removed.
-
-        With ``overwrite``, so is what runs left aside that were killed while they replaced this output. ``then`` is
-        called with the final path once the new array stands there, before anything is removed.
-
-        Returns a sentence for each thing that should be gone and is not: the product stands all the same.
-
-        Raises
-        ------
-        OutputExistsError
-            Something came to stand there in the meantime, and replacing it was not asked for.
-        StoreError
-            The folder cannot be renamed; what stood there stands there again, or the error says where it is.
-        """
-        if self.final is None or self.partial is None:
-            return []
-        # Before the growing folder gets its name: as long as it is locked under the other, no run that lives is between
-        # its two renames, and would want back what it has set aside.
-        aside = _set_aside(self.final)
-        check_output_free(self.final, overwrite=self.overwrite)
-        remove_drafts(self.partial)
-        displaced = None
-        try:
-            if self.final.exists():
-                displaced = _replaced_path(self.final)
-                self.final.rename(displaced)
-            self.partial.rename(self.final)
-        except OSError as error:
-            lost = ""
-            if displaced is not None and not self.final.exists():
-                try:
-                    displaced.rename(self.final)
-                except OSError as second:
-                    lost = f"; what stood there is at {displaced}, and cannot be renamed back: {second}"
-            raise StoreError(
-                f"output: cannot rename {self.partial} to {self.final}: {error}{lost}"
-            ) from error
-        left = []
-        try:
-            then(self.final)
-        except OSError as error:
-            left.append(f"{self.final} is whole, but what the run kept there cannot be removed: {error}")
-        if not self.overwrite:
-            return left + [
-                f"{path} is an older product that a stopped run was to replace by {self.final}; it is kept: remove it"
-                " once nobody needs it"
-                for path in aside
-            ]
-        for path in [displaced, *aside]:
-            if path is not None and (problem := _cannot_be_removed(path)):
-                left.append(
-                    f"{self.final} is replaced, but what stood there before is left at {path}: {problem}; remove it,"
-                    " or replace the product again, which does"
-                )
-        return left
-
-    def remove(self) -> None:
-        """Remove the growing array, unless it has its final name by now."""
-        if self.lock is not None and self.partial is not None and is_locked_by(self.lock, self.partial):
-            _empty(self.partial)
-            self.partial.rmdir()
-
-    def release(self) -> None:
-        """Let other runs write here again."""
-        if self.lock is not None:
-            os.close(self.lock)
-
-
-def partial_path(final: Path) -> Path:
-    return final.with_name(final.name + ".partial")
-
-
-def _replaced_path(final: Path) -> Path:
-    """A new name, beside an output, for what it replaces: no longer than an output's own may be, and of this output
-    alone, since a digest of the output's whole name is in it."""
-    return final.with_name(f"{_replaced_start(final)}{uuid.uuid4().hex[:16]}.replaced")
-
-
-def _set_aside(final: Path) -> list[Path]:
-    """What runs that replaced this output were to remove, and did not: they were killed, or could not."""
-    ours = re.compile(re.escape(_replaced_start(final)) + r"[0-9a-f]{16}\.replaced")
-    try:
-        with os.scandir(final.parent) as listing:
-            found = [
-                entry.name
-                for entry in listing
-                if ours.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-            ]
-    except OSError:  # a folder that may be written and not listed
-        return []
-    return [final.with_name(name) for name in sorted(found)]
-
-
-def _cannot_be_removed(folder: Path) -> str:
-    """Remove a folder; why it is still there, or nothing."""
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        return str(error) if os.path.lexists(folder) else ""  # else another run was quicker
-    return ""
-
-
-def _replaced_start(final: Path) -> str:
-    name = os.fsencode(final.name)
-    # People are to see what it was: cut short, it ends with a whole character.
-    start = name[:REPLACED_START_NBYTES].decode("utf-8", "ignore")
-    return f"{start}.{hashlib.blake2b(name, digest_size=8).hexdigest()}"
-
-
-def is_array_folder(path: Path) -> bool:
-    """Whether a local folder is a Zarr array, of format 2 or 3; a group is not one."""
-    if (path / ".zarray").is_file():
-        return True
-    try:
-        return bool(json.loads((path / "zarr.json").read_bytes()).get("node_type") == "array")
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def lock_folder(path: Path, *, create: bool = False) -> int:
-    """Keep other runs out of a growing output, until the descriptor that is returned is closed.
-
-    ``create`` makes the folder where there is none: it is locked before anything is in it, so that of several runs that
-    begin at once one alone writes there.
-
-    Raises
-    ------
-    OutputExistsError
-        Another run writes there, or what stands there is no folder; with ``create``, a link to one is none.
-    OSError
-        There is nothing, or it cannot be opened or made.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if create else 0)
-    while True:
-        if create:
-            with suppress(FileExistsError):  # not by exist_ok: that looks again, when it may be gone
-                path.mkdir(parents=True)
-        try:
-            descriptor = os.open(path, flags)
-        except FileNotFoundError:
-            if create:
-                continue  # the run that had it has just given it its name, or removed it
-            raise
-        except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise _not_ours(path) from error
-            raise
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_locked_by(descriptor, path):
-                return descriptor
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise OutputExistsError(
-                f"output: another run is writing {path}; wait for it, or choose another path"
-            ) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # between the two another run has renamed or removed what we opened
-
-
-def is_locked_by(descriptor: int, path: Path) -> bool:
-    """Whether the folder that a descriptor has locked is the one that stands at ``path``."""
-    return _stands_at(path, os.fstat(descriptor))
-
-
-def _stands_at(path: Path, found: os.stat_result) -> bool:
-    """Whether the folder that was found is still the one at ``path``."""
-    try:
-        return os.path.samestat(found, path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _not_ours(partial: Path) -> OutputExistsError:
-    return OutputExistsError(
-        f"output: {partial} is needed for the growing array and holds something else; move it away"
-    )
-
-
-def _empty(partial: Path) -> None:
-    """Remove what an earlier run left in a folder that is locked, which stays, or the lock would be of no folder.
-
-    The record of finished tiles goes first, and what says that it is an array goes last: whoever is stopped in between
-    leaves nothing that a run goes on from, and a folder that the next one knows to be ours.
-
-    Raises
-    ------
-    OutputExistsError
-        What stands there is no array of ours.
-    """
-    entries = list(partial.iterdir())
-    halves = all(DRAFT_NAME.search(entry.name) for entry in entries)  # of metadata, by a run that was killed
-    if not (halves or is_array_folder(partial)):
-        raise _not_ours(partial)
-    for entry in sorted(entries, key=lambda entry: (entry.name in METADATA_NAMES.values(), entry.is_dir())):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
-def remove_drafts(folder: Path) -> None:
-    """Remove the halves of chunks that a run, or a worker, which was killed left behind; what cannot be removed stays,
-    and no reader takes it for a chunk."""
-    for place, _, names in os.walk(folder):  # lists each folder once; Path.rglob does it twice
-        for name in names:
-            if DRAFT_NAME.search(name):
-                with suppress(OSError):
-                    os.unlink(os.path.join(place, name))
-
-
 def is_local(array: zarr.Array[Any]) -> bool:
     """Whether an array's chunks are files of this host."""
     return isinstance(array.store, LocalStore)
@@ -1189,148 +912,6 @@ def local_path(target: Source) -> Path | None:
     if text.startswith("file://"):
         return Path(text.removeprefix("file://"))
     return None if "://" in text or "::" in text else Path(text)
-
-
-def check_output_free(target: Source, *, overwrite: bool) -> None:
-    """Fail early when the output is there already.
-
-    Raises
-    ------
-    OutputExistsError
-        Something stands at the target and ``overwrite`` is false; or it is true and what stands there is not ours
-        to remove: anything but a Zarr array, which a slip of the pen must not delete. A link is neither, wherever
-        it leads: a folder cannot be renamed to it, and what it leads to is left alone.
-    StoreError
-        The target cannot be looked at: its folder is closed to us, its name is too long or empty.
-    """
-    check_source(target, "output")
-    if isinstance(target, zarr.Array):
-        return
-    path = local_path(target)
-    if path is not None:
-        found = None
-        try:
-            with suppress(FileNotFoundError):
-                found = path.lstat()
-            if found is None:
-                with suppress(FileNotFoundError):
-                    partial_path(path).lstat()  # a name of its own, and a longer one
-        except (OSError, ValueError) as error:
-            raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
-        taken = found is not None
-        if taken and path.is_symlink():
-            raise OutputExistsError(
-                f"output: {path} is a link to {path.readlink()}; name what it leads to, or choose another path"
-            )
-        if found is not None and overwrite and not is_array_folder(path):
-            if not _stands_at(path, found):  # another run is just replacing it
-                return check_output_free(target, overwrite=overwrite)
-            raise OutputExistsError(
-                f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
-            )
-    elif overwrite:
-        return
-    else:
-        try:
-            zarr.open(os.fspath(target), mode="r")
-            taken = True
-        except (FileNotFoundError, BaseZarrError):
-            taken = False
-        except (OSError, ImportError, ValueError) as error:
-            raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
-    if taken and not overwrite:
-        raise OutputExistsError(
-            f"output: {name_of(target)} exists; choose another path, or ask to overwrite it (--overwrite)"
-        )
-
-
-def create_output(
-    target: Source,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    chunks: tuple[int, ...],
-    *,
-    compressed: bool,
-    overwrite: bool,
-) -> Output:
-    """Create the array that a product is written to, or check the open one that was given.
-
-    ``compressed`` asks for Zarr's default compressor; otherwise chunks are stored plain, ready for direct reads.
-
-    Raises
-    ------
-    OutputExistsError
-        Another run writes there, or has finished it meanwhile and replacing it was not asked for.
-    StoreError
-        The place cannot be written.
-    OutputError
-        An open array of another shape or dtype, or one that is read-only.
-    """
-    if isinstance(target, zarr.Array):
-        check_given_output(target, shape, dtype)
-        return Output(_anchored(target), None)
-    path = local_path(target)
-    create = partial(
-        zarr.create_array,
-        shape=shape,
-        dtype=dtype,
-        chunks=chunks,
-        compressors="auto" if compressed else None,
-        fill_value=0,
-    )
-    try:
-        if path is None:
-            return Output(create(os.fspath(target), overwrite=overwrite), None)
-        growing = partial_path(path)
-        lock = lock_folder(growing, create=True)
-        try:
-            check_output_free(path, overwrite=overwrite)  # another run may have finished it since we looked
-            _empty(growing)
-            return Output(_anchored(create(growing.absolute()), str(growing)), path, overwrite, lock)
-        except BaseException:
-            with suppress(OSError):
-                growing.rmdir()  # only where it is empty
-            os.close(lock)
-            raise
-    except StoreError:
-        raise
-    except (OSError, BaseZarrError, ValueError, ImportError) as error:
-        raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
-
-
-def resume_output(path: Path, overwrite: bool) -> Output | None:
-    """The growing array of an earlier run that was stopped, cleared of halves of chunks; None: it cannot be read, or is
-    gone.
-
-    Raises
-    ------
-    OutputExistsError
-        That run is not stopped: it still writes there.
-    """
-    partial = partial_path(path)
-    try:
-        lock = lock_folder(partial)
-    except FileNotFoundError:
-        return None
-    try:
-        array = _anchored(zarr.open_array(partial.absolute(), mode="r+"), str(partial))
-        remove_drafts(partial)
-    except BaseException as error:  # Ctrl-C too: this process may live on, and no other run could write there
-        os.close(lock)
-        if isinstance(error, (OSError, BaseZarrError, ValueError, KeyError)):
-            return None
-        raise
-    return Output(array, path, overwrite, lock)
-
-
-def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raise ``OutputError`` unless an open array can take a result of this shape and dtype."""
-    if array.read_only:
-        raise OutputError(f"output: {name_of(array)} is open for reading only; open it with mode='r+'")
-    if tuple(array.shape) != shape:
-        raise OutputError(f"output: {name_of(array)} has shape {array.shape}; the result has {shape}")
-    if array.dtype.newbyteorder("=") != dtype:
-        raise OutputError(f"output: {name_of(array)} holds {array.dtype}; the result is {dtype}")
 
 
 def is_compressed(array: zarr.Array[Any]) -> bool:

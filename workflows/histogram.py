@@ -21,6 +21,7 @@ from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
+from tilewright.pipeline.output import check_output_free, create_output, partial_path
 from tilewright.pipeline.submit import await_workers, survey
 
 logger = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ def check_outputs(
         _check_ending(path, endings)
         _check_length(path)
         if path.suffix == ".zarr" or not overwrite:
-            store.check_output_free(path, overwrite=overwrite)
+            check_output_free(path, overwrite=overwrite)
         elif path.is_dir():
             raise OutputExistsError(f"output: {path} is a folder, so it is not replaced; choose another path")
         _check_apart(path, corpus)
@@ -137,7 +138,7 @@ def check_outputs(
 
 def _check_length(path: Path) -> None:
     """An output grows under a name that is longer than its own."""
-    draft = store.partial_path(path) if path.suffix == ".zarr" else _draft_of(path)
+    draft = partial_path(path) if path.suffix == ".zarr" else _draft_of(path)
     try:
         draft.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -250,7 +251,7 @@ def store_counts(counts: np.ndarray, path: Path, attributes: dict[str, Any]) -> 
     """
     rows = max(1, CHUNK_NBYTES // max(1, counts[0].nbytes))
     chunks = counts.shape if counts.ndim == 1 else (min(rows, len(counts)), counts.shape[1])
-    output = store.create_output(path, counts.shape, counts.dtype, chunks, compressed=True, overwrite=True)
+    output = create_output(path, counts.shape, counts.dtype, chunks, compressed=True, overwrite=True)
     try:
         # One chunk after the other: zarr-python writes many at once, and goes on with the rest when one has failed.
         if counts.ndim == 1:

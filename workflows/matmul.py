@@ -35,6 +35,15 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
+from tilewright.pipeline.output import (
+    Output,
+    check_given_output,
+    check_output_free,
+    create_output,
+    output_chunks,
+    partial_path,
+    resume_output,
+)
 from tilewright.pipeline.plan import (
     CODER_NBYTES,
     LANE_NBYTES,
@@ -48,7 +57,7 @@ from tilewright.pipeline.plan import (
     no_workspace,
 )
 from tilewright.pipeline.plan import plan_matmul as plan_tiles
-from tilewright.pipeline.store import Output, Source
+from tilewright.pipeline.store import Source
 from tilewright.pipeline.stream import Product
 from tilewright.pipeline.submit import await_workers, survey
 from tilewright.pipeline.tasks import WorkerFacts, cores_here
@@ -125,7 +134,7 @@ def matmul(
     """
     config.check_all()
     left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
-    store.check_output_free(out, overwrite=overwrite)
+    check_output_free(out, overwrite=overwrite)
     _check_distinct(out, left, right)
     _check_shareable([left, right, out])
     if verify:
@@ -439,11 +448,10 @@ def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) 
                 raise OutputError(
                     f"output: {path} and {role}, {factor_path}, lie one inside the other; give C a place of its own"
                 )
-            growing = store.partial_path(path).resolve()
+            growing = partial_path(path).resolve()
             if not isinstance(out, zarr.Array) and (growing == theirs or growing in theirs.parents):
                 raise OutputError(
-                    f"output: {path} would grow at {store.partial_path(path)}, where {role} lies; give C another"
-                    " name"
+                    f"output: {path} would grow at {partial_path(path)}, where {role} lies; give C another name"
                 )
         if same:
             raise OutputError(f"output: {store.name_of(out)} is also {role}; C needs a place of its own")
@@ -500,13 +508,13 @@ def _plan(
     if most_nbytes is not None:
         limits = replace(limits, device_nbytes=min(limits.device_nbytes, most_nbytes))
     if isinstance(out, zarr.Array):
-        store.check_given_output(out, (a.rows, b.columns), c_dtype)
+        check_given_output(out, (a.rows, b.columns), c_dtype)
         unit = store.write_unit(out)
         c_unit = (unit[0], unit[1])
     else:
-        c_unit = store.output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
+        c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
         if fitting_unit(a, b, c_dtype, c_unit, limits, (transpose_a, transpose_b)) != c_unit:
-            c_unit = store.output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes, small=True)
+            c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes, small=True)
     given = out if isinstance(out, zarr.Array) else None
     coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
     limits = replace(
@@ -657,13 +665,13 @@ def _recorded(out: Source, digest: str) -> int:
 
 def _find_past(out: Source, digest: str) -> Past | None:
     path = store.local_path(out)
-    return read_past(store.partial_path(path), digest) if path is not None else None
+    return read_past(partial_path(path), digest) if path is not None else None
 
 
 def _holds_record(out: Source) -> bool:
     """Whether the growing output has a record of finished tiles, whatever they are of."""
     path = store.local_path(out)
-    return path is not None and (store.partial_path(path) / FILE_NAME).is_file()
+    return path is not None and (partial_path(path) / FILE_NAME).is_file()
 
 
 def _goes_on(plan: MatmulPlan, past: Past) -> bool:
@@ -683,7 +691,7 @@ def _open_output(
     """The output to write to, and the tiles that it holds already with their bytes."""
     path = store.local_path(out)
     if past is not None and path is not None:
-        output = store.resume_output(path, overwrite)
+        output = resume_output(path, overwrite)
         if output is not None:
             # Until it was locked, another run may have gone on from there, or begun something else in its place.
             past = _find_past(out, digest)
@@ -691,7 +699,7 @@ def _open_output(
             if fits and past is not None and _goes_on(plan, past):
                 return output, past.finished
             output.release()
-    output = store.create_output(
+    output = create_output(
         out,
         (plan.m, plan.n),
         dtype,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilewright.pipeline import store
 from tilewright.pipeline.events import Event, Listener, UnitDone
+from tilewright.pipeline.output import Output
 from tilewright.workflows import cli, histogram, plots, progress
 from tilewright.workflows.bench.common import BenchReport
 from tilewright.workflows.cli import main
@@ -67,7 +67,7 @@ if __name__ == "__main__":  # worker processes import this file too
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands begin deaf to it
     progress.listening = listening
     if place == "publish":
-        store.Output.publish = interrupting(store.Output.publish)  # type: ignore[method-assign]
+        Output.publish = interrupting(Output.publish)  # type: ignore[method-assign]
     elif place == "save":
         histogram.save_histogram = interrupting(histogram.save_histogram)
     elif place == "plot":

@@ -31,6 +31,7 @@ from zarr.storage import MemoryStore
 
 import tilewright as tw
 from tilewright.pipeline import execute, ledger, plan, store, stream, submit, tasks
+from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import (
     CorpusError,
     DamagedError,
@@ -144,8 +145,8 @@ def many_tiles(folder: Path) -> zarr.Array[Any]:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs in pieces of at most 1 KiB, so that a small product has many tiles and can be stopped in between."""
-    monkeypatch.setattr(store, "LEAST_CHUNK_NBYTES", 1)
-    monkeypatch.setattr(store, "MOST_CHUNK_NBYTES", 1024)
+    monkeypatch.setattr(outputs, "LEAST_CHUNK_NBYTES", 1)
+    monkeypatch.setattr(outputs, "MOST_CHUNK_NBYTES", 1024)
 
 
 TIGHT = 8_000
@@ -244,7 +245,7 @@ def test_a_stopped_run_goes_on_where_it_stood(
     out = tmp_path / "c.zarr"
     stop_at(3, a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
     assert not out.exists()
-    assert store.partial_path(out).exists()
+    assert outputs.partial_path(out).exists()
     run = tw.matmul(
         a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=events.append
     )
@@ -254,7 +255,7 @@ def test_a_stopped_run_goes_on_where_it_stood(
     planned = next(event for event in events if isinstance(event, WorkPlanned))
     assert (planned.done, planned.total) == (3, run.plan.tile_count)
     assert_product(zarr.open_array(out)[...], a, b)
-    assert not store.partial_path(out).exists()
+    assert not outputs.partial_path(out).exists()
     assert not list(out.rglob(ledger.FILE_NAME)), "the record has no business in the finished product"
 
 
@@ -280,7 +281,7 @@ def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
     out = tmp_path / "c.zarr"
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
     stop_at(3, a_path, b_path, out, **options)
-    chunk = next(path for path in sorted((store.partial_path(out) / "c").rglob("*")) if path.is_file())
+    chunk = next(path for path in sorted((outputs.partial_path(out) / "c").rglob("*")) if path.is_file())
     data = chunk.read_bytes()
     if damage == "gone":
         chunk.unlink()
@@ -306,19 +307,19 @@ def test_what_counts_is_the_record_once_the_output_is_locked(
     out, twice = tmp_path / "c.zarr", put(tmp_path / "twice.zarr", 2 * b)
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
     stop_at(3, a_path, b_path, out, **options)
-    real = store.resume_output
+    real = outputs.resume_output
 
-    def late(path: Path, overwrite: bool) -> store.Output | None:
-        monkeypatch.setattr(store, "resume_output", real)
+    def late(path: Path, overwrite: bool) -> outputs.Output | None:
+        monkeypatch.setattr(workflow, "resume_output", real)
         stop_at(5, a_path, b_path if other == "went on" else twice, out, **options)
         return real(path, overwrite)
 
-    def last(path: Path, overwrite: bool) -> store.Output | None:
-        monkeypatch.setattr(store, "resume_output", real)
+    def last(path: Path, overwrite: bool) -> outputs.Output | None:
+        monkeypatch.setattr(workflow, "resume_output", real)
         tw.matmul(a_path, b_path, out, **options)
         return real(path, overwrite)
 
-    monkeypatch.setattr(store, "resume_output", last if other == "finished" else late)
+    monkeypatch.setattr(workflow, "resume_output", last if other == "finished" else late)
     if other == "finished":
         with pytest.raises(OutputExistsError, match=r"c\.zarr exists; choose another path"):
             tw.matmul(a_path, b_path, out, **options)
@@ -326,7 +327,7 @@ def test_what_counts_is_the_record_once_the_output_is_locked(
         run = tw.matmul(a_path, b_path, out, **options)
         assert run.resumed == (8 if other == "went on" else 0)
     assert_product(zarr.open_array(out)[...], a, b)
-    assert not store.partial_path(out).exists()
+    assert not outputs.partial_path(out).exists()
 
 
 @pytest.mark.parametrize(("memory", "resumed"), [(10**6, 3), (2_000, 0)], ids=["more", "less"])
@@ -341,7 +342,7 @@ def test_a_stopped_run_goes_on_with_other_memory(
     a, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
     stop_at(3, a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
-    begun = zarr.open_array(store.partial_path(out)).chunks
+    begun = zarr.open_array(outputs.partial_path(out)).chunks
     anew = tw.matmul(a_path, b_path, tmp_path / "d.zarr", cluster=client, device="cpu", device_memory=memory)
     assert anew.plan.c_unit != begun, "a C begun with this memory has other chunks"
     run = tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=memory)
@@ -747,7 +748,7 @@ def test_an_old_product_that_cannot_be_removed_is_a_notice(
     def busy(folder: Path) -> None:
         raise OSError(errno.EBUSY, "Device or resource busy")
 
-    monkeypatch.setattr(store.shutil, "rmtree", busy)
+    monkeypatch.setattr(outputs.shutil, "rmtree", busy)
     tw.matmul(
         a_path, b_path, out, cluster=client, device="cpu", overwrite=True, listener=events.append
     )  # fmt: skip
@@ -762,7 +763,7 @@ def test_halves_of_chunks_of_a_killed_run_are_swept(
     _, _, a_path, b_path = factors
     out = tmp_path / "c.zarr"
     stop_at(3, a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
-    (store.partial_path(out) / "c" / f"0.{'0' * 32}.partial").write_text("half")
+    (outputs.partial_path(out) / "c" / f"0.{'0' * 32}.partial").write_text("half")
     assert tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT).resumed == 3
     assert not list(out.rglob("*.partial"))
 
@@ -775,7 +776,7 @@ def test_halves_of_chunks_of_a_killed_worker_are_swept(
 
     def killed(event: Event) -> None:
         if isinstance(event, UnitDone) and event.name == "matmul":
-            (store.partial_path(out) / "c" / f"0.{event.index:032x}.partial").write_text("half")
+            (outputs.partial_path(out) / "c" / f"0.{event.index:032x}.partial").write_text("half")
 
     tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=killed)
     assert not list(out.rglob("*.partial"))
@@ -1043,7 +1044,7 @@ class TestBadInput:
     ) -> None:
         a = put(tmp_path / "a", np.ones((2, 2)))
         growing = put(tmp_path / "c.partial", np.ones((2, 2)))
-        lock = store.lock_folder(growing)
+        lock = outputs.lock_folder(growing)
         self.check(
             tmp_path, OutputExistsError, "another run is writing", a, a, tmp_path / "c", cluster=client
         )

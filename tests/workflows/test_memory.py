@@ -27,6 +27,7 @@ from tests.workflows.test_matmul import (
     stop_after,
 )
 from tilewright.pipeline import ledger, plan, store, stream
+from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import DeviceMemoryError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
 
@@ -121,7 +122,7 @@ def test_a_smaller_plan_takes_over(
     assert plan.format_nbytes(first.device_peak_nbytes) in said
     assert said.endswith(f"it goes on with one of {plan.format_nbytes(run.plan.device_peak_nbytes)}")
     assert run.resumed == 0
-    assert not store.partial_path(tmp_path / "c").exists()
+    assert not outputs.partial_path(tmp_path / "c").exists()
     assert not list((tmp_path / "c").rglob(ledger.FILE_NAME))
     assert stream._engines == {}
     # The engines' threads; a process keeps those that read text for the next corpus.
@@ -219,7 +220,7 @@ def test_a_second_failure_is_a_clear_error_and_the_next_run_goes_on(
     assert f"the plan before it took {plan.format_nbytes(first)}" in says
     assert "--device-memory" in says
     assert not out.exists()
-    partial = store.partial_path(out)
+    partial = outputs.partial_path(out)
     assert not [path for path in (partial / "c").rglob("*") if path.is_file()], "no chunk was written"
     lines = (partial / ledger.FILE_NAME).read_text().splitlines()
     assert len(lines) == 1, "no tile is on record"

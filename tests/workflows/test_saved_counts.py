@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zarr
 
-from tilewright.pipeline import store
+from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.histogram import Histogram
 from tilewright.workflows.histogram import save_histogram, store_counts
@@ -19,16 +19,16 @@ COUNTS = np.arange(256).reshape(2, 128)
 
 def test_what_another_run_begins_behind_it_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f.zarr"
-    release, others = store.Output.release, []
+    release, others = outputs.Output.release, []
 
-    def then_another(output: store.Output) -> None:
-        monkeypatch.setattr(store.Output, "release", release)
+    def then_another(output: outputs.Output) -> None:
+        monkeypatch.setattr(outputs.Output, "release", release)
         release(output)
         others.append(
-            store.create_output(path, (4,), np.dtype("i8"), (4,), compressed=True, overwrite=True)
+            outputs.create_output(path, (4,), np.dtype("i8"), (4,), compressed=True, overwrite=True)
         )  # fmt: skip
 
-    monkeypatch.setattr(store.Output, "release", then_another)
+    monkeypatch.setattr(outputs.Output, "release", then_another)
     store_counts(COUNTS, path, {"by": "ascii"})
     np.testing.assert_array_equal(zarr.open_array(path)[...], COUNTS)
     others[0].publish()
@@ -37,10 +37,10 @@ def test_what_another_run_begins_behind_it_stays(tmp_path: Path, monkeypatch: py
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(output: store.Output) -> None:
+    def full(output: outputs.Output) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.Output, "publish", full)
+    monkeypatch.setattr(outputs.Output, "publish", full)
     with pytest.raises(StoreError, match=r"cannot write .*f\.zarr: No space left"):
         store_counts(COUNTS, tmp_path / "f.zarr", {})
     assert not list(tmp_path.iterdir())

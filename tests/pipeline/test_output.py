@@ -1,0 +1,413 @@
+"""A new array has its name when it is whole, one run writes to it, and what runs leave behind is found again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.pipeline import output as outputs
+from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
+from tilewright.pipeline.plan import StoredMatrix
+from tilewright.pipeline.store import name_of, region_writes, write_region
+
+
+def test_an_output_has_its_name_only_when_published(tmp_path: Path) -> None:
+    final = tmp_path / "c.zarr"
+    output = outputs.create_output(final, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=False)
+    write_region(output.array, (slice(0, 4), slice(0, 4)), np.ones((4, 4), "f4"))
+    assert not final.exists()
+    output.publish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.zarr"]
+    with pytest.raises(OutputExistsError, match="exists"):
+        outputs.check_output_free(final, overwrite=False)
+    outputs.check_output_free(final, overwrite=True)
+    again = outputs.create_output(final, (2, 2), np.dtype("f4"), (2, 2), compressed=True, overwrite=True)
+    assert zarr.open_array(final).shape == (4, 4), "the old product stands until the new one is whole"
+    again.publish()
+    assert zarr.open_array(final).shape == (2, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.zarr"]
+
+
+@pytest.mark.parametrize("length", [213, 214, 230, 247])
+@pytest.mark.parametrize("letter", ["x", "\N{GREEK SMALL LETTER ALPHA}"])
+def test_a_product_of_any_name_that_fits_is_replaced(letter: str, length: int, tmp_path: Path) -> None:
+    """The old one has a name of its own meanwhile, which must not be too long when all the work is done."""
+    name = letter * (length // len(letter.encode()))
+    final = tmp_path / (name + "x" * (length - len(name.encode())))
+    for value in (1, 2):
+        outputs.check_output_free(final, overwrite=True)
+        output = begin(final, value, overwrite=True)
+        output.publish()
+        output.release()
+    assert (zarr.open_array(final)[...] == 2).all()
+    assert [path.name for path in tmp_path.iterdir()] == [final.name]
+
+
+def begin(final: Path, value: float = 0, overwrite: bool = False) -> outputs.Output:
+    """A run's output of 4 × 4, filled with a value."""
+    output = outputs.create_output(
+        final, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=overwrite
+    )
+    output.array[...] = value
+    return output
+
+
+def replace_once_more(final: Path, value: float, *, overwrite: bool = True) -> list[str]:
+    output = begin(final, value, overwrite=overwrite)
+    try:
+        return output.publish()
+    finally:
+        output.release()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_cannot_be_removed_is_told_and_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final, order = tmp_path / "c.zarr", []
+    replace_once_more(final, 1)
+    output = begin(final, 2, overwrite=True)
+    (outputs.partial_path(final) / "record").touch()
+
+    def busy(folder: Path) -> None:
+        order.append("old product")
+        raise OSError(errno.EBUSY, "Device or resource busy", str(folder / "c"))
+
+    def settle(folder: Path) -> None:
+        order.append("record")
+        (folder / "record").unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs.shutil, "rmtree", busy)
+        (told,) = output.publish(settle)
+    output.release()
+    assert order == ["record", "old product"]
+    assert (zarr.open_array(final)[...] == 2).all()
+    assert names(final) == ["c", "zarr.json"]
+    (left,) = [name for name in names(tmp_path) if name != "c.zarr"]
+    assert re.search(rf"c\.zarr is replaced, .* left at .*{re.escape(left)}: .*busy.*; remove it", told)
+    (tmp_path / left / "zarr.json").unlink()  # half of it was removed
+    theirs = ["c.zarr.replaced", f"c.zarr.{'0' * 32}.replaced", left.replace("c.zarr", "d.zarr")]
+    for name in theirs:
+        (tmp_path / name).mkdir()
+    assert replace_once_more(final, 3) == []
+    assert names(tmp_path) == sorted(["c.zarr", *theirs]), (
+        "what is certainly ours is removed, and nothing else"
+    )
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_what_a_run_that_was_killed_between_renames_set_aside(
+    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "c.zarr"
+    replace_once_more(final, 1)
+    output = begin(final, 2, overwrite=True)
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path == outputs.partial_path(final):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            output.publish()
+    output.release()
+    left, growing = names(tmp_path)
+    assert growing == "c.zarr.partial"
+    told = replace_once_more(final, 3, overwrite=overwrite)
+    assert names(tmp_path) == (["c.zarr"] if overwrite else sorted([left, "c.zarr"]))
+    assert (zarr.open_array(final)[...] == 3).all()
+    if not overwrite:  # nobody asked this run to remove anything
+        assert re.search(rf"{re.escape(left)} is an older product .* it is kept", *told)
+        assert (zarr.open_array(tmp_path / left)[...] == 1).all()
+
+
+def test_a_product_that_cannot_be_put_back_is_not_lost_sight_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "c.zarr"
+    replace_once_more(final, 1)
+    output = begin(final, 2, overwrite=True)
+    rename = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if path != final:
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(
+        StoreError, match=r"cannot rename .*what stood there is at .*\.replaced, and cannot be"
+    ):
+        output.publish()
+    output.release()
+
+
+def before(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, act: Callable[[], None]) -> None:
+    """Have another run act just before the next call of a function."""
+    real = getattr(module, name)
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(module, name, real)
+        act()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, once)
+
+
+def test_of_two_runs_that_begin_at_once_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is locked before the array is in it; else another run took it for one that was left behind."""
+    final, refused = tmp_path / "c.zarr", []
+
+    def other() -> None:
+        with pytest.raises(
+            OutputExistsError, match=r"another run is writing .*c\.zarr\.partial; wait"
+        ) as caught:
+            begin(final)
+        refused.append(caught.value)
+
+    before(monkeypatch, zarr, "create_array", other)
+    output = begin(final, 7)
+    assert refused
+    output.publish()
+    output.release()
+    np.testing.assert_array_equal(zarr.open_array(final)[...], np.full((4, 4), 7))
+    assert [path.name for path in tmp_path.iterdir()] == ["c.zarr"]
+
+
+@pytest.mark.parametrize("how", ["create", "resume"])
+@pytest.mark.parametrize("became", ["published", "removed", "replaced", "written"])
+def test_a_folder_that_goes_away_before_it_is_locked(
+    became: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock would keep nobody out of the one that came in its place."""
+    final = tmp_path / "c.zarr"
+    left = begin(final, 1)  # holds the lock until the other run would ask for it
+    others = []
+
+    def other() -> None:
+        if became == "published":
+            left.publish()
+        else:
+            left.remove()
+        left.release()
+        if became in ("replaced", "written"):
+            others.append(begin(final, 2))
+        if became == "replaced":
+            others.pop().release()
+
+    def take() -> outputs.Output | None:
+        if how == "resume":
+            return outputs.resume_output(final, overwrite=False)
+        return outputs.create_output(
+            final, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=False
+        )  # fmt: skip
+
+    before(monkeypatch, outputs.fcntl, "flock", other)
+    if became == "written":
+        with pytest.raises(OutputExistsError, match="another run is writing"):
+            take()
+        np.testing.assert_array_equal(others[0].array[...], np.full((4, 4), 2))
+        others[0].release()
+        return
+    if became == "published" and how == "create":
+        with pytest.raises(OutputExistsError, match=r"c\.zarr exists; choose another path"):
+            take()
+        assert [path.name for path in tmp_path.iterdir()] == ["c.zarr"], "nothing empty is left beside it"
+        return
+    output = take()
+    if how == "resume" and became != "replaced":
+        assert output is None
+        return
+    assert output is not None
+    assert output.lock is not None
+    np.testing.assert_array_equal(output.array[...], np.full((4, 4), 2 if how == "resume" else 0))
+    assert outputs.is_locked_by(output.lock, outputs.partial_path(final))
+    with pytest.raises(OutputExistsError, match="another run is writing"):
+        begin(final)
+    output.release()
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_product_that_is_being_replaced_is_still_one(
+    done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between setting the old one aside and renaming the new one nothing stands there."""
+    final = tmp_path / "c.zarr"
+    for value in (1, 2):
+        output = begin(final, value, overwrite=True)
+        if value == 1:
+            output.publish()
+            output.release()
+    real = outputs.is_array_folder
+
+    def in_between(path: Path) -> bool:
+        monkeypatch.setattr(outputs, "is_array_folder", real)
+        path.rename(tmp_path / "aside")
+        try:
+            return real(path)
+        finally:
+            if done:
+                output.publish()
+
+    monkeypatch.setattr(outputs, "is_array_folder", in_between)
+    outputs.check_output_free(final, overwrite=True)
+    assert final.exists() == done
+    output.release()
+
+
+@pytest.mark.parametrize("killed_at", ["chunks", "metadata", "halves"])
+def test_a_run_that_is_killed_at_its_beginning_leaves_what_the_next_replaces(
+    killed_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "c.zarr"
+    begin(final, 1).release()
+    growing = outputs.partial_path(final)
+    (growing / "record").touch()
+
+    def killed(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    if killed_at == "halves":
+        for name in ("c", "record", "zarr.json"):
+            path = growing / name
+            path.rename(tmp_path / name)
+        (growing / f"zarr.{'0' * 32}.partial").touch()
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                *((outputs.shutil, "rmtree") if killed_at == "chunks" else (zarr, "create_array")), killed
+            )
+            with pytest.raises(KeyboardInterrupt):
+                begin(final)
+        assert not (growing / "record").exists(), "it speaks of chunks that are not there"
+        assert growing.exists() == (killed_at == "chunks")
+    output = begin(final, 2)
+    assert sorted(path.name for path in growing.iterdir()) == ["c", "zarr.json"]
+    output.release()
+
+
+def test_a_growing_output_that_is_no_array_of_ours_stays(tmp_path: Path) -> None:
+    final = tmp_path / "c.zarr"
+    growing = outputs.partial_path(final)
+    growing.write_text("a file")
+    with pytest.raises(OutputExistsError, match="holds something else; move it away"):
+        begin(final)
+    growing.unlink()
+    zarr.create_array(tmp_path / "theirs", shape=(2,), chunks=(2,), dtype="f4")
+    growing.symlink_to(tmp_path / "theirs")
+    with pytest.raises(OutputExistsError, match="holds something else; move it away"):
+        begin(final)
+    assert (tmp_path / "theirs" / "zarr.json").exists()
+    growing.unlink()
+    growing.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OutputExistsError, match="holds something else; move it away"):
+        begin(final)
+    growing.unlink()
+    zarr.create_group(growing)
+    with pytest.raises(OutputExistsError, match="holds something else; move it away"):
+        begin(final)
+    assert (growing / "zarr.json").exists()
+    begun = begin(tmp_path / "new" / "folders" / "c.zarr", 3)
+    begun.remove()
+    begun.remove()
+    begun.release()
+    assert not list((tmp_path / "new" / "folders").iterdir())
+
+
+def test_halves_of_chunks_are_looked_for_in_each_folder_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product may have a million chunks on storage that is slow to list them."""
+    listed: list[str] = []
+    scandir = os.scandir
+
+    def counted(folder: Any = ".") -> Any:
+        listed.append(os.fspath(folder))
+        return scandir(folder)
+
+    folders = [tmp_path, *(tmp_path / "c" / str(row) for row in range(3))]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("0", f"0.{'0a' * 16}.partial", "my.partial"):
+            (folder / name).touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", counted)
+        outputs.remove_drafts(tmp_path)
+    assert sorted(listed) == sorted(str(folder) for folder in [*folders, tmp_path / "c"])
+    for folder in folders:
+        assert {path.name for path in folder.iterdir()} - {"c"} == {"0", "my.partial"}
+
+
+def test_a_given_output_is_checked(tmp_path: Path) -> None:
+    array = zarr.create_array(tmp_path / "c.zarr", shape=(4, 4), chunks=(2, 2), dtype="f4")
+    outputs.check_given_output(array, (4, 4), np.dtype("f4"))
+    with pytest.raises(OutputError, match="shape"):
+        outputs.check_given_output(array, (4, 5), np.dtype("f4"))
+    with pytest.raises(OutputError, match="float32"):
+        outputs.check_given_output(array, (4, 4), np.dtype("f8"))
+    with pytest.raises(OutputError, match="reading only"):
+        outputs.check_given_output(zarr.open_array(tmp_path / "c.zarr", mode="r"), (4, 4), np.dtype("f4"))
+
+
+@given(units=st.tuples(*[st.integers(1, 5000)] * 4), itemsize=st.sampled_from([1, 2, 4, 8, 16]))
+def test_chunks_of_an_output_are_neither_tiny_nor_huge(
+    units: tuple[int, int, int, int], itemsize: int
+) -> None:
+    dtype = np.dtype(f"V{itemsize}")
+    a, b = StoredMatrix(5000, 9, dtype, units[:2]), StoredMatrix(9, 4000, dtype, units[2:])
+    for memory in (2**20, 2**25, 2**40):
+        rows, columns = outputs.output_chunks(a, b, itemsize, memory)
+        assert 1 <= rows <= 5000
+        assert 1 <= columns <= 4000
+        most = max(outputs.LEAST_CHUNK_NBYTES, min(outputs.MOST_CHUNK_NBYTES, memory // 8))
+        assert rows * columns * itemsize >= outputs.LEAST_CHUNK_NBYTES // 2
+        assert rows * columns * itemsize <= most
+    for memory in (1, 2**10, 2**17, 2**20):
+        rows, columns = outputs.output_chunks(a, b, itemsize, memory, small=True)
+        most = max(outputs.SMALL_CHUNK_NBYTES, memory // 8)
+        assert most // 8 <= rows * columns * itemsize <= most
+
+
+@pytest.mark.parametrize("form", ["path", "resumed", "open array"])
+def test_an_output_at_a_relative_path_is_written_by_workers_that_run_elsewhere(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    target: Any = Path("c")
+    if form == "open array":
+        target = zarr.create_array("c", shape=(4, 4), chunks=(2, 2), dtype="f4")
+    output = outputs.create_output(target, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=False)
+    if form == "resumed":
+        output.release()
+        resumed = outputs.resume_output(target, overwrite=False)
+        assert resumed is not None
+        output = resumed
+    monkeypatch.chdir("elsewhere")
+    array = pickle.loads(pickle.dumps(output.array))
+    for piece in region_writes(array, (slice(0, 4), slice(0, 4))):
+        piece.write([np.full((2, 2), 5, "f4")])
+    monkeypatch.chdir(tmp_path)
+    assert name_of(output.array) == ("c" if form == "open array" else "c.partial")
+    output.publish()
+    output.release()
+    assert (zarr.open_array("c")[...] == 5).all()
+    assert not list((tmp_path / "elsewhere").iterdir())
