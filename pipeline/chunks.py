@@ -250,6 +250,15 @@ def read_bytes(descriptor: int, offset: int, nbytes: int) -> bytes:
     return found
 
 
+def as_bytes(part: np.ndarray) -> memoryview:
+    return flat_bytes(part).data
+
+
+def flat_bytes(part: np.ndarray) -> np.ndarray:
+    """The bytes of elements that lie side by side: uint8, no copy."""
+    return part.reshape(-1).view(np.uint8)
+
+
 def decode(codecs: Sequence[Any], data: Any, nbytes: int, room: np.ndarray | None) -> np.ndarray:
     """The bytes of one chunk: uint8, exactly ``nbytes`` of them, in the room or in new memory.
 

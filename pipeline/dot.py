@@ -21,7 +21,8 @@ from tilewright.pipeline import config
 from tilewright.pipeline.errors import ShapeError
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.reduce import Reduction, reduce_pieces, scratch
-from tilewright.pipeline.store import name_of, read_unit, region_reads
+from tilewright.pipeline.region_read import region_reads
+from tilewright.pipeline.store import name_of, read_unit
 
 BLOCK = 2**20
 """Elements in one partial product."""

@@ -44,20 +44,9 @@ from tilewright.pipeline.peers import (
     tell,
 )
 from tilewright.pipeline.plan import LANE_NBYTES, Lines, MatmulPlan, Tile, accumulator_dtype
-from tilewright.pipeline.store import (
-    Bands,
-    FilePart,
-    Fill,
-    RegionRead,
-    RegionWrite,
-    as_stored_matrix,
-    gather,
-    place_of,
-    region_reads,
-    region_uploads,
-    region_writes,
-    stored_nbytes,
-)
+from tilewright.pipeline.region_read import FilePart, RegionRead, region_reads, region_uploads
+from tilewright.pipeline.region_write import Bands, Fill, RegionWrite, gather, region_writes, stored_nbytes
+from tilewright.pipeline.store import as_stored_matrix, place_of
 from tilewright.pipeline.threads import run_all, submitted
 
 if TYPE_CHECKING:

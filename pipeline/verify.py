@@ -44,7 +44,8 @@ from tilewright.pipeline.events import (
     ignore,
     on_waiting,
 )
-from tilewright.pipeline.store import RegionRead, as_stored_matrix, name_of, region_reads
+from tilewright.pipeline.region_read import RegionRead, region_reads
+from tilewright.pipeline.store import as_stored_matrix, name_of
 from tilewright.pipeline.submit import Result, run_bounded, run_sent, window_of
 
 TASK_NBYTES = 256 * 2**20

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.histogram_tokens import LETTERS
-from tilewright.pipeline import store
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import CorpusError, OutputExistsError, StoreError, TilewrightError
 from tilewright.pipeline.events import Listener, ignore
 from tilewright.pipeline.execute import MatmulRun
 from tilewright.pipeline.histogram import Histogram, bars
+from tilewright.pipeline.region_read import read_region
+from tilewright.pipeline.store import open_array
 from tilewright.workflows.histogram import histogram, store_counts
 from tilewright.workflows.matmul import matmul
 from tilewright.workflows.plots import plot_histogram
@@ -148,8 +149,8 @@ def demo(
     seconds["multiply"] -= run.verification.seconds
     seconds["verify"] = run.verification.seconds
     with _stage(seconds, "compare"):
-        stored = store.open_array(product_path, ndim=2, role="product")
-        gram = store.read_region(stored, [slice(0, side) for side in stored.shape])
+        stored = open_array(product_path, ndim=2, role="product")
+        gram = read_region(stored, [slice(0, side) for side in stored.shape])
         chosen = comparable(counts)
         names = [str(Path(name).relative_to(root)) for name in bigrams.documents]
         similar = most_similar(gram, chosen, names)
@@ -174,7 +175,7 @@ def _check_replaceable(counts_path: Path, *others: Path) -> None:
     if not standing:
         return
     try:
-        attributes = store.open_array(counts_path, ndim=2, role="counts").attrs
+        attributes = open_array(counts_path, ndim=2, role="counts").attrs
         ours = MADE_BY.items() <= attributes.asdict().items()
     except TilewrightError:
         ours = False

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.histogram import kind_named
-from tilewright.pipeline import config, store
+from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
 from tilewright.pipeline.output import check_output_free, create_output, partial_path
+from tilewright.pipeline.region_write import region_writes, write_region
 from tilewright.pipeline.submit import await_workers, survey
 
 logger = logging.getLogger(__name__)
@@ -255,10 +256,10 @@ def store_counts(counts: np.ndarray, path: Path, attributes: dict[str, Any]) -> 
     try:
         # One chunk after the other: zarr-python writes many at once, and goes on with the rest when one has failed.
         if counts.ndim == 1:
-            store.write_region(output.array, (slice(0, len(counts)),), counts)
+            write_region(output.array, (slice(0, len(counts)),), counts)
         else:
             whole = (slice(0, counts.shape[0]), slice(0, counts.shape[1]))
-            for piece in store.region_writes(output.array, whole):
+            for piece in region_writes(output.array, whole):
                 piece.write([counts[piece.source]])
         output.array.attrs.update(attributes)
         for left in output.publish():

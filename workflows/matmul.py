@@ -57,6 +57,7 @@ from tilewright.pipeline.plan import (
     no_workspace,
 )
 from tilewright.pipeline.plan import plan_matmul as plan_tiles
+from tilewright.pipeline.region_write import encoders_nbytes, stored_nbytes
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.stream import Product
 from tilewright.pipeline.submit import await_workers, survey
@@ -528,9 +529,7 @@ def _plan(
 
     def make(c_unit: tuple[int, int], keep: Geometry | None = None) -> MatmulPlan:
         piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
-        encoders = (
-            partial(store.encoders_nbytes, given, piece) if coded or given is not None else _no_encoders
-        )
+        encoders = partial(encoders_nbytes, given, piece) if coded or given is not None else _no_encoders
         threads = _threads("write-threads", facts, (left, right), [piece] if coded else [], encoders)
         return plan_tiles(
             a,
@@ -716,7 +715,7 @@ def _still_stored(output: Output, plan: MatmulPlan, recorded: Mapping[int, int])
 
     def found(index: int) -> int | None:
         tile = tiles[index]
-        return store.stored_nbytes(output.array, tile.region)
+        return stored_nbytes(output.array, tile.region)
 
     return {index: nbytes for index, nbytes in recorded.items() if found(index) == nbytes}
 

@@ -18,7 +18,7 @@ from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
 from tilewright.kernels.file_upload import Upload
 from tilewright.kernels.zstd_chunks import ChunkUpload
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.store import region_reads, region_uploads
+from tilewright.pipeline.region_read import region_reads, region_uploads
 
 CHECKED = {2: numcodecs.Zstd(level=1, checksum=True), 3: ZstdCodec(level=1, checksum=True)}
 """Zstandard's codec, by Zarr's format."""

@@ -30,7 +30,8 @@ from tilewright.pipeline.plan import (
     Tile,
     plan_matmul,
 )
-from tilewright.pipeline.store import RegionWrite, as_stored_matrix
+from tilewright.pipeline.region_write import RegionWrite
+from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.stream import (
     CudaUnit,
     Engine,

@@ -30,7 +30,7 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import MemoryStore
 
 import tilewright as tw
-from tilewright.pipeline import execute, ledger, plan, store, stream, submit, tasks
+from tilewright.pipeline import execute, ledger, plan, region_read, region_write, stream, submit, tasks
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import (
     CorpusError,
@@ -198,16 +198,16 @@ def intercept_writes(
     patch: pytest.MonkeyPatch, through: Callable[[int, int, np.ndarray], np.ndarray]
 ) -> None:
     """Let every stored piece of C pass ``through(first row, first column, data)`` on its way to the store."""
-    original = store.region_writes
+    original = region_write.region_writes
 
-    def intercepted(array: Any, region: Any) -> list[store.RegionWrite]:
-        def wrap(piece: store.RegionWrite) -> store.RegionWrite:
+    def intercepted(array: Any, region: Any) -> list[region_write.RegionWrite]:
+        def wrap(piece: region_write.RegionWrite) -> region_write.RegionWrite:
             top, left = (whole.start + part.start for whole, part in zip(region, piece.source, strict=True))
 
-            def write(bands: store.Bands, fill: store.Fill | None) -> None:
+            def write(bands: region_write.Bands, fill: region_write.Fill | None) -> None:
                 piece.write([through(top, left, np.concatenate([band.copy() for band in bands]))])
 
-            return store.RegionWrite(piece.source, write)
+            return region_write.RegionWrite(piece.source, write)
 
         return [wrap(piece) for piece in original(array, region)]
 
@@ -494,7 +494,7 @@ def test_a_read_that_never_works_ends_the_run_and_keeps_what_was_done(
 ) -> None:
     a, b, a_path, b_path = factors
     out = tmp_path / "c"
-    original = store.region_reads
+    original = region_read.region_reads
 
     def failing(array: Any, region: Any) -> Any:
         if array.shape == (96, 80) and region[0].stop == 96:
@@ -595,14 +595,14 @@ def test_what_cannot_be_read_for_a_moment_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     a, b, a_path, b_path = factors
-    left, original = iter(range(2)), store.read_bytes
+    left, original = iter(range(2)), region_read.read_bytes
 
     def failing(descriptor: int, offset: int, nbytes: int) -> bytes:
         if next(left, None) is not None:
             raise OSError(errno.EIO, "injected: the network had a moment")
         return original(descriptor, offset, nbytes)
 
-    monkeypatch.setattr(store, "read_bytes", failing)
+    monkeypatch.setattr(region_read, "read_bytes", failing)
     tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
     assert max(attempts.values()) in (2, 3), "one tile failed twice, or two of them once"
     assert_product(zarr.open_array(tmp_path / "c")[...], a, b)

@@ -31,7 +31,9 @@ from tilewright.kernels.errors import DTypeError, OptionError
 from tilewright.kernels.launch import ceil_div, resolve_device
 from tilewright.pipeline.events import counted
 from tilewright.pipeline.plan import Limits, Lines, plan_matmul
-from tilewright.pipeline.store import as_stored_matrix, region_reads, region_writes
+from tilewright.pipeline.region_read import region_reads
+from tilewright.pipeline.region_write import region_writes
+from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.stream import CudaUnit, Placed, Product, Unit, load_all
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (

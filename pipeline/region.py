@@ -1,0 +1,46 @@
+"""A region of an array as the parts of chunks that it touches: what reading and writing it have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tilewright.kernels.launch import ceil_div
+
+SCRAP_NBYTES = 2**20
+"""Rows that are read whole although only a part of each is wanted pass through this much memory, which stays cached."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of one chunk that a region wants."""
+
+    chunk: tuple[int, ...]
+    inside: tuple[slice, ...]
+    """Where it lies in the chunk."""
+    target: tuple[slice, ...]
+    """Where it goes in the region."""
+
+
+def chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[Piece]:
+    """The chunks that a region touches, in row order; none for an empty region."""
+    if any(part.stop <= part.start for part in region):
+        return
+    axes = []
+    for part, side in zip(region, chunks, strict=True):
+        axis = []
+        for index in range(part.start // side, ceil_div(part.stop, side)):
+            first, last = max(part.start, index * side), min(part.stop, (index + 1) * side)
+            inside = slice(first - index * side, last - index * side)
+            axis.append((index, inside, slice(first - part.start, last - part.start)))
+        axes.append(axis)
+    if len(axes) == 1:
+        yield from (Piece((i,), (inside,), (target,)) for i, inside, target in axes[0])
+        return
+    for i, inside_rows, target_rows in axes[0]:
+        for j, inside_columns, target_columns in axes[1]:
+            yield Piece((i, j), (inside_rows, inside_columns), (target_rows, target_columns))
+
+
+def chunk_name(piece: Piece) -> str:
+    return "(" + ", ".join(map(str, piece.chunk)) + ")"

@@ -1,0 +1,444 @@
+"""Read a region of an array into given buffers, in parts that any thread can read.
+
+There are several ways behind one function. Chunks that lie uncompressed in local files go straight from the file to the
+caller's buffer, in parallel and with no copy in between; what the codecs that we know have encoded, is read by one call
+and decoded by another, in shards too, as `pipeline/chunks.py` says. Everything else (rarer codecs, remote stores) goes
+through zarr-python, which knows them all. For a GPU the same parts are told by the places of their bytes, to loops that
+take them from the files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import LocalStore
+
+from tilewright.kernels.file_rectangles import (
+    ANY_LENGTH,
+    LEAST_USEFUL_SHARE,
+    LONG_ROW_NBYTES,
+    Rectangle,
+    StoredChunk,
+)
+from tilewright.pipeline.chunks import (
+    DamagedChunkError,
+    Extent,
+    Layout,
+    as_bytes,
+    decode,
+    find_chunk,
+    flat_bytes,
+    layout_of,
+    read_bytes,
+)
+from tilewright.pipeline.errors import DamagedError, StoreError
+from tilewright.pipeline.region import SCRAP_NBYTES, Piece, chunk_name, chunks_in
+from tilewright.pipeline.store import (
+    check_in_sight,
+    is_local,
+    metadata_name,
+    name_of,
+    out_of_sight,
+    read_unit,
+    write_unit,
+)
+
+READ_NBYTES = 4 * 2**20
+"""The size that plain chunks are split into for reading: the system call is lost in it, threads stay balanced, and
+one half of a GPU worker's lane holds it."""
+
+
+@dataclass(frozen=True)
+class RegionRead:
+    """One part of a region, ready to be read by any thread."""
+
+    target: tuple[slice, ...]
+    """Where the part goes in the region."""
+    read: Callable[[np.ndarray], None]
+    """Fills an array of the part's shape; raises StoreError naming the array, the chunk and the file: DamagedError
+    where reading it again cannot help."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(part.stop - part.start for part in self.target)
+
+
+def region_reads(
+    array: zarr.Array[Any],
+    region: Sequence[slice],
+    most_nbytes: int = READ_NBYTES,
+    *,
+    in_loops: bool = False,
+) -> list[RegionRead]:
+    """The parts that together make up ``array[region]``, to be read in any order, on any threads.
+
+    Parameters
+    ----------
+    array
+        One- or two-dimensional.
+    region
+        One slice for each dimension, with explicit start and stop inside the array and no step.
+    most_nbytes
+        Chunks that lie plain in files are split into parts of about this size, so that a few large chunks still
+        keep many threads busy. What has to be decoded comes a chunk at a time.
+
+    The buffer that a part is read into has the array's dtype in native byte order, and the elements of a row side
+    by side; its rows may lie further apart.
+    """
+    layout = layout_of(array, name_of(array))
+    pieces = chunks_in(region, read_unit(array))
+    if layout is None:
+        return [
+            RegionRead(piece.target, partial(_read_through_zarr, array, region, piece)) for piece in pieces
+        ]
+    indexes: dict[str, np.ndarray] = {}
+    if layout.plain:
+        return [read for piece in pieces for read in _plain_reads(layout, indexes, piece, most_nbytes)]
+    return [read for piece in pieces for read in _coded_reads(layout, indexes, piece, in_loops)]
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """The part of one chunk that a region wants, where a loop outside the interpreter can take it from its file."""
+
+    source: Rectangle | StoredChunk
+    """Where it lies, plain or compressed by Zstandard, and where it goes on the device."""
+    reads: Callable[[], list[RegionRead]]
+    """The same by the way that any region takes."""
+
+
+def region_uploads(
+    array: zarr.Array[Any], region: Sequence[slice], address: int, pitch: int
+) -> tuple[list[FilePart], list[RegionRead]]:
+    """The parts that together make up ``array[region]``, those first that loops can take from files: for one array,
+    they are all plain, or all compressed.
+
+    array, region: two-dimensional, as `region_reads` has them. address, pitch: of the region's place on the device, and
+    the bytes from one row to the next there.
+    """
+    layout = layout_of(array, name_of(array))
+    if layout is None or not (layout.plain or layout.zstd):
+        return [], region_reads(array, region)
+    indexes: dict[str, np.ndarray] = {}
+    found: list[FilePart] = []
+    others: list[RegionRead] = []
+    for piece in chunks_in(region, read_unit(array)):
+        if layout.plain:
+            reads = partial(_plain_reads, layout, indexes, piece, READ_NBYTES)
+        else:
+            reads = partial(_coded_reads, layout, indexes, piece)
+        path = f"{layout.root}/{layout.file_name(piece.chunk)}"
+        extent: Extent | None = None
+        if layout.shards is not None:
+            extent = _extent_in_shard(layout, path, piece.chunk, indexes)
+            if extent is None or (layout.plain and extent[1] != layout.chunk_nbytes):
+                others += reads()
+                continue
+        source = _source_of(layout, piece, path, extent, address, pitch)
+        found.append(FilePart(source, reads))
+    return found, others
+
+
+def _source_of(
+    layout: Layout, piece: Piece, path: str, extent: Extent | None, address: int, pitch: int
+) -> Rectangle | StoredChunk:
+    """A piece of a chunk that lies plain, or compressed, in a file: in all of it, or in a part."""
+    item = layout.dtype.itemsize
+    row_nbytes = layout.chunks[1] * item
+    (rows, columns), (down, across) = piece.inside, piece.target
+    height, width = rows.stop - rows.start, (columns.stop - columns.start) * item
+    target = address + down.start * pitch + across.start * item
+    if not layout.plain:
+        offset, nbytes = (0, ANY_LENGTH) if extent is None else extent
+        return StoredChunk(
+            path=path,
+            offset=offset,
+            nbytes=nbytes,
+            rows=layout.chunks[0],
+            stride=row_nbytes,
+            top=rows.start,
+            left=columns.start * item,
+            height=height,
+            width=width,
+            target=target,
+            pitch=pitch,
+        )
+    begin, length = (0, layout.chunk_nbytes) if extent is None else (extent[0], ANY_LENGTH)
+    return Rectangle(
+        path=path,
+        offset=begin + rows.start * row_nbytes + columns.start * item,
+        file_nbytes=length,
+        rows=height,
+        width=width,
+        stride=row_nbytes,
+        target=target,
+        pitch=pitch,
+    )
+
+
+def _coded_reads(
+    layout: Layout, indexes: dict[str, np.ndarray], piece: Piece, in_loops: bool = False
+) -> list[RegionRead]:
+    return [RegionRead(piece.target, partial(_read_direct, layout, indexes, piece, in_loop=in_loops))]
+
+
+def _plain_reads(
+    layout: Layout, indexes: dict[str, np.ndarray], piece: Piece, most_nbytes: int
+) -> list[RegionRead]:
+    return [
+        RegionRead(part.target, partial(_read_direct, layout, indexes, part))
+        for part in _split(piece, layout.dtype.itemsize, most_nbytes)
+    ]
+
+
+def _extent_in_shard(
+    layout: Layout, path: str, chunk: tuple[int, ...], indexes: dict[str, np.ndarray]
+) -> tuple[int, int] | None:
+    """Where a chunk lies in its shard; None where it is not there, or cannot be found: reading it says why."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return find_chunk(layout, descriptor, chunk, indexes)
+    except (OSError, DamagedChunkError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def read_region(array: zarr.Array[Any], region: Sequence[slice]) -> np.ndarray:
+    """``array[region]`` in native byte order, read by this thread alone. Raises as the parts of it do."""
+    out = np.empty([part.stop - part.start for part in region], array.dtype.newbyteorder("="))
+    for part in region_reads(array, region):
+        part.read(out[part.target])
+    return out
+
+
+def _split(piece: Piece, itemsize: int, most_nbytes: int) -> Iterator[Piece]:
+    """A piece cut along its first axis into pieces of about ``most_nbytes``, at least one row each."""
+    inside, target = piece.inside[0], piece.target[0]
+    row_nbytes = itemsize
+    for part in piece.inside[1:]:
+        row_nbytes *= part.stop - part.start
+    step = max(1, most_nbytes // row_nbytes)
+    for start in range(0, inside.stop - inside.start, step):
+        stop = min(start + step, inside.stop - inside.start)
+        yield Piece(
+            piece.chunk,
+            (slice(inside.start + start, inside.start + stop), *piece.inside[1:]),
+            (slice(target.start + start, target.start + stop), *piece.target[1:]),
+        )
+
+
+def _read_direct(
+    layout: Layout,
+    indexes: dict[str, np.ndarray],
+    piece: Piece,
+    target: np.ndarray,
+    *,
+    in_loop: bool = False,
+) -> None:
+    """indexes: of the shards that were opened for this region, shared by its parts. in_loop: whether threads are many,
+    and what can be done without the interpreter's lock is."""
+    file_name = layout.file_name(piece.chunk)
+    path = layout.root / file_name
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # A chunk that was never written holds the fill value, but an array that is out of sight has no chunk at all.
+        # Asked each time: it costs less than the fill, and the array may go away while it is read.
+        check_in_sight(layout.name, layout.root, layout.metadata_name)
+        target[...] = layout.fill_value
+        return
+    except OSError as error:
+        raise StoreError(
+            f"cannot read chunk {chunk_name(piece)} of {layout.name} from {path}: {error}"
+        ) from error
+    try:
+        extent = find_chunk(layout, descriptor, piece.chunk, indexes)
+        if extent is None:
+            target[...] = layout.fill_value
+        elif layout.plain:
+            _read_part(descriptor, extent, layout, piece, target)
+        elif not (
+            layout.zstd
+            and layout.chunk_nbytes > SCRAP_NBYTES
+            and _decompressed(path, extent, layout, piece, target, in_loop)
+        ):
+            _decode_part(layout, read_bytes(descriptor, *extent), piece, target)
+    except DamagedChunkError as error:
+        message = _unreadable(piece, layout.name, file_name, layout.shards is not None, error)
+        raise DamagedError(message) from error
+    except OSError as error:
+        raise StoreError(
+            f"cannot read chunk {chunk_name(piece)} of {layout.name} from {path}: {error}"
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _decompressed(
+    path: Path, extent: Extent, layout: Layout, piece: Piece, target: np.ndarray, in_loop: bool
+) -> bool:
+    """Whether the wanted part of one of Zstandard's chunks is there, and all of the chunk was sound; else the ordinary
+    way says what is wrong.
+
+    It goes through a megabyte of its rows, so that neither what is stored nor what is decoded lies in memory as a
+    whole. That is also faster, for large chunks by half: all of it stays in the core's cache.
+    """
+    from tilewright.kernels import zstd
+
+    offset, nbytes = extent
+    decompress = zstd.decompress_in_steps
+    if in_loop:
+        from tilewright.kernels.zstd_loop import decompress
+    frames = zstd.Frames(zstd.WINDOW_BITS, str(path), nbytes, offset, decompress)
+    try:
+        filled = all(frames.fill(band) == len(band) for band in _bands_into(target, layout, piece))
+        return filled and frames.ended(nbytes)
+    except zstd.FrameError:
+        return False
+    finally:
+        frames.close()
+
+
+def _bands_into(target: np.ndarray, layout: Layout, piece: Piece) -> Iterator[np.ndarray]:
+    """A chunk's bytes, uint8, stretch by stretch, to be filled; what is wanted of each is then put into the target."""
+    if _in_place(layout, target):
+        yield flat_bytes(target)
+        return
+    inside, columns = piece.inside[0], (*piece.inside[1:], slice(None))[0]
+    row_nbytes = layout.chunk_nbytes // layout.chunks[0]
+    step = max(1, SCRAP_NBYTES // row_nbytes)
+    scrap = np.empty((min(step, layout.chunks[0]), *layout.chunks[1:]), layout.dtype)
+    for row in range(0, layout.chunks[0], step):
+        band = scrap[: layout.chunks[0] - row]
+        yield flat_bytes(band)
+        first, last = max(row, inside.start), min(row + len(band), inside.stop)
+        if first < last:
+            target[first - inside.start : last - inside.start] = band[first - row : last - row, ...][
+                ..., columns
+            ]
+
+
+def _unreadable(piece: Piece, name: str, file_name: str, sharded: bool, error: Exception) -> str:
+    kind = "" if isinstance(error, DamagedChunkError) else f"{type(error).__name__}: "
+    return (
+        f"chunk {chunk_name(piece)} of {name} cannot be read ({'in shard ' * sharded}{name}/{file_name}):"
+        f" {kind}{error}; restore the chunk, or write the array again"
+    )
+
+
+def _decode_part(layout: Layout, data: bytes, piece: Piece, target: np.ndarray) -> None:
+    """The wanted part of one chunk from its stored bytes: decoded in its place where it is wanted whole, and side by
+    side; else copied from where it was decoded."""
+    in_place = _in_place(layout, target)
+    decoded = decode(layout.codecs, data, layout.chunk_nbytes, flat_bytes(target) if in_place else None)
+    if in_place and np.may_share_memory(decoded, target):
+        return
+    chunk = decoded.view(layout.dtype).reshape(layout.chunks, order="F" if layout.transposed else "C")
+    target[...] = chunk[piece.inside]
+
+
+def _in_place(layout: Layout, target: np.ndarray) -> bool:
+    """Whether a whole chunk is wanted as it was encoded."""
+    return bool(
+        target.shape == layout.chunks
+        and target.flags.c_contiguous
+        and target.dtype == layout.dtype
+        and not layout.transposed
+    )
+
+
+def _read_part(
+    descriptor: int, extent: tuple[int, int], layout: Layout, piece: Piece, target: np.ndarray
+) -> None:
+    """The wanted part of one plain chunk from its open file into ``target``, in as few calls as its shape allows."""
+    item = layout.dtype.itemsize
+    offset, found = extent
+    if found != layout.chunk_nbytes:
+        raise DamagedChunkError(f"it has {found} bytes and an uncompressed chunk has {layout.chunk_nbytes}")
+    if target.ndim == 1:
+        _read_fully(descriptor, offset + piece.inside[0].start * item, as_bytes(target))
+        return
+    rows, columns = piece.inside
+    row_nbytes = layout.chunks[1] * item
+    start = offset + rows.start * row_nbytes
+    width = columns.stop - columns.start
+    if width == layout.chunks[1] and target.flags.c_contiguous:
+        _read_fully(descriptor, start, as_bytes(target))
+    elif width * item >= LONG_ROW_NBYTES or width < LEAST_USEFUL_SHARE * layout.chunks[1]:
+        for row in range(target.shape[0]):
+            _read_fully(descriptor, start + row * row_nbytes + columns.start * item, as_bytes(target[row]))
+    else:
+        # Whole rows lie one behind the other in the file: one call reads many, one copy picks out what is wanted.
+        step = max(1, SCRAP_NBYTES // row_nbytes)
+        scrap = np.empty((min(step, target.shape[0]), layout.chunks[1]), layout.dtype)
+        for row in range(0, target.shape[0], step):
+            band = scrap[: min(step, target.shape[0] - row)]
+            _read_fully(descriptor, start + row * row_nbytes, as_bytes(band))
+            target[row : row + step] = band[:, columns]
+
+
+def _read_fully(descriptor: int, offset: int, left: memoryview) -> None:
+    """Read until the buffer is full: one call may give less than was asked for."""
+    while left:
+        got = os.preadv(descriptor, [left], offset)
+        if got == 0:
+            raise OSError(f"the file ended at byte {offset} while it was being read")
+        offset, left = offset + got, left[got:]
+
+
+def _read_through_zarr(
+    array: zarr.Array[Any], region: Sequence[slice], piece: Piece, out: np.ndarray
+) -> None:
+    part = tuple(
+        slice(want.start + target.start, want.start + target.stop)
+        for want, target in zip(region, piece.target, strict=True)
+    )
+    try:
+        # zarr decodes into the target itself: no second copy of the chunk's part is made.
+        wrapped: Any = out
+        target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
+        array.get_basic_selection(part, out=target)
+        _check_not_missed(array, out)
+    except (MemoryError, StoreError):
+        raise  # the chunk is as it should be, or the array is out of sight
+    except Exception as error:
+        place = (p.start // side for p, side in zip(part, write_unit(array), strict=True))
+        file_name = array.metadata.encode_chunk_key(tuple(place))
+        message = _unreadable(piece, name_of(array), file_name, array.shards is not None, error)
+        # What a remote store raises may be about anything; and codecs raise RuntimeError, as Python does where the
+        # system has no thread left.
+        damaged = is_local(array) and not isinstance(error, (OSError, RuntimeError))
+        raise (DamagedError if damaged else StoreError)(message) from error
+
+
+def _check_not_missed(array: zarr.Array[Any], read: np.ndarray) -> None:
+    """Raise StoreError where what zarr has read may be of chunks that are missing, and the array is not there either.
+
+    zarr does not say that a chunk is missing. Chunks of nothing but the fill value are rare, so that they alone cost a
+    question to the store.
+    """
+    fill = array.fill_value if array.fill_value is not None else 0
+
+    def is_fill(part: np.ndarray) -> Any:
+        return (part == fill) | ((part != part) & (fill != fill))  # not a number is that too
+
+    if not (is_fill(read[(0,) * read.ndim]) and np.all(is_fill(read))):
+        return
+    name = metadata_name(array)
+    if isinstance(array.store, LocalStore):
+        check_in_sight(name_of(array), array.store.root / array.path, name)
+    elif not sync(array.store.exists(f"{array.path}/{name}".lstrip("/"))):
+        raise out_of_sight(name_of(array), str(array.store_path), f"{name}: not found")

@@ -1,0 +1,280 @@
+"""Write a region of an array, in whole stored pieces that any thread can write, each from bands of rows as they come.
+
+Chunks in local files go straight from the caller's buffer to the file, or by way of the codecs that we know. Everything
+else (shards, rarer codecs, remote stores) goes through zarr-python.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from io import RawIOBase
+from typing import Any, TypeAlias
+
+import numpy as np
+import zarr
+import zstandard
+from zarr.storage import LocalStore
+
+from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.zstd import encoder_nbytes
+from tilewright.pipeline.chunks import (
+    Layout,
+    Zstd,
+    as_bytes,
+    chunk_encoder_nbytes,
+    encode,
+    layout_of,
+)
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.region import SCRAP_NBYTES, Piece, chunk_name, chunks_in
+from tilewright.pipeline.store import check_in_sight, metadata_name, name_of, write_unit
+
+DEFAULT_LEVEL = 0
+"""Of Zstandard, in the arrays that we create compressed: zarr-python's."""
+
+MOST_ZARR_THREADS = 32
+"""That zarr-python starts for codecs in a process, unless it is told otherwise: Python's own bound."""
+
+GROWING_CODECS = ("gzip", "zlib")
+"""Codecs of numcodecs that copy what they have encoded, once they know how long it is."""
+
+
+def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarray) -> None:
+    """Store ``data`` as ``array[region]`` in one go, from this thread.
+
+    Raises
+    ------
+    StoreError
+        The store refuses: a full disk, a read-only folder, a lost connection; or the array's folder went away, or is
+        not seen from here.
+    """
+    if isinstance(
+        array.store, LocalStore
+    ):  # zarr would make the folders anew, and chunks of no array in them
+        check_in_sight(name_of(array), array.store.root / array.path, metadata_name(array))
+    try:
+        array[tuple(region)] = data
+    except MemoryError:
+        raise  # the store is as it should be
+    except Exception as error:
+        raise StoreError(
+            f"cannot write {', '.join(f'{s.start}:{s.stop}' for s in region)} of {name_of(array)}:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+
+
+Bands: TypeAlias = Iterable[np.ndarray]
+"""Stretches of rows, one behind the other, that together make up one stored piece."""
+
+Fill: TypeAlias = Callable[[int, "Zstd | None"], bool]
+"""Writes all rows of a piece to a file, by its descriptor, from the file's beginning on, as they are or compressed so;
+False: it could not."""
+
+
+@dataclass(frozen=True)
+class RegionWrite:
+    """One stored piece of a region, ready to be written by any thread."""
+
+    source: tuple[slice, slice]
+    """Where the piece lies in the region."""
+    writer: Callable[[Bands, Fill | None], None]
+
+    def write(self, bands: Bands, fill: Fill | None = None) -> None:
+        """Store the piece's rows: ``bands`` of the array's dtype in native byte order.
+
+        Where the rows lie in a file as they lie in memory, or that compressed by Zstandard, ``fill``, if given, is to
+        write them; bands are drawn elsewhere, and where it could not. Raises StoreError.
+        """
+        self.writer(bands, fill)
+
+
+def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[RegionWrite]:
+    """The stored pieces that together make up ``array[region]``, each to be written once, on any threads.
+
+    The region's edges lie on the array's write units, or at its end: a piece is never half of a stored object.
+    """
+    layout = layout_of(array, name_of(array))
+    writer: Callable[[Piece, Bands, Fill | None], None] = partial(_write_through_zarr, array, region)
+    if layout is not None and layout.shards is None:
+        writer = partial(_write_direct, layout)
+    return [
+        RegionWrite((piece.target[0], piece.target[1]), partial(writer, piece))
+        for piece in chunks_in(region, write_unit(array))
+    ]
+
+
+def stored_nbytes(array: zarr.Array[Any], region: tuple[slice, slice]) -> int | None:
+    """Bytes that the chunks, or shards, of a region take up as they are stored; None where one that ``region_writes``
+    stored is missing, or empty, or is plain and has another length.
+
+    It reads no data. 0 where the array is remote. What zarr-python writes it leaves out where all is the fill value, so
+    that nothing is missing where chunks of such an array (sharded, or encoded by rarer codecs) are.
+    """
+    if not isinstance(array.store, LocalStore):
+        return 0
+    layout, folder = layout_of(array, name_of(array)), array.store.root / array.path
+    plain = layout is not None and layout.plain
+    least: int | None = None
+    if layout is not None and layout.shards is None:
+        least = layout.chunk_nbytes if plain else 1
+    total = 0
+    for piece in chunks_in(region, write_unit(array)):
+        try:
+            nbytes = (folder / array.metadata.encode_chunk_key(piece.chunk)).stat().st_size
+        except OSError:
+            nbytes = 0
+        if least is not None and (nbytes != least if plain else nbytes < least):
+            return None
+        total += nbytes
+    return total
+
+
+def gather(out: np.ndarray, bands: Bands) -> None:
+    """Put bands one behind the other into a matrix that has room for them."""
+    row = 0
+    for band in bands:
+        out[row : row + band.shape[0]] = band
+        row += band.shape[0]
+
+
+def _write_direct(layout: Layout, piece: Piece, bands: Bands, fill: Fill | None) -> None:
+    """One chunk to its file: under another name first, so that a reader never meets half of it."""
+    path = layout.root / layout.key(piece.chunk)
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # as DRAFT_NAME in output.py says
+    if not (layout.plain or layout.zstd) or not _fills(piece, layout, rows=not layout.plain):
+        fill = None
+    bands = _whole_rows(layout, piece, bands)
+    try:
+        # Where the array went away, or is not seen, its folders must not come, or come back, without it.
+        check_in_sight(layout.name, layout.root, layout.metadata_name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(draft, "wb", buffering=0) as file:
+            if fill is not None:
+                if fill(file.fileno(), layout.zstd):
+                    file.seek(0, os.SEEK_END)
+                    bands = _missing_rows(layout, piece)  # none of what is compressed
+                else:
+                    file.truncate(0)
+                    fill = None
+            if fill is None and not layout.plain:
+                bands = _encoded(layout, piece, bands)
+            for band in bands:
+                _write_fully(file, band)
+        draft.replace(path)
+    except BaseException as error:
+        draft.unlink(missing_ok=True)
+        if isinstance(error, StoreError) or not isinstance(error, OSError):
+            raise  # what the bands could not give is not the store's fault
+        raise StoreError(
+            f"cannot write chunk {chunk_name(piece)} of {layout.name} to {path}: {error}"
+        ) from error
+
+
+def _fills(piece: Piece, layout: Layout, *, rows: bool) -> bool:
+    """Whether a piece has all columns of its chunk, and all rows too where that is asked."""
+    sides = [part.stop - part.start for part in piece.inside]
+    return sides[1] == layout.chunks[1] and (not rows or sides[0] == layout.chunks[0])
+
+
+def _whole_rows(layout: Layout, piece: Piece, bands: Bands) -> Bands:
+    """A piece's bands as those of the chunk: one at the edge is stored whole."""
+    columns = piece.inside[1]
+    for band in bands:
+        yield _widened(band, layout) if columns.stop - columns.start < layout.chunks[1] else band
+    yield from _missing_rows(layout, piece)
+
+
+def _missing_rows(layout: Layout, piece: Piece) -> Bands:
+    """What the chunk has below a piece at the array's edge."""
+    rows = piece.inside[0]
+    missing = layout.chunks[0] - (rows.stop - rows.start)
+    if missing:
+        yield np.full((missing, layout.chunks[1]), layout.fill_value, layout.dtype)
+
+
+def _encoded(layout: Layout, piece: Piece, bands: Bands) -> Bands:
+    """A whole chunk as it is stored, stretch by stretch."""
+    if layout.zstd and layout.chunk_nbytes > SCRAP_NBYTES:
+        yield from _compressed(layout.zstd, layout, piece, bands)
+        return
+    # The codecs take a chunk as a whole, so its bands are gathered first.
+    chunk = np.empty(layout.chunks, layout.dtype, order="F" if layout.transposed else "C")
+    gather(chunk, bands)
+    with _encoding(layout, piece):
+        encoded = encode(layout, chunk)
+    yield encoded
+
+
+def _compressed(zstd: Zstd, layout: Layout, piece: Piece, bands: Bands) -> Bands:
+    """One frame of Zstandard's, a megabyte at a time, as the chunk's bands are drawn."""
+    with _encoding(layout, piece):
+        compressor = zstandard.ZstdCompressor(level=zstd.level, write_checksum=zstd.checksum)
+        chunker = compressor.chunker(size=layout.chunk_nbytes, chunk_size=SCRAP_NBYTES)
+    for band in bands:
+        with _encoding(layout, piece):
+            parts = list(chunker.compress(as_bytes(np.ascontiguousarray(band, layout.dtype))))
+        yield from (np.frombuffer(part, np.uint8) for part in parts)
+    with _encoding(layout, piece):
+        parts = list(chunker.finish())
+    yield from (np.frombuffer(part, np.uint8) for part in parts)
+
+
+@contextmanager
+def _encoding(layout: Layout, piece: Piece) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise  # the store is as it should be
+    except Exception as error:  # every codec has exceptions of its own
+        raise StoreError(
+            f"cannot encode chunk {chunk_name(piece)} of {layout.name}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _widened(band: np.ndarray, layout: Layout) -> np.ndarray:
+    whole = np.full((band.shape[0], layout.chunks[1]), layout.fill_value, layout.dtype)
+    whole[:, : band.shape[1]] = band
+    return whole
+
+
+def _write_fully(file: RawIOBase, band: np.ndarray) -> None:
+    left = as_bytes(np.ascontiguousarray(band))
+    while left:
+        left = left[file.write(left) :]
+
+
+def _write_through_zarr(
+    array: zarr.Array[Any], region: Sequence[slice], piece: Piece, bands: Bands, fill: Fill | None
+) -> None:
+    place = tuple(
+        slice(whole.start + part.start, whole.start + part.stop)
+        for whole, part in zip(region, piece.target, strict=True)
+    )
+    # A shard is written as a whole, so its bands are gathered first.
+    whole = np.empty([part.stop - part.start for part in place], array.dtype.newbyteorder("="))
+    gather(whole, bands)
+    write_region(array, place, whole)
+
+
+def encoders_nbytes(output: zarr.Array[Any] | None, piece_nbytes: int, threads: int) -> int:
+    """What encoders take up, besides what they encode and what becomes of it, where so many threads write stored pieces
+    of ``output``, of so many bytes each; None: of an array that we create, compressed."""
+    if output is None:
+        return threads * (encoder_nbytes(DEFAULT_LEVEL, piece_nbytes) + SCRAP_NBYTES)
+    each = chunk_encoder_nbytes(output)
+    layout = layout_of(output, name_of(output))
+    codecs = layout.codecs if layout is not None else ()
+    # Put together from what came of its chunks, or encoded twice, or by what grows its result and then copies it, a
+    # piece is there a third time.
+    thrice = output.shards is not None or len(codecs) > 1 or any(c.codec_id in GROWING_CODECS for c in codecs)
+    gathered = threads * piece_nbytes if thrice else 0
+    if output.shards is not None:  # whose chunks zarr-python encodes by threads of its own
+        chunks_each = math.prod(map(ceil_div, output.shards, output.chunks))
+        threads = min(threads * min(chunks_each, zarr.config.get("async.concurrency")), MOST_ZARR_THREADS)
+    return gathered + (threads * (each + SCRAP_NBYTES) if each else 0)

@@ -1,0 +1,213 @@
+"""Whatever way an array is stored, a region of it is what NumPy slices out of it."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.pipeline.stored_arrays import CODECS, KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
+from tilewright.pipeline import region_read
+from tilewright.pipeline.chunks import layout_of
+from tilewright.pipeline.errors import DamagedError, StoreError
+from tilewright.pipeline.region_read import read_region, region_reads
+from tilewright.pipeline.store import open_array
+from tilewright.pipeline.threads import run_all
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@given(data=st.data())
+def test_a_region_is_what_numpy_slices(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    rows, columns = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 30))
+    chunks = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
+    row = sorted(data.draw(st.tuples(st.integers(0, rows), st.integers(0, rows))))
+    column = sorted(data.draw(st.tuples(st.integers(0, columns), st.integers(0, columns))))
+    full = np.arange(rows * columns, dtype="f4").reshape(rows, columns)
+    array = stored(kind, tmp_path_factory.mktemp("store") / "x.zarr", full, chunks)
+    region = (slice(*row), slice(*column))
+    wide = np.full(
+        (row[1] - row[0], column[1] - column[0] + 3), -1, "f4"
+    )  # rows further apart than their length
+    with ThreadPoolExecutor(2) as pool:
+        parts = region_reads(array, region, most_nbytes=data.draw(st.sampled_from([1, 100, 10**6])))
+        run_all(pool, [partial(part.read, wide[:, : column[1] - column[0]][part.target]) for part in parts])
+    np.testing.assert_array_equal(wide[:, : column[1] - column[0]], full[region])
+    assert (wide[:, column[1] - column[0] :] == -1).all(), "bytes beside the region were written"
+    np.testing.assert_array_equal(read_region(array, region), full[region])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_chunks_never_written_hold_the_fill_value(kind: str, tmp_path: Path) -> None:
+    options = dict(KINDS[kind])
+    dtype = options.pop("dtype", "f4")
+    if options.pop("sharded", False):
+        options["shards"] = (8, 8)
+    array = zarr.create_array(
+        tmp_path / "x.zarr", shape=(9, 9), chunks=(4, 4), dtype=dtype, fill_value=7, **options
+    )
+    np.testing.assert_array_equal(read_region(array, (slice(1, 9), slice(0, 5))), np.full((8, 5), 7, "f4"))
+
+
+@pytest.mark.parametrize("columns", [slice(0, 300), slice(1, 300), slice(20, 30), slice(299, 300)])
+@pytest.mark.parametrize("long_row", [1, 10**6])
+@pytest.mark.parametrize("scrap", [1, 5000, 10**6])
+def test_every_way_to_read_part_of_a_chunk(
+    columns: slice, long_row: int, scrap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region_read, "LONG_ROW_NBYTES", long_row)
+    monkeypatch.setattr(region_read, "SCRAP_NBYTES", scrap)
+    full = np.arange(50 * 300, dtype="i2").reshape(50, 300)
+    array = stored("v3-plain", tmp_path / "x.zarr", full, (50, 300))
+    out = np.full((43, 304), -1, "i2")[:, : columns.stop - columns.start]
+    for part in region_reads(array, (slice(3, 46), columns)):
+        part.read(out[part.target])
+    np.testing.assert_array_equal(out, full[3:46, columns])
+
+
+def test_vectors_are_read_too(tmp_path: Path) -> None:
+    full = np.arange(100, dtype="f8")
+    array = stored("v3-plain", tmp_path / "x.zarr", full, (7,))
+    np.testing.assert_array_equal(read_region(array, (slice(3, 95),)), full[3:95])
+
+
+def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
+    array = stored("v3-plain", tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
+    victim = tmp_path / "x.zarr" / "c" / "1" / "0"
+    victim.write_bytes(victim.read_bytes()[:-1])
+    with pytest.raises(StoreError, match=r"chunk \(1, 0\) of .*x\.zarr.* 63 bytes .* 64"):
+        read_region(array, (slice(0, 8), slice(0, 8)))
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+@pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "longer", "shorter"])
+@pytest.mark.parametrize("codecs", CODECS)
+def test_a_chunk_that_does_not_decode_is_named(codecs: str, damage: str, tmp_path: Path) -> None:
+    full = np.arange(64 * 64, dtype="f4").reshape(64, 64)
+    array = encoded(tmp_path / "x.zarr", codecs, full, (16, 64))
+    side = {"longer": 32, "shorter": 8}.get(damage, 16)
+    other = encoded(tmp_path / "other.zarr", codecs, full, (side, 64))
+    good = chunk_file(other, (0, 0)).read_bytes()
+    victim = chunk_file(array, (1, 0))
+    victim.write_bytes(
+        {"cut": good[: len(good) // 2], "empty": b"", "garbage": b"\x00garbage"}.get(damage, good)
+    )
+    (part,) = region_reads(array, (slice(16, 32), slice(0, 64)))
+    file = f"x.zarr/{array.metadata.encode_chunk_key((1, 0))}"
+    for width in (64, 70):  # decoded in its place, and beside it
+        around = np.full((64, width), -1, "f4")
+        with pytest.raises(
+            DamagedError, match=rf"chunk \(1, 0\) of .*x\.zarr cannot be read \(.*{re.escape(file)}\)"
+        ):
+            part.read(around[16:32, :64])
+        assert (around[:16] == -1).all()
+        assert (around[32:] == -1).all(), "bytes behind the chunk were written"
+        assert (around[:, 64:] == -1).all()
+
+
+@pytest.mark.parametrize("codecs", ["3 crc32c", "3 zstd", "3 gzip, blosc, crc32c", "3 gzip"])
+def test_a_chunk_that_fails_its_checksum_is_named(codecs: str, tmp_path: Path) -> None:
+    array = encoded(tmp_path / "x.zarr", codecs, np.random.default_rng(1).random((64, 64)), (32, 64))
+    victim = chunk_file(array, (1, 0))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    with pytest.raises(StoreError, match=r"chunk \(1, 0\) of .*x\.zarr.*(?i:checksum|crc|corrupt|invalid)"):
+        read_region(array, (slice(0, 64), slice(0, 64)))
+
+
+@pytest.mark.parametrize("kind", ["frames", "unknown-length"])
+def test_zstandard_of_other_writers_is_read(kind: str, tmp_path: Path) -> None:
+    """Several frames make one chunk too, and a frame need not say how long its contents are."""
+    full = np.arange(64, dtype="f4").reshape(8, 8)
+    array = encoded(tmp_path / "x.zarr", "3 zstd", full, (8, 8))
+    if kind == "frames":
+        data = zstandard.compress(full[:3].tobytes()) + zstandard.compress(full[3:].tobytes())
+    else:
+        writer = zstandard.ZstdCompressor(write_content_size=False)
+        data = writer.compress(full.tobytes())
+        assert zstandard.frame_content_size(data) < 0
+    chunk_file(array, (0, 0)).write_bytes(data)
+    np.testing.assert_array_equal(read_region(array, (slice(0, 8), slice(0, 8))), full)
+    np.testing.assert_array_equal(read_region(array, (slice(0, 8), slice(1, 5))), full[:, 1:5])
+
+
+@pytest.mark.parametrize("codecs", ["3 none", "3 zstd", "3 crc32c"])
+@pytest.mark.parametrize("damage", ["index", "cut", "offset"])
+def test_a_damaged_shard_is_named(codecs: str, damage: str, tmp_path: Path) -> None:
+    full = np.arange(256, dtype="f4").reshape(16, 16)
+    array = encoded(tmp_path / "x.zarr", codecs, full, (4, 4), shards=(8, 8))
+    victim = chunk_file(array, (1, 0))
+    data = bytearray(victim.read_bytes())
+    index_nbytes = 4 * 16 + 4
+    if damage == "index":
+        data[-index_nbytes] ^= 1
+    elif damage == "offset":  # with a checksum that is right
+        index = np.frombuffer(bytes(data[-index_nbytes:-4]), "<u8").copy()
+        index[0] += 2**40
+        data[-index_nbytes:] = bytes(numcodecs.CRC32C(location="end").encode(index))
+    else:
+        del data[20:]
+    victim.write_bytes(data)
+    with pytest.raises(DamagedError, match=r"chunk \(2, 0\) of .*x\.zarr.* \(in shard .*x\.zarr/c/1/0\)"):
+        read_region(array, (slice(0, 16), slice(0, 16)))
+    np.testing.assert_array_equal(read_region(array, (slice(0, 8), slice(0, 16))), full[:8])
+
+
+def test_an_array_that_only_zarr_can_read_names_its_damaged_chunk(tmp_path: Path) -> None:
+    array = stored("v2-filtered", tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
+    assert layout_of(array, "x") is None
+    chunk_file(array, (1, 0)).write_bytes(b"\x00garbage")
+    with pytest.raises(StoreError, match=r"chunk \(1, 0\) of .*x\.zarr"):
+        read_region(array, (slice(0, 8), slice(0, 8)))
+
+
+@pytest.mark.parametrize("kind", OUT_OF_SIGHT)
+@pytest.mark.parametrize("left", ["nothing", "an empty folder"])
+def test_an_array_that_is_out_of_sight_is_no_array_of_fill_values(
+    kind: str, left: str, tmp_path: Path
+) -> None:
+    """As on a host without the mount, or with nothing mounted on it."""
+    array = any_way(kind, tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
+    (tmp_path / "x.zarr").rename(tmp_path / "elsewhere")
+    if left == "an empty folder":
+        (tmp_path / "x.zarr").mkdir()
+    with pytest.raises(
+        StoreError, match=r"x\.zarr: there is no Zarr array at .*x\.zarr on .*; put it on storage that all"
+    ):
+        read_region(array, (slice(0, 8), slice(0, 8)))
+
+
+def test_an_array_that_goes_away_while_it_is_read_is_missed(tmp_path: Path) -> None:
+    array = any_way("3 none", tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
+    chunk_file(array, (0, 0)).unlink()
+    first, *others = region_reads(array, (slice(0, 8), slice(0, 8)))
+    out = np.zeros((4, 4), "f4")
+    first.read(out)
+    assert (out == 7).all(), "a chunk that was never written, of an array that is there"
+    (tmp_path / "x.zarr").rename(tmp_path / "elsewhere")
+    for part in (first, *others):
+        with pytest.raises(StoreError, match="there is no Zarr array at"):
+            part.read(out)
+
+
+@pytest.mark.parametrize("fill", [0, 7, float("nan")])
+def test_a_remote_array_that_is_out_of_sight_is_missed(fill: float, tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "x.zarr", shape=(8, 8), chunks=(4, 4), dtype="f4", fill_value=fill)
+    # By fsspec, as any other URL.
+    array = open_array(f"file://{tmp_path}/x.zarr", ndim=2, role="A")
+    region = (slice(0, 8), slice(0, 8))
+    np.testing.assert_array_equal(read_region(array, region), np.full((8, 8), fill, "f4"))
+    (tmp_path / "x.zarr").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match=r"x\.zarr.*: there is no Zarr array at .*zarr\.json: not found"):
+        read_region(array, region)

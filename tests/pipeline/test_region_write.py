@@ -1,0 +1,140 @@
+"""What is written to a region is what zarr reads there, and all of a stored piece or nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.pipeline.stored_arrays import KINDS, OUT_OF_SIGHT, any_way, encoded, stored
+from tilewright.pipeline import region_write
+from tilewright.pipeline.chunks import Zstd
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.region_write import region_writes
+from tilewright.pipeline.store import write_unit
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@given(data=st.data())
+def test_what_is_written_in_bands_is_what_numpy_holds(
+    kind: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    rows, columns = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 30))
+    chunks = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
+    full = np.arange(1, rows * columns + 1, dtype="f4").reshape(rows, columns)
+    array = stored(kind, tmp_path_factory.mktemp("store") / "x.zarr", np.zeros_like(full), chunks)
+    unit = write_unit(array)
+    cut = (
+        min(rows, unit[0] * data.draw(st.integers(0, 3))),
+        min(columns, unit[1] * data.draw(st.integers(0, 3))),
+    )
+    step = data.draw(st.integers(1, 5))
+    for region in [
+        (slice(*row), slice(*column))
+        for row in ((0, cut[0]), (cut[0], rows))
+        for column in ((0, cut[1]), (cut[1], columns))
+    ]:
+        part = full[region]
+        for piece in region_writes(array, region):
+            source = part[piece.source]
+            piece.write(source[row : row + step] for row in range(0, source.shape[0], step))
+    np.testing.assert_array_equal(array[...], full)  # as zarr reads it, not as we do
+    names = [path.name for path in Path(str(array.store.root)).rglob("*")]
+    assert not [name for name in names if name.endswith(".partial")]
+
+
+@pytest.mark.parametrize("level", [-100, 0, 22, 23, 100])
+def test_every_level_that_numcodecs_takes_is_written_in_bands_too(
+    level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes those above libzstd's highest for the highest, and format 2 keeps them as they were given."""
+    monkeypatch.setattr(region_write, "SCRAP_NBYTES", 100)
+    full = np.arange(10 * 9, dtype="f4").reshape(10, 9)
+    array = zarr.create_array(
+        str(tmp_path / "x.zarr"),
+        shape=full.shape,
+        chunks=(10, 9),
+        dtype=full.dtype,
+        zarr_format=2,
+        compressors=numcodecs.Zstd(level=level),
+    )
+    (piece,) = region_writes(array, (slice(0, 10), slice(0, 9)))
+    piece.write([full[:4], full[4:]])
+    np.testing.assert_array_equal(array[...], full)
+
+
+@pytest.mark.parametrize("codecs", ["3 none", "2 none", "3 zstd", "2 zstd", "3 blosc", "2 filtered"])
+@pytest.mark.parametrize("able", [True, False])
+def test_whole_chunks_are_written_by_another_where_it_can(codecs: str, able: bool, tmp_path: Path) -> None:
+    """All rows of plain ones, and of those at the lower edge those that there are."""
+    full = np.arange(1, 1 + 10 * 9, dtype="f4").reshape(10, 9)
+    empty, plain, zstd = np.zeros_like(full), codecs.endswith("none"), codecs.endswith("zstd")
+    if codecs == "2 filtered":
+        array = stored("v2-filtered", tmp_path / "x.zarr", empty, (4, 6))
+    else:
+        array = encoded(tmp_path / "x.zarr", codecs, empty, (4, 6))
+    filled = []
+    for piece in region_writes(array, (slice(0, 10), slice(0, 9))):
+        rows = full[piece.source]
+
+        def fill(descriptor: int, how: Zstd | None, rows: np.ndarray = rows) -> bool:
+            filled.append(rows.shape)
+            data = rows.tobytes() if able else b"half of it, and then the disk was full" * 100
+            if zstd:
+                assert how is not None
+                data = zstandard.compress(data, how.level)
+            else:
+                assert how is None
+            assert os.pwrite(descriptor, data, 0) == len(data)
+            return able
+
+        bands = (row[None] for row in rows)
+        piece.write(bands, fill)
+        if rows.shape in filled and able:
+            assert next(bands) is not None, "what another wrote is not written again"
+    np.testing.assert_array_equal(array[...], full)
+    wanted = [(2, 6), (4, 6), (4, 6)] if plain else [(4, 6), (4, 6)] if zstd else []
+    assert sorted(filled) == wanted
+    if plain:
+        files = [path for path in (tmp_path / "x.zarr").rglob("*") if path.is_file()]
+        assert {path.stat().st_size for path in files if path.name[0].isdigit()} == {4 * 6 * 4}
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(28, "No space left on device"), r"cannot write chunk \(0, 0\).*No space left"),
+        (RuntimeError("the device is lost"), "^the device is lost$"),
+        (MemoryError("no room for a band"), "^no room for a band$"),
+    ],
+)
+def test_a_failed_write_leaves_nothing(error: Exception, told: str, tmp_path: Path) -> None:
+    array = stored("v3-plain", tmp_path / "x.zarr", np.ones((4, 4), "f4"), (4, 4))
+
+    def broken() -> Any:
+        yield np.zeros((2, 4), "f4")
+        raise error
+
+    (piece,) = region_writes(array, (slice(0, 4), slice(0, 4)))
+    with pytest.raises(StoreError if isinstance(error, OSError) else type(error), match=told):
+        piece.write(broken())
+    assert (array[...] == 1).all(), "the old chunk stands until the new one is whole"
+    assert [path.name for path in (tmp_path / "x.zarr" / "c" / "0").iterdir()] == ["0"]
+
+
+@pytest.mark.parametrize("kind", OUT_OF_SIGHT)
+def test_an_array_that_is_out_of_sight_is_not_written(kind: str, tmp_path: Path) -> None:
+    array = any_way(kind, tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
+    (tmp_path / "x.zarr").rename(tmp_path / "elsewhere")
+    piece = region_writes(array, (slice(0, 8), slice(0, 8)))[0]
+    with pytest.raises(StoreError, match="there is no Zarr array at"):
+        piece.write([np.ones([part.stop - part.start for part in piece.source], "f4")])
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
