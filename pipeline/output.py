@@ -35,6 +35,9 @@ MOST_CHUNK_NBYTES = 2**26
 SMALL_CHUNK_NBYTES = 2**12
 """Where memory holds none of those, they are kept above this: what a file takes up at least."""
 
+MARK_NAME = "tilewright-output"
+"""An empty file in the folder of a growing array, which says that it is ours: a user's own array is not replaced."""
+
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
 """How the name of a chunk, or of metadata, ends while it is being written."""
 
@@ -125,6 +128,7 @@ class Output:
             ) from error
         left = []
         try:
+            (self.final / MARK_NAME).unlink(missing_ok=True)
             then(self.final)
         except OSError as error:
             left.append(f"{self.final} is whole, but what the run kept there cannot be removed: {error}")
@@ -270,19 +274,22 @@ def _not_ours(partial: Path) -> OutputExistsError:
 def _empty(partial: Path) -> None:
     """Remove what an earlier run left in a folder that is locked, which stays, or the lock would be of no folder.
 
-    The record of finished tiles goes first, and what says that it is an array goes last: whoever is stopped in between
-    leaves nothing that a run goes on from, and a folder that the next one knows to be ours.
+    The record of finished tiles goes first, and what says that the folder is ours goes last: whoever is stopped in
+    between leaves nothing that a run goes on from, and a folder that the next one knows.
 
     Raises
     ------
     OutputExistsError
-        What stands there is no array of ours.
+        What stands there is not ours.
     """
     entries = list(partial.iterdir())
-    halves = all(DRAFT_NAME.search(entry.name) for entry in entries)  # of metadata, by a run that was killed
-    if not (halves or is_array_folder(partial)):
+    if entries and not (partial / MARK_NAME).is_file():
         raise _not_ours(partial)
-    for entry in sorted(entries, key=lambda entry: (entry.name in METADATA_NAMES.values(), entry.is_dir())):
+
+    def turn(entry: Path) -> tuple[bool, bool, bool]:
+        return entry.name == MARK_NAME, entry.name in METADATA_NAMES.values(), entry.is_dir()
+
+    for entry in sorted(entries, key=turn):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
@@ -394,9 +401,12 @@ def create_output(
         try:
             check_output_free(path, overwrite=overwrite)  # another run may have finished it since we looked
             _empty(growing)
+            (growing / MARK_NAME).touch()
             return Output(anchored(create(growing.absolute()), str(growing)), path, overwrite, lock)
         except BaseException:
             with suppress(OSError):
+                if os.listdir(growing) == [MARK_NAME]:
+                    (growing / MARK_NAME).unlink()
                 growing.rmdir()  # only where it is empty
             os.close(lock)
             raise
@@ -422,6 +432,7 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
         return None
     try:
         array = anchored(zarr.open_array(partial.absolute(), mode="r+"), str(partial))
+        (partial / MARK_NAME).touch()  # older versions made none, and this run's record may be removed
         remove_drafts(partial)
     except BaseException as error:  # Ctrl-C too: this process may live on, and no other run could write there
         os.close(lock)

@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -301,11 +302,11 @@ def test_a_run_that_is_killed_at_its_beginning_leaves_what_the_next_replaces(
         assert not (growing / "record").exists(), "it speaks of chunks that are not there"
         assert growing.exists() == (killed_at == "chunks")
     output = begin(final, 2)
-    assert sorted(path.name for path in growing.iterdir()) == ["c", "zarr.json"]
+    assert sorted(path.name for path in growing.iterdir()) == ["c", outputs.MARK_NAME, "zarr.json"]
     output.release()
 
 
-def test_a_growing_output_that_is_no_array_of_ours_stays(tmp_path: Path) -> None:
+def test_a_growing_output_that_is_not_ours_stays(tmp_path: Path) -> None:
     final = tmp_path / "c.zarr"
     growing = outputs.partial_path(final)
     growing.write_text("a file")
@@ -326,6 +327,12 @@ def test_a_growing_output_that_is_no_array_of_ours_stays(tmp_path: Path) -> None
     with pytest.raises(OutputExistsError, match="holds something else; move it away"):
         begin(final)
     assert (growing / "zarr.json").exists()
+    shutil.rmtree(growing)
+    own = zarr.create_array(growing, shape=(2,), chunks=(2,), dtype="f4")
+    own[...] = 5
+    with pytest.raises(OutputExistsError, match="holds something else; move it away"):
+        begin(final)
+    np.testing.assert_array_equal(zarr.open_array(growing)[...], [5, 5])
     begun = begin(tmp_path / "new" / "folders" / "c.zarr", 3)
     begun.remove()
     begun.remove()

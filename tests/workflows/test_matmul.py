@@ -1049,6 +1049,8 @@ class TestBadInput:
             tmp_path, OutputExistsError, "another run is writing", a, a, tmp_path / "c", cluster=client
         )
         os.close(lock)
+        self.check(tmp_path, OutputExistsError, "holds something else", a, a, tmp_path / "c", cluster=client)
+        (growing / outputs.MARK_NAME).touch()  # as runs of ours do
         tw.matmul(a, a, tmp_path / "c", cluster=client, device="cpu")
         (tmp_path / "d.partial").mkdir()
         (tmp_path / "d.partial" / "thesis.txt").write_text("ten years of work")
