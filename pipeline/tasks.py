@@ -19,13 +19,7 @@ from distributed.threadpoolexecutor import thread_state, threads_lock
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.host_loops import start_compiler, usable_cores
 from tilewright.kernels.memory import allocating
-from tilewright.pipeline.errors import DeviceMemoryError, RunEndedError, TilewrightError
-from tilewright.pipeline.events import Span
-from tilewright.pipeline.peers import Sharers, WorkerPeers, answer_peers
-from tilewright.pipeline.plan import Tile
-from tilewright.pipeline.stream import (
-    Product,
-    TileReport,
+from tilewright.pipeline.engines import (
     arrival_of,
     close_engine,
     close_engines_writing,
@@ -35,6 +29,11 @@ from tilewright.pipeline.stream import (
     is_over,
     store_sum,
 )
+from tilewright.pipeline.errors import DeviceMemoryError, RunEndedError, TilewrightError
+from tilewright.pipeline.events import Span
+from tilewright.pipeline.peers import Sharers, WorkerPeers, answer_peers
+from tilewright.pipeline.plan import Tile
+from tilewright.pipeline.product import Product, TileReport
 
 TILES_UNDER_WAY = 4
 """Tiles that a GPU has under way at least, however few threads its worker has: one is read, one multiplied, and two are

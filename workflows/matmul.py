@@ -57,9 +57,9 @@ from tilewright.pipeline.plan import (
     no_workspace,
 )
 from tilewright.pipeline.plan import plan_matmul as plan_tiles
+from tilewright.pipeline.product import Product
 from tilewright.pipeline.region_write import encoders_nbytes, stored_nbytes
 from tilewright.pipeline.store import Source
-from tilewright.pipeline.stream import Product
 from tilewright.pipeline.submit import await_workers, survey
 from tilewright.pipeline.tasks import WorkerFacts, cores_here
 from tilewright.pipeline.verify import check_rounds, verify_product

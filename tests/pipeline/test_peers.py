@@ -22,12 +22,15 @@ from hypothesis import strategies as st
 
 from tests.pipeline.test_placement import plan_of
 from tests.pipeline.test_stream import fail_one_load
-from tilewright.pipeline import peers, stream, tasks
+from tilewright.pipeline import engines, peers, stream, tasks
+from tilewright.pipeline.panels import PanelCache, Placed
 from tilewright.pipeline.peers import Arrival, Part, Sharers, WorkerPeers, answer_peers, offer, parts_of
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import LINE_NBYTES, Geometry, Limits, MatmulPlan, plan_matmul
+from tilewright.pipeline.product import Product, TileReport
 from tilewright.pipeline.store import as_stored_matrix
-from tilewright.pipeline.stream import Engine, Placed, Product, TileReport
+from tilewright.pipeline.stream import Engine
+from tilewright.pipeline.units import HostUnit
 
 M, K, N = 160, 180, 90
 WORKERS = ["tcp://here:1", "tcp://here:2"]
@@ -190,7 +193,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes jobs whose engines give each other host memory, as GPUs do theirs."""
-    monkeypatch.setattr(stream.HostUnit, "shared", HostSharedMemory())
+    monkeypatch.setattr(HostUnit, "shared", HostSharedMemory())
     made: list[Job] = []
 
     def make(nbytes: int = 10**7, compressors: Any = None, cell: int = 40) -> Job:
@@ -410,7 +413,7 @@ def test_whatever_happens_c_is_right(seed: int, job: Any, monkeypatch: pytest.Mo
     """Several workers in any order, who do not agree on who they are; places too few, faults, copies that take long."""
     draw = random.Random(seed)
     monkeypatch.setattr(peers, "PATIENCE_SECONDS", 0.1)
-    take, copy, load = stream.PanelCache.take, HostSharedMemory.copy, stream.HostUnit.load
+    take, copy, load = PanelCache.take, HostSharedMemory.copy, HostUnit.load
 
     def poisoned(cache: Any, key: Any) -> Any:
         buffer, there = take(cache, key)
@@ -433,9 +436,9 @@ def test_whatever_happens_c_is_right(seed: int, job: Any, monkeypatch: pytest.Mo
             raise OSError("injected: the disk had a moment")
         return load(unit, part, panel)
 
-    monkeypatch.setattr(stream.PanelCache, "take", poisoned)
+    monkeypatch.setattr(PanelCache, "take", poisoned)
     monkeypatch.setattr(HostSharedMemory, "copy", in_halves)
-    monkeypatch.setattr(stream.HostUnit, "load", now_and_then)
+    monkeypatch.setattr(HostUnit, "load", now_and_then)
     work = job(draw.choice([75_000, 110_000, 10**7]), draw.choice([None, "auto"]), draw.choice([20, 40]))
     names = [f"tcp://here:{number}" for number in range(draw.choice([2, 3, 4]))]
     for name in names:
@@ -512,8 +515,8 @@ def test_without_threads_nothing_comes_into_a_place_that_was_given_back(
     work.start(WORKERS[0])
     work.walk(WORKERS[0])
     engine = work.start(WORKERS[1])
-    take, discard = stream.PanelCache.take, stream.PanelCache.discard
-    start, copy, load = threading.Thread.start, HostSharedMemory.copy, stream.HostUnit.load
+    take, discard = PanelCache.take, PanelCache.discard
+    start, copy, load = threading.Thread.start, HostSharedMemory.copy, HostUnit.load
     free: set[int] = set()
     late: list[int] = []
     refusals = []
@@ -546,10 +549,10 @@ def test_without_threads_nothing_comes_into_a_place_that_was_given_back(
         return load(unit, part, panel)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr(stream.PanelCache, "take", taken)
-    monkeypatch.setattr(stream.PanelCache, "discard", discarded)
+    monkeypatch.setattr(PanelCache, "take", taken)
+    monkeypatch.setattr(PanelCache, "discard", discarded)
     monkeypatch.setattr(HostSharedMemory, "copy", slow_copy)
-    monkeypatch.setattr(stream.HostUnit, "load", slow_load)
+    monkeypatch.setattr(HostUnit, "load", slow_load)
     sharers, failed = Sharers(tuple(WORKERS), tuple(WORKERS)), 0
     for tile in [*list(work.plan.tiles())[:3]] * 2:
         try:
@@ -624,14 +627,14 @@ def test_what_one_reads_alone_does_not_wait_for_panels_before_it(
 def hold_back(patch: pytest.MonkeyPatch, engine: Engine) -> threading.Event:
     """Lets an engine read nothing until the event is set."""
     gate = threading.Event()
-    original = stream.HostUnit.load
+    original = HostUnit.load
 
     def load(unit: Any, part: Any, panel: Placed) -> Any:
         if unit is engine._unit:
             assert gate.wait(30)
         return original(unit, part, panel)
 
-    patch.setattr(stream.HostUnit, "load", load)
+    patch.setattr(HostUnit, "load", load)
     return gate
 
 
@@ -660,7 +663,7 @@ def test_a_worker_stops_while_it_waits_for_another(job: Any, monkeypatch: pytest
     work = job()
     slow, waiting = (work.start(worker) for worker in WORKERS)
     gate = hold_back(monkeypatch, slow)
-    monkeypatch.setitem(stream._engines, "stopping", waiting)
+    monkeypatch.setitem(engines._engines, "stopping", waiting)
     sharers = Sharers((), tuple(WORKERS))
     first = next(work.plan.tiles())
     begun = time.monotonic()
@@ -679,7 +682,7 @@ def test_a_worker_stops_while_it_waits_for_another(job: Any, monkeypatch: pytest
             tiles[1].result(30)
         tiles[0].result(30)
     assert time.monotonic() - begun < peers.PATIENCE_SECONDS
-    assert stream._stopped.pop("stopping") is waiting
+    assert engines._stopped.pop("stopping") is waiting
 
 
 async def offered(arrival: Arrival, part: Part) -> Any:

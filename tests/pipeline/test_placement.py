@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from tilewright.pipeline import submit, tasks
 from tilewright.pipeline.errors import ClusterError
+from tilewright.pipeline.panels import PanelCache
 from tilewright.pipeline.placement import Placement, divide
 from tilewright.pipeline.plan import Geometry, Limits, MatmulPlan, StoredMatrix, Tile, plan_matmul
-from tilewright.pipeline.stream import PanelCache
 from tilewright.pipeline.submit import run_placed
 
 F4 = np.dtype("f4")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.pipeline import plan as plan_module
 from tilewright.pipeline.errors import PlanError, ShapeError
+from tilewright.pipeline.panels import PanelCache
 from tilewright.pipeline.plan import (
     CODER_NBYTES,
     CUDA_NBYTES,
@@ -28,7 +29,7 @@ from tilewright.pipeline.plan import (
     format_nbytes,
     plan_matmul,
 )
-from tilewright.pipeline.stream import PanelCache, _tile_slots
+from tilewright.pipeline.units import tile_slots
 
 F4, F8, I2 = np.dtype("f4"), np.dtype("f8"), np.dtype("i2")
 
@@ -245,7 +246,7 @@ def test_tiles_of_float16_take_the_memory_of_the_float32_in_which_they_are_added
         most = panels + tiles * 7 * 11 * 4
         plan = plan_matmul(a, b, halves, (7, 11), Limits(1, most), keep=Geometry(7, 11, 13, 1, 7, 11))
         assert (plan.c_buffers, plan.device_peak_nbytes) == (tiles, most)
-        slots = _tile_slots(plan, np.empty)
+        slots = tile_slots(plan, np.empty)
         assert sum(slot.nbytes for slot in slots) == most - panels
     assert plan.write_nbytes == 70 * 11 * 2
     with pytest.raises(PlanError, match=r"no tile fits"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
@@ -18,29 +17,17 @@ import numpy as np
 import pytest
 import zarr
 
-from tilewright.pipeline import stream, tasks
+from tilewright.pipeline import tasks, units
+from tilewright.pipeline.engines import store_sum
 from tilewright.pipeline.execute import covered
-from tilewright.pipeline.plan import (
-    LINE_NBYTES,
-    Geometry,
-    Limits,
-    Lines,
-    MatmulPlan,
-    StoredMatrix,
-    Tile,
-    plan_matmul,
-)
-from tilewright.pipeline.region_write import RegionWrite
+from tilewright.pipeline.gpu_unit import CudaUnit
+from tilewright.pipeline.loading import Move
+from tilewright.pipeline.panels import Placed
+from tilewright.pipeline.plan import LINE_NBYTES, Geometry, Limits, MatmulPlan, Tile, plan_matmul
+from tilewright.pipeline.product import Product
 from tilewright.pipeline.store import as_stored_matrix
-from tilewright.pipeline.stream import (
-    CudaUnit,
-    Engine,
-    HostUnit,
-    PanelCache,
-    Placed,
-    Product,
-    store_sum,
-)
+from tilewright.pipeline.stream import Engine
+from tilewright.pipeline.units import HostUnit
 
 M, K, N = 150, 100, 90
 
@@ -76,106 +63,6 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
     yield make
     for one in made:
         one.close()
-
-
-@pytest.mark.parametrize("transposed", [False, True], ids=["stored", "transposed"])
-@pytest.mark.parametrize("dtype", ["f4", "f8", "c8"])
-@pytest.mark.parametrize(
-    ("device", "sides", "unit", "nbytes"),
-    [
-        ("cpu", (1501, 301, 1403), (100, 100), 400_000),
-        pytest.param("cuda", (9001, 1201, 8403), (100, 100), 12_000_000, marks=pytest.mark.gpu),
-        pytest.param("cuda", (9001, 1201, 8403), (99, 101), 12_000_000, marks=pytest.mark.gpu),
-    ],
-    ids=["cpu", "cuda", "cuda-odd-cells"],
-)
-def test_c_has_the_same_bits_where_its_grid_follows_the_workers(
-    device: str,
-    sides: tuple[int, int, int],
-    unit: tuple[int, int],
-    nbytes: int,
-    dtype: str,
-    transposed: bool,
-    rng: np.random.Generator,
-) -> None:
-    m, k, n = sides
-    a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
-    stored = [StoredMatrix(*factor.shape, factor.dtype, unit) for factor in (a, b)]
-    grids, found = set(), []
-    for workers in (1, 2, 3, 4, 8, 16):
-        limits = Limits(
-            workers,
-            nbytes * a.itemsize,
-            on_host=device == "cpu",
-            line_nbytes=1 if device == "cpu" else LINE_NBYTES,
-        )
-        plan = plan_matmul(*stored, a.dtype, unit, limits, transpose_a=transposed, transpose_b=transposed)
-        grids.add(plan.grid)
-        found.append(multiplied(plan, device, a, b))
-    assert len(grids) > 1, "the tiles follow the workers"
-    assert all(np.array_equal(c, found[0]) for c in found)
-    np.testing.assert_allclose(found[0], a @ b, rtol=0, atol=1e-10 if dtype == "f8" else 2e-3)
-
-
-@pytest.mark.parametrize(("m", "n", "unit"), [(3, 200, (1, 3)), (200, 3, (3, 1))], ids=["row", "column"])
-@pytest.mark.parametrize("transpose_a", [False, True])
-@pytest.mark.parametrize("transpose_b", [False, True])
-def test_cells_of_one_row_or_column_have_the_same_bits(
-    m: int, n: int, unit: tuple[int, int], transpose_a: bool, transpose_b: bool, rng: np.random.Generator
-) -> None:
-    """BLAS multiplies vectors by other loops, which differ with how far apart elements lie."""
-    k = 331
-    for dtype in ("f4", "f8", "c8", "c16"):
-        a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
-        stored = [StoredMatrix(*factor.shape, factor.dtype, (7, 7)) for factor in (a, b)]
-        tiles, found = set(), []
-        for workers in (1, 2, 3, 5, 8, 16):
-            limits = Limits(workers, 2500 * a.itemsize, on_host=True)
-            plan = plan_matmul(
-                *stored, a.dtype, unit, limits, transpose_a=transpose_a, transpose_b=transpose_b
-            )
-            assert 1 in plan.geometry[4:]
-            tiles.add(plan.geometry[:2])
-            found.append(multiplied(plan, "cpu", a, b))
-        assert len(tiles) > 1, "the tiles follow the workers"
-        assert all(np.array_equal(c, found[0]) for c in found), dtype
-
-
-def multiplied(plan: MatmulPlan, device: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The product as one worker's unit computes it, tile by tile and panel by panel, without a store."""
-    product = Product(None, None, None, plan, device, "full", 2, 1, "run")  # type: ignore[arg-type]
-    unit: HostUnit | CudaUnit = HostUnit(product) if device == "cpu" else CudaUnit(product)
-    c, layout = np.zeros((plan.m, plan.n), plan.c_dtype), plan.layout
-    for tile in plan.tiles():
-        rows, columns = tile.region
-        target = placed(c[rows, columns] * np.nan, layout.c(), device)
-        for place, (start, stop) in enumerate(plan.panels()):
-            left, right = a[rows, start:stop], b[start:stop, columns]
-            panels = [
-                placed(left.T if plan.transpose_a else left, layout.a(), device),
-                placed(right.T if plan.transpose_b else right, layout.b(), device),
-            ]
-            unit.multiply(*panels, target, accumulate=place > 0)
-            if wait := unit.passed():
-                wait()
-        sums = target if device == "cpu" else replace(target, flat=target.flat.copy_to_host())
-        for piece in sums.pieces(slice(0, tile.rows), slice(0, tile.columns)):
-            c[rows, columns][piece] = sums.cut(*piece)
-    unit.close()
-    return c
-
-
-def placed(matrix: np.ndarray, lines: Lines, device: str) -> Placed:
-    """A matrix as it lies in a buffer, with NaN between its cells."""
-    flat = np.full(matrix.shape[0] * lines.pitch(matrix.shape[1]), np.nan, matrix.dtype)
-    found = Placed(flat, (matrix.shape[0], matrix.shape[1]), lines)
-    for piece in found.pieces(slice(0, matrix.shape[0]), slice(0, matrix.shape[1])):
-        found.cut(*piece)[...] = matrix[piece]
-    if device == "cpu":
-        return found
-    from numba import cuda
-
-    return replace(found, flat=cuda.to_device(flat))
 
 
 @pytest.mark.parametrize("transpose_a", [False, True])
@@ -267,7 +154,7 @@ def failing_tiles(worker: Any, plan: Any, under_way: Sequence[Any] = ()) -> list
 
 def fail_one_load(patch: pytest.MonkeyPatch, failing: int) -> None:
     """Let the disk fail the load of this number, once, with the panel spoilt."""
-    original, calls = stream.HostUnit.load, iter(range(10**6))
+    original, calls = HostUnit.load, iter(range(10**6))
 
     def load(unit: Any, part: Any, panel: Placed) -> Any:
         if next(calls) == failing:
@@ -275,7 +162,7 @@ def fail_one_load(patch: pytest.MonkeyPatch, failing: int) -> None:
             raise OSError("injected: the disk had a moment")
         return original(unit, part, panel)
 
-    patch.setattr(stream.HostUnit, "load", load)
+    patch.setattr(HostUnit, "load", load)
 
 
 @pytest.mark.parametrize("nbytes", [75_000, 1_000_000])
@@ -305,15 +192,15 @@ def test_what_is_under_way_to_a_panel_that_failed_does_not_reach_the_next(
         part.read(data)
         with lock:
             under_way.append((data, panel.cut(*part.target)))
-        return stream._Move(0.0, 0.0)
+        return Move(0.0, 0.0)
 
     def settle(unit: Any) -> None:
         while under_way:
             data, place = under_way.pop()
             place[...] = data
 
-    monkeypatch.setattr(stream.HostUnit, "load", load)
-    monkeypatch.setattr(stream.HostUnit, "settle", settle)
+    monkeypatch.setattr(HostUnit, "load", load)
+    monkeypatch.setattr(HostUnit, "settle", settle)
     (failed,) = failing_tiles(worker, plan, under_way)
     worker.multiply(failed)
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
@@ -341,7 +228,7 @@ def test_the_next_panel_is_begun_while_one_is_still_coming(
     engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, plan, c = engine(1_000_000)
-    original, gate, lock, first = stream.HostUnit.load, Gate(2), threading.Lock(), []
+    original, gate, lock, first = HostUnit.load, Gate(2), threading.Lock(), []
 
     def load(unit: Any, part: Any, panel: Placed) -> Any:
         # One part of the first panel of A that is read, and one of the second, must meet.
@@ -354,7 +241,7 @@ def test_the_next_panel_is_begun_while_one_is_still_coming(
                 gate.arrive()
         return original(unit, part, panel)
 
-    monkeypatch.setattr(stream.HostUnit, "load", load)
+    monkeypatch.setattr(HostUnit, "load", load)
     in_parallel(worker, plan)
     assert gate.met
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
@@ -383,7 +270,7 @@ def test_several_tiles_are_written_at_once(
     other, plan, c = engine(1_000_000)
     assert plan.c_buffers == 4
     worker = Engine(replace(other._product, write_threads=8, run="writing"), "here")
-    original, gate, lock, seen = stream.HostUnit.save, Gate(3), threading.Lock(), []
+    original, gate, lock, seen = HostUnit.save, Gate(3), threading.Lock(), []
 
     def save(unit: Any, piece: Any, tile: Placed, dtype: np.dtype) -> Any:
         place = tile.flat.ctypes.data
@@ -394,7 +281,7 @@ def test_several_tiles_are_written_at_once(
             gate.arrive()
         return original(unit, piece, tile, dtype)
 
-    monkeypatch.setattr(stream.HostUnit, "save", save)
+    monkeypatch.setattr(HostUnit, "save", save)
     try:
         reports = in_parallel(worker, plan)
     finally:
@@ -407,33 +294,6 @@ def test_several_tiles_are_written_at_once(
 def test_time_that_two_spend_together_counts_once() -> None:
     assert covered([(5.0, 6.0), (0.0, 7.0), (8.0, 9.0), (8.5, 10.0)]) == 9.0
     assert covered([]) == 0.0
-
-
-def test_the_panel_taken_longest_ago_gives_way() -> None:
-    cache = PanelCache(2, list)
-    for key, expected in (("x", False), ("y", False), ("x", True), ("z", False), ("x", True), ("y", False)):
-        buffer, there = cache.take(key)
-        assert there == expected
-        cache.let_go(buffer)
-
-
-def test_a_panel_in_use_stays() -> None:
-    cache = PanelCache(1, list)
-    assert cache.ready("x")
-    first, _ = cache.take("x")
-    assert (cache.ready("x"), cache.ready("y")) == (True, False)
-    taken = threading.Event()
-
-    def take() -> None:
-        cache.take("y")
-        taken.set()
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    assert not taken.wait(0.1)
-    cache.let_go(first)
-    assert taken.wait(10)
-    thread.join()
 
 
 def test_more_buffers_than_a_plan_needs_change_nothing(engine: Any, factors: Any) -> None:
@@ -457,7 +317,7 @@ class Queue:
         self.failing: set[int] = set()
         self.waiting = self.most_waiting = 0
         self._calls = iter(range(10**6))
-        original = stream.HostUnit.multiply
+        original = HostUnit.multiply
 
         def work(number: int, *args: Any, **options: Any) -> None:
             time.sleep(0.005)
@@ -472,97 +332,8 @@ class Queue:
             self.last = self.pool.submit(work, next(self._calls), *args, **options)
             return frozenset(["later"])
 
-        patch.setattr(stream.HostUnit, "multiply", multiply)
-        patch.setattr(stream.HostUnit, "passed", lambda unit: self.last.result)
-
-
-def test_an_engine_that_is_being_made_is_not_idle(
-    engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another run looks at this worker meanwhile, and frees what nobody uses."""
-    product = engine(10**6)[0]._product
-    monkeypatch.setattr(stream, "_engines", {})
-    making, go_on = threading.Event(), threading.Event()
-    original = Engine.__init__
-
-    def slowly(self: Engine, *arguments: Any) -> None:
-        original(self, *arguments)
-        making.set()
-        assert go_on.wait(10)
-
-    monkeypatch.setattr(Engine, "__init__", slowly)
-    with ThreadPoolExecutor(2) as pool:
-        made = pool.submit(stream.engine_for, product, "here")
-        assert making.wait(10)
-        freed = pool.submit(stream.close_idle_engines)
-        go_on.set()
-        freed.result()
-        worker = made.result()
-    try:
-        for tile in product.plan.tiles():
-            worker.multiply(tile)
-        np.testing.assert_allclose(product.c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
-        stream.close_idle_engines()
-        assert not stream._engines
-    finally:
-        worker.close()
-
-
-def test_an_array_is_the_same_by_any_name(
-    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "link").symlink_to(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stream, "_engines", {})
-    for place in ("c0", f"{tmp_path}/link/c1", f"{tmp_path}/c2"):
-        product = engine(10**6)[0]._product
-        stream.engine_for(product, "here")
-        stream.close_engines_writing(place, product.run)
-        assert product.run in stream._engines, "its own run goes on"
-        stream.close_engines_writing(f"{place}0", "another")
-        assert product.run in stream._engines, "it writes elsewhere"
-        stream.close_engines_writing(place, "another")
-        assert not stream._engines
-
-
-@pytest.mark.parametrize("by", ["its run", "the next run of the same array"])
-def test_no_sum_is_written_once_its_run_has_ended(
-    by: str, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The piece under way is waited for, those behind it are left out, and no later sum begins."""
-    monkeypatch.setattr(stream, "_ended", deque())
-    product = engine(10**6)[0]._product
-    tile = next(iter(product.plan.tiles()))
-    parts = [np.ones((tile.rows, tile.columns))]
-    before = product.c[...]
-    begun, go_on = threading.Event(), threading.Event()
-    write = RegionWrite.write
-
-    def slowly(piece: RegionWrite, rounded: Any) -> None:
-        begun.set()
-        assert go_on.wait(10)
-        write(piece, rounded)
-
-    monkeypatch.setattr(RegionWrite, "write", slowly)
-    with ThreadPoolExecutor(2) as pool:
-        storing = pool.submit(store_sum, product, tile, parts)
-        assert begun.wait(10)
-        if by == "its run":
-            ended = pool.submit(stream.close_engine, product.run, abandon=True)
-        else:
-            ended = pool.submit(stream.close_engines_writing, stream.place_of(product.c), "another")
-        with pytest.raises(TimeoutError):
-            ended.result(0.2)
-        go_on.set()
-        ended.result(10)
-        assert storing.exception(10) is None or isinstance(storing.exception(), CancelledError)
-    assert not stream._sums
-    after = product.c[...]
-    written = int((after != before).sum())
-    assert 0 < written < tile.rows * tile.columns, "the first piece, and no other"
-    with pytest.raises(CancelledError):
-        store_sum(product, tile, parts)
-    np.testing.assert_array_equal(product.c[...], after)
+        patch.setattr(HostUnit, "multiply", multiply)
+        patch.setattr(HostUnit, "passed", lambda unit: self.last.result)
 
 
 @pytest.mark.parametrize("started", [0, 1, 2, 3])
@@ -572,7 +343,7 @@ def test_an_engine_that_gets_too_few_threads_leaves_none(
     product = engine(10**6)[0]._product
     assert product.plan.c_buffers == 4
     closed = []
-    monkeypatch.setattr(stream.HostUnit, "close", lambda unit: closed.append(unit))
+    monkeypatch.setattr(HostUnit, "close", lambda unit: closed.append(unit))
     before = set(threading.enumerate())
     original, left = threading.Thread.start, iter(range(started))
 
@@ -659,8 +430,8 @@ def failing_at_once(worker: Engine, plan: MatmulPlan, under_way: int) -> list[Ti
 def test_one_place_for_tiles_and_faults(
     engine: Any, factors: Any, queued: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slots = stream._tile_slots
-    monkeypatch.setattr(stream, "_tile_slots", lambda plan, allocate: slots(plan, allocate)[:1])
+    slots = units.tile_slots
+    monkeypatch.setattr(units, "tile_slots", lambda plan, allocate: slots(plan, allocate)[:1])
     queued.failing |= {3, 11}
     worker, plan, c = engine(1_000_000)
     failed = failing_at_once(worker, plan, 8)

@@ -30,7 +30,18 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import MemoryStore
 
 import tilewright as tw
-from tilewright.pipeline import execute, ledger, plan, region_read, region_write, stream, submit, tasks
+from tilewright.pipeline import (
+    engines,
+    execute,
+    ledger,
+    plan,
+    region_read,
+    region_write,
+    stream,
+    submit,
+    tasks,
+    units,
+)
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import (
     CorpusError,
@@ -46,7 +57,10 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Event, Notice, Span, UnitDone, WorkPlanned, describe
+from tilewright.pipeline.loading import Loading
 from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, Geometry, Limits, MatmulPlan
+from tilewright.pipeline.product import STAGES, THREADS, Product
+from tilewright.pipeline.units import HostUnit
 from tilewright.workflows import matmul as workflow
 
 DTYPES = ["i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -211,7 +225,8 @@ def intercept_writes(
 
         return [wrap(piece) for piece in original(array, region)]
 
-    patch.setattr(stream, "region_writes", intercepted)
+    for module in (stream, engines):
+        patch.setattr(module, "region_writes", intercepted)
 
 
 class Stopped(KeyboardInterrupt):
@@ -386,9 +401,9 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
     _, b, a_path, b_path = factors
     out = tmp_path / "c.zarr"
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
-    products: list[stream.Product] = []
+    products: list[Product] = []
 
-    def die(client: Client, product: stream.Product, *arguments: Any) -> Any:
+    def die(client: Client, product: Product, *arguments: Any) -> Any:
         products.append(product)
         raise Stopped
 
@@ -398,9 +413,9 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
             tw.matmul(a_path, b_path, out, **options)
     (past,) = products
     writing, go_on = threading.Event(), threading.Event()
-    save, close = stream.HostUnit.save, stream.Engine.close
+    save, close = HostUnit.save, stream.Engine.close
 
-    def held_save(unit: stream.HostUnit, *arguments: Any) -> Any:
+    def held_save(unit: HostUnit, *arguments: Any) -> Any:
         if unit is engine._unit:
             writing.set()
             assert go_on.wait(30)
@@ -416,9 +431,9 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
             go_on.set()
             thread.join(30)
 
-    monkeypatch.setattr(stream.HostUnit, "save", held_save)
+    monkeypatch.setattr(HostUnit, "save", held_save)
     monkeypatch.setattr(stream.Engine, "close", told_close)
-    engine = stream.engine_for(past, "a worker")
+    engine = engines.engine_for(past, "a worker")
     first = next(past.plan.tiles())
     thread = threading.Thread(target=engine.multiply, args=(first,))
     thread.start()
@@ -429,7 +444,7 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
     thread.join(30)
     assert_product(zarr.open_array(out)[...], changed, b)
     with pytest.raises(CancelledError):
-        stream.engine_for(past, "a worker")
+        engines.engine_for(past, "a worker")
 
 
 def test_no_resume_computes_every_tile(
@@ -502,7 +517,7 @@ def test_a_read_that_never_works_ends_the_run_and_keeps_what_was_done(
         return original(array, region)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stream, "region_reads", failing)
+        patch.setattr(units, "region_reads", failing)
         expected = StoreError if isinstance(error, StoreError) else TaskError
         with pytest.raises(expected, match="injected"):
             tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
@@ -563,7 +578,7 @@ def test_a_damaged_chunk_is_read_once_and_ends_the_run_that_keeps_what_was_done(
             )
         assert max(attempts.values()) == 1
     assert "Compute Failed" not in worker_log.text
-    assert stream._engines == {}
+    assert engines._engines == {}
     first, second = (event for event in events if isinstance(event, WorkPlanned))
     assert first.done == 0 < second.done
 
@@ -649,7 +664,7 @@ def test_nothing_is_left_on_the_workers(
         )
     import threading
 
-    assert stream._engines == {}
+    assert engines._engines == {}
     names = [thread.name for thread in threading.enumerate()]
     stages = (
         "tilewright-read",
@@ -714,7 +729,7 @@ def test_a_failing_part_of_k_ends_the_run(
         )
     assert "Compute Failed" not in worker_log.text, "it came back through the sum that needs it"
     assert not (tmp_path / "c").exists()
-    assert stream._engines == {}
+    assert engines._engines == {}
 
 
 def test_what_appears_at_the_output_meanwhile_is_not_replaced(
@@ -812,14 +827,14 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
     _, _, a_path, b_path = factors
     reading, ending, go_on = threading.Event(), threading.Event(), threading.Event()
     answered: list[bool] = []
-    loading, close = stream.HostUnit.loading, stream.Engine.close
+    loading, close = HostUnit.loading, stream.Engine.close
 
     def held(call: Callable[[], Any]) -> Any:
         reading.set()
         assert go_on.wait(60)
         return call()
 
-    def held_loading(unit: stream.HostUnit, array: Any, region: Any, *where: Any) -> stream.Loading:
+    def held_loading(unit: HostUnit, array: Any, region: Any, *where: Any) -> Loading:
         found = loading(unit, array, region, *where)
         side = 0 if array.shape == (96, 80) else 1
         if region[side].start == 0:  # of the first tile
@@ -848,7 +863,7 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
 
     # As if the workers were to hear of that later: it goes to the scheduler, and the end to each of them.
     monkeypatch.setattr(submit, "_cancel", lambda client, futures: None)
-    monkeypatch.setattr(stream.HostUnit, "loading", held_loading)
+    monkeypatch.setattr(HostUnit, "loading", held_loading)
     monkeypatch.setattr(stream.Engine, "close", told_close)
     with ThreadPoolExecutor(1) as pool:
         looking = pool.submit(look)
@@ -864,7 +879,7 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
             )
         looking.result()
     assert answered == [True]
-    assert (stream._engines, stream._stopped) == ({}, {})
+    assert (engines._engines, engines._stopped) == ({}, {})
     until = time.monotonic() + 30
     while any(client.run(computing).values()):
         assert time.monotonic() < until
@@ -905,16 +920,16 @@ def test_a_worker_that_cannot_stop_keeps_nobody_from_ending(
     monkeypatch.setattr(
         "tilewright.workflows.matmul._sharing", lambda facts: frozenset({"tcp://here:1", "tcp://here:2"})
     )
-    close = stream.HostUnit.close
+    close = HostUnit.close
 
-    def fail(unit: stream.HostUnit) -> None:
+    def fail(unit: HostUnit) -> None:
         close(unit)
         raise RuntimeError("injected: the GPU is gone")
 
-    monkeypatch.setattr(stream.HostUnit, "close", fail)
+    monkeypatch.setattr(HostUnit, "close", fail)
     tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu", verify=False)
     assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
-    assert (stream._engines, stream._stopped) == ({}, {})
+    assert (engines._engines, engines._stopped) == ({}, {})
     assert "stop_run" in caplog.text
     assert "the GPU is gone" in caplog.text
 
@@ -1095,7 +1110,7 @@ def test_a_run_is_json_and_says_where_time_went(
     run = tw.matmul(a, b, tmp_path / "c", cluster=client, device="cpu", listener=events.append)
     loaded = json.loads(json.dumps(run.to_json()))
     assert loaded["verification"]["passed"] is True
-    assert set(loaded["stages"]) == set(stream.STAGES)
+    assert set(loaded["stages"]) == set(STAGES)
     assert set(loaded["workers"]) == set(client.nthreads())
     assert any(isinstance(event, Notice) and "CPU" in event.message for event in events)
     assert isinstance(run, execute.MatmulRun)
@@ -1374,16 +1389,16 @@ def test_every_panel_and_every_tile_leaves_a_span(
     after = time.time()
     done = [event for event in events if isinstance(event, UnitDone) and event.name == "matmul"]
     assert len(done) == run.plan.tile_count > 3
-    threads: dict[str, list[Span]] = {name: [] for name in stream.THREADS}
+    threads: dict[str, list[Span]] = {name: [] for name in THREADS}
     for event in done:
         names = [span.stage for span in event.spans]
         panels = run.plan.panel_count
-        assert [names.count(name) for name in stream.THREADS] == [panels, panels, 1]
+        assert [names.count(name) for name in THREADS] == [panels, panels, 1]
         assert {span.worker for span in event.spans} == {event.worker}
         for span in event.spans:
             threads[span.stage].append(span)
             assert before <= span.begin <= span.end <= after
-        for name, stages in stream.THREADS.items():
+        for name, stages in THREADS.items():
             seconds = sum(span.end - span.begin for span in event.spans if span.stage == name)
             assert seconds == pytest.approx(sum(event.stages[stage] for stage in stages), abs=1e-5)
         text = json.dumps(describe(event))
@@ -1448,7 +1463,7 @@ def test_a_run_names_the_thread_that_limits_it(
         "CPU",
         "BLAS",
         10.0,
-        dict(zip(stream.STAGES, stages, strict=True)),
+        dict(zip(STAGES, stages, strict=True)),
         0,
         0,
         0,

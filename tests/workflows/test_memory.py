@@ -26,10 +26,12 @@ from tests.workflows.test_matmul import (
     small_chunks,
     stop_after,
 )
-from tilewright.pipeline import ledger, plan, store, stream
+from tilewright.pipeline import engines, ledger, plan, store, stream
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import DeviceMemoryError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
+from tilewright.pipeline.product import Product
+from tilewright.pipeline.units import HostUnit
 
 __all__ = ["factors", "small_chunks"]
 
@@ -47,7 +49,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     peaks: list[int] = []
     original = stream.Engine.__init__
 
-    def noting(engine: stream.Engine, product: stream.Product, *others: Any) -> None:
+    def noting(engine: stream.Engine, product: Product, *others: Any) -> None:
         peaks.append(product.plan.device_peak_nbytes)
         original(engine, product, *others)
 
@@ -55,34 +57,34 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return peaks
 
 
-def refuse_buffers(patch: pytest.MonkeyPatch, when: Callable[[stream.Product], bool]) -> None:
+def refuse_buffers(patch: pytest.MonkeyPatch, when: Callable[[Product], bool]) -> None:
     """Let the host have no memory for the tiles of some plans; panels are there already."""
-    original = stream.HostUnit.tile_slots
+    original = HostUnit.tile_slots
 
-    def tile_slots(unit: stream.HostUnit) -> Any:
+    def tile_slots(unit: HostUnit) -> Any:
         if when(unit._product):
             with pytest.MonkeyPatch.context() as inner:
-                inner.setattr(stream.np, "empty", fail)
+                inner.setattr(np, "empty", fail)
                 return original(unit)
         return original(unit)
 
     def fail(*args: Any) -> None:
         raise MemoryError
 
-    patch.setattr(stream.HostUnit, "tile_slots", tile_slots)
+    patch.setattr(HostUnit, "tile_slots", tile_slots)
 
 
-def refuse_products(patch: pytest.MonkeyPatch, when: Callable[[stream.Product, int], bool]) -> None:
+def refuse_products(patch: pytest.MonkeyPatch, when: Callable[[Product, int], bool]) -> None:
     """Let the kernel have no memory for some plans, from the given count of panels on; as the driver would say it."""
-    original = stream.HostUnit.multiply
+    original = HostUnit.multiply
     count = iter(range(10**6))
 
-    def multiply(unit: stream.HostUnit, *args: Any, **options: Any) -> str:
+    def multiply(unit: HostUnit, *args: Any, **options: Any) -> str:
         if when(unit._product, next(count)):
             raise CudaAPIError(2, "Call to cuLaunchKernel results in CUDA_ERROR_OUT_OF_MEMORY")
         return original(unit, *args, **options)
 
-    patch.setattr(stream.HostUnit, "multiply", multiply)
+    patch.setattr(HostUnit, "multiply", multiply)
 
 
 def notices(events: list[Event]) -> list[str]:
@@ -124,7 +126,7 @@ def test_a_smaller_plan_takes_over(
     assert run.resumed == 0
     assert not outputs.partial_path(tmp_path / "c").exists()
     assert not list((tmp_path / "c").rglob(ledger.FILE_NAME))
-    assert stream._engines == {}
+    assert engines._engines == {}
     # The engines' threads; a process keeps those that read text for the next corpus.
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("tilewright-")]
     assert not [name for name in names if not name.startswith("tilewright-text")]
@@ -146,7 +148,7 @@ def test_no_tile_of_the_failed_plan_is_taken_for_one_of_the_next(
     def spoil(top: int, left: int, data: np.ndarray) -> np.ndarray:
         return data + 1 if wrong[0] else data  # tiles of the failed plan that would be kept would show
 
-    def refuse(product: stream.Product, count: int) -> bool:
+    def refuse(product: Product, count: int) -> bool:
         wrong[0] = product.plan.geometry == first.geometry
         return wrong[0] and count >= 3 * first.panel_count
 
@@ -224,7 +226,7 @@ def test_a_second_failure_is_a_clear_error_and_the_next_run_goes_on(
     assert not [path for path in (partial / "c").rglob("*") if path.is_file()], "no chunk was written"
     lines = (partial / ledger.FILE_NAME).read_text().splitlines()
     assert len(lines) == 1, "no tile is on record"
-    assert stream._engines == {}
+    assert engines._engines == {}
     run = tw.matmul(a_path, b_path, out, **options)
     head = json.loads(lines[0])
     assert run.plan.geometry == (*head["tile"], head["panel_depth"], head["k_parts"], *head["cell"])

@@ -1,0 +1,143 @@
+"""The engines of this process, one for each run: made for the run's first tile, found by its name, ended with it.
+
+Sums over parts of k, which are stored without an engine, end with their run as well.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+import numpy as np
+import zarr
+
+from tilewright.pipeline.peers import Arrival, Key, Peers
+from tilewright.pipeline.plan import Tile
+from tilewright.pipeline.product import Product
+from tilewright.pipeline.region_write import region_writes, stored_nbytes
+from tilewright.pipeline.store import place_of
+from tilewright.pipeline.stream import Engine
+from tilewright.pipeline.units import rounded
+
+_engines: dict[str, Engine] = {}
+_ended: deque[str] = deque(maxlen=256)
+"""Runs that are over: a task of one that was on its way when it was cancelled must not begin it again."""
+_sums: dict[str, list[zarr.Array[Any]]] = {}
+"""For each run its array C, as often as a sum is being stored there: no engine does that, and its end is waited for."""
+_engines_lock = threading.Lock()
+_sum_ended = threading.Condition(_engines_lock)
+_stopped: dict[str, Engine] = {}
+"""What is over here, and kept until no other worker copies from it any more."""
+
+
+def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Engine:
+    """The engine of this process for the product's run, made on first use by the worker of that name.
+
+    peers: its way to the others that share panels with it, if any do.
+    """
+    with _engines_lock:
+        _check_goes_on(product)
+        engine = _engines.get(product.run)
+        if engine is None:
+            engine = _engines[product.run] = Engine(product, worker, peers)
+        return engine
+
+
+def _check_goes_on(product: Product) -> None:
+    if product.run in _ended:
+        raise CancelledError(f"run {product.run} is over")
+
+
+def is_over(run: str) -> bool:
+    """Whether a run was ended in this process."""
+    with _engines_lock:
+        return run in _ended
+
+
+def arrival_of(run: str, key: Key) -> Arrival | None:
+    """How far a panel of a run has come in this process; None where it is not, or no longer."""
+    engine = _engines.get(run)
+    return engine.arrival(key) if engine is not None else None
+
+
+def close_idle_engines() -> None:
+    """Free what runs hold here that have no tile under way: those whose client died hold it for nobody.
+
+    A run that lives and only pauses gets a new engine with its next tile. What another worker is copying just now lasts
+    until it has closed it (seen on H200s: memory that another process has open outlives its owner), and is read from
+    the files by that one instead.
+    """
+    with _engines_lock:
+        idle = [run for run, engine in _engines.items() if engine.idle]
+        engines = [_engines.pop(run) for run in idle]
+        _stopped.clear()
+    for engine in engines:
+        engine.close()
+
+
+def close_engines_writing(place: str, run: str) -> None:
+    """End what any other run than this one still does for the array at that place, unwritten where that can be.
+
+    For who has that array to himself: such a run's client died, and what its tiles are would be written over his.
+    """
+    with _engines_lock:
+        arrays = {other: engine.product.c for other, engine in _engines.items()}
+        arrays |= {other: under_way[0] for other, under_way in _sums.items()}
+    others = {other: c for other, c in arrays.items() if other != run}
+    # The dead client may have named the same folder otherwise: from where it stood, or by a link.
+    ours = os.path.realpath(place)
+    for other in [other for other, c in others.items() if os.path.realpath(place_of(c)) == ours]:
+        close_engine(other, abandon=True)
+        free_engine(other)
+
+
+def close_engine(run: str, *, abandon: bool = False) -> None:
+    """End this process's part in a run, if it has one: nothing of it is written any more when this returns.
+
+    The buffers of an engine last until `free_engine`.
+    """
+    with _engines_lock:
+        _ended.append(run)
+        engine = _engines.pop(run, None)
+        if engine is not None:
+            _stopped[run] = engine
+        _sum_ended.wait_for(lambda: run not in _sums)
+    if engine is not None:
+        engine.close(abandon=abandon)
+
+
+def free_engine(run: str) -> None:
+    """Free the buffers of an engine that was closed, once no other worker copies from them."""
+    with _engines_lock:
+        _stopped.pop(run, None)
+
+
+def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> int:
+    """Store one tile as the sum of its parts over k, added in their order: the same bits every time.
+
+    Returns the bytes that it takes up, as ``TileReport.stored_nbytes``. Raises CancelledError where the run is over,
+    also between two pieces.
+    """
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    region = tile.region
+    with _engines_lock:
+        _check_goes_on(product)
+        _sums.setdefault(product.run, []).append(product.c)
+    try:
+        for piece in region_writes(product.c, region):
+            with _engines_lock:
+                _check_goes_on(product)
+            piece.write([rounded(total[piece.source], np.dtype(product.plan.c_dtype))])
+    finally:
+        with _engines_lock:
+            _sums[product.run].pop()
+            if not _sums[product.run]:
+                del _sums[product.run]
+            _sum_ended.notify_all()
+    return stored_nbytes(product.c, region) or 0

@@ -1,0 +1,319 @@
+"""What multiplies where there is a GPU: pinned lanes to and from it, and memory that other workers copy from.
+
+Nothing of CUDA is imported before a unit is made, so that processes that work on the CPU can import this too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+
+from tilewright.kernels import peer_memory
+from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
+from tilewright.kernels.launch import address
+from tilewright.kernels.memory import allocating
+from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
+from tilewright.pipeline.loading import Loading, Move
+from tilewright.pipeline.panels import Placed, shaped
+from tilewright.pipeline.peers import Part
+from tilewright.pipeline.plan import LANE_NBYTES
+from tilewright.pipeline.product import Product
+from tilewright.pipeline.region_read import FilePart, RegionRead, region_reads, region_uploads
+from tilewright.pipeline.region_write import RegionWrite
+from tilewright.pipeline.units import (
+    BLOCK_NBYTES,
+    SharedMemory,
+    band_rows,
+    moved,
+    multiply,
+    pieces_of,
+    pool_of,
+    rounded,
+    tile_slots,
+)
+
+if TYPE_CHECKING:
+    from tilewright.kernels.file_upload import Upload
+    from tilewright.kernels.zstd_chunks import ChunkUpload
+    from tilewright.pipeline.chunks import Zstd
+
+LOOP_BLOCK_NBYTES = 2**20
+"""`BLOCK_NBYTES` for loops outside the interpreter, which use no more of their lanes: what all threads of a host have
+under way has to stay in its CPU's cache (four workers with 80 threads read 1.4 to 1.5 times as fast as by 4 MiB)."""
+
+
+class _Lane:
+    """Two blocks of pinned memory and a stream: what one thread needs to move bytes to or from the GPU."""
+
+    def __init__(self) -> None:
+        from numba import cuda
+
+        from tilewright.kernels.calls import lane_words
+
+        with allocating("pinned memory for one thread that reads or writes", LANE_NBYTES, on_gpu=False):
+            memory = pinned_bytes(LANE_NBYTES)
+        self._blocks = memory[:BLOCK_NBYTES], memory[BLOCK_NBYTES : 2 * BLOCK_NBYTES]
+        self._passed = cuda.event(timing=False), cuda.event(timing=False)
+        self._turn = 0
+        self.stream = cuda.stream()
+        self.words = lane_words(self._blocks, self._passed, self.stream)
+        """The same for loops outside the interpreter."""
+
+    def block(self) -> np.ndarray:
+        """The block used longest ago, once its bytes have gone where they were sent."""
+        self._turn = 1 - self._turn
+        self._passed[self._turn].synchronize()
+        return self._blocks[self._turn]
+
+    def sent(self) -> Any:
+        """The block given last is in use until the stream has passed this point; returns the event that says so."""
+        passed = self._passed[self._turn]
+        passed.record(self.stream)
+        return passed
+
+
+_spare_lanes: list[_Lane] = []
+"""Lanes of runs that are over: pinning memory takes 0.4 s a GiB, so a process keeps what it pinned."""
+_spare_lanes_lock = threading.Lock()
+
+
+class GpuSharedMemory:
+    """Of this process's GPU, and of other processes' GPUs."""
+
+    def __init__(self) -> None:
+        from numba import cuda
+
+        self._cuda = cuda
+        self._imported, self._lock = peer_memory.ImportedMemory(), threading.Lock()
+        self._stream = cuda.stream()
+
+    def export(self, flat: Any) -> bytes:
+        return peer_memory.export(flat)
+
+    def copy(self, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
+        top, bottom, left, right = part
+        item = panel.dtype.itemsize
+        corner = panel.place(top, left) * item
+        # What lies between the cells of a line comes along: it is the same there.
+        width = (panel.place(top, right - 1) + 1) * item - corner if left < right else 0
+        self._cuda.current_context()  # attaches the thread to the GPU
+        with self._lock:  # nobody closes it meanwhile
+            source, target = self._imported.address(peer, exported) + corner, address(panel.flat) + corner
+            peer_memory.copy_rectangle(source, target, panel.pitch * item, bottom - top, width, self._stream)
+            self._stream.synchronize()
+
+    def close(self, keep: Set[str] = frozenset()) -> None:
+        self._cuda.current_context()
+        with self._lock:
+            self._imported.close(keep)
+
+
+class CudaUnit:
+    """One GPU. Threads move bytes through pinned lanes, each on a stream of its own, and wait for one."""
+
+    def __init__(self, product: Product) -> None:
+        from numba import cuda
+
+        from tilewright.kernels import file_download, file_upload, zstd_chunks
+
+        self._product = product
+        self._cuda, self._upload, self._download = cuda, file_upload, file_download
+        self._chunks = zstd_chunks
+        self._compute_stream = cuda.stream()
+        self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
+        with _spare_lanes_lock:
+            lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(product.plan.lanes)]
+        self._lanes = pool_of(lanes)
+        self._in_loops = zstd_chunks.available()
+        """Whether threads can move bytes without the interpreter."""
+        if self._in_loops:
+            file_upload.prepare()
+            file_download.prepare()
+
+    def allocate(self, size: int, dtype: np.dtype) -> Any:
+        with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=True):
+            return self._cuda.device_array(max(size, 1), dtype)
+
+    def tile_slots(self) -> list[Any]:
+        return tile_slots(self._product.plan, self.allocate)
+
+    @contextmanager
+    def _lane(self) -> Iterator[_Lane]:
+        self._cuda.current_context()  # attaches the thread to the GPU: pool threads come without
+        lane = self._lanes.get()
+        try:
+            yield lane
+        finally:
+            self._lanes.put(lane)
+
+    def loading(
+        self,
+        array: zarr.Array[Any],
+        region: tuple[slice, slice],
+        panel: Placed,
+        corner: tuple[int, int] = (0, 0),
+    ) -> Loading:
+        used: list[_Lane] = []
+        settle = partial(self._settle, used)
+
+        def ordinary(parts: list[RegionRead], place: tuple[int, int]) -> list[Callable[[], Move]]:
+            return [partial(self.load, part, panel, used) for part in moved(parts, place)]
+
+        pieces = pieces_of(region, panel, corner)
+        if not self._in_loops:
+            reads = [call for piece, place in pieces for call in ordinary(region_reads(array, piece), place)]
+            return Loading(reads, settle=settle)
+        pitch = panel.pitch * panel.dtype.itemsize
+        found: list[tuple[FilePart, tuple[int, int]]] = []
+        others: list[Callable[[], Move]] = []
+        for piece, place in pieces:
+            parts, left = region_uploads(array, piece, panel.address(*place), pitch)
+            found += [(part, place) for part in parts]
+            others += ordinary(left, place)
+        upload = self._upload_of([part.source for part, _ in found])
+        threads = min(self._product.read_threads, upload.blocks)
+        calls: list[Callable[[], Move]] = [partial(self._run_loop, upload, used) for _ in range(threads)]
+
+        def rest() -> list[Callable[[], Move]]:
+            # Chunks that were never written, and those of which reading them says what is wrong with them.
+            failed = [found[number] for number in upload.failed()]
+            return [call for part, place in failed for call in ordinary(part.reads(), place)]
+
+        return Loading(calls + others, rest, settle)
+
+    def _upload_of(self, sources: Sequence[Rectangle | StoredChunk]) -> Upload | ChunkUpload:
+        """What moves them: all plain, or all compressed."""
+        chunks = [source for source in sources if isinstance(source, StoredChunk)]
+        if chunks:
+            return self._chunks.ChunkUpload(chunks, LOOP_BLOCK_NBYTES)
+        rectangles = [source for source in sources if isinstance(source, Rectangle)]
+        return self._upload.Upload(rectangles, LOOP_BLOCK_NBYTES, self._product.read_threads)
+
+    def _run_loop(self, upload: Upload | ChunkUpload, used: list[_Lane]) -> Move:
+        with self._lane() as lane:
+            used.append(lane)
+            return Move(*upload.run(lane.words))
+
+    def load(self, part: RegionRead, panel: Placed, used: list[_Lane]) -> Move:
+        rows, columns = part.shape
+        item = panel.dtype.itemsize
+        pitch, start = panel.pitch * item, panel.address(part.target[0].start, part.target[1].start)
+        reading = 0.0
+        with self._lane() as lane:
+            begun = time.perf_counter()
+            used.append(lane)
+            whole = None
+            if rows * columns * item > BLOCK_NBYTES:  # a chunk that is decoded whole goes over in bands
+                whole = np.empty((rows, columns), panel.dtype)
+                clock = time.perf_counter()
+                part.read(whole)
+                reading += time.perf_counter() - clock
+            bands = ((0, 0, (rows, columns)),) if whole is None else _bands((rows, columns), item)
+            for row, column, extent in bands:
+                staged = shaped(lane.block().view(panel.dtype), extent)
+                clock = time.perf_counter()
+                if whole is None:
+                    part.read(staged)
+                else:
+                    staged[...] = whole[row : row + extent[0], column : column + extent[1]]
+                reading += time.perf_counter() - clock
+                upload_rectangle(staged, start + row * pitch + column * item, pitch, lane.stream)
+                lane.sent()
+        return Move(reading, time.perf_counter() - begun - reading)
+
+    def _settle(self, used: list[_Lane]) -> None:
+        self._cuda.current_context()
+        # What other threads send through the same lanes by now is waited for as far as it has come.
+        for lane in dict.fromkeys(used):
+            lane.stream.synchronize()
+
+    def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
+        return multiply(self._product, a, b, tile, accumulate, self._compute_stream)
+
+    def passed(self) -> Callable[[], None]:
+        event = self._cuda.event(timing=False)
+        event.record(self._compute_stream)
+
+        def wait() -> None:
+            self._cuda.current_context()  # attaches the thread to the GPU
+            event.synchronize()
+
+        return wait
+
+    def clear(self, tile: Placed) -> None:
+        tile.flat.copy_to_device(np.zeros(tile.flat.size, tile.dtype))
+
+    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
+        item = tile.dtype.itemsize
+        pitch = tile.pitch * item
+        rows, columns = piece.source
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        corner = tile.address(rows.start, columns.start)
+        moving = [0.0]
+
+        def start(lane: _Lane, row: int, column: int, extent: tuple[int, int]) -> tuple[np.ndarray, Any]:
+            """A rectangle on its way into the lane's next block, and the event that it is there."""
+            staged = shaped(lane.block().view(tile.dtype), extent)
+            download_rectangle(corner + row * pitch + column * item, pitch, staged, lane.stream)
+            return staged, lane.sent()
+
+        def bands(lane: _Lane) -> Iterator[np.ndarray]:
+            # While one band is written the next comes down, into the block whose band was written before.
+            parts = list(_bands((height, width), item))
+            row = np.empty((1, width), tile.dtype) if parts[0][2][1] < width else None
+            clock = time.perf_counter()
+            coming = start(lane, *parts[0])
+            for place, (_, column, extent) in enumerate(parts):
+                staged, arrived = coming
+                if place + 1 < len(parts):
+                    coming = start(lane, *parts[place + 1])
+                arrived.synchronize()
+                moving[0] += time.perf_counter() - clock
+                if row is None:
+                    yield rounded(staged, dtype)
+                else:  # one row alone is longer than a block
+                    row[:, column : column + extent[1]] = staged
+                    if column + extent[1] == width:
+                        yield rounded(row, dtype)
+                clock = time.perf_counter()
+
+        def fill(lane: _Lane, descriptor: int, zstd: Zstd | None) -> bool:
+            rectangle = corner, pitch, height, width * item
+            if zstd is None:
+                good, _, waiting = self._download.store(descriptor, *rectangle, LOOP_BLOCK_NBYTES, lane.words)
+            else:
+                good, _, waiting = self._chunks.store_chunk(
+                    descriptor, *rectangle, *zstd, LOOP_BLOCK_NBYTES, lane.words
+                )
+            moving[0] += waiting
+            return good
+
+        direct = self._in_loops and dtype == tile.dtype
+        with self._lane() as lane:
+            clock = time.perf_counter()
+            piece.write(bands(lane), partial(fill, lane) if direct else None)
+        return Move(time.perf_counter() - clock - moving[0], moving[0])
+
+    def close(self) -> None:
+        self._cuda.current_context()
+        if self.shared is not None:
+            self.shared.close()
+        with _spare_lanes_lock:
+            while not self._lanes.empty():
+                _spare_lanes.append(self._lanes.get())
+
+
+def _bands(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """Rectangles of a matrix that fit into a block: the row and the column where each begins, and its shape."""
+    wide = max(1, min(shape[1], BLOCK_NBYTES // itemsize))
+    tall = band_rows(wide, itemsize)
+    for row in range(0, shape[0], tall):
+        for column in range(0, shape[1], wide):
+            yield row, column, (min(tall, shape[0] - row), min(wide, shape[1] - column))

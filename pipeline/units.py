@@ -1,0 +1,228 @@
+"""What multiplies: what the engine asks of a CPU or a GPU, what both do alike, and the CPU.
+
+The GPU has a file of its own, `gpu_unit.py`.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator, Set
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import zarr
+
+from tilewright.kernels import host, matmul
+from tilewright.kernels.gemm import kernel_name
+from tilewright.kernels.memory import allocating
+from tilewright.pipeline.loading import Loading, Move
+from tilewright.pipeline.panels import Placed
+from tilewright.pipeline.peers import Part
+from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, accumulator_dtype
+from tilewright.pipeline.product import Product
+from tilewright.pipeline.region_read import RegionRead, region_reads
+from tilewright.pipeline.region_write import RegionWrite
+
+BLOCK_NBYTES = LANE_NBYTES // 2
+"""What a thread moves at once, while the other half of its lane is on its way to the GPU."""
+
+
+class SharedMemory(Protocol):
+    """Buffers that other workers of this host can copy from, and theirs. For any thread."""
+
+    def export(self, flat: Any) -> bytes:
+        """What others open to copy from a buffer. Raises what the driver does where it refuses."""
+
+    def copy(self, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
+        """Fill a part of a panel from another worker's; returns when it is there."""
+
+    def close(self, keep: Set[str] = frozenset()) -> None:
+        """Let go of the memory of all other workers but these, once nothing is copied from it."""
+
+
+class Unit(Protocol):
+    """What multiplies: the buffers it works in, and the moves between them and the store."""
+
+    shared: SharedMemory | None
+    """None where others never can copy from here."""
+
+    def allocate(self, size: int, dtype: np.dtype) -> Any:
+        """A flat buffer of ``size`` elements."""
+
+    def tile_slots(self) -> list[Any]:
+        """Places for one tile of C each."""
+
+    def loading(
+        self,
+        array: zarr.Array[Any],
+        region: tuple[slice, slice],
+        panel: Placed,
+        corner: tuple[int, int] = (0, 0),
+    ) -> Loading:
+        """What brings ``array[region]`` into a panel, from this row and column on."""
+
+    def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
+        """Put, or add, the product of two panels into a tile; returns the names of the kernels that do.
+
+        It may go on when this has returned: see `passed`.
+        """
+
+    def passed(self) -> Callable[[], None] | None:
+        """What waits until everything that was multiplied so far is done; None where it is."""
+
+    def clear(self, tile: Placed) -> None: ...
+
+    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
+        """Store one piece of a finished tile, which has its lines in one piece. Called by many threads at once."""
+
+    def close(self) -> None: ...
+
+
+def tile_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> list[Any]:
+    dtype = accumulator_dtype(np.dtype(plan.c_dtype))
+    size = plan.layout.c_size(plan.tile_rows, plan.tile_columns)
+    return [allocate(size, dtype) for _ in range(plan.c_buffers)]
+
+
+def multiply(
+    product: Product, a: Placed, b: Placed, tile: Placed, accumulate: bool, stream: Any
+) -> frozenset[str]:
+    """``tile`` takes, or adds, the product of two panels, cell by cell. Returns the kernels used."""
+    plan = product.plan
+    options: dict[str, Any] = {
+        "accumulate": accumulate,
+        "transpose_a": plan.transpose_a,
+        "transpose_b": plan.transpose_b,
+        "dtype": tile.dtype,
+        "precision": product.precision,
+        "device": product.device,
+    }
+    depth = slice(0, a.shape[0] if plan.transpose_a else a.shape[1])
+    names: dict[tuple[int, int], str] = {}  # cells of one shape meet the same kernel
+    for rows, columns in plan.cells(*tile.shape):
+        left = a.cut(*((depth, rows) if plan.transpose_a else (rows, depth)))
+        right = b.cut(*((columns, depth) if plan.transpose_b else (depth, columns)))
+        cell = tile.cut(rows, columns)
+        if 1 in cell.shape and isinstance(cell, np.ndarray):
+            _multiply_thin(left, right, cell, options)
+        else:
+            matmul(left, right, out=cell, stream=stream, **options)
+        if cell.shape not in names:
+            names[cell.shape] = kernel_name(left, right, cell, **options)
+    return frozenset(names.values())
+
+
+def _multiply_thin(a: np.ndarray, b: np.ndarray, out: np.ndarray, options: dict[str, Any]) -> None:
+    """The product of a cell of one row or column. BLAS adds it up in an order that depends on how far apart in memory
+    elements are, which the tile decides that the cell is cut from: with copies it is as if the cell were the tile."""
+    sums = np.ascontiguousarray(out)
+    matmul(np.ascontiguousarray(a), np.ascontiguousarray(b), out=sums, **options)
+    if not np.may_share_memory(sums, out):
+        out[...] = sums
+
+
+class HostUnit:
+    """The CPU: panels are multiplied where they were read, tiles are written from where they were computed."""
+
+    shared: SharedMemory | None = None  # the page cache holds what another worker has read
+
+    def __init__(self, product: Product) -> None:
+        self._product = product
+
+    def allocate(self, size: int, dtype: np.dtype) -> np.ndarray:
+        with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=False):
+            return np.empty(size, dtype)
+
+    def tile_slots(self) -> list[np.ndarray]:
+        return tile_slots(self._product.plan, self.allocate)
+
+    def loading(
+        self,
+        array: zarr.Array[Any],
+        region: tuple[slice, slice],
+        panel: Placed,
+        corner: tuple[int, int] = (0, 0),
+    ) -> Loading:
+        parts = [
+            part
+            for piece, place in pieces_of(region, panel, corner)
+            for part in moved(region_reads(array, piece), place)
+        ]
+        return Loading([partial(self.load, part, panel) for part in parts], settle=self.settle)
+
+    def load(self, part: RegionRead, panel: Placed) -> Move:
+        start = time.perf_counter()
+        rows, columns = part.target
+        part.read(panel.cut(rows, columns))
+        return Move(time.perf_counter() - start, 0.0)
+
+    def settle(self) -> None:
+        """What a thread has read is in its place when it returns."""
+
+    def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
+        multiply(self._product, a, b, tile, accumulate, None)
+        return frozenset([host.kernel_name(tile.dtype)])
+
+    def passed(self) -> None:
+        return None
+
+    def clear(self, tile: Placed) -> None:
+        tile.flat[...] = 0
+
+    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
+        start = time.perf_counter()
+        data = tile.cut(*piece.source)
+        step = band_rows(data.shape[1], data.itemsize)
+        piece.write(rounded(data[row : row + step], dtype) for row in range(0, data.shape[0], step))
+        return Move(time.perf_counter() - start, 0.0)
+
+    def close(self) -> None:
+        pass
+
+
+def pieces_of(
+    region: tuple[slice, slice], panel: Placed, corner: tuple[int, int]
+) -> Iterator[tuple[tuple[slice, slice], tuple[int, int]]]:
+    """A region of an array that goes to this row and column of a panel, cut so that each piece of it has its lines in
+    one piece there; and where in the panel each goes."""
+    rows, columns = region
+    by = columns.start - corner[1]
+    inside = slice(corner[1], corner[1] + columns.stop - columns.start)
+    for _, part in panel.pieces(rows, inside):
+        yield (rows, slice(part.start + by, part.stop + by)), (corner[0], part.start)
+
+
+def moved(parts: list[RegionRead], corner: tuple[int, int]) -> list[RegionRead]:
+    """The parts of a region that begins at this row and column of a panel, by their places in the panel."""
+    if corner == (0, 0):
+        return parts
+    return [
+        replace(
+            part,
+            target=tuple(
+                slice(side.start + by, side.stop + by) for side, by in zip(part.target, corner, strict=True)
+            ),
+        )
+        for part in parts
+    ]
+
+
+def band_rows(columns: int, itemsize: int) -> int:
+    """Rows of a matrix that fit into one block."""
+    return max(1, BLOCK_NBYTES // max(1, columns * itemsize))
+
+
+def rounded(band: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Sums in the dtype that C is stored in; what is too large for float16 becomes infinite, as NumPy has it."""
+    with np.errstate(over="ignore"):
+        return band.astype(dtype, copy=False)
+
+
+def pool_of(slots: list[Any]) -> queue.SimpleQueue[Any]:
+    pool: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for slot in slots:
+        pool.put(slot)
+    return pool

@@ -1,0 +1,114 @@
+"""What multiplies, without the engine that feeds it: the bits of C do not depend on how it is cut into tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tilewright.pipeline.gpu_unit import CudaUnit
+from tilewright.pipeline.panels import Placed
+from tilewright.pipeline.plan import LINE_NBYTES, Limits, Lines, MatmulPlan, StoredMatrix, plan_matmul
+from tilewright.pipeline.product import Product
+from tilewright.pipeline.units import HostUnit
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["stored", "transposed"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8"])
+@pytest.mark.parametrize(
+    ("device", "sides", "unit", "nbytes"),
+    [
+        ("cpu", (1501, 301, 1403), (100, 100), 400_000),
+        pytest.param("cuda", (9001, 1201, 8403), (100, 100), 12_000_000, marks=pytest.mark.gpu),
+        pytest.param("cuda", (9001, 1201, 8403), (99, 101), 12_000_000, marks=pytest.mark.gpu),
+    ],
+    ids=["cpu", "cuda", "cuda-odd-cells"],
+)
+def test_c_has_the_same_bits_where_its_grid_follows_the_workers(
+    device: str,
+    sides: tuple[int, int, int],
+    unit: tuple[int, int],
+    nbytes: int,
+    dtype: str,
+    transposed: bool,
+    rng: np.random.Generator,
+) -> None:
+    m, k, n = sides
+    a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
+    stored = [StoredMatrix(*factor.shape, factor.dtype, unit) for factor in (a, b)]
+    grids, found = set(), []
+    for workers in (1, 2, 3, 4, 8, 16):
+        limits = Limits(
+            workers,
+            nbytes * a.itemsize,
+            on_host=device == "cpu",
+            line_nbytes=1 if device == "cpu" else LINE_NBYTES,
+        )
+        plan = plan_matmul(*stored, a.dtype, unit, limits, transpose_a=transposed, transpose_b=transposed)
+        grids.add(plan.grid)
+        found.append(multiplied(plan, device, a, b))
+    assert len(grids) > 1, "the tiles follow the workers"
+    assert all(np.array_equal(c, found[0]) for c in found)
+    np.testing.assert_allclose(found[0], a @ b, rtol=0, atol=1e-10 if dtype == "f8" else 2e-3)
+
+
+@pytest.mark.parametrize(("m", "n", "unit"), [(3, 200, (1, 3)), (200, 3, (3, 1))], ids=["row", "column"])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_cells_of_one_row_or_column_have_the_same_bits(
+    m: int, n: int, unit: tuple[int, int], transpose_a: bool, transpose_b: bool, rng: np.random.Generator
+) -> None:
+    """BLAS multiplies vectors by other loops, which differ with how far apart elements lie."""
+    k = 331
+    for dtype in ("f4", "f8", "c8", "c16"):
+        a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
+        stored = [StoredMatrix(*factor.shape, factor.dtype, (7, 7)) for factor in (a, b)]
+        tiles, found = set(), []
+        for workers in (1, 2, 3, 5, 8, 16):
+            limits = Limits(workers, 2500 * a.itemsize, on_host=True)
+            plan = plan_matmul(
+                *stored, a.dtype, unit, limits, transpose_a=transpose_a, transpose_b=transpose_b
+            )
+            assert 1 in plan.geometry[4:]
+            tiles.add(plan.geometry[:2])
+            found.append(multiplied(plan, "cpu", a, b))
+        assert len(tiles) > 1, "the tiles follow the workers"
+        assert all(np.array_equal(c, found[0]) for c in found), dtype
+
+
+def multiplied(plan: MatmulPlan, device: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product as one worker's unit computes it, tile by tile and panel by panel, without a store."""
+    product = Product(None, None, None, plan, device, "full", 2, 1, "run")  # type: ignore[arg-type]
+    unit: HostUnit | CudaUnit = HostUnit(product) if device == "cpu" else CudaUnit(product)
+    c, layout = np.zeros((plan.m, plan.n), plan.c_dtype), plan.layout
+    for tile in plan.tiles():
+        rows, columns = tile.region
+        target = placed(c[rows, columns] * np.nan, layout.c(), device)
+        for place, (start, stop) in enumerate(plan.panels()):
+            left, right = a[rows, start:stop], b[start:stop, columns]
+            panels = [
+                placed(left.T if plan.transpose_a else left, layout.a(), device),
+                placed(right.T if plan.transpose_b else right, layout.b(), device),
+            ]
+            unit.multiply(*panels, target, accumulate=place > 0)
+            if wait := unit.passed():
+                wait()
+        sums = target if device == "cpu" else replace(target, flat=target.flat.copy_to_host())
+        for piece in sums.pieces(slice(0, tile.rows), slice(0, tile.columns)):
+            c[rows, columns][piece] = sums.cut(*piece)
+    unit.close()
+    return c
+
+
+def placed(matrix: np.ndarray, lines: Lines, device: str) -> Placed:
+    """A matrix as it lies in a buffer, with NaN between its cells."""
+    flat = np.full(matrix.shape[0] * lines.pitch(matrix.shape[1]), np.nan, matrix.dtype)
+    found = Placed(flat, (matrix.shape[0], matrix.shape[1]), lines)
+    for piece in found.pieces(slice(0, matrix.shape[0]), slice(0, matrix.shape[1])):
+        found.cut(*piece)[...] = matrix[piece]
+    if device == "cpu":
+        return found
+    from numba import cuda
+
+    return replace(found, flat=cuda.to_device(flat))
