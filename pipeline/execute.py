@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import tasks
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, counted, on_waiting
 from tilewright.pipeline.placement import Placement
-from tilewright.pipeline.plan import MatmulPlan, Tile, format_nbytes
+from tilewright.pipeline.plan import MatmulPlan, Tile
 from tilewright.pipeline.product import THREADS, Product, TileReport
 from tilewright.pipeline.submit import Tell, run_combined, run_on_all, run_placed
 from tilewright.pipeline.verify import Verification

@@ -22,6 +22,7 @@ from tilewright.kernels.histogram import kind_named, piece_counts, skipped_count
 from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.host_loops import share_of_cores, usable_cores
 from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.blocks import (
     EXTRA_NBYTES,
@@ -35,7 +36,7 @@ from tilewright.pipeline.blocks import (
 from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces, share_out
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener, counted
-from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
+from tilewright.pipeline.plan import LANE_NBYTES
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, scratch
 from tilewright.pipeline.submit import ask_all, threads_of
 from tilewright.pipeline.threads import run_all

@@ -24,7 +24,8 @@ import zarr
 from zarr.storage import LocalStore, ZipStore
 
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.plan import Geometry, MatmulPlan
+from tilewright.pipeline.plan import MatmulPlan
+from tilewright.pipeline.terms import Geometry
 
 FILE_NAME = "tilewright-ledger.jsonl"
 VERSION = 3

@@ -26,8 +26,8 @@ from zarr.errors import BaseZarrError
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.chunks import METADATA_NAMES
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
-from tilewright.pipeline.plan import StoredMatrix
 from tilewright.pipeline.store import Source, anchored, check_source, local_path, name_of
+from tilewright.pipeline.terms import StoredMatrix
 
 LEAST_CHUNK_NBYTES = 2**20
 MOST_CHUNK_NBYTES = 2**26

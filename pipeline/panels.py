@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.launch import DeviceRegion, address
+from tilewright.pipeline.layout import Lines
 from tilewright.pipeline.peers import Arrival
-from tilewright.pipeline.plan import Lines
 
 
 @dataclass(frozen=True)

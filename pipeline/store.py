@@ -18,7 +18,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from tilewright.pipeline.chunks import METADATA_NAMES, layout_of
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
-from tilewright.pipeline.plan import StoredMatrix
+from tilewright.pipeline.terms import StoredMatrix
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """What a user may name an array by: a path, a URL, or an open array."""

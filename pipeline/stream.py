@@ -26,6 +26,7 @@ import zarr
 
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.gpu_unit import CudaUnit
+from tilewright.pipeline.layout import Lines
 from tilewright.pipeline.loading import Loading, LoadsUnderWay, Move, load_all
 from tilewright.pipeline.panels import Buffer, PanelCache, Placed, shape_of
 from tilewright.pipeline.peers import (
@@ -39,10 +40,11 @@ from tilewright.pipeline.peers import (
     parts_of,
     tell,
 )
-from tilewright.pipeline.plan import Lines, Tile, accumulator_dtype
+from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.product import STAGES, THREADS, Product, TileReport
 from tilewright.pipeline.region_write import Bands, Fill, RegionWrite, gather, region_writes, stored_nbytes
 from tilewright.pipeline.store import as_stored_matrix
+from tilewright.pipeline.terms import accumulator_dtype
 from tilewright.pipeline.threads import run_all, submitted
 from tilewright.pipeline.units import HostUnit, SharedMemory, Unit, pool_of
 

@@ -21,10 +21,11 @@ from tilewright.kernels.memory import allocating
 from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed
 from tilewright.pipeline.peers import Part
-from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan, accumulator_dtype
+from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.region_read import RegionRead, region_reads
 from tilewright.pipeline.region_write import RegionWrite
+from tilewright.pipeline.terms import accumulator_dtype
 
 BLOCK_NBYTES = LANE_NBYTES // 2
 """What a thread moves at once, while the other half of its lane is on its way to the GPU."""

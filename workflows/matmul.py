@@ -20,6 +20,7 @@ from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.host_loops import share_of_cores, usable_cores
+from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config, store, tasks
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import (
@@ -34,6 +35,7 @@ from tilewright.pipeline.errors import (
 )
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.execute import MatmulRun, on_all, run_tiles
+from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
 from tilewright.pipeline.output import (
     Output,
@@ -44,24 +46,14 @@ from tilewright.pipeline.output import (
     partial_path,
     resume_output,
 )
-from tilewright.pipeline.plan import (
-    CODER_NBYTES,
-    LANE_NBYTES,
-    LINE_NBYTES,
-    TILE_BUFFERS,
-    Geometry,
-    Limits,
-    MatmulPlan,
-    fitting_unit,
-    format_nbytes,
-    no_workspace,
-)
+from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, fitting_unit
 from tilewright.pipeline.plan import plan_matmul as plan_tiles
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.region_write import encoders_nbytes, stored_nbytes
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import await_workers, survey
 from tilewright.pipeline.tasks import WorkerFacts, cores_here
+from tilewright.pipeline.terms import TILE_BUFFERS, Geometry, Limits, no_workspace
 from tilewright.pipeline.verify import check_rounds, verify_product
 
 SMALL_PRODUCTS = 2**36

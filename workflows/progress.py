@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import click
 
+from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline.events import Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned, ignore
-from tilewright.pipeline.plan import format_nbytes
 
 LINE_SECONDS = 10.0
 """Where there is no terminal: the least time between two lines about the same work."""

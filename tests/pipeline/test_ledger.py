@@ -16,7 +16,8 @@ from zarr.storage import ZipStore
 
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.ledger import FILE_NAME, VERSION, Ledger, fingerprint, read_past
-from tilewright.pipeline.plan import Limits, MatmulPlan, StoredMatrix, plan_matmul
+from tilewright.pipeline.plan import MatmulPlan, plan_matmul
+from tilewright.pipeline.terms import Limits, StoredMatrix
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
-from tilewright.pipeline.plan import StoredMatrix
 from tilewright.pipeline.region_write import region_writes, write_region
 from tilewright.pipeline.store import name_of
+from tilewright.pipeline.terms import StoredMatrix
 
 
 def test_an_output_has_its_name_only_when_published(tmp_path: Path) -> None:

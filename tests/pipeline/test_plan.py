@@ -12,23 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
-from tilewright.pipeline import plan as plan_module
+from tilewright.kernels.memory import format_nbytes
+from tilewright.pipeline import tiling
 from tilewright.pipeline.errors import PlanError, ShapeError
+from tilewright.pipeline.layout import LINE_NBYTES, PANEL_BUFFERS
 from tilewright.pipeline.panels import PanelCache
 from tilewright.pipeline.plan import (
     CODER_NBYTES,
     CUDA_NBYTES,
     LANE_NBYTES,
-    LINE_NBYTES,
-    PANEL_BUFFERS,
     PROCESS_NBYTES,
-    Geometry,
-    Limits,
     MatmulPlan,
-    StoredMatrix,
-    format_nbytes,
+    fitting_unit,
     plan_matmul,
 )
+from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix
 from tilewright.pipeline.units import tile_slots
 
 F4, F8, I2 = np.dtype("f4"), np.dtype("f8"), np.dtype("i2")
@@ -42,7 +40,7 @@ sides = st.integers(0, 200)
 units = st.tuples(st.integers(1, 60), st.integers(1, 60))
 
 
-@pytest.mark.parametrize("operations", [plan_module.TILE_OPERATIONS, 10**4])
+@pytest.mark.parametrize("operations", [tiling.TILE_OPERATIONS, 10**4])
 @given(sides, sides, sides, units, units, units, st.integers(1, 7), st.integers(200, 10**6))
 def test_every_plan_covers_everything_once_and_fits(
     operations: int,
@@ -56,7 +54,7 @@ def test_every_plan_covers_everything_once_and_fits(
     nbytes: int,
 ) -> None:
     """operations: as few make so small a product worth cutting into several tiles, and k into parts, as a large one."""
-    with mock.patch.multiple(plan_module, TILE_OPERATIONS=operations, SPLIT_NBYTES=operations):
+    with mock.patch.multiple(tiling, TILE_OPERATIONS=operations, SPLIT_NBYTES=operations):
         check_plan(m, n, k, a_unit, b_unit, c_unit, workers, nbytes)
 
 
@@ -422,7 +420,7 @@ def test_a_plan_that_cannot_fit_says_what_it_needs() -> None:
 def test_a_plan_that_cannot_fit_says_which_chunks_of_c_would(limit: int) -> None:
     a = matrix(100, 100, (10, 10))
     limits = Limits(1, limit)
-    fitting = plan_module.fitting_unit(a, a, F4, (30, 20), limits, (False, False))
+    fitting = fitting_unit(a, a, F4, (30, 20), limits, (False, False))
     if fitting is None:
         assert limit == 16
         with pytest.raises(PlanError, match=r"smaller chunks \(from Python\)$"):
@@ -439,7 +437,7 @@ def test_a_plan_that_cannot_fit_says_which_chunks_of_c_would(limit: int) -> None
 @pytest.mark.parametrize(("m", "n", "k"), [(7, 5, 0), (0, 5, 3), (7, 0, 3), (0, 0, 0)])
 def test_chunks_of_a_c_of_nothing_fit(m: int, n: int, k: int) -> None:
     a, b = matrix(m, k, (3, 2)), matrix(k, n, (2, 3))
-    found = plan_module.fitting_unit(a, b, F4, (3, 3), Limits(1, 1000), (True, True))
+    found = fitting_unit(a, b, F4, (3, 3), Limits(1, 1000), (True, True))
     assert found == (max(1, min(3, m)), max(1, min(3, n)))
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from tilewright.pipeline.gpu_unit import CudaUnit
+from tilewright.pipeline.layout import LINE_NBYTES, Lines
 from tilewright.pipeline.panels import Placed
-from tilewright.pipeline.plan import LINE_NBYTES, Limits, Lines, MatmulPlan, StoredMatrix, plan_matmul
+from tilewright.pipeline.plan import MatmulPlan, plan_matmul
 from tilewright.pipeline.product import Product
+from tilewright.pipeline.terms import Limits, StoredMatrix
 from tilewright.pipeline.units import HostUnit
 
 

@@ -34,12 +34,12 @@ from tilewright.pipeline import (
     engines,
     execute,
     ledger,
-    plan,
     region_read,
     region_write,
     stream,
     submit,
     tasks,
+    tiling,
     units,
 )
 from tilewright.pipeline import output as outputs
@@ -58,8 +58,9 @@ from tilewright.pipeline.errors import (
 )
 from tilewright.pipeline.events import Event, Notice, Span, UnitDone, WorkPlanned, describe
 from tilewright.pipeline.loading import Loading
-from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, Geometry, Limits, MatmulPlan
+from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan
 from tilewright.pipeline.product import STAGES, THREADS, Product
+from tilewright.pipeline.terms import Geometry, Limits
 from tilewright.pipeline.units import HostUnit
 from tilewright.workflows import matmul as workflow
 
@@ -685,8 +686,8 @@ def test_a_small_c_is_summed_over_parts_of_k_in_order(
     monkeypatch: pytest.MonkeyPatch,
     events: list[Event],
 ) -> None:
-    monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(plan, "TILE_OPERATIONS", 1000)
+    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
+    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     a, b = numbers(rng, (20, 3000), dtype), numbers(rng, (3000, 30), dtype)
     a_path, b_path = put(tmp_path / "a", a, (20, 50)), put(tmp_path / "b", b, (50, 30))
     results = []
@@ -717,8 +718,8 @@ def test_a_failing_part_of_k_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
     worker_log: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(plan, "TILE_OPERATIONS", 1000)
+    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
+    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     a = numbers(rng, (20, 3000), "f4")
     path = put(tmp_path / "a", a, (20, 50), compressors=None)
     victim = tmp_path / "a" / "c" / "0" / "40"
@@ -1356,7 +1357,7 @@ def test_a_single_core_holds_one_tile_that_it_writes_to_files(
     facts = [tasks.WorkerFacts(device, "it", GIB, None, cores, cores, cores)]
     target = c if out == "opened" else tmp_path / out if out and "://" not in out else out
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "TILE_OPERATIONS", 2**20)
+        patch.setattr(tiling, "TILE_OPERATIONS", 2**20)
         made = workflow._plan(a, a, target, np.dtype("f4"), False, False, facts, None, None, "full")
     assert made.tile_count >= 4
     assert made.c_buffers == tiles
@@ -1418,8 +1419,8 @@ def test_parts_of_k_keep_the_spans_of_who_computed_them(
     monkeypatch: pytest.MonkeyPatch,
     events: list[Event],
 ) -> None:
-    monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(plan, "TILE_OPERATIONS", 1000)
+    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
+    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     a = numbers(rng, (20, 3000), "f4")
     path = put(tmp_path / "a", a, (20, 50))
     run = tw.matmul(

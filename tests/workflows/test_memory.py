@@ -26,7 +26,8 @@ from tests.workflows.test_matmul import (
     small_chunks,
     stop_after,
 )
-from tilewright.pipeline import engines, ledger, plan, store, stream
+from tilewright.kernels.memory import format_nbytes
+from tilewright.pipeline import engines, ledger, store, stream, tiling
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import DeviceMemoryError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
@@ -121,8 +122,8 @@ def test_a_smaller_plan_takes_over(
     assert run.verification is not None
     assert run.verification.passed
     (said,) = [text for text in notices(events) if "ran out of memory" in text]
-    assert plan.format_nbytes(first.device_peak_nbytes) in said
-    assert said.endswith(f"it goes on with one of {plan.format_nbytes(run.plan.device_peak_nbytes)}")
+    assert format_nbytes(first.device_peak_nbytes) in said
+    assert said.endswith(f"it goes on with one of {format_nbytes(run.plan.device_peak_nbytes)}")
     assert run.resumed == 0
     assert not outputs.partial_path(tmp_path / "c").exists()
     assert not list((tmp_path / "c").rglob(ledger.FILE_NAME))
@@ -218,8 +219,8 @@ def test_a_second_failure_is_a_clear_error_and_the_next_run_goes_on(
     assert second <= first // 2
     assert "KiB of host memory and" in says
     assert "are free" in says
-    assert f"the plan took {plan.format_nbytes(second)}" in says
-    assert f"the plan before it took {plan.format_nbytes(first)}" in says
+    assert f"the plan took {format_nbytes(second)}" in says
+    assert f"the plan before it took {format_nbytes(first)}" in says
     assert "--device-memory" in says
     assert not out.exists()
     partial = outputs.partial_path(out)
@@ -280,8 +281,8 @@ def test_parts_of_k_that_run_out_of_memory(
     monkeypatch: pytest.MonkeyPatch,
     tried: list[int],
 ) -> None:
-    monkeypatch.setattr(plan, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(plan, "TILE_OPERATIONS", 1000)
+    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
+    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     a, b = numbers(rng, (20, 3000), "f4"), numbers(rng, (3000, 30), "f4")
     paths = put(tmp_path / "a", a, (20, 50)), put(tmp_path / "b", b, (50, 30))
     first = tw.plan_matmul(*paths, device="cpu", device_memory=400_000)

@@ -29,12 +29,13 @@ from distributed import Client
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_tokens import KINDS, Kind, folded_bin, kind_named
 from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import Document, list_corpus, read_range, reader
 from tilewright.pipeline.events import Event, UnitDone, counted
 from tilewright.pipeline.histogram import share_here
-from tilewright.pipeline.plan import LANE_NBYTES, format_nbytes
+from tilewright.pipeline.plan import LANE_NBYTES
 from tilewright.pipeline.submit import await_workers, survey
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (

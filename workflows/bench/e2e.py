@@ -26,14 +26,13 @@ from distributed import Client, LocalCluster
 
 from tilewright.kernels.host_loops import usable_cores
 from tilewright.kernels.launch import ceil_div
-from tilewright.kernels.memory import peak_nbytes
+from tilewright.kernels.memory import format_nbytes, peak_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.chunks import layout_of
 from tilewright.pipeline.cluster import client_of, starting_workers
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
 from tilewright.pipeline.execute import MatmulRun
-from tilewright.pipeline.plan import format_nbytes
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (
     COUNT,

@@ -31,13 +31,15 @@ from tilewright.kernels.errors import DTypeError, OptionError
 from tilewright.kernels.launch import ceil_div, resolve_device
 from tilewright.pipeline.events import counted
 from tilewright.pipeline.gpu_unit import CudaUnit
+from tilewright.pipeline.layout import Lines
 from tilewright.pipeline.loading import load_all
 from tilewright.pipeline.panels import Placed
-from tilewright.pipeline.plan import Limits, Lines, plan_matmul
+from tilewright.pipeline.plan import plan_matmul
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.region_read import region_reads
 from tilewright.pipeline.region_write import region_writes
 from tilewright.pipeline.store import as_stored_matrix
+from tilewright.pipeline.terms import Limits
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.units import Unit
 from tilewright.workflows.bench.common import (

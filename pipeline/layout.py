@@ -1,0 +1,155 @@
+"""How panels and tiles lie in a worker's memory, and what they take up there."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline.terms import Limits
+
+PANEL_BUFFERS = 2
+"""Panels of A and of B that a worker holds at least: one being multiplied while the next is filled."""
+
+LINE_NBYTES = 128
+"""Where tiles are cut into cells, every cell of a panel on a GPU begins its lines at multiples of this. Kernels look at
+addresses modulo as much, and add up in another order where lines are not aligned: so they find every cell alike,
+wherever in a tile it lies."""
+
+
+class Lines(NamedTuple):
+    """How the lines of a panel, or of a tile, lie in memory; counted in elements."""
+
+    cell: int
+    """Elements of a line that lie side by side."""
+    unit: int
+    """What such stretches, and the lines, begin at multiples of."""
+
+    def place(self, element: int) -> int:
+        """Where an element of a line lies behind the line's first."""
+        whole, rest = divmod(element, self.cell)
+        return whole * self.pitch(self.cell) + rest
+
+    def pitch(self, length: int) -> int:
+        """From one line of this length to the next."""
+        whole, rest = divmod(length, self.cell)
+        return (whole * ceil_div(self.cell, self.unit) + ceil_div(rest, self.unit)) * self.unit
+
+    @property
+    def apart(self) -> bool:
+        """Whether something lies between one cell of a line and the next."""
+        return self.cell % self.unit != 0
+
+    def stretches(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """A part of a line, cut so that the elements of each piece lie side by side."""
+        if not self.apart:
+            return [(start, stop)]
+        cuts = [start, *range(ceil_div(start + 1, self.cell) * self.cell, stop, self.cell), stop]
+        return list(itertools.pairwise(cuts))
+
+
+class Layout(NamedTuple):
+    """How the panels and tiles of a product lie in memory.
+
+    They are stored as the matrices are in Zarr, so lines of a transposed operand run across. Lines are side by side, as
+    are the cells of a line, but on a GPU where their operand, or C, is cut into cells: see `LINE_NBYTES`.
+    """
+
+    depth: int
+    """Of the panels."""
+    cell: tuple[int, int]
+    """Rows and columns of C."""
+    cut: tuple[bool, bool]
+    """Whether C has more rows than a cell, and more columns."""
+    transposed: tuple[bool, bool]
+    """Whether A, and B, is stored transposed."""
+    items: tuple[int, int, int]
+    """Bytes of an element of A, B, and a tile of C."""
+    line_nbytes: int
+
+    def a(self) -> Lines:
+        return Lines(self.cell[0] if self.transposed[0] else self.depth, self._unit(self.cut[0], 0))
+
+    def b(self) -> Lines:
+        return Lines(self.depth if self.transposed[1] else self.cell[1], self._unit(self.cut[1], 1))
+
+    def c(self) -> Lines:
+        return Lines(self.cell[1], self._unit(self.cut[0] or self.cut[1], 2))
+
+    def _unit(self, cut: bool, place: int) -> int:
+        return max(1, self.line_nbytes // self.items[place]) if cut else 1
+
+    def a_shape(self, rows: int, depth: int) -> tuple[int, int]:
+        """The sides of a panel of A as it is stored."""
+        return (depth, rows) if self.transposed[0] else (rows, depth)
+
+    def b_shape(self, columns: int, depth: int) -> tuple[int, int]:
+        """The same for B."""
+        return (columns, depth) if self.transposed[1] else (depth, columns)
+
+    def a_size(self, rows: int, depth: int) -> int:
+        """Elements that a panel of A takes up."""
+        lines, length = self.a_shape(rows, depth)
+        return lines * self.a().pitch(length)
+
+    def b_size(self, columns: int, depth: int) -> int:
+        """The same for B."""
+        lines, length = self.b_shape(columns, depth)
+        return lines * self.b().pitch(length)
+
+    def c_size(self, rows: int, columns: int) -> int:
+        """The same for a tile of C."""
+        return rows * self.c().pitch(columns)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that tiles and panels take, from the sides of C and the depth of a panel."""
+
+    sides: tuple[int, int]
+    items: tuple[int, int, int]
+    """Bytes of an element of A, of B, and of a tile of C while it is added up: more than what is stored, maybe."""
+    depth: int
+    transposed: tuple[bool, bool]
+    limits: Limits
+    cell: tuple[int, int] | None = None
+    """Sides of the cells that tiles are multiplied in; None: those of the tile."""
+
+    def layout(self, rows: int, columns: int) -> Layout:
+        """How the panels of a tile of these sides lie, and it."""
+        cell_rows, cell_columns = self.cell or (rows, columns)
+        return Layout(
+            depth=self.depth,
+            cell=(cell_rows, cell_columns),
+            cut=(cell_rows < self.sides[0], cell_columns < self.sides[1]),
+            transposed=self.transposed,
+            items=self.items,
+            line_nbytes=self.limits.line_nbytes,
+        )
+
+    def nbytes_of_each(self, rows: int, columns: int) -> tuple[int, int, int]:
+        """Bytes of a panel of A, one of B, and a tile of these sides."""
+        layout = self.layout(rows, columns)
+        return (
+            layout.a_size(rows, self.depth) * self.items[0],
+            layout.b_size(columns, self.depth) * self.items[1],
+            layout.c_size(rows, columns) * self.items[2],
+        )
+
+    def nbytes(self, rows: int, columns: int, c_buffers: int) -> int:
+        panel_a, panel_b, tile = self.nbytes_of_each(rows, columns)
+        borrowed = self.limits.workspace_nbytes(rows, columns, self.depth)
+        if self.cell is not None:
+            # Of an aligned tile nothing may have to be copied, and still something of its cells.
+            cell_rows, cell_columns = min(self.cell[0], rows), min(self.cell[1], columns)
+            borrowed = max(borrowed, self.limits.workspace_nbytes(cell_rows, cell_columns, self.depth))
+        return PANEL_BUFFERS * (panel_a + panel_b) + c_buffers * tile + borrowed
+
+    def most_columns(self, rows: int, nbytes: int, c_buffers: int) -> int:
+        """No wider tile of ``rows`` rows fits into ``nbytes``; 0 where none does. More may be wanted for aligned lines,
+        and for the workspace."""
+        item_a, item_b, item_c = self.items
+        left = nbytes - PANEL_BUFFERS * self.depth * rows * item_a
+        each = PANEL_BUFFERS * self.depth * item_b + c_buffers * rows * item_c
+        return max(0, left // each)

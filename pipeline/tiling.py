@@ -1,0 +1,243 @@
+"""Which sides tiles and cells get, and how deep panels are: what reads least of all that fits into memory.
+
+How much has to be read at all: with M elements of fast memory, a product must move at least 2mnk/sqrt(M) elements
+(Kwasniewski et al., "Red-Blue Pebbling Revisited", SC 2019). Tiles of tm × tn read mnk(1/tm + 1/tn), which meets
+the bound when they are square and fill the memory; hence "as large as fits".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline.layout import PANEL_BUFFERS, Memory
+from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix
+
+TILE_OPERATIONS = 2**34
+"""Less work than this is not cut from a small product for a tile of its own: a tenth of a second on a few cores."""
+
+FEW_TO_COMPARE = 64
+"""Tiles, up to which it matters how whole cells fill them: several sides of cells are tried."""
+
+CELL_COST = 1.04
+"""Reading so much more is worth larger cells: kernels are slow on small ones."""
+
+FEW_TILES = 4
+"""Where memory cuts C into so many tiles, more of them are not worth what would be read for them."""
+
+SPLIT_NBYTES = 32 * 2**20
+"""k is cut for several tasks only if each of them still reads this much: less is done before it is shared out."""
+
+SUM_COST = 4
+"""A byte of a sum over a part of k that is written, or read again, takes as long as so many bytes of A or B: it goes
+through the interpreter and over the wire (two workers on two GPUs: 2.3 GB/s each, and 20 of their inputs)."""
+
+HOST_DEPTH = 1024
+"""Panels so deep, or half as deep as a tile is wide, are enough for a CPU: what it then takes to add them to the tile
+is a twentieth of multiplying them, and deeper ones only take memory."""
+
+MOST_CHUNK_MISMATCH = 8
+"""When the k-chunks of A and B first meet only after more than this many of the longer ones, stop insisting."""
+
+
+def panel_depth(
+    a: StoredMatrix,
+    b: StoredMatrix,
+    items: tuple[int, int, int],
+    transposed: tuple[bool, bool],
+    c_unit: tuple[int, int],
+    limits: Limits,
+) -> int:
+    """The depth of a panel: whole k-chunks of both operands, near the size aimed at, within memory."""
+    k = a.columns
+    if k == 0:
+        return 1
+    steps = a.step(1), b.step(0)
+    longer = max(steps)
+    unit = math.lcm(*steps)
+    if unit > MOST_CHUNK_MISMATCH * longer:
+        unit = longer
+    if unit >= k:
+        unit = k
+    # About the side of a tile: what half the memory would hold, or what cuts C into as many tiles as wanted, where
+    # memory holds some of those. Then there is more to hold than panels, and they are smaller.
+    held = math.isqrt(max(1, limits.device_nbytes // (2 * items[2])))
+    wanted = math.isqrt(max(1, a.rows * b.columns // limits.tiles))
+    short = held * held <= 2 * wanted * wanted
+    side = held if short else wanted
+    # No tile is smaller than a stored piece of C: where C is small, k is cut instead.
+    rows = max(1, min(max(side, c_unit[0]), a.rows))
+    columns = max(1, min(max(side, c_unit[1]), b.columns))
+    row_nbytes = rows * items[0] + columns * items[1]
+    # Four GPUs that share panels of float64 or int64 take a tenth less time where these are as deep as float32's.
+    wanted_nbytes = limits.panel_nbytes * max(*items[:2], 4) // 4
+    panel_nbytes = min(wanted_nbytes, limits.device_nbytes // ((4 if short else 8) * PANEL_BUFFERS))
+    depth = max(1, panel_nbytes // row_nbytes)
+    if limits.on_host:
+        depth = min(depth, max(HOST_DEPTH, min(rows, columns) // 2))
+    if depth >= k:
+        return k
+    # A part of a chunk is read row by row, a whole one in one piece: cut chunks only where they are too deep.
+    whole = math.lcm(a.unit[1], b.unit[0])
+    if depth >= whole:
+        unit = whole
+    depth = depth // unit * unit if depth >= unit else unit
+    # A chunk deeper than the memory can hold is read in parts rather than refused.
+    smallest = max(1, min(c_unit[0], a.rows)), max(1, min(c_unit[1], b.columns))  # C may be empty
+    while depth > 1:
+        memory = Memory((a.rows, b.columns), items, depth, transposed, limits)
+        if memory.nbytes(*smallest, 1) <= limits.device_nbytes:
+            break
+        depth = ceil_div(depth, 2)
+    return min(depth, k)
+
+
+def best_geometry(
+    m: int, n: int, k: int, c_unit: tuple[int, int], memory: Memory, limits: Limits, *, exact: bool
+) -> Geometry | None:
+    """Sides of the tiles, the parts that k is cut into, and sides of the cells; None: nothing fits.
+
+    The parts of k are the same for any number of workers up to ``limits.tiles``, and where memory is plenty so is the
+    grid. Where memory alone cuts C into many tiles the grid follows the workers: one for any of them would make one
+    worker alone read more (one for 16, a fifth). Its tiles are whole cells, and those are the same for any workers, so
+    that C is the same to the last bit. Sums that are ``exact`` are anyway.
+    """
+    if m == 0 or n == 0:
+        return Geometry(max(1, m), max(1, n), memory.depth, 1, max(1, m), max(1, n))
+    panel_count = ceil_div(k, memory.depth)
+    search = partial(_search_grid, m, n, memory, limits.device_nbytes, panel_count)
+    least = search(c_unit, 1)
+    if least is None:
+        return None
+    tiles = max(1, min(limits.tiles, 2 * m * n * k // TILE_OPERATIONS))
+    few_workers = limits.workers <= limits.tiles
+    best = search(c_unit, tiles if few_workers else max(tiles, limits.workers))
+    few = min(FEW_TILES, max(2, ceil_div(tiles, 2)))
+    if limits.on_host and best is not None and best.k_parts == 1 and best.tile_count(m, n) >= tiles:
+        few = tiles  # a CPU multiplies for so long that reading less is not worth tiles that take four times the memory
+    cut_by_memory = least.tile_count(m, n) >= few
+    cell = None
+    if cut_by_memory and best is not None:
+        # The grid follows the workers, but not the parts of k, whose sums are rounded one by one.
+        k_parts = best.k_parts if few_workers else None
+
+        def in_cells(cell: tuple[int, int], wanted: int) -> _Grid | None:
+            held = replace(memory, cell=cell)
+            return _search_grid(m, n, held, limits.device_nbytes, panel_count, cell, wanted, k_parts=k_parts)
+
+        if exact:
+            best = search(c_unit, limits.workers, k_parts=k_parts)
+        elif cell := _best_cell(m, n, c_unit, least, in_cells):
+            best = in_cells(cell, limits.workers)
+    if best is None:
+        return None
+    cell = cell or (best.rows, best.columns)
+    cell_rows, cell_columns = min(cell[0], best.rows), min(cell[1], best.columns)
+    return Geometry(best.rows, best.columns, memory.depth, best.k_parts, cell_rows, cell_columns)
+
+
+def _best_cell(
+    m: int, n: int, c_unit: tuple[int, int], largest: _Grid, search: Callable[..., _Grid | None]
+) -> tuple[int, int] | None:
+    """Sides of cells of which one, two and four workers can make tiles that are nearly as good as any.
+
+    They are whole stored pieces of C, and a third to a sixth of the side that the largest tile has. None where memory
+    holds no tile of them, for what a kernel borrows to copy cells that are not aligned.
+    """
+    sides: list[set[int]] = []
+    for tile, side, unit in zip((largest.rows, largest.columns), (m, n), c_unit, strict=True):
+        unit = min(unit, side)
+        pieces = ceil_div(tile, unit)
+        counts = {max(1, pieces // parts) for parts in (3, 4, 5, 6)} | {ceil_div(pieces, 3)}
+        if ceil_div(m, largest.rows) * ceil_div(n, largest.columns) > FEW_TO_COMPARE:
+            counts = {min(counts, key=lambda count: (pieces % count, -count))}
+        sides.append({count * unit for count in counts})
+
+    costs: dict[tuple[int, int], float] = {}
+    for cell in itertools.product(sorted(sides[0]), sorted(sides[1])):
+        grids = [search((cell[0], cell[1]), workers) for workers in (1, 2, 4)]
+        costs[cell[0], cell[1]] = sum(math.inf if grid is None else grid.cost for grid in grids)
+    least = min(costs.values())
+    if least == math.inf:
+        return None
+    enough = CELL_COST * least
+    return max(
+        (cell for cell, cost in costs.items() if cost <= enough), key=lambda cell: (min(cell), max(cell))
+    )
+
+
+class _Grid(NamedTuple):
+    """Sides of tiles, parts that k is cut into, and what that costs beside other grids for as many tasks."""
+
+    rows: int
+    columns: int
+    k_parts: int
+    cost: float
+
+    def tile_count(self, m: int, n: int) -> int:
+        """How many tiles a C of these sides is cut into."""
+        return ceil_div(m, self.rows) * ceil_div(n, self.columns)
+
+
+def _search_grid(
+    m: int,
+    n: int,
+    memory: Memory,
+    nbytes: int,
+    panel_count: int,
+    unit: tuple[int, int],
+    wanted: int,
+    *,
+    k_parts: int | None = None,
+) -> _Grid | None:
+    """Sides of tiles, whole units each, and parts of k unless those are given, that make at least ``wanted`` tasks
+    where they can, and read least.
+
+    What is read counts as often as rounds of ``wanted`` tasks take longer than C shared out evenly. Parts of k
+    read nothing twice, but their sums are written and read once more (`SUM_COST`): they pay where C is small and k is
+    long.
+    """
+    unit_rows, unit_columns = min(unit[0], m), min(unit[1], n)
+    row_units, column_units = ceil_div(m, unit_rows), ceil_div(n, unit_columns)
+    item_a, item_b, item_c = memory.items
+    best: tuple[float, int, int, int] | None = None
+    found: _Grid | None = None
+    seen = 0
+    for grid_rows in range(1, row_units + 1):
+        rows = ceil_div(row_units, grid_rows) * unit_rows
+        if rows == seen:
+            continue  # rounding up to whole units gave the same tile again
+        seen = rows
+        rows = min(rows, m)
+        actual_rows = ceil_div(m, rows)
+        most = memory.most_columns(rows, nbytes, 1)
+        if most < unit_columns:
+            continue
+        fewest = ceil_div(column_units, most // unit_columns) if most < n else 1
+        enough = 0
+        for grid_columns in range(fewest, column_units + 1):
+            columns = min(ceil_div(column_units, grid_columns) * unit_columns, n)
+            if memory.nbytes(rows, columns, 1) > nbytes:
+                continue
+            actual_columns = ceil_div(n, columns)
+            count = actual_rows * actual_columns
+            read = m * item_a * actual_columns + n * item_b * actual_rows  # for each element of k
+            k = panel_count * memory.depth
+            worth = read * k // SPLIT_NBYTES // count
+            paying = max(1, min(ceil_div(wanted, count), panel_count, worth))
+            for parts in {1, paying} if k_parts is None else {k_parts}:
+                tasks = count * parts
+                longer = ceil_div(tasks, wanted) * wanted * rows * columns / (m * n) / parts
+                sums = SUM_COST * 2 * parts * m * n * item_c if parts > 1 else 0
+                cost = ((read * k + sums) * longer, tasks, abs(rows - columns), rows)
+                if best is None or cost < best:
+                    best, found = cost, _Grid(rows, columns, parts, cost[0])
+            enough += count >= wanted
+            if enough > wanted + 1:
+                break  # narrower tiles only read more
+    return found
