@@ -23,7 +23,7 @@ _HOME = {
     "histogram": "tilewright.workflows.histogram",
     "matmul": "tilewright.workflows.matmul",
     "open_cluster": "tilewright.pipeline.cluster",
-    "plan_matmul": "tilewright.workflows.matmul",
+    "plan_matmul": "tilewright.workflows.planning",
     "verify": "tilewright.workflows.verify",
 }
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tilewright.workflows.dot import dot as dot
     from tilewright.workflows.histogram import histogram as histogram
     from tilewright.workflows.matmul import matmul as matmul
-    from tilewright.workflows.matmul import plan_matmul as plan_matmul
+    from tilewright.workflows.planning import plan_matmul as plan_matmul
     from tilewright.workflows.verify import verify as verify
 
 

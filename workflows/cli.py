@@ -151,10 +151,11 @@ def matmul(
     from tilewright.pipeline.output import partial_path
     from tilewright.pipeline.store import local_path
     from tilewright.workflows import matmul as workflow
+    from tilewright.workflows.planning import plan_matmul
     from tilewright.workflows.progress import listening
 
     if plan_only:
-        print_result(workflow.plan_matmul(a, b, **shared), as_json=as_json)
+        print_result(plan_matmul(a, b, **shared), as_json=as_json)
         return
     path = local_path(c)
     outputs = Outputs(*filter(None, [path]))
@@ -197,7 +198,7 @@ def matmul(
 @json_option
 def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
-    from tilewright.workflows.matmul import plan_matmul
+    from tilewright.workflows.planning import plan_matmul
 
     print_result(plan_matmul(a, b, **shared), as_json=as_json)
 

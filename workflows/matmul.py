@@ -2,69 +2,46 @@
 
 from __future__ import annotations
 
-import os
 import uuid
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import zarr
 from distributed import Client
-from distributed.comm import get_address_host
 
-from tilewright.kernels.bfloat16 import BFLOAT16
-from tilewright.kernels.gemm import check
-from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
-from tilewright.kernels.host_loops import share_of_cores, usable_cores
 from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config, store, tasks
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import (
     DeviceMemoryError,
-    DTypeError,
-    OptionError,
     OutputError,
     PlanError,
-    ShapeError,
     StoreError,
     VerificationError,
 )
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.execute import MatmulRun, on_all, run_tiles
-from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
 from tilewright.pipeline.output import (
     Output,
-    check_given_output,
     check_output_free,
     create_output,
-    output_chunks,
     partial_path,
     resume_output,
 )
-from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, fitting_unit
-from tilewright.pipeline.plan import plan_matmul as plan_tiles
+from tilewright.pipeline.plan import MatmulPlan
 from tilewright.pipeline.product import Product
-from tilewright.pipeline.region_write import encoders_nbytes, stored_nbytes
+from tilewright.pipeline.region_write import stored_nbytes
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import await_workers, survey
-from tilewright.pipeline.tasks import WorkerFacts, cores_here
-from tilewright.pipeline.terms import TILE_BUFFERS, Geometry, Limits, no_workspace
+from tilewright.pipeline.tasks import WorkerFacts
 from tilewright.pipeline.verify import check_rounds, verify_product
+from tilewright.workflows.planning import Wanted, open_factors, plan_for
 
 SMALL_PRODUCTS = 2**36
 """Multiplications that two cores have done in a second: of a product of fewer, the time counts and not the memory."""
-
-CODING_SHARE = 1 / 8
-"""Of a worker's memory, what threads that decode may hold, and those that encode as much, before they are fewer than
-there are cores."""
-
-MOST_WORKERS = 10**6
-"""That a plan is asked for: each is an entry in a list, and far beyond every cluster they would only fill memory."""
 
 
 def matmul(
@@ -126,25 +103,14 @@ def matmul(
         was finished already, which no plan of other tiles could have kept.
     """
     config.check_all()
-    left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
+    wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
+    left, right, c_dtype = wanted.a, wanted.b, wanted.dtype
     check_output_free(out, overwrite=overwrite)
     _check_distinct(out, left, right)
     _check_shareable([left, right, out])
     if verify:
         check_rounds(config.get("verify-rounds"))  # before the work that the check would come after
-    job = _Job(
-        left,
-        right,
-        out,
-        c_dtype,
-        transpose_a,
-        transpose_b,
-        precision,
-        device_memory,
-        verify,
-        overwrite,
-        listener,
-    )
+    job = _Job(wanted, out, verify, overwrite, listener)
     # On a CPU floating point is BLAS's, and Numba, which the check needs, comes behind the product; unless that is
     # over so soon that the check would wait for it.
     loops = c_dtype.kind in "iu" or left.size * right.shape[int(not transpose_b)] < SMALL_PRODUCTS
@@ -181,16 +147,10 @@ def matmul(
 
 @dataclass(frozen=True)
 class _Job:
-    """A product as it was asked for, and checked: what every attempt at it has in common."""
+    """What every attempt at a product has in common."""
 
-    a: zarr.Array[Any]
-    b: zarr.Array[Any]
+    wanted: Wanted
     out: Source
-    dtype: np.dtype
-    transpose_a: bool
-    transpose_b: bool
-    precision: str
-    device_memory: int | str | None
     verify: bool
     overwrite: bool
     listener: Listener
@@ -235,22 +195,10 @@ def _attempt(
         A worker ran out of memory. The workers hold nothing of the run, and the growing output and its record stand
         as after any other error.
     """
-    listener = job.listener
+    listener, wanted = job.listener, job.wanted
     most_nbytes = failed.device_peak_nbytes // 2 if failed is not None else None
     past = _find_past(job.out, digest) if resume and failed is None else None
-    plan = _plan(
-        job.a,
-        job.b,
-        job.out,
-        job.dtype,
-        job.transpose_a,
-        job.transpose_b,
-        facts,
-        job.device_memory,
-        past,
-        job.precision,
-        most_nbytes,
-    )
+    plan = plan_for(wanted, job.out, facts, past, most_nbytes)
     if failed is not None:
         place = "the GPU" if facts[0].device == "cuda" else "a worker"
         given_up = _recorded(job.out, digest)
@@ -274,7 +222,7 @@ def _attempt(
     listener(Notice(_choice(facts, plan)))
     # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
     overwrite = job.overwrite or (failed is not None and store.local_path(job.out) is None)
-    output, recorded = _open_output(job.out, job.a, plan, digest, past, job.dtype, overwrite)
+    output, recorded = _open_output(job.out, wanted.a, plan, digest, past, wanted.dtype, overwrite)
     ledger = None
     try:
         finished = _still_stored(output, plan, recorded)
@@ -287,12 +235,12 @@ def _attempt(
                 )
             )
         product = Product(
-            a=job.a,
-            b=job.b,
+            a=wanted.a,
+            b=wanted.b,
             c=output.array,
             plan=plan,
             device=facts[0].device,
-            precision=job.precision,
+            precision=wanted.precision,
             read_threads=plan.read_threads,
             write_threads=plan.write_threads,
             run=uuid.uuid4().hex[:12],
@@ -312,13 +260,13 @@ def _attempt(
         if job.verify:
             verification = verify_product(
                 client,
-                job.a,
-                job.b,
+                wanted.a,
+                wanted.b,
                 output.array,
-                transpose_a=job.transpose_a,
-                transpose_b=job.transpose_b,
+                transpose_a=wanted.transpose_a,
+                transpose_b=wanted.transpose_b,
                 rounds=config.get("verify-rounds"),
-                precision=job.precision,
+                precision=wanted.precision,
                 listener=listener,
             )
             if not verification.conclusive:
@@ -355,79 +303,6 @@ def _attempt(
     )
 
 
-def plan_matmul(
-    a: Source,
-    b: Source,
-    *,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    dtype: str | np.dtype | None = None,
-    precision: str = "full",
-    workers: int = 1,
-    device: str = "auto",
-    device_memory: int | str | None = None,
-    host_memory: int | str | None = None,
-    cluster: Cluster | None = None,
-    cluster_file: str | None = None,
-) -> MatmulPlan:
-    """The plan that ``matmul`` would follow, from nothing but metadata.
-
-    It is for ``workers`` workers, each with all the memory and cores of this machine (or a GPU like its first), whose
-    processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers that are found there and
-    what they have (a profile's own cluster is started for that).
-
-    Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError
-    for fewer workers than one, more than `MOST_WORKERS`, workers or their memory beside a cluster, or a wrong setting.
-    """
-    config.check_all()
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise OptionError(f"workers={workers!r}: a product needs a whole number of workers, one or more")
-    if workers > MOST_WORKERS:
-        raise OptionError(f"workers={workers}: a plan is for {MOST_WORKERS} workers at most")
-    if cluster is not None and (workers != 1 or host_memory is not None):
-        named = f"workers={workers}" if workers != 1 else f"host_memory={host_memory!r}"
-        raise OptionError(
-            f"{named} beside a cluster: a plan is for the workers that are found there, and what they have; leave one"
-            " of the two away"
-        )
-    left, right, c_dtype = _open_factors(a, b, transpose_a, transpose_b, dtype, precision)
-    if cluster is None:
-        facts = [_facts_here(device, host_memory)] * workers
-    else:
-        with open_cluster(cluster, cluster_file) as client:
-            await_workers(client, waiting=on_waiting(ignore, "plan", "ends it"))
-            facts = survey(client, device, loops=False)
-    return _plan(left, right, None, c_dtype, transpose_a, transpose_b, facts, device_memory, None, precision)
-
-
-def _open_factors(
-    a: Source, b: Source, transpose_a: bool, transpose_b: bool, dtype: str | np.dtype | None, precision: str
-) -> tuple[zarr.Array[Any], zarr.Array[Any], np.dtype]:
-    left = store.open_array(a, ndim=2, role="A")
-    right = store.open_array(b, ndim=2, role="B")
-    inner_left, inner_right = left.shape[0 if transpose_a else 1], right.shape[1 if transpose_b else 0]
-    if inner_left != inner_right:
-        hint = ""
-        if left.shape[0 if not transpose_a else 1] == inner_right:
-            hint = "; transposing A would make them agree"
-        elif right.shape[1 if not transpose_b else 0] == inner_left:
-            hint = "; transposing B would make them agree"
-        raise ShapeError(
-            f"inner sides differ: op(A) from {store.name_of(left)} has {inner_left} columns and op(B) from"
-            f" {store.name_of(right)} has {inner_right} rows; they must be equal{hint}"
-        )
-    names = f"A: {store.name_of(left)}", f"B: {store.name_of(right)}"
-    c_dtype = check.result_dtype(_native(left), _native(right), dtype, names)
-    if c_dtype == BFLOAT16:
-        raise DTypeError("dtype=bfloat16 cannot be stored: zarr-python has no such type; use dtype='float32'")
-    check.precision(precision, c_dtype)
-    return left, right, c_dtype
-
-
-def _native(array: zarr.Array[Any]) -> np.dtype:
-    return np.dtype(array.dtype).newbyteorder("=")
-
-
 def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) -> None:
     """The output replaces or fills its place, so it must not be where a factor is read from."""
     path = store.local_path(store.name_of(out))
@@ -458,194 +333,6 @@ def _check_shareable(arrays: list[Source]) -> None:
                 f"{store.name_of(array)} lies in this process's memory, where no worker can reach it; store it in a"
                 " file (zarr.storage.LocalStore; /dev/shm is as fast), or use tilewright.kernels.matmul on NumPy arrays"
             )
-
-
-def _facts_here(device: str, host_memory: int | str | None) -> WorkerFacts:
-    """This machine in place of a worker, for a plan without a cluster."""
-    from distributed.system import MEMORY_LIMIT
-
-    from tilewright.kernels.device import devices
-    from tilewright.kernels.launch import resolve_device
-
-    kind = resolve_device(device)
-    cores = cores_here(), usable_cores(), os.cpu_count() or 1
-    limit = (
-        config.as_nbytes(host_memory, "host_memory (--host-memory)")
-        if host_memory is not None
-        else MEMORY_LIMIT
-    )
-    if kind == "cpu":
-        return WorkerFacts("cpu", "CPU", None, limit, *cores)
-    first = devices()[0]
-    return WorkerFacts("cuda", first.name, first.memory_free or first.memory_total, limit, *cores)
-
-
-def _plan(
-    left: zarr.Array[Any],
-    right: zarr.Array[Any],
-    out: Source | None,
-    c_dtype: np.dtype,
-    transpose_a: bool,
-    transpose_b: bool,
-    facts: list[WorkerFacts],
-    device_memory: int | str | None,
-    past: Past | None,
-    precision: str,
-    most_nbytes: int | None = None,
-) -> MatmulPlan:
-    """``most_nbytes`` bounds the memory of tiles and panels whatever the workers and the caller allow."""
-    a = store.as_stored_matrix(left, transpose=transpose_a)
-    b = store.as_stored_matrix(right, transpose=transpose_b)
-    parent = Parent(a.rows, b.columns, a.columns, transpose_a, transpose_b)
-    limits = _limits(facts, device_memory, c_dtype, precision, parent)
-    if most_nbytes is not None:
-        limits = replace(limits, device_nbytes=min(limits.device_nbytes, most_nbytes))
-    if isinstance(out, zarr.Array):
-        check_given_output(out, (a.rows, b.columns), c_dtype)
-        unit = store.write_unit(out)
-        c_unit = (unit[0], unit[1])
-    else:
-        c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
-        if fitting_unit(a, b, c_dtype, c_unit, limits, (transpose_a, transpose_b)) != c_unit:
-            c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes, small=True)
-    given = out if isinstance(out, zarr.Array) else None
-    coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
-    limits = replace(
-        limits,
-        read_threads=_threads(
-            "read-threads", facts, (left, right), [op.unit_nbytes for op in (a, b) if not op.plain]
-        ),
-        tile_buffers=_tile_buffers(facts, out),
-        lanes=_lanes(facts),
-    )
-
-    def make(c_unit: tuple[int, int], keep: Geometry | None = None) -> MatmulPlan:
-        piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
-        encoders = partial(encoders_nbytes, given, piece) if coded or given is not None else _no_encoders
-        threads = _threads("write-threads", facts, (left, right), [piece] if coded else [], encoders)
-        return plan_tiles(
-            a,
-            b,
-            c_dtype,
-            c_unit,
-            limits=replace(limits, write_threads=threads, encoders_nbytes=encoders(threads)),
-            transpose_a=transpose_a,
-            transpose_b=transpose_b,
-            keep=keep,
-        )
-
-    if past is not None:
-        # C stays chunked as it was begun, for another memory too; where that is too large for this one, it starts anew.
-        with suppress(PlanError):
-            kept = make(past.c_unit, past.geometry)
-            if kept.geometry == past.geometry:
-                return kept
-    return make(c_unit)
-
-
-def _limits(
-    facts: list[WorkerFacts],
-    device_memory: int | str | None,
-    dtype: np.dtype,
-    precision: str,
-    parent: Parent,
-) -> Limits:
-    """What every worker can hold: the smallest of them sets it, since any tile may come to any worker."""
-    on_host = facts[0].device == "cpu"
-    host_limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
-    host = min(host_limits) if host_limits else None
-    asked = config.get("device-memory", device_memory)
-    if on_host:
-        cap = config.get("host-core-nbytes") * min(fact.cores for fact in facts)
-        nbytes = asked or (cap if host is None else min(cap, int(host * config.get("host-share"))))
-    else:
-        free = min(fact.device_free_nbytes for fact in facts if fact.device_free_nbytes is not None)
-        nbytes = min(asked, free) if asked else int(free * config.get("device-memory-share"))
-    workspace = (
-        no_workspace if on_host else partial(_workspace, dtype=dtype, precision=precision, parent=parent)
-    )
-    return Limits(
-        workers=len(facts),
-        device_nbytes=nbytes,
-        host_nbytes=host,
-        on_host=on_host,
-        panel_nbytes=config.get("panel-nbytes"),
-        tiles=config.get("tiles"),
-        workspace_nbytes=workspace,
-        line_nbytes=1 if on_host else LINE_NBYTES,
-    )
-
-
-def _no_encoders(threads: int) -> int:
-    """What encoders take up where nothing is encoded."""
-    return 0
-
-
-def _threads(
-    name: str,
-    facts: list[WorkerFacts],
-    inputs: Sequence[zarr.Array[Any]],
-    coded: Sequence[int],
-    encoders: Callable[[int], int] = _no_encoders,
-) -> int:
-    """Threads of each worker that read chunks (``read-threads``), or write them (``write-threads``).
-
-    coded: bytes of stored pieces that have to be decoded, or encoded, if any. encoders: what encoders take up where so
-    many threads write, in bytes.
-
-    Where the CPU multiplies and the chunks are in local files, more of them than cores only hold more memory; elsewhere
-    they wait for the bus, or for another host. For a GPU decoding and encoding are all that the cores have to do; but
-    what threads hold meanwhile, their lanes and coders, and pieces as they are stored and as they are in memory, may
-    take `CODING_SHARE` of the worker's memory.
-    """
-    count = config.threads(name)
-    local = all(store.is_local(array) for array in inputs)
-    if facts[0].device == "cpu":
-        return min(count, min(fact.cores for fact in facts)) if local else count
-    if config.get(name) is not None or not (coded and local):
-        return count
-    share = _share_of_cores(facts)
-    limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
-    if limits:
-        coder_nbytes = max(CODER_NBYTES, encoders(share) // share)
-        held_nbytes = LANE_NBYTES + coder_nbytes + 2 * max(coded)
-        share = min(share, int(min(limits) * CODING_SHARE) // held_nbytes)
-    return max(count, share)
-
-
-def _lanes(facts: list[WorkerFacts]) -> int | None:
-    """How many of a worker's threads read or write at once, or None for all of them.
-
-    As many as read and write plain chunks, which wait for the bus; or as many as it has cores. Of more that decode and
-    encode, one that holds the interpreter's lock may have to wait for a core, and all others wait with it: those too
-    that start the GPU's work.
-    """
-    if facts[0].device == "cpu":
-        return None
-    return max(sum(config.threads(name) for name in config.THREADS), _share_of_cores(facts))
-
-
-def _tile_buffers(facts: list[WorkerFacts], out: Source | None) -> int:
-    """Tiles that a worker holds at most: a single core has no time to multiply while it writes to files."""
-    to_files = store.is_local(out) if isinstance(out, zarr.Array) else out is None or store.local_path(out)
-    single = facts[0].device == "cpu" and min(fact.cores for fact in facts) == 1
-    return 1 if single and to_files else TILE_BUFFERS
-
-
-def _share_of_cores(facts: list[WorkerFacts]) -> int:
-    """The cores that each worker has at least, by how many there are on its host; without an address it is alone."""
-    hosts = [get_address_host(fact.address) if fact.address else None for fact in facts]
-    neighbours = {**Counter(hosts), None: 1}
-    return min(
-        share_of_cores(fact.usable_cores, fact.host_cores, neighbours[host])
-        for fact, host in zip(facts, hosts, strict=True)
-    )
-
-
-def _workspace(
-    rows: int, columns: int, depth: int, *, dtype: np.dtype, precision: str, parent: Parent
-) -> int:
-    return workspace_nbytes(rows, columns, depth, dtype, precision, parent)
 
 
 def _recorded(out: Source, digest: str) -> int:

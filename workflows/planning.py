@@ -1,0 +1,327 @@
+"""What a matrix product would take: from factors and workers, as they are found, to a plan."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import zarr
+from distributed.comm import get_address_host
+
+from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.gemm import check
+from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
+from tilewright.kernels.host_loops import share_of_cores, usable_cores
+from tilewright.pipeline import config, store
+from tilewright.pipeline.cluster import Cluster, open_cluster
+from tilewright.pipeline.errors import DTypeError, OptionError, PlanError, ShapeError
+from tilewright.pipeline.events import ignore, on_waiting
+from tilewright.pipeline.layout import LINE_NBYTES
+from tilewright.pipeline.ledger import Past
+from tilewright.pipeline.output import check_given_output, output_chunks
+from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, fitting_unit
+from tilewright.pipeline.plan import plan_matmul as plan_tiles
+from tilewright.pipeline.region_write import encoders_nbytes
+from tilewright.pipeline.store import Source
+from tilewright.pipeline.submit import await_workers, survey
+from tilewright.pipeline.tasks import WorkerFacts, cores_here
+from tilewright.pipeline.terms import TILE_BUFFERS, Geometry, Limits, no_workspace
+
+CODING_SHARE = 1 / 8
+"""Of a worker's memory, what threads that decode may hold, and those that encode as much, before they are fewer than
+there are cores."""
+
+MOST_WORKERS = 10**6
+"""That a plan is asked for: each is an entry in a list, and far beyond every cluster they would only fill memory."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A product as it was asked for, and checked."""
+
+    a: zarr.Array[Any]
+    b: zarr.Array[Any]
+    dtype: np.dtype
+    """Of C."""
+    transpose_a: bool = False
+    transpose_b: bool = False
+    precision: str = "full"
+    device_memory: int | str | None = None
+    """The most that tiles and panels may take on each worker; None: what the configuration says."""
+
+
+def plan_matmul(
+    a: Source,
+    b: Source,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: str | np.dtype | None = None,
+    precision: str = "full",
+    workers: int = 1,
+    device: str = "auto",
+    device_memory: int | str | None = None,
+    host_memory: int | str | None = None,
+    cluster: Cluster | None = None,
+    cluster_file: str | None = None,
+) -> MatmulPlan:
+    """The plan that ``matmul`` would follow, from nothing but metadata.
+
+    It is for ``workers`` workers, each with all the memory and cores of this machine (or a GPU like its first), whose
+    processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers that are found there and
+    what they have (a profile's own cluster is started for that).
+
+    Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError
+    for fewer workers than one, more than `MOST_WORKERS`, workers or their memory beside a cluster, or a wrong setting.
+    """
+    config.check_all()
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise OptionError(f"workers={workers!r}: a product needs a whole number of workers, one or more")
+    if workers > MOST_WORKERS:
+        raise OptionError(f"workers={workers}: a plan is for {MOST_WORKERS} workers at most")
+    if cluster is not None and (workers != 1 or host_memory is not None):
+        named = f"workers={workers}" if workers != 1 else f"host_memory={host_memory!r}"
+        raise OptionError(
+            f"{named} beside a cluster: a plan is for the workers that are found there, and what they have; leave one"
+            " of the two away"
+        )
+    wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
+    if cluster is None:
+        facts = [_facts_here(device, host_memory)] * workers
+    else:
+        with open_cluster(cluster, cluster_file) as client:
+            await_workers(client, waiting=on_waiting(ignore, "plan", "ends it"))
+            facts = survey(client, device, loops=False)
+    return plan_for(wanted, None, facts)
+
+
+def open_factors(
+    a: Source,
+    b: Source,
+    transpose_a: bool,
+    transpose_b: bool,
+    dtype: str | np.dtype | None,
+    precision: str,
+    device_memory: int | str | None,
+) -> Wanted:
+    """Open the factors, and check that they can be multiplied so. Raises as ``matmul`` does."""
+    left = store.open_array(a, ndim=2, role="A")
+    right = store.open_array(b, ndim=2, role="B")
+    inner_left, inner_right = left.shape[0 if transpose_a else 1], right.shape[1 if transpose_b else 0]
+    if inner_left != inner_right:
+        hint = ""
+        if left.shape[0 if not transpose_a else 1] == inner_right:
+            hint = "; transposing A would make them agree"
+        elif right.shape[1 if not transpose_b else 0] == inner_left:
+            hint = "; transposing B would make them agree"
+        raise ShapeError(
+            f"inner sides differ: op(A) from {store.name_of(left)} has {inner_left} columns and op(B) from"
+            f" {store.name_of(right)} has {inner_right} rows; they must be equal{hint}"
+        )
+    names = f"A: {store.name_of(left)}", f"B: {store.name_of(right)}"
+    c_dtype = check.result_dtype(_native(left), _native(right), dtype, names)
+    if c_dtype == BFLOAT16:
+        raise DTypeError("dtype=bfloat16 cannot be stored: zarr-python has no such type; use dtype='float32'")
+    check.precision(precision, c_dtype)
+    return Wanted(left, right, c_dtype, transpose_a, transpose_b, precision, device_memory)
+
+
+def _native(array: zarr.Array[Any]) -> np.dtype:
+    return np.dtype(array.dtype).newbyteorder("=")
+
+
+def plan_for(
+    wanted: Wanted,
+    out: Source | None,
+    facts: list[WorkerFacts],
+    past: Past | None = None,
+    most_nbytes: int | None = None,
+) -> MatmulPlan:
+    """The plan of a product for workers such as these.
+
+    ``out`` is where C goes, None where nobody said. ``past`` is what an earlier run left: its geometry is kept where
+    it fits. ``most_nbytes`` bounds the memory of tiles and panels whatever the workers and the caller allow.
+
+    Raises
+    ------
+    PlanError
+        No tile fits, or the host's memory does not hold what a worker needs.
+    OutputError
+        ``out`` is an open array that cannot take C.
+    """
+    left, right, c_dtype = wanted.a, wanted.b, wanted.dtype
+    transpose_a, transpose_b = wanted.transpose_a, wanted.transpose_b
+    a = store.as_stored_matrix(left, transpose=transpose_a)
+    b = store.as_stored_matrix(right, transpose=transpose_b)
+    parent = Parent(a.rows, b.columns, a.columns, transpose_a, transpose_b)
+    limits = _limits(facts, wanted, parent)
+    if most_nbytes is not None:
+        limits = replace(limits, device_nbytes=min(limits.device_nbytes, most_nbytes))
+    if isinstance(out, zarr.Array):
+        check_given_output(out, (a.rows, b.columns), c_dtype)
+        unit = store.write_unit(out)
+        c_unit = (unit[0], unit[1])
+    else:
+        c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
+        if fitting_unit(a, b, c_dtype, c_unit, limits, (transpose_a, transpose_b)) != c_unit:
+            c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes, small=True)
+    given = out if isinstance(out, zarr.Array) else None
+    coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
+    limits = replace(
+        limits,
+        read_threads=_threads(
+            "read-threads", facts, (left, right), [op.unit_nbytes for op in (a, b) if not op.plain]
+        ),
+        tile_buffers=_tile_buffers(facts, out),
+        lanes=_lanes(facts),
+    )
+
+    def make(c_unit: tuple[int, int], keep: Geometry | None = None) -> MatmulPlan:
+        piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
+        encoders = partial(encoders_nbytes, given, piece) if coded or given is not None else _no_encoders
+        threads = _threads("write-threads", facts, (left, right), [piece] if coded else [], encoders)
+        return plan_tiles(
+            a,
+            b,
+            c_dtype,
+            c_unit,
+            limits=replace(limits, write_threads=threads, encoders_nbytes=encoders(threads)),
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+            keep=keep,
+        )
+
+    if past is not None:
+        # C stays chunked as it was begun, for another memory too; where that is too large for this one, it starts anew.
+        with suppress(PlanError):
+            kept = make(past.c_unit, past.geometry)
+            if kept.geometry == past.geometry:
+                return kept
+    return make(c_unit)
+
+
+def _facts_here(device: str, host_memory: int | str | None) -> WorkerFacts:
+    """This machine in place of a worker, for a plan without a cluster."""
+    from distributed.system import MEMORY_LIMIT
+
+    from tilewright.kernels.device import devices
+    from tilewright.kernels.launch import resolve_device
+
+    kind = resolve_device(device)
+    cores = cores_here(), usable_cores(), os.cpu_count() or 1
+    limit = (
+        config.as_nbytes(host_memory, "host_memory (--host-memory)")
+        if host_memory is not None
+        else MEMORY_LIMIT
+    )
+    if kind == "cpu":
+        return WorkerFacts("cpu", "CPU", None, limit, *cores)
+    first = devices()[0]
+    return WorkerFacts("cuda", first.name, first.memory_free or first.memory_total, limit, *cores)
+
+
+def _limits(facts: list[WorkerFacts], wanted: Wanted, parent: Parent) -> Limits:
+    """What every worker can hold: the smallest of them sets it, since any tile may come to any worker."""
+    on_host = facts[0].device == "cpu"
+    host_limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
+    host = min(host_limits) if host_limits else None
+    asked = config.get("device-memory", wanted.device_memory)
+    if on_host:
+        cap = config.get("host-core-nbytes") * min(fact.cores for fact in facts)
+        nbytes = asked or (cap if host is None else min(cap, int(host * config.get("host-share"))))
+    else:
+        free = min(fact.device_free_nbytes for fact in facts if fact.device_free_nbytes is not None)
+        nbytes = min(asked, free) if asked else int(free * config.get("device-memory-share"))
+    workspace = (
+        no_workspace
+        if on_host
+        else partial(_workspace, dtype=wanted.dtype, precision=wanted.precision, parent=parent)
+    )
+    return Limits(
+        workers=len(facts),
+        device_nbytes=nbytes,
+        host_nbytes=host,
+        on_host=on_host,
+        panel_nbytes=config.get("panel-nbytes"),
+        tiles=config.get("tiles"),
+        workspace_nbytes=workspace,
+        line_nbytes=1 if on_host else LINE_NBYTES,
+    )
+
+
+def _no_encoders(threads: int) -> int:
+    """What encoders take up where nothing is encoded."""
+    return 0
+
+
+def _threads(
+    name: str,
+    facts: list[WorkerFacts],
+    inputs: Sequence[zarr.Array[Any]],
+    coded: Sequence[int],
+    encoders: Callable[[int], int] = _no_encoders,
+) -> int:
+    """Threads of each worker that read chunks (``read-threads``), or write them (``write-threads``).
+
+    coded: bytes of stored pieces that have to be decoded, or encoded, if any. encoders: what encoders take up where so
+    many threads write, in bytes.
+
+    Where the CPU multiplies and the chunks are in local files, more of them than cores only hold more memory; elsewhere
+    they wait for the bus, or for another host. For a GPU decoding and encoding are all that the cores have to do; but
+    what threads hold meanwhile, their lanes and coders, and pieces as they are stored and as they are in memory, may
+    take `CODING_SHARE` of the worker's memory.
+    """
+    count = config.threads(name)
+    local = all(store.is_local(array) for array in inputs)
+    if facts[0].device == "cpu":
+        return min(count, min(fact.cores for fact in facts)) if local else count
+    if config.get(name) is not None or not (coded and local):
+        return count
+    share = _share_of_cores(facts)
+    limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
+    if limits:
+        coder_nbytes = max(CODER_NBYTES, encoders(share) // share)
+        held_nbytes = LANE_NBYTES + coder_nbytes + 2 * max(coded)
+        share = min(share, int(min(limits) * CODING_SHARE) // held_nbytes)
+    return max(count, share)
+
+
+def _lanes(facts: list[WorkerFacts]) -> int | None:
+    """How many of a worker's threads read or write at once, or None for all of them.
+
+    As many as read and write plain chunks, which wait for the bus; or as many as it has cores. Of more that decode and
+    encode, one that holds the interpreter's lock may have to wait for a core, and all others wait with it: those too
+    that start the GPU's work.
+    """
+    if facts[0].device == "cpu":
+        return None
+    return max(sum(config.threads(name) for name in config.THREADS), _share_of_cores(facts))
+
+
+def _tile_buffers(facts: list[WorkerFacts], out: Source | None) -> int:
+    """Tiles that a worker holds at most: a single core has no time to multiply while it writes to files."""
+    to_files = store.is_local(out) if isinstance(out, zarr.Array) else out is None or store.local_path(out)
+    single = facts[0].device == "cpu" and min(fact.cores for fact in facts) == 1
+    return 1 if single and to_files else TILE_BUFFERS
+
+
+def _share_of_cores(facts: list[WorkerFacts]) -> int:
+    """The cores that each worker has at least, by how many there are on its host; without an address it is alone."""
+    hosts = [get_address_host(fact.address) if fact.address else None for fact in facts]
+    neighbours = {**Counter(hosts), None: 1}
+    return min(
+        share_of_cores(fact.usable_cores, fact.host_cores, neighbours[host])
+        for fact, host in zip(facts, hosts, strict=True)
+    )
+
+
+def _workspace(
+    rows: int, columns: int, depth: int, *, dtype: np.dtype, precision: str, parent: Parent
+) -> int:
+    return workspace_nbytes(rows, columns, depth, dtype, precision, parent)
