@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -256,106 +256,163 @@ def verify_product(
     check.precision(precision, dtype)
     empty = m * n == 0  # nothing to compare; without k there is: C must be zeros
     probe = _draw_probe(n, dtype, rounds, as_stored_matrix(c).unit[1])
-    run = f"verify-{time.time_ns():x}"
     right_step, left_step = right.step(), max(left.step(), result.step())
     right_rows = [slice(i, min(i + right_step, k)) for i in range(0, k, right_step) if not empty]
     left_rows = [slice(i, min(i + left_step, m)) for i in range(0, m, left_step) if not empty]
-    total = len(right_rows) + len(left_rows)
     nbytes = 0 if empty else sum(side.array.nbytes for side in (left, right, result))
-    listener(WorkPlanned("verify", total, 0, "panels", nbytes, 0))
-    window = window_of(client)
-    waiting = on_waiting(listener, "verify", "ends the check and keeps the product")
+    listener(WorkPlanned("verify", len(right_rows) + len(left_rows), 0, "panels", nbytes, 0))
+    tasks = _Tasks(client, listener)
+    image = _project_all(tasks, right, right_rows, probe)
+    limits = _limits_of(image, k, dtype, precision, exact=probe.exact)
+    outcomes = _compare_all(tasks, left, result, left_rows, image, limits, probe, len(right_rows))
+    unchecked = sum(outcome.unchecked for outcome in outcomes)
+    conclusive = empty or m * len(image.thin) > unchecked
+    worst = max(outcomes, key=lambda outcome: (outcome.largest, -outcome.worst[0]), default=None)
+    largest = 0.0 if worst is None else worst.largest
+    if probe.exact:
+        largest = float(sum(outcome.largest for outcome in outcomes))
+    cause = ""
+    if precision in INPUT_LARGEST and largest == math.inf:
+        cause = _too_large(tasks, {"A": (left, left_rows), "B": (right, right_rows)}, precision)
+    seconds = time.perf_counter() - start
+    listener(WorkDone("verify", seconds))
+    return Verification(
+        passed=bool(largest <= limits.relative and conclusive),
+        conclusive=conclusive,
+        rounds=rounds,
+        largest_error=largest,
+        tolerance=limits.relative,
+        unchecked=unchecked,
+        worst=worst.worst if worst is not None and worst.largest > 0 else None,
+        seconds=seconds,
+        cause=cause,
+    )
 
-    def on_workers(
+
+class _Tasks:
+    """How a check's tasks get to the workers, and its listener hears of them."""
+
+    def __init__(self, client: Client, listener: Listener) -> None:
+        self._client, self._listener = client, listener
+        self._run = f"verify-{time.time_ns():x}"
+        self._window = window_of(client)
+        self._waiting = on_waiting(listener, "verify", "ends the check and keeps the product")
+
+    def run(
+        self,
         function: Callable[..., Result],
         calls: Iterable[tuple[Any, ...]],
         values: tuple[Any, ...],
         nbytes: int,
         name: str,
     ) -> Generator[tuple[int, Result], None, None]:
-        options: dict[str, Any] = {"key": f"{run}-{name}", "window": window, "waiting": waiting}
+        """The results of all calls as they come, with their places; ``values``, of ``nbytes``, go along with each."""
+        options: dict[str, Any] = {
+            "key": f"{self._run}-{name}",
+            "window": self._window,
+            "waiting": self._waiting,
+        }
         if nbytes > SENT_NBYTES:  # long vectors go to each worker once, not along with each task
-            return run_sent(client, function, calls, values, **options)
-        return run_bounded(client, function, ((*call, *values) for call in calls), **options)
+            return run_sent(self._client, function, calls, values, **options)
+        return run_bounded(self._client, function, ((*call, *values) for call in calls), **options)
 
-    def finished(place: int, array: zarr.Array[Any], rows: slice) -> None:
-        share = array.nbytes * (rows.stop - rows.start) // max(1, array.shape[0])
-        listener(UnitDone("verify", place, "", 0.0, share, 0, {}))
+    def finished(self, index: int, side: _Side, rows: slice) -> None:
+        """Tell that these rows have been gone through."""
+        nbytes = side.array.nbytes * (rows.stop - rows.start) // max(1, side.shape[0])
+        self._listener(UnitDone("verify", index, "", 0.0, nbytes, 0, {}))
 
-    # Rows of vectors, as the loops read them: B x for every round and group; and the norms of B's rows by group, with
-    # ones as the last, which give the norms of A's rows themselves.
+
+@dataclass(frozen=True)
+class _Image:
+    """What B makes of the probe, and what is measured of B on the way."""
+
+    thin: np.ndarray
+    """(groups × rounds) × k: B x of every group and round, one a row as the loops read them."""
+    norms: np.ndarray
+    """(groups + 1) × k, float64: norms of B's rows by group, with ones as the last, which give the norms of A's rows
+    themselves; empty for integers."""
+    column_squares: np.ndarray
+    """For each group, float64: at least the largest sum of |element|² in one of its columns."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.thin.nbytes + self.norms.nbytes
+
+
+def _project_all(tasks: _Tasks, right: _Side, pieces: Sequence[slice], probe: _Probe) -> _Image:
+    """B times the probe, its rows in these pieces."""
+    k = right.shape[0]
     groups = 0 if probe.exact else probe.group_count
-    thin = np.zeros((len(probe.vectors) * probe.group_count, k), probe.dtype)
-    norms = np.ones((0 if probe.exact else groups + 1, k))
-    column_squares = np.zeros(groups)
-    projections = on_workers(
-        _project, ((right, rows, True) for rows in right_rows), (probe,), probe.vectors.nbytes, "b"
+    image = _Image(
+        np.zeros((len(probe.vectors) * probe.group_count, k), probe.dtype),
+        np.ones((0 if probe.exact else groups + 1, k)),
+        np.zeros(groups),
     )
-    with closing(projections):
+    calls = ((right, rows, True) for rows in pieces)
+    with closing(tasks.run(_project, calls, (probe,), probe.vectors.nbytes, "b")) as projections:
         for place, sums in projections:
-            thin[:, right_rows[place]] = sums.thin.T
-            norms[:groups, right_rows[place]] = sums.norms.T
+            image.thin[:, pieces[place]] = sums.thin.T
+            image.norms[:groups, pieces[place]] = sums.norms.T
             with np.errstate(all="ignore"):  # NaN and infinity pass through
-                column_squares += sums.column_squares
-            finished(place, b, right_rows[place])
-    allowed = 0.0 if probe.exact else tolerance(k, dtype, precision)
+                np.add(image.column_squares, sums.column_squares, out=image.column_squares)
+            tasks.finished(place, right, pieces[place])
+    return image
+
+
+def _limits_of(image: _Image, k: int, dtype: np.dtype, precision: str, *, exact: bool) -> _Limits:
+    """What C may deviate by, of this dtype and computed in this precision."""
+    norms = image.norms[:-1]
     with np.errstate(all="ignore"):
-        group_norms = np.sqrt(np.einsum("gl,gl->g", norms[:groups], norms[:groups]))
-    limits = _Limits(
-        allowed,
-        0.0 if probe.exact else _tolerance_of_alike(k, dtype, precision),
+        group_norms = np.sqrt(np.einsum("gl,gl->g", norms, norms))
+    return _Limits(
+        0.0 if exact else tolerance(k, dtype, precision),
+        0.0 if exact else _tolerance_of_alike(k, dtype, precision),
         INPUT_SUBNORMAL.get(precision, 0.0),
         k,
         dtype,
-        np.sqrt(column_squares),
+        np.sqrt(image.column_squares),
         group_norms,
     )
-    shared_nbytes = thin.nbytes + norms.nbytes + probe.vectors.nbytes
-    outcomes = on_workers(
-        _compare,
-        ((left, result, rows) for rows in left_rows),
-        (thin, norms, limits, probe),
-        shared_nbytes,
-        "a",
-    )
-    faults: list[_Outcome] = []
-    with closing(outcomes):
+
+
+def _compare_all(
+    tasks: _Tasks,
+    left: _Side,
+    result: _Side,
+    pieces: Sequence[slice],
+    image: _Image,
+    limits: _Limits,
+    probe: _Probe,
+    first: int,
+) -> list[_Outcome]:
+    """C times the probe beside A times what B makes of it, its rows in these pieces; ``first`` is the place of
+    the first of them among all that the listener hears of."""
+    calls = ((left, result, rows) for rows in pieces)
+    values = image.thin, image.norms, limits, probe
+    nbytes = image.nbytes + probe.vectors.nbytes
+    found: list[_Outcome] = []
+    with closing(tasks.run(_compare, calls, values, nbytes, "a")) as outcomes:
         for place, outcome in outcomes:
-            faults.append(outcome)
-            finished(len(right_rows) + place, a, left_rows[place])
-    unchecked = sum(outcome.unchecked for outcome in faults)
-    compared = m * thin.shape[0] - unchecked
-    worst = max(faults, key=lambda outcome: (outcome.largest, -outcome.worst[0]), default=None)
-    largest = 0.0 if worst is None else worst.largest
-    if probe.exact:
-        largest = float(sum(outcome.largest for outcome in faults))
-    conclusive = compared > 0 or empty
-    cause = ""
-    if precision in INPUT_LARGEST and largest == math.inf:
-        causes = []
-        for role, side, pieces in (("A", left, left_rows), ("B", right, right_rows)):
-            calls = on_workers(_largest, ((side, rows) for rows in pieces), (), 0, f"largest-{role}")
-            with closing(calls):
-                most = max(found for _, found in calls)
-            if most > INPUT_LARGEST[precision]:
-                causes.append(f"{role}, {name_of(side.array)}, holds {most:.6g}")
-        if causes:
-            cause = (
-                f"{' and '.join(causes)}, where precision={precision!r} multiplies numbers of at most"
-                f" {INPUT_LARGEST[precision]:g}: scale that, or use precision='bf16' or 'tf32'"
-            )
-    seconds = time.perf_counter() - start
-    listener(WorkDone("verify", seconds))
-    return Verification(
-        passed=bool(largest <= allowed and conclusive),
-        conclusive=conclusive,
-        rounds=rounds,
-        largest_error=largest,
-        tolerance=allowed,
-        unchecked=unchecked,
-        worst=worst.worst if worst is not None and worst.largest > 0 else None,
-        seconds=seconds,
-        cause=cause,
+            found.append(outcome)
+            tasks.finished(first + place, left, pieces[place])
+    return found
+
+
+def _too_large(tasks: _Tasks, factors: dict[str, tuple[_Side, list[slice]]], precision: str) -> str:
+    """Which factors, and their rows in pieces, hold numbers that the precision cannot; nothing where none does."""
+    causes = []
+    for role, (side, pieces) in factors.items():
+        with closing(
+            tasks.run(_largest, ((side, rows) for rows in pieces), (), 0, f"largest-{role}")
+        ) as calls:
+            most = max(found for _, found in calls)
+        if most > INPUT_LARGEST[precision]:
+            causes.append(f"{role}, {name_of(side.array)}, holds {most:.6g}")
+    if not causes:
+        return ""
+    return (
+        f"{' and '.join(causes)}, where precision={precision!r} multiplies numbers of at most"
+        f" {INPUT_LARGEST[precision]:g}: scale that, or use precision='bf16' or 'tf32'"
     )
 
 
