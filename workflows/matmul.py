@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ from tilewright.pipeline.region_write import stored_nbytes
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import await_workers, survey
 from tilewright.pipeline.tasks import WorkerFacts
-from tilewright.pipeline.verify import check_rounds, verify_product
+from tilewright.pipeline.verify import Verification, check_rounds, verify_product
 from tilewright.workflows.planning import Wanted, open_factors, plan_for
 
 SMALL_PRODUCTS = 2**36
@@ -155,6 +156,10 @@ class _Job:
     overwrite: bool
     listener: Listener
 
+    def say(self, message: str) -> None:
+        """Tell the user."""
+        self.listener(Notice(message))
+
 
 class _TooLarge(Exception):
     """A worker ran out of memory under a plan."""
@@ -195,98 +200,75 @@ def _attempt(
         A worker ran out of memory. The workers hold nothing of the run, and the growing output and its record stand
         as after any other error.
     """
-    listener, wanted = job.listener, job.wanted
+    wanted = job.wanted
     most_nbytes = failed.device_peak_nbytes // 2 if failed is not None else None
     past = _find_past(job.out, digest) if resume and failed is None else None
     plan = plan_for(wanted, job.out, facts, past, most_nbytes)
     if failed is not None:
-        place = "the GPU" if facts[0].device == "cuda" else "a worker"
-        given_up = _recorded(job.out, digest)
-        lost = f"; the {given_up} tiles that were finished are given up" if given_up else ""
-        listener(
-            Notice(
-                f"{place} ran out of memory under a plan of {_peak(failed)} a worker; it goes on with one of"
-                f" {_peak(plan)}{lost}"
-            )
-        )
-    if past is not None and not _goes_on(plan, past):
-        listener(Notice("an earlier run left tiles that do not fit the memory of this one; it starts anew"))
+        job.say(_goes_on_smaller(facts, failed, plan, _recorded(job.out, digest)))
+    elif past is not None and not _goes_on(plan, past):
+        job.say("an earlier run left tiles that do not fit the memory of this one; it starts anew")
         past = None
-    elif past is None and resume and failed is None and _holds_record(job.out):
-        listener(
-            Notice(
-                "an earlier run left tiles of other inputs, of another request, or of another version of Tilewright;"
-                " they are replaced, and it starts anew"
-            )
+    elif past is None and resume and _holds_record(job.out):
+        job.say(
+            "an earlier run left tiles of other inputs, of another request, or of another version of Tilewright;"
+            " they are replaced, and it starts anew"
         )
-    listener(Notice(_choice(facts, plan)))
+    job.say(_choice(facts, plan))
     # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
     overwrite = job.overwrite or (failed is not None and store.local_path(job.out) is None)
     output, recorded = _open_output(job.out, wanted.a, plan, digest, past, wanted.dtype, overwrite)
-    ledger = None
     try:
-        finished = _still_stored(output, plan, recorded)
-        if len(finished) < len(recorded):
-            lost = counted(len(recorded) - len(finished), "tile")
-            listener(
-                Notice(
-                    f"{lost} of an earlier run lost stored pieces in {output.partial}, or parts of them, and will be"
-                    " computed again"
-                )
-            )
-        product = Product(
-            a=wanted.a,
-            b=wanted.b,
-            c=output.array,
-            plan=plan,
-            device=facts[0].device,
-            precision=wanted.precision,
-            read_threads=plan.read_threads,
-            write_threads=plan.write_threads,
-            run=uuid.uuid4().hex[:12],
-            sharing=_sharing(facts),
+        return _fill(client, job, facts, plan, digest, output, recorded)
+    finally:
+        output.release()
+
+
+def _fill(
+    client: Client,
+    job: _Job,
+    facts: list[WorkerFacts],
+    plan: MatmulPlan,
+    digest: str,
+    output: Output,
+    recorded: Mapping[int, int],
+) -> MatmulRun:
+    """Compute the tiles that the output lacks, verify and publish. Raises as `_attempt`."""
+    wanted = job.wanted
+    finished = _still_stored(output, plan, recorded)
+    if len(finished) < len(recorded):
+        lost = counted(len(recorded) - len(finished), "tile")
+        job.say(
+            f"{lost} of an earlier run lost stored pieces in {output.partial}, or parts of them, and will be"
+            " computed again"
         )
+    product = Product(
+        a=wanted.a,
+        b=wanted.b,
+        c=output.array,
+        plan=plan,
+        device=facts[0].device,
+        precision=wanted.precision,
+        read_threads=plan.read_threads,
+        write_threads=plan.write_threads,
+        run=uuid.uuid4().hex[:12],
+        sharing=_sharing(facts),
+    )
+    with ExitStack() as stack:
+        ledger = None
         if output.partial is not None:
             # The lock says that no other client lives which writes there; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
-            ledger = Ledger(output.partial, digest, plan, finished)
+            ledger = stack.enter_context(closing(Ledger(output.partial, digest, plan, finished)))
+        record = ledger.record if ledger is not None else _forget
         try:
-            done = run_tiles(
-                client, product, finished, listener, ledger.record if ledger is not None else _forget
-            )
+            done = run_tiles(client, product, finished, job.listener, record)
         except DeviceMemoryError as error:
             raise _TooLarge(plan, error) from None
-        verification = None
-        if job.verify:
-            verification = verify_product(
-                client,
-                wanted.a,
-                wanted.b,
-                output.array,
-                transpose_a=wanted.transpose_a,
-                transpose_b=wanted.transpose_b,
-                rounds=config.get("verify-rounds"),
-                precision=wanted.precision,
-                listener=listener,
-            )
-            if not verification.conclusive:
-                listener(Notice(f"{verification}; the product is kept unverified"))
-            elif not verification.passed:
-                if ledger is not None and output.partial is not None:
-                    ledger.remove(output.partial)  # its tiles are not to be trusted by a run that resumes
-                raise VerificationError(
-                    f"{verification}; the product is kept at {store.name_of(output.array)} for inspection,"
-                    " and the next run computes it anew"
-                )
+        verification = _verified(client, job, output, ledger) if job.verify else None
         # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
         for left in output.publish(ledger.remove) if ledger is not None else output.publish():
-            listener(Notice(left))
-    finally:
-        try:
-            if ledger is not None:
-                ledger.close()
-        finally:
-            output.release()
+            job.say(left)
     return MatmulRun(
         plan=plan,
         device=facts[0].name,
@@ -300,6 +282,43 @@ def _attempt(
         workers=done.workers,
         resumed=len(finished),
         verification=verification,
+    )
+
+
+def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) -> Verification:
+    """Check the product before it gets its name. Raises VerificationError where it is wrong: it is kept, but its
+    record is not, since its tiles are not to be trusted by a run that goes on."""
+    wanted = job.wanted
+    verification = verify_product(
+        client,
+        wanted.a,
+        wanted.b,
+        output.array,
+        transpose_a=wanted.transpose_a,
+        transpose_b=wanted.transpose_b,
+        rounds=config.get("verify-rounds"),
+        precision=wanted.precision,
+        listener=job.listener,
+    )
+    if not verification.conclusive:
+        job.say(f"{verification}; the product is kept unverified")
+    elif not verification.passed:
+        if ledger is not None and output.partial is not None:
+            ledger.remove(output.partial)
+        raise VerificationError(
+            f"{verification}; the product is kept at {store.name_of(output.array)} for inspection,"
+            " and the next run computes it anew"
+        )
+    return verification
+
+
+def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulPlan, given_up: int) -> str:
+    """One sentence about a plan that takes the place of one that was too large, and the tiles that it gives up."""
+    place = "the GPU" if facts[0].device == "cuda" else "a worker"
+    lost = f"; the {given_up} tiles that were finished are given up" if given_up else ""
+    return (
+        f"{place} ran out of memory under a plan of {_peak(failed)} a worker; it goes on with one of"
+        f" {_peak(plan)}{lost}"
     )
 
 
