@@ -405,7 +405,7 @@ def _too_large(tasks: _Tasks, factors: dict[str, tuple[_Side, list[slice]]], pre
         with closing(
             tasks.run(_largest, ((side, rows) for rows in pieces), (), 0, f"largest-{role}")
         ) as calls:
-            most = max(found for _, found in calls)
+            most = max((found for _, found in calls), default=0.0)
         if most > INPUT_LARGEST[precision]:
             causes.append(f"{role}, {name_of(side.array)}, holds {most:.6g}")
     if not causes:

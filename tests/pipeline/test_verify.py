@@ -357,6 +357,15 @@ def test_an_operand_that_is_too_large_for_the_precision_is_named(
     assert check(client, tmp_path / "right", a, b, a @ b, precision="fp16").passed
 
 
+@pytest.mark.parametrize("precision", ["full", "fp16"])
+def test_infinity_in_a_sum_of_nothing_is_wrong(precision: str, client: Client, tmp_path: Path) -> None:
+    a, b, c = np.ones((3, 0), "f4"), np.ones((0, 4), "f4"), np.zeros((3, 4), "f4")
+    c[1, 2] = np.inf
+    found = check(client, tmp_path, a, b, c, precision=precision)
+    assert not found.passed
+    assert found.largest_error == np.inf
+
+
 @pytest.mark.parametrize("dtype", ["f4", "i8"])
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 50, 40), (40, 50, 0), (0, 50, 0), (0, 0, 0)])
 def test_nothing_is_read_for_an_empty_product(
