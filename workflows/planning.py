@@ -176,7 +176,10 @@ def plan_for(
     limits = replace(
         limits,
         read_threads=_threads(
-            "read-threads", facts, (left, right), [op.unit_nbytes for op in (a, b) if not op.plain]
+            "read-threads",
+            facts,
+            all(store.is_local(array) for array in (left, right)),
+            [op.unit_nbytes for op in (a, b) if not op.plain],
         ),
         tile_buffers=_tile_buffers(facts, out),
         lanes=_lanes(facts),
@@ -185,7 +188,7 @@ def plan_for(
     def make(c_unit: tuple[int, int], keep: Geometry | None = None) -> MatmulPlan:
         piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
         encoders = partial(encoders_nbytes, given, piece) if coded or given is not None else _no_encoders
-        threads = _threads("write-threads", facts, (left, right), [piece] if coded else [], encoders)
+        threads = _threads("write-threads", facts, _is_local(out), [piece] if coded else [], encoders)
         return plan_tiles(
             a,
             b,
@@ -263,14 +266,14 @@ def _no_encoders(threads: int) -> int:
 def _threads(
     name: str,
     facts: list[WorkerFacts],
-    inputs: Sequence[zarr.Array[Any]],
+    local: bool,
     coded: Sequence[int],
     encoders: Callable[[int], int] = _no_encoders,
 ) -> int:
     """Threads of each worker that read chunks (``read-threads``), or write them (``write-threads``).
 
-    coded: bytes of stored pieces that have to be decoded, or encoded, if any. encoders: what encoders take up where so
-    many threads write, in bytes.
+    local: whether these are in local files. coded: bytes of those that have to be decoded, or encoded, if any.
+    encoders: what encoders take up where so many threads write, in bytes.
 
     Where the CPU multiplies and the chunks are in local files, more of them than cores only hold more memory; elsewhere
     they wait for the bus, or for another host. For a GPU decoding and encoding are all that the cores have to do; but
@@ -278,7 +281,6 @@ def _threads(
     take `CODING_SHARE` of the worker's memory.
     """
     count = config.threads(name)
-    local = all(store.is_local(array) for array in inputs)
     if facts[0].device == "cpu":
         return min(count, min(fact.cores for fact in facts)) if local else count
     if config.get(name) is not None or not (coded and local):
@@ -306,9 +308,15 @@ def _lanes(facts: list[WorkerFacts]) -> int | None:
 
 def _tile_buffers(facts: list[WorkerFacts], out: Source | None) -> int:
     """Tiles that a worker holds at most: a single core has no time to multiply while it writes to files."""
-    to_files = store.is_local(out) if isinstance(out, zarr.Array) else out is None or store.local_path(out)
     single = facts[0].device == "cpu" and min(fact.cores for fact in facts) == 1
-    return 1 if single and to_files else TILE_BUFFERS
+    return 1 if single and _is_local(out) else TILE_BUFFERS
+
+
+def _is_local(out: Source | None) -> bool:
+    """Whether an output goes to files of this host; where nobody said, it does."""
+    if isinstance(out, zarr.Array):
+        return store.is_local(out)
+    return out is None or store.local_path(out) is not None
 
 
 def _share_of_cores(facts: list[WorkerFacts]) -> int:

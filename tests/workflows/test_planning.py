@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from distributed import Client
+from zarr.storage import MemoryStore
 
 import tilewright as tw
 from tests.workflows.test_matmul import put
@@ -254,3 +255,22 @@ def test_a_plan_for_a_cluster_takes_its_workers_from_there(
     assert tw.plan_matmul(path, path, cluster=client, device="cpu").workers == len(client.nthreads())
     with pytest.raises(OptionError, match=f"{named} beside a cluster"):
         tw.plan_matmul(path, path, cluster=client, device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    ("factors", "out", "threads"),
+    [
+        ("local", "c.zarr", (2, 2)),
+        ("local", None, (2, 2)),
+        ("local", "s3://bucket/c.zarr", (2, 8)),
+        ("remote", "c.zarr", (12, 2)),
+    ],
+)
+def test_on_a_cpu_each_kind_of_thread_is_as_many_as_cores_where_its_own_chunks_are_files(
+    factors: str, out: str | None, threads: tuple[int, int], tmp_path: Path
+) -> None:
+    store = str(tmp_path / "a") if factors == "local" else MemoryStore()
+    a = zarr.create_array(store, shape=(64, 64), chunks=(16, 16), dtype="f4")
+    facts = [tasks.WorkerFacts("cpu", "CPU", None, 4 * GIB, 2, 2, 2)]
+    made = plan_for(Wanted(a, a, np.dtype("f4")), out, facts)
+    assert (made.read_threads, made.write_threads) == threads
