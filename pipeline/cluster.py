@@ -20,6 +20,7 @@ import dask
 import yaml
 from distributed import Client, LocalCluster, Worker
 from distributed.utils import LoopRunner, sync
+from distributed.worker_memory import parse_memory_limit
 
 from tilewright.kernels.host_loops import start_compiler
 from tilewright.kernels.launch import cuda_available
@@ -41,9 +42,9 @@ HEARTBEAT_SECONDS = 5
 SETTLE_SECONDS = 0.02
 """Dask's connections wait up to 10 ms between two messages. Where the loop stops meanwhile Python tells, now and then,
 of a timeout that nobody took notice of."""
-LEAST_WORKER_NBYTES = 96 * 2**20
-"""What a worker process takes up before it has done anything (80 MiB), and a little: Dask ends one that is above its
-limit, starts another, and so on."""
+LEAST_WORKER_NBYTES = 192 * 2**20
+"""What a worker process takes up by itself, 134 MiB with the loops that it has compiled, and a few pieces of text. Dask
+ends one that is above its limit, starts another, and so on."""
 UNGUARDED = (
     "worker processes import the script that starts them, so its work has to stand under"
     ' `if __name__ == "__main__":`'
@@ -186,14 +187,17 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             f"{called}: n_workers: {workers} starts no worker; give it 1 or more, or leave it out"
         )
     server: LocalCluster
+    in_processes = kind != "local" or bool(profile.get("processes"))
     try:
+        if in_processes:
+            _check_memory_limit(called, profile)
         if kind == "local":
             if loops and not cuda_available():
                 start_compiler()  # for the CPU's loops, while the cluster starts
             # Short-lived and in this process: no dashboard to start, and no port that a second run would find taken.
             quiet = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}
             options = {"n_workers": 1, "processes": False} | quiet | profile
-            with _no_profiler():
+            with starting_workers() if in_processes else _no_profiler():
                 server = LocalCluster(**options)
         elif kind == "cpu":
             # Workers that see a GPU would take it: on this profile they must not.
@@ -201,11 +205,9 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             options = {"processes": True, "n_workers": os.cpu_count()} | profile
             with starting_workers():
                 server = LocalCluster(**options, env=environment)
-            _check_limits(called, server)
         else:
             with starting_workers():
                 server = _cuda_cluster(profile)
-            _check_limits(called, server)
     except (TypeError, ValueError) as error:
         raise _refused(called, profile, error) from error
     except TilewrightError:
@@ -217,15 +219,14 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     return stack.enter_context(client_of(server))
 
 
-def _check_limits(called: str, server: LocalCluster) -> None:
-    """End a cluster, and say why, whose workers could not even begin."""
-    limits = [nanny.memory_manager.memory_limit for nanny in server.workers.values()]
-    least = min((limit for limit in limits if limit), default=LEAST_WORKER_NBYTES)  # none: no limit
-    if least < LEAST_WORKER_NBYTES:
-        _close(server)
+def _check_memory_limit(called: str, options: dict[str, Any]) -> None:
+    """Raise ClusterError for a limit under which no worker process could work."""
+    given = options.get("memory_limit", "auto")
+    limit = None if given == "auto" else parse_memory_limit(given, 1, 1, logger=logger)
+    if limit is not None and limit < LEAST_WORKER_NBYTES:  # none: no limit
         raise ClusterError(
-            f"{called}: memory_limit: {least} bytes for a worker are fewer than its process takes before any work; give"
-            f" it {LEAST_WORKER_NBYTES // 2**20} MiB or more, or leave it out"
+            f"{called}: memory_limit: {given!r} is {limit} bytes for a worker, fewer than its process takes by itself;"
+            f" give it {LEAST_WORKER_NBYTES // 2**20} MiB or more, or leave it out"
         )
 
 

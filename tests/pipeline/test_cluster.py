@@ -102,11 +102,29 @@ def test_a_cluster_of_no_workers_is_refused_at_once(kind: str, workers: int, tmp
         open_cluster("none", path).__enter__()
 
 
-def test_a_memory_limit_that_no_process_keeps_is_refused(tmp_path: Path) -> None:
-    options = {"kind": "cpu", "n_workers": 2, "dashboard_address": ":0", "memory_limit": "40MiB"}
-    path = profile_file(tmp_path, small=options)
-    with pytest.raises(ClusterError, match=r"'small' of .*: memory_limit: 41943040 bytes .* give it 96 MiB"):
+@pytest.mark.parametrize(
+    "options", [{"kind": "cpu"}, {"kind": "cuda"}, {"kind": "local", "processes": True}], ids=str
+)
+@pytest.mark.parametrize(("limit", "nbytes"), [("40MiB", 40 * 2**20), (10**8, 10**8), (1e-9, r"\d+")])
+def test_a_memory_limit_that_no_process_keeps_is_refused(
+    options: dict[str, Any], limit: Any, nbytes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(cluster_module, "LocalCluster", lambda **options: started.append(options))
+    path = profile_file(tmp_path, small=options | {"memory_limit": limit})
+    said = rf"'small' of .*: memory_limit: {limit!r} is {nbytes} bytes for a worker.* give it 192 MiB"
+    with pytest.raises(ClusterError, match=said):
         open_cluster("small", path).__enter__()
+    assert not started
+
+
+def test_other_memory_limits_are_none_of_ours(tmp_path: Path) -> None:
+    for limit in ("auto", None, 0, "192MiB", 0.9):
+        cluster_module._check_memory_limit("it", {"memory_limit": limit})
+    cluster_module._check_memory_limit("it", {})
+    path = profile_file(tmp_path, threads={"kind": "local", "memory_limit": "40MiB"})
+    with open_cluster("threads", path) as own:
+        assert own.nthreads()
 
 
 def test_cpu_workers_are_processes_that_see_no_gpu(tmp_path: Path) -> None:
