@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from zarr.errors import BaseZarrError
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.chunks import METADATA_NAMES
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
-from tilewright.pipeline.store import Source, anchored, check_source, local_path, name_of
+from tilewright.pipeline.store import UNREADABLE, Source, anchored, check_source, local_path, name_of
 from tilewright.pipeline.terms import StoredMatrix
 
 LEAST_CHUNK_NBYTES = 2**20
@@ -225,8 +225,9 @@ def lock_folder(path: Path, *, create: bool = False) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if create else 0)
     while True:
         if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):  # not by exist_ok: that looks again, when it may be gone
-                path.mkdir(parents=True)
+                path.mkdir()
         try:
             descriptor = os.open(path, flags)
         except FileNotFoundError:
@@ -271,6 +272,26 @@ def _not_ours(partial: Path) -> OutputExistsError:
     )
 
 
+def _is_ours(names: Sequence[str]) -> bool:
+    """Whether a folder that holds these is one that a run has begun."""
+    return not names or MARK_NAME in names
+
+
+def check_growing_place(final: Path) -> None:
+    """Raise OutputExistsError, before any work, where an output would grow and something stands that is not ours."""
+    partial = partial_path(final)
+    for _ in range(2):  # a run that ends removes its mark last: who lists its folder meanwhile looks again
+        try:
+            if _is_ours(os.listdir(partial)):
+                return
+        except FileNotFoundError:
+            if not partial.is_symlink():
+                return
+        except OSError:
+            break
+    raise _not_ours(partial)
+
+
 def _empty(partial: Path) -> None:
     """Remove what an earlier run left in a folder that is locked, which stays, or the lock would be of no folder.
 
@@ -283,7 +304,7 @@ def _empty(partial: Path) -> None:
         What stands there is not ours.
     """
     entries = list(partial.iterdir())
-    if entries and not (partial / MARK_NAME).is_file():
+    if not _is_ours([entry.name for entry in entries]):
         raise _not_ours(partial)
 
     def turn(entry: Path) -> tuple[bool, bool, bool]:
@@ -332,6 +353,7 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
                     partial_path(path).lstat()  # a name of its own, and a longer one
         except (OSError, ValueError) as error:
             raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
+        _check_parents(path)
         taken = found is not None
         if taken and path.is_symlink():
             raise OutputExistsError(
@@ -357,6 +379,18 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
         raise OutputExistsError(
             f"output: {name_of(target)} exists; choose another path, or ask to overwrite it (--overwrite)"
         )
+
+
+def _check_parents(path: Path) -> None:
+    """Raise StoreError where a folder that a path lies in is a link to none: it can neither be made nor used."""
+    for folder in path.parents:
+        if folder.is_dir():
+            return
+        if folder.is_symlink():
+            raise StoreError(
+                f"output: {folder} is a link to {folder.readlink()}, and there is no such folder; create that, or"
+                " choose another path"
+            )
 
 
 def create_output(
@@ -432,11 +466,10 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
         return None
     try:
         array = anchored(zarr.open_array(partial.absolute(), mode="r+"), str(partial))
-        (partial / MARK_NAME).touch()  # older versions made none, and this run's record may be removed
         remove_drafts(partial)
     except BaseException as error:  # Ctrl-C too: this process may live on, and no other run could write there
         os.close(lock)
-        if isinstance(error, (OSError, BaseZarrError, ValueError, KeyError)):
+        if isinstance(error, (OSError, *UNREADABLE)):
             return None
         raise
     return Output(array, path, overwrite, lock)

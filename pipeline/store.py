@@ -23,6 +23,10 @@ from tilewright.pipeline.terms import StoredMatrix
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """What a user may name an array by: a path, a URL, or an open array."""
 
+UNREADABLE = (BaseZarrError, ValueError, KeyError, TypeError, AttributeError)
+"""What zarr-python raises for what is no array. It takes the form of the metadata for granted: a list for a mapping
+ends in an AttributeError."""
+
 GIVEN_NAME = "_tilewright_given_name"
 """The attribute of a local store that keeps what the user called its folder, whose path we made absolute."""
 
@@ -107,8 +111,7 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
         array = _opened(source)
     except FileNotFoundError as error:
         raise StoreError(f"{role}: there is no Zarr array at {name}; give the path of an array") from error
-    except (BaseZarrError, ValueError, KeyError, TypeError, AttributeError) as error:
-        # zarr-python takes the form of the metadata for granted: a list for a mapping ends in an AttributeError.
+    except UNREADABLE as error:
         reason = f"its metadata lack {error}" if isinstance(error, KeyError) else error
         raise StoreError(
             f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"

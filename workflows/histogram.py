@@ -21,7 +21,7 @@ from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
-from tilewright.pipeline.output import check_output_free, create_output, partial_path
+from tilewright.pipeline.output import check_growing_place, check_output_free, create_output, partial_path
 from tilewright.pipeline.region_write import region_writes, write_region
 from tilewright.pipeline.submit import await_workers, survey
 
@@ -130,6 +130,8 @@ def check_outputs(
             check_output_free(path, overwrite=overwrite)
         elif path.is_dir():
             raise OutputExistsError(f"output: {path} is a folder, so it is not replaced; choose another path")
+        if path.suffix == ".zarr":
+            check_growing_place(path)
         _check_apart(path, corpus)
         if not path.absolute().parent.is_dir():
             raise StoreError(f"output: there is no folder {path.parent}; create it, or choose another path")

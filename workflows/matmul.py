@@ -27,6 +27,7 @@ from tilewright.pipeline.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
 from tilewright.pipeline.output import (
     Output,
+    check_growing_place,
     check_output_free,
     create_output,
     partial_path,
@@ -108,6 +109,8 @@ def matmul(
     left, right, c_dtype = wanted.a, wanted.b, wanted.dtype
     check_output_free(out, overwrite=overwrite)
     _check_distinct(out, left, right)
+    if (path := store.local_path(out)) is not None:
+        check_growing_place(path)
     _check_shareable([left, right, out])
     if verify:
         check_rounds(config.get("verify-rounds"))  # before the work that the check would come after

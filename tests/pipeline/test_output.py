@@ -333,6 +333,8 @@ def test_a_growing_output_that_is_not_ours_stays(tmp_path: Path) -> None:
     with pytest.raises(OutputExistsError, match="holds something else; move it away"):
         begin(final)
     np.testing.assert_array_equal(zarr.open_array(growing)[...], [5, 5])
+    with pytest.raises(OutputExistsError, match="holds something else; move it away"):
+        outputs.check_growing_place(final)
     begun = begin(tmp_path / "new" / "folders" / "c.zarr", 3)
     begun.remove()
     begun.remove()
@@ -419,3 +421,56 @@ def test_an_output_at_a_relative_path_is_written_by_workers_that_run_elsewhere(
     output.release()
     assert (zarr.open_array("c")[...] == 5).all()
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_the_place_where_an_output_grows_is_looked_at_before_any_work(tmp_path: Path) -> None:
+    final = tmp_path / "c.zarr"
+    growing = outputs.partial_path(final)
+    outputs.check_growing_place(final)
+    growing.mkdir()
+    outputs.check_growing_place(final)
+    (growing / "mine").touch()
+    with pytest.raises(OutputExistsError, match="holds something else"):
+        outputs.check_growing_place(final)
+    (growing / outputs.MARK_NAME).touch()
+    outputs.check_growing_place(final)
+    moved = growing.rename(tmp_path / "elsewhere")
+    growing.symlink_to(moved)
+    outputs.check_growing_place(final)
+    shutil.rmtree(moved)
+    with pytest.raises(OutputExistsError, match="holds something else"):
+        outputs.check_growing_place(final)
+    growing.unlink()
+    growing.write_text("a file")
+    with pytest.raises(OutputExistsError, match="holds something else"):
+        outputs.check_growing_place(final)
+
+
+def test_who_lists_a_folder_whose_run_just_ends_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listings = iter([["c", "zarr.json"], []])
+    monkeypatch.setattr(outputs.os, "listdir", lambda path: next(listings))
+    outputs.check_growing_place(tmp_path / "c.zarr")
+    assert next(listings, None) is None
+
+
+@pytest.mark.parametrize("below", ["c.zarr", "more/c.zarr"])
+def test_an_output_in_a_folder_that_is_a_link_to_nowhere_is_refused(below: str, tmp_path: Path) -> None:
+    (tmp_path / "results").symlink_to(tmp_path / "not mounted")
+    final = tmp_path / "results" / below
+    with pytest.raises(StoreError, match=r"results is a link to .*not mounted, and there is no such folder"):
+        outputs.check_output_free(final, overwrite=False)
+    with pytest.raises(StoreError, match="cannot create"):  # the link came later
+        begin(final)
+    (tmp_path / "not mounted").mkdir()
+    begin(final).release()
+
+
+@pytest.mark.parametrize("metadata", ["[]", "null", "{", "5"])
+def test_a_growing_output_whose_metadata_are_none_is_begun_anew(metadata: str, tmp_path: Path) -> None:
+    final = tmp_path / "c.zarr"
+    begin(final).release()
+    (outputs.partial_path(final) / "zarr.json").write_text(metadata)
+    assert outputs.resume_output(final, overwrite=False) is None
+    begin(final).release()

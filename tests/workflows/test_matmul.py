@@ -1056,13 +1056,13 @@ class TestBadInput:
     ) -> None:
         a = put(tmp_path / "a", np.ones((2, 2)))
         growing = put(tmp_path / "c.partial", np.ones((2, 2)))
+        self.check(tmp_path, OutputExistsError, "holds something else", a, a, tmp_path / "c", cluster=client)
+        (growing / outputs.MARK_NAME).touch()  # as runs of ours do
         lock = outputs.lock_folder(growing)
         self.check(
             tmp_path, OutputExistsError, "another run is writing", a, a, tmp_path / "c", cluster=client
         )
         os.close(lock)
-        self.check(tmp_path, OutputExistsError, "holds something else", a, a, tmp_path / "c", cluster=client)
-        (growing / outputs.MARK_NAME).touch()  # as runs of ours do
         tw.matmul(a, a, tmp_path / "c", cluster=client, device="cpu")
         (tmp_path / "d.partial").mkdir()
         (tmp_path / "d.partial" / "thesis.txt").write_text("ten years of work")

@@ -10,9 +10,9 @@ import pytest
 import zarr
 
 from tilewright.pipeline import output as outputs
-from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.errors import OutputExistsError, StoreError
 from tilewright.pipeline.histogram import Histogram
-from tilewright.workflows.histogram import save_histogram, store_counts
+from tilewright.workflows.histogram import check_outputs, save_histogram, store_counts
 
 COUNTS = np.arange(256).reshape(2, 128)
 
@@ -63,3 +63,14 @@ def test_counts_as_large_as_memory_are_stored_without_another_copy(tmp_path: Pat
     assert dict(stored.attrs) == {k: v for k, v in found.to_json().items() if k != "counts"}
     np.testing.assert_array_equal(stored[...], counts)
     assert peak < counts.nbytes // 2
+
+
+def test_counts_that_would_grow_where_something_else_stands_are_refused_before_any_are_made(
+    tmp_path: Path,
+) -> None:
+    mine = tmp_path / "h.zarr.partial"
+    mine.mkdir()
+    (mine / "mine").touch()
+    with pytest.raises(OutputExistsError, match="holds something else"):
+        check_outputs([], tmp_path / "h.zarr", None, overwrite=True)
+    check_outputs([], tmp_path / "h.csv", None, overwrite=True)
