@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +38,9 @@ BLOSC_BLOCK_NBYTES = 2**20
 """The largest block that Blosc cuts a chunk into by itself; its codecs take each by itself."""
 MOST_ZSTD_LEVEL = 22
 """libzstd's, which Blosc asks for by its own level 9."""
+
+DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
+"""How the name of a chunk, or of metadata, ends while it is being written."""
 
 METADATA_NAMES = {2: ".zarray", 3: "zarr.json"}
 """The file that makes a folder an array, by Zarr's format."""
@@ -337,3 +342,8 @@ _STATED_NBYTES: dict[str, Callable[[Any], int | None]] = {
     "lz4": _lz4_nbytes,
 }
 """For each codec that decodes into given memory, how to find the length beforehand."""
+
+
+def draft_of(path: Path) -> Path:
+    """A new name for a chunk while it is being written, as `DRAFT_NAME` says."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")

@@ -6,105 +6,21 @@ import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from distributed import Client
 
-from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import tasks
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, counted, on_waiting
+from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_waiting
 from tilewright.pipeline.placement import Placement
-from tilewright.pipeline.plan import MatmulPlan, Tile
+from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.product import THREADS, Product, TileReport
 from tilewright.pipeline.submit import Tell, run_combined, run_on_all, run_placed
-from tilewright.pipeline.verify import Verification
 
 logger = logging.getLogger(__name__)
-
-LIMITING_SHARE = 0.8
-"""A thread that is busy for this share of the time is what limits a run; below it, threads wait for one another."""
-
-
-@dataclass(frozen=True)
-class MatmulRun:
-    """A finished matrix product: what was planned, what did it, how long it took, and whether it proved right."""
-
-    plan: MatmulPlan
-    device: str
-    """Name of the GPU, or ``CPU``."""
-    kernel: str
-    """The kernel that multiplied, as it is named in `tilewright bench gemm`."""
-    seconds: float
-    """From the first tile handed out to the last one stored."""
-    stages: dict[str, float]
-    """Busy seconds by stage, summed over workers; stages overlap, so they can add up to more than the time. Where a
-    stage moves several panels or tiles at once, the time counts once."""
-    read_nbytes: int
-    """Bytes of A and B that were read, as they are once decoded: no more than the plan says."""
-    shared_nbytes: int
-    """Bytes of A and B that workers copied from each other's GPUs rather than read."""
-    write_nbytes: int
-    """Bytes of C that were written: those of the tiles that this run computed."""
-    operations: int
-    """Multiplications and additions of those tiles."""
-    workers: dict[str, dict[str, float]]
-    """For each worker that did something, the seconds in which it did something of ``load``, ``compute``, ``write``."""
-    resumed: int
-    """Tiles that an earlier run had finished."""
-    verification: Verification | None
-    """None where no verification was asked for."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {
-            "plan": self.plan.to_json(),
-            "verification": self.verification.to_json() if self.verification is not None else None,
-        }
-
-    def __str__(self) -> str:
-        plan = self.plan
-        how = f"kernel {self.kernel}"
-        if self.operations and self.seconds > 0:
-            how = f"{self.operations / self.seconds / 1e9:.4g} Gop/s, {how}"
-        lines = [
-            f"{plan.m} × {plan.n} {plan.c_dtype} in {self.seconds:.2f} s on {self.device} × {plan.workers} ({how})",
-            self._busy(),
-            f"read {format_nbytes(self.read_nbytes)},"
-            + (f" took {format_nbytes(self.shared_nbytes)} from other GPUs," if self.shared_nbytes else "")
-            + f" wrote {format_nbytes(self.write_nbytes)}, {counted(plan.tile_count, 'tile')}"
-            + (f", {self.resumed} of them from an earlier run" if self.resumed else ""),
-        ]
-        if self.verification is not None:
-            lines.append(str(self.verification))
-        return "\n".join(lines)
-
-    def _busy(self) -> str:
-        """One line: how much of the time each thread of a worker was busy, and which of them the others wait for."""
-        if not self.workers or self.seconds <= 0:
-            return "busy: nothing was left to do"
-        count = max(self.plan.workers, len(self.workers))
-        shares = {
-            stage: seconds / (self.seconds * count) for stage, seconds in self.stages.items() if seconds > 0
-        }
-        threads = {name: sum(shares.get(stage, 0.0) for stage in stages) for name, stages in THREADS.items()}
-        texts = []
-        for name, stages in THREADS.items():
-            inner = ", ".join(f"{stage} {shares[stage]:.0%}" for stage in stages if stage in shares)
-            texts.append(f"{name} {threads[name]:.0%}" + (f" ({inner})" if "," in inner else ""))
-        limit = max(threads, key=lambda name: threads[name])
-        if threads[limit] >= LIMITING_SHARE:
-            verdict = f"{limit} limits it and the others wait for it"
-        else:
-            verdict = (
-                f"{limit} is busiest, and waits for the others too: at the start and the end, or by turns"
-            )
-        if count > 1:
-            each = [busy[limit] / self.seconds for busy in self.workers.values()]
-            each += [0.0] * (count - len(each))
-            verdict += f" ({min(each):.0%} to {max(each):.0%} on each of {count} workers)"
-        return f"busy share of the time: {', '.join(texts)}; {verdict}"
 
 
 def _tile_results(

@@ -68,6 +68,20 @@ class Layout(NamedTuple):
     """Bytes of an element of A, B, and a tile of C."""
     line_nbytes: int
 
+    @classmethod
+    def of(
+        cls,
+        sides: tuple[int, int],
+        cell: tuple[int, int],
+        depth: int,
+        transposed: tuple[bool, bool],
+        items: tuple[int, int, int],
+        line_nbytes: int,
+    ) -> Layout:
+        """That of a product whose C has these sides."""
+        cut = cell[0] < sides[0], cell[1] < sides[1]
+        return cls(depth, cell, cut, transposed, items, line_nbytes)
+
     def a(self) -> Lines:
         return Lines(self.cell[0] if self.transposed[0] else self.depth, self._unit(self.cut[0], 0))
 
@@ -118,15 +132,8 @@ class Memory:
 
     def layout(self, rows: int, columns: int) -> Layout:
         """How the panels of a tile of these sides lie, and it."""
-        cell_rows, cell_columns = self.cell or (rows, columns)
-        return Layout(
-            depth=self.depth,
-            cell=(cell_rows, cell_columns),
-            cut=(cell_rows < self.sides[0], cell_columns < self.sides[1]),
-            transposed=self.transposed,
-            items=self.items,
-            line_nbytes=self.limits.line_nbytes,
-        )
+        cell = self.cell or (rows, columns)
+        return Layout.of(self.sides, cell, self.depth, self.transposed, self.items, self.limits.line_nbytes)
 
     def nbytes_of_each(self, rows: int, columns: int) -> tuple[int, int, int]:
         """Bytes of a panel of A, one of B, and a tile of these sides."""

@@ -23,50 +23,16 @@ import numpy as np
 import zarr
 from zarr.errors import BaseZarrError
 
-from tilewright.kernels.launch import ceil_div
-from tilewright.pipeline.chunks import METADATA_NAMES
+from tilewright.pipeline.chunks import DRAFT_NAME, METADATA_NAMES
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.store import UNREADABLE, Source, anchored, check_source, local_path, name_of
-from tilewright.pipeline.terms import StoredMatrix
-
-LEAST_CHUNK_NBYTES = 2**20
-MOST_CHUNK_NBYTES = 2**26
-"""The stored pieces of an output that we create are kept between these, whatever the inputs' chunks are."""
-SMALL_CHUNK_NBYTES = 2**12
-"""Where memory holds none of those, they are kept above this: what a file takes up at least."""
 
 MARK_NAME = "tilewright-output"
 """An empty file in the folder of a growing array, which says that it is ours: a user's own array is not replaced."""
 
-DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
-"""How the name of a chunk, or of metadata, ends while it is being written."""
-
 REPLACED_START_NBYTES = 64
 """Of an output's name, what the name of a product that it replaces begins with: 42 bytes follow, and a name may have
 255, on some file systems 143."""
-
-
-def output_chunks(
-    a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int, *, small: bool = False
-) -> tuple[int, int]:
-    """Chunk sides for a new C: those of A's rows and B's columns, kept between 1 and 64 MiB a chunk.
-
-    A chunk is also kept to an eighth of the memory that tiles and panels get, since a tile is at least a chunk. Where
-    memory holds no tile of 1 MiB, ``small`` ones are kept to that down to 4 KiB.
-    """
-    least = SMALL_CHUNK_NBYTES if small else LEAST_CHUNK_NBYTES
-    most = max(least, min(MOST_CHUNK_NBYTES, memory_nbytes // 8))
-    sides = [max(1, min(a.unit[0], a.rows)), max(1, min(b.unit[1], b.columns))]
-    limits = (max(1, a.rows), max(1, b.columns))
-    while sides[0] * sides[1] * itemsize < LEAST_CHUNK_NBYTES and (
-        sides[0] < limits[0] or sides[1] < limits[1]
-    ):
-        grow = 0 if (sides[0] <= sides[1] and sides[0] < limits[0]) or sides[1] >= limits[1] else 1
-        sides[grow] = min(2 * sides[grow], limits[grow])
-    while sides[0] * sides[1] * itemsize > most:
-        shrink = 0 if sides[0] >= sides[1] else 1
-        sides[shrink] = ceil_div(sides[shrink], 2)
-    return sides[0], sides[1]
 
 
 @dataclass(frozen=True)

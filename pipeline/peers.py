@@ -24,6 +24,8 @@ from typing import Any, Protocol
 
 from distributed import Worker
 
+from tilewright.kernels.launch import ceil_div
+
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 2.0
@@ -63,7 +65,7 @@ def parts_of(region: Sequence[slice], unit: Sequence[int], count: int) -> list[P
     unit: rows and columns of what is read as one piece, which is not cut. The cut is along the side of more pieces.
     """
     shape = [side.stop - side.start for side in region]
-    pieces = [-(-side.stop // step) - side.start // step for side, step in zip(region, unit, strict=True)]
+    pieces = [ceil_div(side.stop, step) - side.start // step for side, step in zip(region, unit, strict=True)]
     axis = 0 if pieces[0] >= pieces[1] else 1
     start, step = region[axis].start, unit[axis]
     edges = [

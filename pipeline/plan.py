@@ -140,13 +140,13 @@ class MatmulPlan:
     def layout(self) -> Layout:
         """How panels and tiles lie in memory."""
         dtypes = np.dtype(self.a_dtype), np.dtype(self.b_dtype), accumulator_dtype(np.dtype(self.c_dtype))
-        return Layout(
-            depth=self.panel_depth,
-            cell=(self.cell_rows, self.cell_columns),
-            cut=(self.cell_rows < self.m, self.cell_columns < self.n),
-            transposed=(self.transpose_a, self.transpose_b),
-            items=(dtypes[0].itemsize, dtypes[1].itemsize, dtypes[2].itemsize),
-            line_nbytes=self.line_nbytes,
+        return Layout.of(
+            (self.m, self.n),
+            (self.cell_rows, self.cell_columns),
+            self.panel_depth,
+            (self.transpose_a, self.transpose_b),
+            (dtypes[0].itemsize, dtypes[1].itemsize, dtypes[2].itemsize),
+            self.line_nbytes,
         )
 
     @property
@@ -283,7 +283,7 @@ class MatmulPlan:
         return rows
 
 
-def plan_matmul(
+def plan_tiles(
     a: StoredMatrix,
     b: StoredMatrix,
     c_dtype: np.dtype,
@@ -327,7 +327,7 @@ def plan_matmul(
         (keep.cell_rows, keep.cell_columns) if keep else None,
     )
     if keep and memory.nbytes(keep.tile_rows, keep.tile_columns, 1) > limits.device_nbytes:
-        return plan_matmul(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b)
+        return plan_tiles(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b)
     exact = c_dtype.kind in "iub"
     best = keep or best_geometry(m, n, k, c_unit, memory, limits, exact=exact)
     if best is None:
@@ -412,7 +412,10 @@ def _cuts_between(geometry: Geometry, sides: tuple[int, int], c_unit: tuple[int,
     """Whether the tiles and cells of a geometry are whole stored pieces of C."""
     return not any(
         length < side and length % unit
-        for lengths in (geometry[:2], geometry[4:])
+        for lengths in (
+            (geometry.tile_rows, geometry.tile_columns),
+            (geometry.cell_rows, geometry.cell_columns),
+        )
         for length, side, unit in zip(lengths, sides, c_unit, strict=True)
     )
 

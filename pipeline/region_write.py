@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from tilewright.pipeline.chunks import (
     Zstd,
     as_bytes,
     chunk_encoder_nbytes,
+    draft_of,
     encode,
     layout_of,
 )
@@ -146,7 +146,7 @@ def gather(out: np.ndarray, bands: Bands) -> None:
 def _write_direct(layout: Layout, piece: Piece, bands: Bands, fill: Fill | None) -> None:
     """One chunk to its file: under another name first, so that a reader never meets half of it."""
     path = layout.root / layout.key(piece.chunk)
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # as DRAFT_NAME in output.py says
+    draft = draft_of(path)
     if not (layout.plain or layout.zstd) or not _fills(piece, layout, rows=not layout.plain):
         fill = None
     bands = _whole_rows(layout, piece, bands)

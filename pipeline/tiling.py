@@ -44,6 +44,35 @@ is a twentieth of multiplying them, and deeper ones only take memory."""
 MOST_CHUNK_MISMATCH = 8
 """When the k-chunks of A and B first meet only after more than this many of the longer ones, stop insisting."""
 
+LEAST_CHUNK_NBYTES = 2**20
+MOST_CHUNK_NBYTES = 2**26
+"""The stored pieces of an output that we create are kept between these, whatever the inputs' chunks are."""
+SMALL_CHUNK_NBYTES = 2**12
+"""Where memory holds none of those, they are kept above this: what a file takes up at least."""
+
+
+def output_chunks(
+    a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int, *, small: bool = False
+) -> tuple[int, int]:
+    """Chunk sides for a new C: those of A's rows and B's columns, kept between 1 and 64 MiB a chunk.
+
+    A chunk is also kept to an eighth of the memory that tiles and panels get, since a tile is at least a chunk. Where
+    memory holds no tile of 1 MiB, ``small`` ones are kept to that down to 4 KiB.
+    """
+    least = SMALL_CHUNK_NBYTES if small else LEAST_CHUNK_NBYTES
+    most = max(least, min(MOST_CHUNK_NBYTES, memory_nbytes // 8))
+    sides = [max(1, min(a.unit[0], a.rows)), max(1, min(b.unit[1], b.columns))]
+    limits = (max(1, a.rows), max(1, b.columns))
+    while sides[0] * sides[1] * itemsize < LEAST_CHUNK_NBYTES and (
+        sides[0] < limits[0] or sides[1] < limits[1]
+    ):
+        grow = 0 if (sides[0] <= sides[1] and sides[0] < limits[0]) or sides[1] >= limits[1] else 1
+        sides[grow] = min(2 * sides[grow], limits[grow])
+    while sides[0] * sides[1] * itemsize > most:
+        shrink = 0 if sides[0] >= sides[1] else 1
+        sides[shrink] = ceil_div(sides[shrink], 2)
+    return sides[0], sides[1]
+
 
 def panel_depth(
     a: StoredMatrix,

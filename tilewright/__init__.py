@@ -15,7 +15,7 @@ _HOME = {
     "Device": "tilewright.kernels.device",
     "Histogram": "tilewright.pipeline.histogram",
     "MatmulPlan": "tilewright.pipeline.plan",
-    "MatmulRun": "tilewright.pipeline.execute",
+    "MatmulRun": "tilewright.pipeline.run",
     "TilewrightError": "tilewright.kernels.errors",
     "Verification": "tilewright.pipeline.verify",
     "devices": "tilewright.workflows.devices",
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from tilewright.kernels.device import Device as Device
     from tilewright.kernels.errors import TilewrightError as TilewrightError
     from tilewright.pipeline.cluster import open_cluster as open_cluster
-    from tilewright.pipeline.execute import MatmulRun as MatmulRun
     from tilewright.pipeline.histogram import Histogram as Histogram
     from tilewright.pipeline.plan import MatmulPlan as MatmulPlan
+    from tilewright.pipeline.run import MatmulRun as MatmulRun
     from tilewright.pipeline.verify import Verification as Verification
     from tilewright.workflows.devices import devices as devices
     from tilewright.workflows.dot import dot as dot

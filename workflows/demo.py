@@ -25,9 +25,9 @@ from tilewright.kernels.histogram_tokens import LETTERS
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import CorpusError, OutputExistsError, StoreError, TilewrightError
 from tilewright.pipeline.events import Listener, ignore
-from tilewright.pipeline.execute import MatmulRun
 from tilewright.pipeline.histogram import Histogram, bars
 from tilewright.pipeline.region_read import read_region
+from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.store import open_array
 from tilewright.workflows.histogram import histogram, store_counts
 from tilewright.workflows.matmul import matmul

@@ -23,7 +23,7 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
-from tilewright.pipeline.execute import MatmulRun, on_all, run_tiles
+from tilewright.pipeline.execute import on_all, run_tiles
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
 from tilewright.pipeline.output import (
     Output,
@@ -36,6 +36,7 @@ from tilewright.pipeline.output import (
 from tilewright.pipeline.plan import MatmulPlan
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.region_write import stored_nbytes
+from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import await_workers, survey
 from tilewright.pipeline.tasks import WorkerFacts

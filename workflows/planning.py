@@ -24,14 +24,14 @@ from tilewright.pipeline.errors import DTypeError, OptionError, PlanError, Shape
 from tilewright.pipeline.events import ignore, on_waiting
 from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.ledger import Past
-from tilewright.pipeline.output import check_given_output, output_chunks
-from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, fitting_unit
-from tilewright.pipeline.plan import plan_matmul as plan_tiles
+from tilewright.pipeline.output import check_given_output
+from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, fitting_unit, plan_tiles
 from tilewright.pipeline.region_write import encoders_nbytes
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import await_workers, survey
 from tilewright.pipeline.tasks import WorkerFacts, cores_here
 from tilewright.pipeline.terms import TILE_BUFFERS, Geometry, Limits, no_workspace
+from tilewright.pipeline.tiling import output_chunks
 
 CODING_SHARE = 1 / 8
 """Of a worker's memory, what threads that decode may hold, and those that encode as much, before they are fewer than
@@ -244,7 +244,7 @@ def _limits(facts: list[WorkerFacts], wanted: Wanted, parent: Parent) -> Limits:
     workspace = (
         no_workspace
         if on_host
-        else partial(_workspace, dtype=wanted.dtype, precision=wanted.precision, parent=parent)
+        else partial(workspace_nbytes, dtype=wanted.dtype, precision=wanted.precision, parent=parent)
     )
     return Limits(
         workers=len(facts),
@@ -327,9 +327,3 @@ def _share_of_cores(facts: list[WorkerFacts]) -> int:
         share_of_cores(fact.usable_cores, fact.host_cores, neighbours[host])
         for fact, host in zip(facts, hosts, strict=True)
     )
-
-
-def _workspace(
-    rows: int, columns: int, depth: int, *, dtype: np.dtype, precision: str, parent: Parent
-) -> int:
-    return workspace_nbytes(rows, columns, depth, dtype, precision, parent)

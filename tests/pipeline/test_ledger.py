@@ -16,14 +16,14 @@ from zarr.storage import ZipStore
 
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.ledger import FILE_NAME, VERSION, Ledger, fingerprint, read_past
-from tilewright.pipeline.plan import MatmulPlan, plan_matmul
+from tilewright.pipeline.plan import MatmulPlan, plan_tiles
 from tilewright.pipeline.terms import Limits, StoredMatrix
 
 
 @pytest.fixture
 def plan() -> MatmulPlan:
     matrix = StoredMatrix(40, 40, np.dtype("f4"), (10, 10))
-    return plan_matmul(matrix, matrix, np.dtype("f4"), (10, 10), Limits(1, 4000))
+    return plan_tiles(matrix, matrix, np.dtype("f4"), (10, 10), Limits(1, 4000))
 
 
 def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:

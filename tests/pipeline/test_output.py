@@ -14,14 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.region_write import region_writes, write_region
 from tilewright.pipeline.store import name_of
-from tilewright.pipeline.terms import StoredMatrix
 
 
 def test_an_output_has_its_name_only_when_published(tmp_path: Path) -> None:
@@ -375,25 +372,6 @@ def test_a_given_output_is_checked(tmp_path: Path) -> None:
         outputs.check_given_output(array, (4, 4), np.dtype("f8"))
     with pytest.raises(OutputError, match="reading only"):
         outputs.check_given_output(zarr.open_array(tmp_path / "c.zarr", mode="r"), (4, 4), np.dtype("f4"))
-
-
-@given(units=st.tuples(*[st.integers(1, 5000)] * 4), itemsize=st.sampled_from([1, 2, 4, 8, 16]))
-def test_chunks_of_an_output_are_neither_tiny_nor_huge(
-    units: tuple[int, int, int, int], itemsize: int
-) -> None:
-    dtype = np.dtype(f"V{itemsize}")
-    a, b = StoredMatrix(5000, 9, dtype, units[:2]), StoredMatrix(9, 4000, dtype, units[2:])
-    for memory in (2**20, 2**25, 2**40):
-        rows, columns = outputs.output_chunks(a, b, itemsize, memory)
-        assert 1 <= rows <= 5000
-        assert 1 <= columns <= 4000
-        most = max(outputs.LEAST_CHUNK_NBYTES, min(outputs.MOST_CHUNK_NBYTES, memory // 8))
-        assert rows * columns * itemsize >= outputs.LEAST_CHUNK_NBYTES // 2
-        assert rows * columns * itemsize <= most
-    for memory in (1, 2**10, 2**17, 2**20):
-        rows, columns = outputs.output_chunks(a, b, itemsize, memory, small=True)
-        most = max(outputs.SMALL_CHUNK_NBYTES, memory // 8)
-        assert most // 8 <= rows * columns * itemsize <= most
 
 
 @pytest.mark.parametrize("form", ["path", "resumed", "open array"])

@@ -27,7 +27,7 @@ from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.panels import PanelCache, Placed
 from tilewright.pipeline.peers import Arrival, Part, Sharers, WorkerPeers, answer_peers, offer, parts_of
 from tilewright.pipeline.placement import Placement
-from tilewright.pipeline.plan import MatmulPlan, plan_matmul
+from tilewright.pipeline.plan import MatmulPlan, plan_tiles
 from tilewright.pipeline.product import Product, TileReport
 from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.stream import Engine
@@ -151,7 +151,7 @@ class Job:
             self.factors.append(array)
         self.c = zarr.create_array(folder / "c", shape=(M, N), chunks=(20, 20), dtype="f8", fill_value=7)
         stored = [as_stored_matrix(array) for array in self.factors]
-        self.plan: MatmulPlan = plan_matmul(
+        self.plan: MatmulPlan = plan_tiles(
             stored[0],
             stored[1],
             np.dtype("f8"),

@@ -23,7 +23,7 @@ from tilewright.pipeline import submit, tasks
 from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.panels import PanelCache
 from tilewright.pipeline.placement import Placement, divide
-from tilewright.pipeline.plan import MatmulPlan, Tile, plan_matmul
+from tilewright.pipeline.plan import MatmulPlan, Tile, plan_tiles
 from tilewright.pipeline.submit import run_placed
 from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix
 
@@ -36,7 +36,7 @@ def plan_of(
     """A plan of so many tiles of 32 × 32, four panels deep; those at the end lack ``edge`` rows and columns."""
     rows, columns = (32 * side - less for side, less in zip(grid, edge, strict=True))
     a, b = StoredMatrix(rows, 64, F4, (16, 16)), StoredMatrix(64, columns, F4, (16, 16))
-    return plan_matmul(a, b, F4, (16, 16), Limits(workers, nbytes), keep=Geometry(32, 32, 16, 1, 32, 32))
+    return plan_tiles(a, b, F4, (16, 16), Limits(workers, nbytes), keep=Geometry(32, 32, 16, 1, 32, 32))
 
 
 class Held:
@@ -76,7 +76,7 @@ def test_shares_are_even_where_bands_make_them_so() -> None:
 def test_tiles_of_a_sum_of_nothing_are_shared_too() -> None:
     """k = 0, and a C of zeros that is larger than the memory."""
     a, b = StoredMatrix(100, 0, F4, (16, 16)), StoredMatrix(0, 100, F4, (16, 16))
-    plan = plan_matmul(a, b, F4, (16, 16), Limits(2, 5000))
+    plan = plan_tiles(a, b, F4, (16, 16), Limits(2, 5000))
     assert plan.grid[1] > 1
     shares = divide(plan, plan.tiles(), 2)
     assert sorted(tile.index for share in shares for tile in share) == list(range(plan.tile_count))

@@ -24,7 +24,7 @@ from tilewright.pipeline.plan import (
     PROCESS_NBYTES,
     MatmulPlan,
     fitting_unit,
-    plan_matmul,
+    plan_tiles,
 )
 from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix
 from tilewright.pipeline.units import tile_slots
@@ -71,7 +71,7 @@ def check_plan(
     a, b = matrix(m, k, a_unit, F8), matrix(k, n, b_unit)
     limits = Limits(workers=workers, device_nbytes=nbytes, panel_nbytes=5000)
     try:
-        plan = plan_matmul(a, b, F8, c_unit, limits)
+        plan = plan_tiles(a, b, F8, c_unit, limits)
     except PlanError:
         smallest = min(c_unit[0], m) * min(c_unit[1], n) * 8 + 2 * (
             min(c_unit[0], m) * 8 + min(c_unit[1], n) * 4
@@ -91,7 +91,7 @@ def check_plan(
     stretches = [stretch for part in range(plan.k_parts) for stretch in plan.panels(part)]
     assert [start for start, _ in stretches] == [0, *(stop for _, stop in stretches)][: len(stretches)]
     assert sum(stop - start for start, stop in stretches) == k
-    for planned in (plan, plan_matmul(a, b, F8, c_unit, replace(limits, on_host=True))):
+    for planned in (plan, plan_tiles(a, b, F8, c_unit, replace(limits, on_host=True))):
         found = read_by_workers(planned, workers)
         exact = workers == 1 and planned.k_parts == 1
         assert found == planned.read_nbytes if exact else found <= planned.read_nbytes
@@ -127,7 +127,7 @@ def test_cells_begin_at_aligned_places_of_memory_that_was_counted(
     a, b = matrix(m, k, (16, 10), dtype), matrix(k, n, (10, 16), dtype)
     cell = c_unit[0] * pieces[0], c_unit[1] * pieces[1]
     keep = Geometry(cell[0] * cells[0], cell[1] * cells[1], 10, 1, *cell)
-    plan = plan_matmul(
+    plan = plan_tiles(
         a, b, dtype, c_unit, limits, transpose_a=transposed[0], transpose_b=transposed[1], keep=keep
     )
     assert plan.geometry[4:] == cell, "there is memory for them"
@@ -179,7 +179,7 @@ def test_memory_that_is_left_over_holds_panels(spare: int, workers: int) -> None
     a = matrix(320, 64, (16, 16))
     unit = 16 * 16 * 4
     limits = Limits(workers, (2 * 16 + 2 * 8 + spare) * unit)
-    plan = plan_matmul(a, a.transposed, F4, (64, 64), limits, keep=Geometry(64, 64, 16, 1, 64, 64))
+    plan = plan_tiles(a, a.transposed, F4, (64, 64), limits, keep=Geometry(64, 64, 16, 1, 64, 64))
     assert plan.grid == (5, 5)
     assert plan.device_peak_nbytes <= limits.device_nbytes
     assert plan.device_peak_nbytes == (16 * plan.c_buffers + 4 * (plan.a_buffers + plan.b_buffers)) * unit
@@ -196,13 +196,13 @@ def test_memory_that_is_left_over_holds_panels(spare: int, workers: int) -> None
 @pytest.mark.parametrize(("workers", "expected"), [(1, 4), (2, 4), (4, 3), (5, 2), (9, 2)])
 def test_no_worker_holds_more_tiles_than_fall_to_it(workers: int, expected: int) -> None:
     a = matrix(192, 48, (16, 16))
-    plan = plan_matmul(
+    plan = plan_tiles(
         a, a.transposed, F4, (64, 64), Limits(workers, 10**6), keep=Geometry(64, 64, 16, 1, 64, 64)
     )
     assert (plan.tile_count, plan.c_buffers) == (9, expected)
     on_host = Limits(workers, 10**6, on_host=True)
     assert (
-        plan_matmul(a, a.transposed, F4, (64, 64), on_host, keep=Geometry(64, 64, 16, 1, 64, 64)).c_buffers
+        plan_tiles(a, a.transposed, F4, (64, 64), on_host, keep=Geometry(64, 64, 16, 1, 64, 64)).c_buffers
         == 2
     )
 
@@ -211,28 +211,28 @@ def test_memory_of_a_plan_is_the_sum_of_its_buffers() -> None:
     # All sizes are distinct primes: tile 7 × 11, depth 13 of k = 13, items of 8 (A), 4 (B) and 8 bytes (C).
     a, b = matrix(7, 13, (7, 13), F8), matrix(13, 11, (13, 11))
     limits = Limits(1, device_nbytes=10**6, tiles=1, read_threads=17, write_threads=19)
-    plan = plan_matmul(a, b, F8, (7, 11), limits)
+    plan = plan_tiles(a, b, F8, (7, 11), limits)
     panels = PANEL_BUFFERS * 13 * (7 * 8 + 11 * 4)
     assert (plan.tile_rows, plan.tile_columns, plan.panel_depth, plan.c_buffers) == (7, 11, 13, 2)
     assert plan.device_peak_nbytes == panels + 2 * 7 * 11 * 8
     decoding, writing = 17 * 2 * 7 * 13 * 8, 19 * 2 * 7 * 11 * 8
     lanes = (17 + 19) * (LANE_NBYTES + CODER_NBYTES)
     assert plan.host_peak_nbytes == PROCESS_NBYTES + CUDA_NBYTES + lanes + decoding + writing
-    plain = plan_matmul(replace(a, plain=True), replace(b, plain=True), F8, (7, 11), limits)
+    plain = plan_tiles(replace(a, plain=True), replace(b, plain=True), F8, (7, 11), limits)
     assert plain.host_peak_nbytes == plan.host_peak_nbytes - decoding, "nothing to decode"
-    half = plan_matmul(replace(a, plain=True), b, F8, (7, 11), limits)
+    half = plan_tiles(replace(a, plain=True), b, F8, (7, 11), limits)
     assert half.host_peak_nbytes == plain.host_peak_nbytes + 17 * 2 * 13 * 11 * 4
-    on_host = plan_matmul(a, b, F8, (7, 11), replace(limits, on_host=True))
+    on_host = plan_tiles(a, b, F8, (7, 11), replace(limits, on_host=True))
     assert on_host.host_peak_nbytes == PROCESS_NBYTES + on_host.device_peak_nbytes + decoding + writing
     # Of threads that take turns with 20 lanes, 17 may decode what is larger, and three encode.
-    turns = plan_matmul(a, b, F8, (7, 11), replace(limits, lanes=20))
+    turns = plan_tiles(a, b, F8, (7, 11), replace(limits, lanes=20))
     assert turns.host_peak_nbytes == PROCESS_NBYTES + CUDA_NBYTES + 20 * (
         LANE_NBYTES + CODER_NBYTES
     ) + 2 * 8 * 7 * (17 * 13 + 3 * 11)
     assert (plan.lanes, turns.lanes) == (36, 20)
     assert "17 threads for reading and 19 for writing, 20 of them at once" in str(turns)
     assert "at once" not in str(plan)
-    single = plan_matmul(a, b, F8, (7, 11), replace(limits, read_threads=1, write_threads=1))
+    single = plan_tiles(a, b, F8, (7, 11), replace(limits, read_threads=1, write_threads=1))
     assert "with 1 thread for reading and 1 for writing" in str(single)
 
 
@@ -242,13 +242,13 @@ def test_tiles_of_float16_take_the_memory_of_the_float32_in_which_they_are_added
     panels = PANEL_BUFFERS * 13 * (7 + 11) * 2
     for tiles in (1, 2, 3, 4):
         most = panels + tiles * 7 * 11 * 4
-        plan = plan_matmul(a, b, halves, (7, 11), Limits(1, most), keep=Geometry(7, 11, 13, 1, 7, 11))
+        plan = plan_tiles(a, b, halves, (7, 11), Limits(1, most), keep=Geometry(7, 11, 13, 1, 7, 11))
         assert (plan.c_buffers, plan.device_peak_nbytes) == (tiles, most)
         slots = tile_slots(plan, np.empty)
         assert sum(slot.nbytes for slot in slots) == most - panels
     assert plan.write_nbytes == 70 * 11 * 2
     with pytest.raises(PlanError, match=r"no tile fits"):
-        plan_matmul(a, b, halves, (7, 11), Limits(1, 2 * (7 + 11) * 2 + 7 * 11 * 2))
+        plan_tiles(a, b, halves, (7, 11), Limits(1, 2 * (7 + 11) * 2 + 7 * 11 * 2))
 
 
 def test_the_kernels_workspace_is_part_of_the_memory() -> None:
@@ -257,8 +257,8 @@ def test_the_kernels_workspace_is_part_of_the_memory() -> None:
     def workspace(rows: int, columns: int, depth: int) -> int:
         return 9 * depth * (rows + columns)
 
-    free = plan_matmul(a, a, F8, (64, 64), Limits(1, 2_000_000, tiles=1))
-    taken = plan_matmul(a, a, F8, (64, 64), Limits(1, 2_000_000, tiles=1, workspace_nbytes=workspace))
+    free = plan_tiles(a, a, F8, (64, 64), Limits(1, 2_000_000, tiles=1))
+    taken = plan_tiles(a, a, F8, (64, 64), Limits(1, 2_000_000, tiles=1, workspace_nbytes=workspace))
     assert taken.device_peak_nbytes <= 2_000_000
     assert taken.tile_count > free.tile_count
     panels = PANEL_BUFFERS * taken.panel_depth * (taken.tile_rows + taken.tile_columns) * 8
@@ -275,7 +275,7 @@ def test_what_is_borrowed_to_copy_cells_is_counted(workers: int) -> None:
     parent = Parent(side, side, side, transpose_a=True, transpose_b=False)
     workspace = partial(workspace_nbytes, dtype=F4, precision="full", parent=parent)
     limits = Limits(workers, side * side * 4 // 5, workspace_nbytes=workspace)
-    plan = plan_matmul(stored, stored, F4, (750, 750), limits, transpose_a=True)
+    plan = plan_tiles(stored, stored, F4, (750, 750), limits, transpose_a=True)
     assert workspace(plan.tile_rows, plan.tile_columns, plan.panel_depth) == 0
     borrowed = workspace(plan.cell_rows, plan.cell_columns, plan.panel_depth)
     assert borrowed > 0
@@ -283,10 +283,10 @@ def test_what_is_borrowed_to_copy_cells_is_counted(workers: int) -> None:
     tiles = plan.c_buffers * plan.tile_rows * plan.tile_columns
     assert plan.device_peak_nbytes == (panels + tiles) * 4 + borrowed
     assert plan.device_peak_nbytes <= limits.device_nbytes
-    kept = plan_matmul(stored, stored, F4, (750, 750), limits, transpose_a=True, keep=plan.geometry)
+    kept = plan_tiles(stored, stored, F4, (750, 750), limits, transpose_a=True, keep=plan.geometry)
     assert kept.device_peak_nbytes == plan.device_peak_nbytes
     short = replace(limits, device_nbytes=(4 * plan.panel_depth + plan.tile_rows) * plan.tile_columns * 4)
-    anew = plan_matmul(stored, stored, F4, (750, 750), short, transpose_a=True, keep=plan.geometry)
+    anew = plan_tiles(stored, stored, F4, (750, 750), short, transpose_a=True, keep=plan.geometry)
     assert anew.device_peak_nbytes <= short.device_nbytes
 
 
@@ -298,7 +298,7 @@ def test_where_no_cells_fit_the_grid_is_one_for_any_workers() -> None:
         return 0 if rows == columns == 200 else cell_nbytes
 
     plans = [
-        plan_matmul(stored, stored, F4, (200, 200), Limits(workers, 400_000, workspace_nbytes=workspace))
+        plan_tiles(stored, stored, F4, (200, 200), Limits(workers, 400_000, workspace_nbytes=workspace))
         for workers in (1, 2, 3, 16)
     ]
     assert {plan.geometry for plan in plans} == {(200, 200, plans[0].panel_depth, 1, 200, 200)}
@@ -306,7 +306,7 @@ def test_where_no_cells_fit_the_grid_is_one_for_any_workers() -> None:
 
 def test_panels_are_whole_chunks_of_both_factors() -> None:
     a, b = matrix(1000, 6000, (100, 40)), matrix(6000, 1000, (60, 100))
-    plan = plan_matmul(a, b, F4, (100, 100), Limits(1, 2**26, panel_nbytes=2**20))
+    plan = plan_tiles(a, b, F4, (100, 100), Limits(1, 2**26, panel_nbytes=2**20))
     assert plan.panel_depth % 120 == 0  # lcm(40, 60): no chunk of either is read twice within a tile
     assert plan.decoded_nbytes == plan.read_nbytes
 
@@ -314,17 +314,17 @@ def test_panels_are_whole_chunks_of_both_factors() -> None:
 def test_plain_chunks_are_cut_where_memory_is_short() -> None:
     coded, plain = matrix(4096, 4096, (4096, 4096)), replace(matrix(4096, 4096, (4096, 4096)), plain=True)
     limits = Limits(1, 2**26, panel_nbytes=2**24)
-    assert plan_matmul(plain, plain, F4, (256, 256), limits).panel_depth < 4096
-    assert plan_matmul(plain, plain, F4, (256, 256), limits).decoded_nbytes == (
-        plan_matmul(plain, plain, F4, (256, 256), limits).read_nbytes
+    assert plan_tiles(plain, plain, F4, (256, 256), limits).panel_depth < 4096
+    assert plan_tiles(plain, plain, F4, (256, 256), limits).decoded_nbytes == (
+        plan_tiles(plain, plain, F4, (256, 256), limits).read_nbytes
     )
-    assert plan_matmul(coded, coded, F4, (256, 256), limits).panel_depth == 4096
+    assert plan_tiles(coded, coded, F4, (256, 256), limits).panel_depth == 4096
 
 
 def test_chunks_that_do_not_line_up_are_counted() -> None:
     # Panels of 7 (B's chunks) cut A's chunks of 1000 apart: each panel decodes a whole chunk of A.
     a, b = matrix(10, 1000, (10, 1000)), matrix(1000, 10, (7, 10))
-    plan = plan_matmul(a, b, F4, (10, 10), Limits(1, 5000, panel_nbytes=560))
+    plan = plan_tiles(a, b, F4, (10, 10), Limits(1, 5000, panel_nbytes=560))
     assert plan.panel_depth < 1000
     assert plan.decoded_nbytes > plan.read_nbytes
     assert "do not line up" in str(plan)
@@ -334,16 +334,16 @@ def test_plain_chunks_are_not_cut_where_whole_ones_fit() -> None:
     # By their size alone panels would be 5 × 1024 + 512 deep: plain chunks can be cut there.
     plain = StoredMatrix(16384, 16384, F4, (4096, 4096), plain=True)
     limits = Limits(1, device_nbytes=2**34, panel_nbytes=2 * 5800 * 5632 * 4)
-    assert plan_matmul(plain, plain, F4, (4096, 4096), limits).panel_depth == 4096
+    assert plan_tiles(plain, plain, F4, (4096, 4096), limits).panel_depth == 4096
     narrow = StoredMatrix(16384, 16384, F4, (4096, 3072), plain=True)
-    assert plan_matmul(narrow, plain, F4, (4096, 4096), limits).panel_depth % 1024 == 0
+    assert plan_tiles(narrow, plain, F4, (4096, 4096), limits).panel_depth % 1024 == 0
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "float64", "int64", "complex128"])
 def test_panels_of_large_elements_are_as_deep_as_float32s(dtype: str) -> None:
     stored = StoredMatrix(32768, 32768, np.dtype(dtype), (512, 512), plain=True)
     item = stored.dtype.itemsize
-    plan = plan_matmul(stored, stored, stored.dtype, (512, 512), Limits(4, 2**37))
+    plan = plan_tiles(stored, stored, stored.dtype, (512, 512), Limits(4, 2**37))
     assert (plan.tile_rows, plan.tile_columns) == (8192, 8192)
     assert plan.panel_depth == {1: 32768, 2: 16384}.get(item, 8192)
 
@@ -351,7 +351,7 @@ def test_panels_of_large_elements_are_as_deep_as_float32s(dtype: str) -> None:
 def test_depth_of_panels_does_not_depend_on_the_workers() -> None:
     a, b = matrix(4096, 4096, (256, 256)), matrix(4096, 4096, (256, 256))
     depths = {
-        plan_matmul(a, b, F4, (256, 256), Limits(w, 2**24, panel_nbytes=2**20)).panel_depth
+        plan_tiles(a, b, F4, (256, 256), Limits(w, 2**24, panel_nbytes=2**20)).panel_depth
         for w in (1, 2, 3, 8)
     }
     assert len(depths) == 1
@@ -369,7 +369,7 @@ def test_sums_are_cut_in_the_same_places_for_any_few_workers(
     cuts = set()
     for workers in (1, 2, 3, 4, 8, 16):
         try:
-            plan = plan_matmul(a, b, dtype, (min(rows, m), min(columns, n)), Limits(workers, 2**memory))
+            plan = plan_tiles(a, b, dtype, (min(rows, m), min(columns, n)), Limits(workers, 2**memory))
         except PlanError:
             return
         cuts.add((plan.panel_depth, plan.k_parts))
@@ -378,7 +378,7 @@ def test_sums_are_cut_in_the_same_places_for_any_few_workers(
 
 def test_a_deep_product_has_panels_for_all_its_tasks() -> None:
     x = matrix(1000, 10**6, (1000, 10_000))
-    plan = plan_matmul(x, x.transposed, F4, (1000, 1000), Limits(16, 4 * 2**30))
+    plan = plan_tiles(x, x.transposed, F4, (1000, 1000), Limits(16, 4 * 2**30))
     assert (plan.tile_count, plan.k_parts) == (1, 16)
     assert plan.device_peak_nbytes < 2**29, (
         "a tile is no smaller than what is stored of C, and neither are its panels"
@@ -387,24 +387,24 @@ def test_a_deep_product_has_panels_for_all_its_tasks() -> None:
 
 def test_the_grid_is_the_same_for_any_few_workers_and_shared_evenly() -> None:
     a, b = matrix(8192, 8192, (512, 512)), matrix(8192, 8192, (512, 512))
-    plans = [plan_matmul(a, b, F4, (512, 512), Limits(workers, 2**34)) for workers in (1, 2, 3, 4, 8, 16)]
+    plans = [plan_tiles(a, b, F4, (512, 512), Limits(workers, 2**34)) for workers in (1, 2, 3, 4, 8, 16)]
     assert len({(plan.tile_rows, plan.tile_columns, plan.panel_depth) for plan in plans}) == 1
     assert plans[0].tile_count == 16
-    assert plan_matmul(a, b, F4, (512, 512), Limits(32, 2**34)).tile_count == 32
+    assert plan_tiles(a, b, F4, (512, 512), Limits(32, 2**34)).tile_count == 32
 
 
 def test_reads_stay_near_the_lower_bound_when_memory_is_short() -> None:
     a = b = replace(matrix(65536, 65536, (4096, 4096)), plain=True)
-    plan = plan_matmul(a, b, F4, (1024, 1024), Limits(1, 4 * 2**30))
+    plan = plan_tiles(a, b, F4, (1024, 1024), Limits(1, 4 * 2**30))
     assert plan.device_peak_nbytes <= 4 * 2**30
     assert plan.read_ratio <= 1.3
-    shared = plan_matmul(a, b, F4, (1024, 1024), Limits(4, 4 * 2**30))
+    shared = plan_tiles(a, b, F4, (1024, 1024), Limits(4, 4 * 2**30))
     assert shared.tile_count % 4 == 0, "an idle worker costs more than what is read twice"
 
 
 def test_a_small_product_in_little_memory_is_still_written_while_it_is_computed() -> None:
     x = replace(matrix(4096, 4096, (512, 512)), plain=True)
-    plan = plan_matmul(x, x, F4, (512, 512), Limits(1, 64 * 2**20))
+    plan = plan_tiles(x, x, F4, (512, 512), Limits(1, 64 * 2**20))
     assert plan.tile_count == 8, "as many as there is work for, though two would read less"
     assert plan.c_buffers > 1
 
@@ -412,8 +412,8 @@ def test_a_small_product_in_little_memory_is_still_written_while_it_is_computed(
 def test_a_plan_that_cannot_fit_says_what_it_needs() -> None:
     a, b = matrix(100, 100, (10, 10)), matrix(100, 100, (10, 10))
     with pytest.raises(PlanError, match=r"no tile fits into 100 B.*10 × 10.*needs 560 B \(560 bytes\)"):
-        plan_matmul(a, b, F4, (10, 10), Limits(1, 100))
-    plan_matmul(a, b, F4, (10, 10), Limits(1, 560))  # and what it names is enough
+        plan_tiles(a, b, F4, (10, 10), Limits(1, 100))
+    plan_tiles(a, b, F4, (10, 10), Limits(1, 560))  # and what it names is enough
 
 
 @pytest.mark.parametrize("limit", [16, 100, 559, 600, 10**4])
@@ -424,14 +424,14 @@ def test_a_plan_that_cannot_fit_says_which_chunks_of_c_would(limit: int) -> None
     if fitting is None:
         assert limit == 16
         with pytest.raises(PlanError, match=r"smaller chunks \(from Python\)$"):
-            plan_matmul(a, a, F4, (30, 20), limits)
+            plan_tiles(a, a, F4, (30, 20), limits)
         return
-    plan_matmul(a, a, F4, fitting, limits)
+    plan_tiles(a, a, F4, fitting, limits)
     if fitting != (30, 20):
         with pytest.raises(
             PlanError, match=rf"smaller chunks.*: {fitting[0]} × {fitting[1]} and smaller ones"
         ):
-            plan_matmul(a, a, F4, (30, 20), limits)
+            plan_tiles(a, a, F4, (30, 20), limits)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(7, 5, 0), (0, 5, 3), (7, 0, 3), (0, 0, 0)])
@@ -444,29 +444,29 @@ def test_chunks_of_a_c_of_nothing_fit(m: int, n: int, k: int) -> None:
 def test_host_memory_is_a_bound_too() -> None:
     a = matrix(100, 100, (100, 100))
     with pytest.raises(PlanError, match=r"host memory.* 640 MiB of it for the process itself.*read-threads"):
-        plan_matmul(a, a, F4, (100, 100), Limits(1, 10**6, host_nbytes=PROCESS_NBYTES))
+        plan_tiles(a, a, F4, (100, 100), Limits(1, 10**6, host_nbytes=PROCESS_NBYTES))
 
 
 def test_a_small_c_with_a_long_k_is_shared_by_parts_of_k() -> None:
     x = matrix(2048, 10**7, (2048, 4096))
-    plan = plan_matmul(x, x.transposed, F4, (512, 512), Limits(1, 2**36))
+    plan = plan_tiles(x, x.transposed, F4, (512, 512), Limits(1, 2**36))
     assert (plan.tile_count, plan.k_parts) == (1, 16)
     assert plan.read_nbytes == 2 * x.nbytes, "nothing is read twice"
     stretches = [stretch for part in range(plan.k_parts) for stretch in plan.panels(part)]
     assert [start for start, _ in stretches] == list(range(0, 10**7, plan.panel_depth))
     assert stretches[-1][1] == 10**7
-    assert plan_matmul(x, x.transposed, F4, (512, 512), Limits(4, 2**36)).geometry == plan.geometry
+    assert plan_tiles(x, x.transposed, F4, (512, 512), Limits(4, 2**36)).geometry == plan.geometry
     assert "16 tasks a tile" in str(plan)
 
 
 def test_k_is_not_cut_where_it_does_not_pay() -> None:
     small = matrix(100, 5000, (100, 100))
-    assert plan_matmul(small, small.transposed, F4, (100, 100), Limits(4, 2**30)).k_parts == 1
+    assert plan_tiles(small, small.transposed, F4, (100, 100), Limits(4, 2**30)).k_parts == 1
     square = matrix(8192, 8192, (1024, 1024))
-    assert plan_matmul(square, square, F4, (1024, 1024), Limits(4, 2**36)).k_parts == 1
+    assert plan_tiles(square, square, F4, (1024, 1024), Limits(4, 2**36)).k_parts == 1
     large = StoredMatrix(32768, 32768, F8, (4096, 4096))
     for workers in (8, 16, 32, 64):
-        assert plan_matmul(large, large, F8, (4096, 4096), Limits(workers, 2**37)).k_parts == 1, workers
+        assert plan_tiles(large, large, F8, (4096, 4096), Limits(workers, 2**37)).k_parts == 1, workers
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -474,21 +474,21 @@ def test_k_is_not_cut_where_it_does_not_pay() -> None:
 def test_c_may_be_empty_where_k_is_cut(m: int, n: int, transposed: bool) -> None:
     a, b = matrix(m, 10**6, (10, 10)), matrix(10**6, n, (10, 10))
     limits = Limits(1, 10**6, line_nbytes=LINE_NBYTES)
-    plan = plan_matmul(a, b, F4, (10, 10), limits, transpose_a=transposed, transpose_b=transposed)
+    plan = plan_tiles(a, b, F4, (10, 10), limits, transpose_a=transposed, transpose_b=transposed)
     assert plan.tile_count == 0
     assert plan.panel_count > 1
 
 
 def test_inner_sides_must_agree() -> None:
     with pytest.raises(ShapeError, match=r"3 × 4.*5 × 6"):
-        plan_matmul(matrix(3, 4, (1, 1)), matrix(5, 6, (1, 1)), F4, (1, 1), Limits(1, 10**6))
+        plan_tiles(matrix(3, 4, (1, 1)), matrix(5, 6, (1, 1)), F4, (1, 1), Limits(1, 10**6))
 
 
 def test_a_plan_keeps_the_tiles_of_an_earlier_run_if_they_fit() -> None:
     a = matrix(100, 100, (10, 10))
-    kept = plan_matmul(a, a, F4, (10, 10), Limits(1, 10**6), keep=Geometry(20, 30, 40, 1, 20, 30))
+    kept = plan_tiles(a, a, F4, (10, 10), Limits(1, 10**6), keep=Geometry(20, 30, 40, 1, 20, 30))
     assert kept.geometry == (20, 30, 40, 1, 20, 30)
-    anew = plan_matmul(a, a, F4, (10, 10), Limits(1, 600), keep=Geometry(20, 30, 40, 1, 20, 30))
+    anew = plan_tiles(a, a, F4, (10, 10), Limits(1, 600), keep=Geometry(20, 30, 40, 1, 20, 30))
     assert anew.device_peak_nbytes <= 600
 
 
@@ -498,7 +498,7 @@ def test_a_plan_keeps_the_tiles_of_an_earlier_run_if_they_fit() -> None:
 def test_a_plan_keeps_no_cells_that_would_share_a_stored_piece(cell: tuple[int, int], kept: bool) -> None:
     a = matrix(300, 300, (10, 10))
     keep = Geometry(128, 128, 40, 1, *cell)
-    plan = plan_matmul(a, a, F4, (64, 64), Limits(1, 10**6), keep=keep)
+    plan = plan_tiles(a, a, F4, (64, 64), Limits(1, 10**6), keep=keep)
     assert (plan.geometry == keep) is kept
     assert plan.cell_rows in (300, *range(64, 300, 64))
     assert plan.cell_columns in (300, *range(64, 300, 64))
@@ -510,10 +510,10 @@ def test_a_plan_keeps_no_cells_that_would_share_a_stored_piece(cell: tuple[int, 
 def test_panels_on_a_cpu_are_no_deeper_than_pays(side: int, deepest: int) -> None:
     """However much memory there is: 1024, or half of a tile's side."""
     a = matrix(side, side, (256, 256))
-    plan = plan_matmul(a, a, F4, (256, 256), Limits(2, 2**36, on_host=True))
+    plan = plan_tiles(a, a, F4, (256, 256), Limits(2, 2**36, on_host=True))
     assert plan.panel_depth == min(side, max(1024, min(plan.tile_rows, plan.tile_columns) // 2 // 256 * 256))
     assert plan.panel_depth == deepest
-    assert plan_matmul(a, a, F4, (256, 256), Limits(2, 2**36)).panel_depth == side
+    assert plan_tiles(a, a, F4, (256, 256), Limits(2, 2**36)).panel_depth == side
 
 
 @pytest.mark.parametrize("workers", [1, 2, 16])
@@ -522,21 +522,21 @@ def test_tiles_on_a_cpu_are_no_larger_than_pays(workers: int) -> None:
     it; where it cuts C into more, the largest it holds."""
     a = matrix(8192, 8192, (2048, 2048))
     limits = Limits(workers, 2**28, on_host=True)
-    plan = plan_matmul(a, a, F4, (2048, 2048), limits)
+    plan = plan_tiles(a, a, F4, (2048, 2048), limits)
     assert (plan.tile_rows, plan.tile_columns, plan.panel_depth, plan.k_parts) == (2048, 2048, 2048, 1)
     assert plan.device_peak_nbytes == 6 * 2048**2 * 4
-    on_gpu = plan_matmul(a, a, F4, (2048, 2048), replace(limits, on_host=False, workers=1))
+    on_gpu = plan_tiles(a, a, F4, (2048, 2048), replace(limits, on_host=False, workers=1))
     assert (on_gpu.tile_rows, on_gpu.tile_columns) == (4096, 4096)
     large = matrix(65536, 65536, (2048, 2048))
-    assert plan_matmul(large, large, F4, (2048, 2048), limits).tile_rows > 2048
-    wide = plan_matmul(a, a, F4, (2048, 4096), limits)
+    assert plan_tiles(large, large, F4, (2048, 2048), limits).tile_rows > 2048
+    wide = plan_tiles(a, a, F4, (2048, 4096), limits)
     assert wide.k_parts == 1, "eight pieces of C are not cut along k to be sixteen"
 
 
 def test_a_worker_that_cannot_write_and_multiply_at_once_holds_one_tile() -> None:
     a = matrix(8192, 8192, (2048, 2048))
     limits = Limits(2, 2**28, on_host=True)
-    two, one = (plan_matmul(a, a, F4, (2048, 2048), replace(limits, tile_buffers=most)) for most in (4, 1))
+    two, one = (plan_tiles(a, a, F4, (2048, 2048), replace(limits, tile_buffers=most)) for most in (4, 1))
     assert (two.c_buffers, one.c_buffers) == (2, 1)
     assert two.device_peak_nbytes - one.device_peak_nbytes == 2048**2 * 4
     assert two.geometry == one.geometry
@@ -544,16 +544,14 @@ def test_a_worker_that_cannot_write_and_multiply_at_once_holds_one_tile() -> Non
 
 def test_a_plan_keeps_no_tiles_that_would_share_a_stored_piece() -> None:
     a = matrix(100, 70, (10, 10))
-    whole = plan_matmul(
+    whole = plan_tiles(
         a, a.transposed, F4, (20, 30), Limits(1, 10**6), keep=Geometry(40, 100, 40, 1, 40, 100)
     )
     assert whole.geometry == (40, 100, 40, 1, 40, 100), (
         "the last tile, and the only one, may end where C does"
     )
     for tile in ((50, 30), (40, 40)):
-        plan = plan_matmul(
-            a, a.transposed, F4, (20, 30), Limits(1, 10**6), keep=Geometry(*tile, 40, 1, *tile)
-        )
+        plan = plan_tiles(a, a.transposed, F4, (20, 30), Limits(1, 10**6), keep=Geometry(*tile, 40, 1, *tile))
         assert plan.tile_rows % 20 == 0 or plan.tile_rows == 100
         assert plan.tile_columns % 30 == 0 or plan.tile_columns == 100
 
@@ -569,7 +567,26 @@ def test_bytes_for_people(nbytes: int, text: str) -> None:
 def test_a_plan_is_json() -> None:
     import json
 
-    plan = plan_matmul(matrix(5, 7, (2, 3)), matrix(7, 3, (3, 2), I2), F4, (2, 2), Limits(1, 10**6))
+    plan = plan_tiles(matrix(5, 7, (2, 3)), matrix(7, 3, (3, 2), I2), F4, (2, 2), Limits(1, 10**6))
     loaded = json.loads(json.dumps(plan.to_json()))
     assert loaded["m"] == 5
     assert loaded["grid"] == list(plan.grid)
+
+
+@given(units=st.tuples(*[st.integers(1, 5000)] * 4), itemsize=st.sampled_from([1, 2, 4, 8, 16]))
+def test_chunks_of_an_output_are_neither_tiny_nor_huge(
+    units: tuple[int, int, int, int], itemsize: int
+) -> None:
+    dtype = np.dtype(f"V{itemsize}")
+    a, b = StoredMatrix(5000, 9, dtype, units[:2]), StoredMatrix(9, 4000, dtype, units[2:])
+    for memory in (2**20, 2**25, 2**40):
+        rows, columns = tiling.output_chunks(a, b, itemsize, memory)
+        assert 1 <= rows <= 5000
+        assert 1 <= columns <= 4000
+        most = max(tiling.LEAST_CHUNK_NBYTES, min(tiling.MOST_CHUNK_NBYTES, memory // 8))
+        assert rows * columns * itemsize >= tiling.LEAST_CHUNK_NBYTES // 2
+        assert rows * columns * itemsize <= most
+    for memory in (1, 2**10, 2**17, 2**20):
+        rows, columns = tiling.output_chunks(a, b, itemsize, memory, small=True)
+        most = max(tiling.SMALL_CHUNK_NBYTES, memory // 8)
+        assert most // 8 <= rows * columns * itemsize <= most

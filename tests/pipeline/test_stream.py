@@ -24,7 +24,7 @@ from tilewright.pipeline.gpu_unit import CudaUnit
 from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.loading import Move
 from tilewright.pipeline.panels import Placed
-from tilewright.pipeline.plan import MatmulPlan, Tile, plan_matmul
+from tilewright.pipeline.plan import MatmulPlan, Tile, plan_tiles
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.stream import Engine
@@ -55,7 +55,7 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
             tmp_path / f"c{len(made)}", shape=(M, N), chunks=(20, 20), dtype="f8", fill_value=7
         )
         stored = as_stored_matrix(a), as_stored_matrix(b)
-        plan = plan_matmul(
+        plan = plan_tiles(
             *stored, np.dtype("f8"), (20, 20), Limits(1, nbytes), keep=Geometry(40, 40, depth, 1, 40, 40)
         )
         product = Product(a, b, c, plan, "cpu", "full", 2, 1, f"run-{len(made)}")
@@ -96,7 +96,7 @@ def test_cells_that_lie_apart(
         array[...] = factor.T if turned else factor
         arrays.append(array)
     c = zarr.create_array(tmp_path / "c", shape=(M, N), chunks=(20, 20), dtype="f8", fill_value=7)
-    plan = plan_matmul(
+    plan = plan_tiles(
         as_stored_matrix(arrays[0], transpose=transpose_a),
         as_stored_matrix(arrays[1], transpose=transpose_b),
         np.dtype("f8"),

@@ -24,8 +24,7 @@ from distributed import Client, LocalCluster
 from distributed.comm import CommClosedError
 
 import tilewright as tw
-from tilewright.pipeline import histogram, submit, tasks
-from tilewright.pipeline import output as outputs
+from tilewright.pipeline import histogram, submit, tasks, tiling
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, TaskError
 from tilewright.pipeline.events import Event, Notice, UnitDone, ignore, on_waiting
@@ -453,8 +452,8 @@ def test_a_product_whose_workers_are_lost_gives_notice_and_goes_on(
 ) -> None:
     monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)  # results too are to come within it
     monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
-    monkeypatch.setattr(outputs, "LEAST_CHUNK_NBYTES", 1)
-    monkeypatch.setattr(outputs, "MOST_CHUNK_NBYTES", 1024)
+    monkeypatch.setattr(tiling, "LEAST_CHUNK_NBYTES", 1)
+    monkeypatch.setattr(tiling, "MOST_CHUNK_NBYTES", 1024)
     ones = zarr.create_array(tmp_path / "a", shape=(64, 64), chunks=(16, 16), dtype="f4")
     ones[...] = 1
     told: list[str] = []

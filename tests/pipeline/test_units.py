@@ -10,7 +10,7 @@ import pytest
 from tilewright.pipeline.gpu_unit import CudaUnit
 from tilewright.pipeline.layout import LINE_NBYTES, Lines
 from tilewright.pipeline.panels import Placed
-from tilewright.pipeline.plan import MatmulPlan, plan_matmul
+from tilewright.pipeline.plan import MatmulPlan, plan_tiles
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.terms import Limits, StoredMatrix
 from tilewright.pipeline.units import HostUnit
@@ -47,7 +47,7 @@ def test_c_has_the_same_bits_where_its_grid_follows_the_workers(
             on_host=device == "cpu",
             line_nbytes=1 if device == "cpu" else LINE_NBYTES,
         )
-        plan = plan_matmul(*stored, a.dtype, unit, limits, transpose_a=transposed, transpose_b=transposed)
+        plan = plan_tiles(*stored, a.dtype, unit, limits, transpose_a=transposed, transpose_b=transposed)
         grids.add(plan.grid)
         found.append(multiplied(plan, device, a, b))
     assert len(grids) > 1, "the tiles follow the workers"
@@ -69,7 +69,7 @@ def test_cells_of_one_row_or_column_have_the_same_bits(
         tiles, found = set(), []
         for workers in (1, 2, 3, 5, 8, 16):
             limits = Limits(workers, 2500 * a.itemsize, on_host=True)
-            plan = plan_matmul(
+            plan = plan_tiles(
                 *stored, a.dtype, unit, limits, transpose_a=transpose_a, transpose_b=transpose_b
             )
             assert 1 in plan.geometry[4:]

@@ -31,7 +31,6 @@ from zarr.storage import MemoryStore
 import tilewright as tw
 from tilewright.pipeline import (
     engines,
-    execute,
     ledger,
     region_read,
     region_write,
@@ -156,8 +155,8 @@ def many_tiles(folder: Path) -> zarr.Array[Any]:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs in pieces of at most 1 KiB, so that a small product has many tiles and can be stopped in between."""
-    monkeypatch.setattr(outputs, "LEAST_CHUNK_NBYTES", 1)
-    monkeypatch.setattr(outputs, "MOST_CHUNK_NBYTES", 1024)
+    monkeypatch.setattr(tiling, "LEAST_CHUNK_NBYTES", 1)
+    monkeypatch.setattr(tiling, "MOST_CHUNK_NBYTES", 1024)
 
 
 TIGHT = 8_000
@@ -1100,7 +1099,7 @@ def test_a_run_is_json_and_says_where_time_went(
     assert set(loaded["stages"]) == set(STAGES)
     assert set(loaded["workers"]) == set(client.nthreads())
     assert any(isinstance(event, Notice) and "CPU" in event.message for event in events)
-    assert isinstance(run, execute.MatmulRun)
+    assert isinstance(run, tw.MatmulRun)
 
 
 @pytest.mark.parametrize("wrong", [5, None, np.ones((3, 3)), b"path"])
@@ -1218,7 +1217,7 @@ def test_a_run_names_the_thread_that_limits_it(
 ) -> None:
     a = put(tmp_path / "a", np.ones((4, 4)))
     planned = tw.plan_matmul(a, a, device="cpu", workers=max(1, len(workers)))
-    run = execute.MatmulRun(
+    run = tw.MatmulRun(
         planned,
         "CPU",
         "BLAS",

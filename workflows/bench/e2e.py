@@ -32,7 +32,7 @@ from tilewright.pipeline.chunks import layout_of
 from tilewright.pipeline.cluster import client_of, starting_workers
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
-from tilewright.pipeline.execute import MatmulRun
+from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (
     COUNT,

@@ -34,7 +34,7 @@ from tilewright.pipeline.gpu_unit import CudaUnit
 from tilewright.pipeline.layout import Lines
 from tilewright.pipeline.loading import load_all
 from tilewright.pipeline.panels import Placed
-from tilewright.pipeline.plan import plan_matmul
+from tilewright.pipeline.plan import plan_tiles
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.region_read import region_reads
 from tilewright.pipeline.region_write import region_writes
@@ -371,7 +371,7 @@ def _device_unit(path: Path, threads: int) -> Unit:
     array = zarr.open_array(path, mode="r")
     stored = as_stored_matrix(array)
     unit = (min(stored.unit[0], stored.rows), min(stored.unit[1], stored.columns))
-    plan = plan_matmul(
+    plan = plan_tiles(
         stored, stored, stored.dtype, unit, Limits(workers=1, device_nbytes=64 * stored.nbytes + 2**30)
     )
     return CudaUnit(Product(array, array, array, plan, "cuda", "full", threads, 1, "bench io"))
