@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import multiprocessing
 import os
@@ -12,13 +13,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from difflib import get_close_matches
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import dask
 import yaml
-from distributed import Client, LocalCluster, Worker
+from distributed import Client, LocalCluster, Nanny, Worker
+from distributed.core import Server
 from distributed.utils import LoopRunner, sync
 from distributed.worker_memory import parse_memory_limit
 
@@ -49,6 +52,15 @@ UNGUARDED = (
     "worker processes import the script that starts them, so its work has to stand under"
     ' `if __name__ == "__main__":`'
 )
+
+
+def _keys_of(*takers: type) -> frozenset[str]:
+    return frozenset(name for taker in takers for name in inspect.signature(taker).parameters)
+
+
+CLUSTER_KEYS = _keys_of(LocalCluster, Nanny, Worker, Server)
+"""What a profile may say of a cluster on this host: the class hands on what it does not take itself."""
+
 PROFILER_HANGS = (3, 11) <= sys.version_info < (3, 11, 9)
 """Whether this Python may hang for good under Dask's sampling profiler, which asks for the frames of all threads a
 hundred times a second: there a collection of garbage can begin under the lock that a new thread waits for while it
@@ -189,6 +201,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     server: LocalCluster
     in_processes = kind != "local" or bool(profile.get("processes"))
     try:
+        _check_keys(called, kind, profile)
         if in_processes:
             _check_memory_limit(called, profile)
         if kind == "local":
@@ -228,6 +241,21 @@ def _check_memory_limit(called: str, options: dict[str, Any]) -> None:
             f"{called}: memory_limit: {given!r} is {limit} bytes for a worker, fewer than its process takes by itself;"
             f" give it {LEAST_WORKER_NBYTES // 2**20} MiB or more, or leave it out"
         )
+
+
+def _check_keys(called: str, kind: str, options: dict[str, Any]) -> None:
+    """Raise ClusterError for a key that neither the cluster's class takes nor those that it hands it on to. Each worker
+    process would tell of it by a traceback of its own."""
+    known = CLUSTER_KEYS
+    if kind == "cuda":
+        from dask_cuda import LocalCUDACluster
+
+        known |= _keys_of(LocalCUDACluster)
+    unknown = sorted(str(key) for key in options if key not in known)
+    if unknown and "worker_class" not in options:
+        near = get_close_matches(unknown[0], known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ClusterError(f"{called}: the cluster has no option {unknown[0]!r}{hint}")
 
 
 def _refused(called: str, profile: dict[str, Any], error: BaseException) -> ClusterError:

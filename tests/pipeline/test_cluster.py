@@ -76,7 +76,10 @@ def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.
             f"{known}, odd, site, the built-in ones and those of cluster.yaml: choose one, or define it in",
         ),
         ("site", f"profile 'site' of cluster.yaml {empty}"),
-        ("odd", "profile 'odd' of cluster.yaml: the cluster refused its options"),
+        (
+            "odd",
+            "profile 'odd' of cluster.yaml: the cluster has no option 'n_wrokers'; did you mean 'n_workers'?",
+        ),
     ):
         with pytest.raises(ClusterError, match=re.escape(said)), open_cluster(name):
             pass
@@ -283,7 +286,10 @@ def test_wrong_profiles_are_named(tmp_path: Path) -> None:
         load_profiles(path)
     for kind in ("local", "cpu"):
         odd = profile_file(tmp_path, odd={"kind": kind, "n_wrokers": 3})
-        refused = r"'odd'.*refused its options \{'n_wrokers': 3\}: .*'n_wrokers'$"
+        with pytest.raises(ClusterError, match=r"'odd'.* no option 'n_wrokers'"), open_cluster("odd", odd):
+            pass
+        odd = profile_file(tmp_path, odd={"kind": kind, "n_workers": 1, "memory_limit": "banana"})
+        refused = r"'odd'.*refused its options \{.*'memory_limit': 'banana'.*\}: .*'banana'"
         with pytest.raises(ClusterError, match=refused), open_cluster("odd", odd):
             pass
     empty = profile_file(tmp_path, site={"kind": "existing"})
