@@ -152,23 +152,24 @@ def matmul(
     from tilewright.pipeline.store import local_path
     from tilewright.workflows import matmul as workflow
     from tilewright.workflows.planning import plan_matmul
-    from tilewright.workflows.progress import listening
+    from tilewright.workflows.progress import Counting, listening
 
     if plan_only:
         print_result(plan_matmul(a, b, **shared), as_json=as_json)
         return
     path = local_path(c)
     outputs = Outputs(*filter(None, [path]))
+    tiles = Counting("matmul")
 
     def kept() -> str:
         if path is None:
-            return f"{c} holds the tiles that were finished"
+            return f"{c} holds {tiles}"
         if not outputs.finished() and partial_path(path).exists():
-            return f"finished tiles are kept in {partial_path(path)}; the same command goes on from them"
+            return f"{partial_path(path)} keeps {tiles}; the same command goes on from there"
         return outputs.kept()
 
     on_interrupt(kept)
-    with listening(quiet=is_quiet()) as listener:
+    with listening(quiet=is_quiet()) as shown, tiles.listening(shown) as listener:
         run = workflow.matmul(
             a,
             b,

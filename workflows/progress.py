@@ -83,6 +83,33 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
         yield Lines()
 
 
+class Counting:
+    """How many units of one piece of work are finished, for who is told of it when the work was stopped."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._planned: WorkPlanned | None = None
+        self._done = 0
+
+    @contextmanager
+    def listening(self, listener: Listener) -> Iterator[Listener]:
+        """A listener that counts, and hands everything on."""
+
+        def counting(event: Event) -> None:
+            if isinstance(event, WorkPlanned) and event.name == self._name:
+                self._planned, self._done = event, event.done
+            elif isinstance(event, UnitDone) and event.name == self._name:
+                self._done += 1
+            listener(event)
+
+        yield counting
+
+    def __str__(self) -> str:
+        if self._planned is None:
+            return "what earlier runs have finished, if any"
+        return f"{self._done} of {self._planned.total} {self._planned.unit}"
+
+
 class Lines:
     """Notices as they come, and how far the work has come every `LINE_SECONDS`."""
 

@@ -12,13 +12,27 @@ from rich.console import Console
 from tilewright.pipeline.events import Notice, UnitDone, WorkDone, WorkPlanned
 from tilewright.workflows import progress
 from tilewright.workflows.display import Display, display
-from tilewright.workflows.progress import Lines, Tally, format_count, format_seconds, listening
+from tilewright.workflows.progress import Counting, Lines, Tally, format_count, format_seconds, listening
 
 PLANNED = WorkPlanned("matmul", 10, 4, "tiles", 6000, 600)
 
 
 def unit(index: int) -> UnitDone:
     return UnitDone("matmul", index, "worker", 1.0, 2**20, 5 * 10**9, {})
+
+
+def test_units_of_one_piece_of_work_are_counted_from_its_last_plan_on() -> None:
+    counted, heard = Counting("matmul"), []
+    assert str(counted) == "what earlier runs have finished, if any"
+    with counted.listening(heard.append) as listener:
+        listener(Notice("hello"))
+        listener(PLANNED)
+        listener(unit(0))
+        listener(UnitDone("verify", 0, "worker", 1.0, 1, 1, {}))
+        assert str(counted) == "5 of 10 tiles"
+        listener(WorkPlanned("matmul", 40, 0, "tiles", 6000, 600))
+        assert str(counted) == "0 of 40 tiles"
+    assert len(heard) == 5
 
 
 def test_rates_leave_out_what_an_earlier_run_did() -> None:
