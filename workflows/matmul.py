@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ def matmul(
         Two-dimensional arrays of numbers: paths, URLs or open ``zarr.Array``s. op(A) is m × k, op(B) is k × n.
     out
         Where C (m × n) goes. A path gets its array only when C is whole (it grows under ``<out>.partial``);
-        a URL or an open array is written in place.
+        a URL or an open array is written in place, and what an open array holds is replaced.
     transpose_a, transpose_b
         Take the transpose of A or B; nothing is stored transposed.
     dtype
@@ -81,7 +81,7 @@ def matmul(
         bfloat16, which zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
     precision
         ``full`` multiplies every dtype as itself; ``split``, ``tf32``, ``bf16`` and ``fp16`` use tensor cores, where
-        ``fp16`` takes operands of at most 65504.
+        ``fp16`` takes operands of at most 65504. On a CPU all of them mean ``full``.
     cluster
         A profile of ``cluster_file``, a scheduler's address, or a ``distributed.Client``.
     device
@@ -122,6 +122,11 @@ def matmul(
     with open_cluster(cluster, cluster_file, loops=loops) as client:
         await_workers(client, waiting=on_waiting(listener, "matmul", "ends it"))
         facts = survey(client, device, loops=loops)
+        if facts[0].device == "cpu" and precision != "full":
+            job.say(
+                f"precision={precision!r} is for tensor cores: on a CPU the product is computed, and checked, in full"
+            )
+            job, precision = replace(job, wanted=replace(wanted, precision="full")), "full"
         request = {
             "transpose": [transpose_a, transpose_b],
             "dtype": str(c_dtype),
@@ -245,6 +250,10 @@ def _fill(
         job.say(
             f"{lost} of an earlier run lost stored pieces in {output.partial}, or parts of them, and will be"
             " computed again"
+        )
+    if finished:
+        job.say(
+            f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; it goes on with the rest"
         )
     product = Product(
         a=wanted.a,

@@ -1232,3 +1232,24 @@ def test_a_run_names_the_thread_that_limits_it(
         None,
     )
     assert says in str(run)
+
+
+@pytest.mark.parametrize("precision", ["split", "tf32", "bf16", "fp16"])
+def test_a_precision_of_tensor_cores_means_full_on_a_cpu(
+    precision: str, client: Client, tmp_path: Path, rng: np.random.Generator, events: list[Event]
+) -> None:
+    a, b = numbers(rng, (50, 60), "f4"), numbers(rng, (60, 40), "f4")
+    paths = put(tmp_path / "a", a), put(tmp_path / "b", b)
+    run = tw.matmul(
+        *paths, tmp_path / "c", cluster=client, device="cpu", precision=precision, listener=events.append
+    )
+    assert [
+        event.message for event in events if isinstance(event, Notice) and "precision" in event.message
+    ] == [
+        f"precision={precision!r} is for tensor cores: on a CPU the product is computed, and checked, in full"
+    ]
+    full = tw.matmul(*paths, tmp_path / "d", cluster=client, device="cpu")
+    assert run.verification is not None
+    assert full.verification is not None
+    assert run.verification.tolerance == full.verification.tolerance
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...], zarr.open_array(tmp_path / "d")[...])
