@@ -1,7 +1,7 @@
 """The plan of a matrix product: from numbers alone to tiles, panels, bytes and peaks. No I/O, no clock, no device.
 
-One task owns one tile of C, walks k panel by panel, and writes the tile once. The planner picks the sides of the
-tiles and the depth of the panels; the executor only walks what it picked.
+One task owns one tile of C, walks k panel by panel, and writes the tile once. `tiling.py` picks the sides of the tiles
+and the depth of the panels; here they are counted, and the executor only walks them.
 """
 
 from __future__ import annotations
@@ -270,13 +270,18 @@ class MatmulPlan:
             ("writes", format_nbytes(self.write_nbytes)),
         ]
         if waste > 0.005:
+            # Where memory is idle, more of it changes nothing.
+            cut_by_memory = 2 * self.device_peak_nbytes > self.device_limit_nbytes
+            other = (
+                "raise the device memory" if cut_by_memory else "cut C into fewer tiles (tilewright.tiles)"
+            )
             rows.append(
                 (
                     "chunks",
                     (
                         f"do not line up: {format_nbytes(self.decoded_nbytes)} are decoded for"
                         f" {format_nbytes(self.read_nbytes)} used (+{waste:.0%});"
-                        " chunk A along k as B is chunked along k, or raise the device memory"
+                        f" chunk A along k as B is chunked along k, or {other}"
                     ),
                 )
             )

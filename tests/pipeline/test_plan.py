@@ -590,3 +590,13 @@ def test_chunks_of_an_output_are_neither_tiny_nor_huge(
         rows, columns = tiling.output_chunks(a, b, itemsize, memory, small=True)
         most = max(tiling.SMALL_CHUNK_NBYTES, memory // 8)
         assert most // 8 <= rows * columns * itemsize <= most
+
+
+def test_who_is_told_of_chunks_that_do_not_line_up_hears_what_would_help() -> None:
+    a, b = matrix(6007, 5003, (700, 900)), matrix(5003, 4999, (333, 1111))
+    told = {
+        nbytes: dict(plan_tiles(a, b, F4, (700, 1111), Limits(1, nbytes, on_host=True)).table())["chunks"]
+        for nbytes in (10**7, 2**29)
+    }
+    assert told[10**7].endswith("or raise the device memory")
+    assert told[2**29].endswith("or cut C into fewer tiles (tilewright.tiles)")
