@@ -25,7 +25,7 @@ VECTOR = 16
 UNROLL = 4
 """Loads of each vector that a thread has under way at once."""
 BLOCKS_PER_MULTIPROCESSOR = 8
-"""Of `dot.MAX_BLOCKS`, on the GPU with the most multiprocessors."""
+"""Of `dot_device.MAX_BLOCKS`, on the GPU with the most multiprocessors."""
 
 
 def _reader(dtype: np.dtype, factor: Any) -> Callable[..., Any]:
@@ -164,7 +164,7 @@ def signature(dtype: np.dtype) -> Any:
 
 
 def launch_bounds(dtype: np.dtype) -> tuple[int, int]:
-    """Threads of a block, and how many blocks must fit a multiprocessor: all that `dot.MAX_BLOCKS` gives it, or
+    """Threads of a block, and how many blocks must fit a multiprocessor: all that `dot_device.MAX_BLOCKS` gives it, or
     half of them, so that none is left over to run almost alone. Integers of 16 bits need the registers of half.
     """
     narrow = dtype.kind in "iu" and dtype.itemsize == 2

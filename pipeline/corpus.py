@@ -97,7 +97,9 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
     try:
         given = [os.fsdecode(path) for path in paths]
     except TypeError as error:
-        raise CorpusError(f"a corpus is named by one path or several: {error}") from error
+        raise CorpusError(
+            f"a corpus is named by one path or several, and {paths!r} is neither: {error}"
+        ) from error
     if not given:
         raise CorpusError("no corpus was given; name files, or folders to be searched for files")
     documents: dict[str, Document] = {}
