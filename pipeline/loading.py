@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -77,11 +78,12 @@ class LoadsUnderWay:
             self._end()
 
     def _end(self) -> None:
-        """Wait until nothing is on its way any more."""
+        """Wait until nothing is on its way any more, of any of them, whatever waiting for another one raises."""
         wait(self._futures)
         wait(self._told)
-        for loading in self._loadings:
-            loading.settle()
+        with ExitStack() as settling:  # from the last to the first, whose error is the one that is raised
+            for loading in self._loadings:
+                settling.callback(loading.settle)
 
 
 def load_all(pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> list[Move]:
