@@ -84,6 +84,14 @@ _spare_lanes: list[_Lane] = []
 _spare_lanes_lock = threading.Lock()
 
 
+def _lanes(count: int) -> list[_Lane]:
+    """So many lanes: spare ones first. Where one cannot be made, those that there are stay spare."""
+    with _spare_lanes_lock:
+        while len(_spare_lanes) < count:
+            _spare_lanes.append(_Lane())
+        return [_spare_lanes.pop() for _ in range(count)]
+
+
 class GpuSharedMemory:
     """Of this process's GPU, and of other processes' GPUs."""
 
@@ -128,14 +136,12 @@ class CudaUnit:
         self._chunks = zstd_chunks
         self._compute_stream = cuda.stream()
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
-        with _spare_lanes_lock:
-            lanes = [_spare_lanes.pop() if _spare_lanes else _Lane() for _ in range(product.plan.lanes)]
-        self._lanes = pool_of(lanes)
         self._in_loops = zstd_chunks.available()
         """Whether threads can move bytes without the interpreter."""
         if self._in_loops:
             file_upload.prepare()
             file_download.prepare()
+        self._lanes = pool_of(_lanes(product.plan.lanes))
 
     def allocate(self, size: int, dtype: np.dtype) -> Any:
         with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=True):

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tilewright.kernels import file_upload, peer_memory, zstd_chunks
+from tilewright.pipeline import gpu_unit
 from tilewright.pipeline.gpu_unit import CudaUnit
 from tilewright.pipeline.layout import LINE_NBYTES, Lines
 from tilewright.pipeline.panels import Placed
@@ -77,6 +79,42 @@ def test_cells_of_one_row_or_column_have_the_same_bits(
             found.append(multiplied(plan, "cpu", a, b))
         assert len(tiles) > 1, "the tiles follow the workers"
         assert all(np.array_equal(c, found[0]) for c in found), dtype
+
+
+@pytest.mark.parametrize("failing", ["a lane", "the compiler"])
+def test_lanes_that_were_pinned_serve_the_next_attempt(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: what would ask for one is replaced."""
+    from numba import cuda
+
+    factor = StoredMatrix(100, 100, np.dtype("f4"), (10, 10))
+    plan = replace(plan_matmul(factor, factor, np.dtype("f4"), (10, 10), Limits(1, 10**6)), lanes=3)
+    product = Product(None, None, None, plan, "cuda", "full", 2, 1, "run")  # type: ignore[arg-type]
+    made: list[object] = []
+
+    class Lane:
+        def __init__(self) -> None:
+            if failing == "a lane" and len(made) == 2:
+                raise RuntimeError("injected: no memory can be pinned")
+            made.append(self)
+
+    def prepare() -> None:
+        if failing == "the compiler":
+            raise RuntimeError("injected: the disk of the compiler's cache is full")
+
+    monkeypatch.setattr(cuda, "stream", lambda: None)
+    monkeypatch.setattr(peer_memory, "available", lambda: False)
+    monkeypatch.setattr(zstd_chunks, "available", lambda: True)
+    monkeypatch.setattr(file_upload, "prepare", prepare)
+    monkeypatch.setattr(gpu_unit, "_Lane", Lane)
+    before = [Lane()]
+    monkeypatch.setattr(gpu_unit, "_spare_lanes", [*before])
+    with pytest.raises(RuntimeError, match="injected"):
+        CudaUnit(product)
+    assert set(gpu_unit._spare_lanes) == set(made) >= set(before)
+    failing = ""
+    unit = CudaUnit(product)
+    assert len(made) == unit._lanes.qsize() == 3
+    assert not gpu_unit._spare_lanes
 
 
 def multiplied(plan: MatmulPlan, device: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
