@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ _sums: dict[str, list[zarr.Array[Any]]] = {}
 """For each run its array C, as often as a sum is being stored there: no engine does that, and its end is waited for."""
 _engines_lock = threading.Lock()
 _sum_ended = threading.Condition(_engines_lock)
+_closing: dict[str, Engine] = {}
+"""What is ending: its last tiles may still be written."""
 _stopped: dict[str, Engine] = {}
 """What is over here, and kept until no other worker copies from it any more."""
 
@@ -79,39 +82,52 @@ def close_idle_engines() -> None:
         engine.close()
 
 
-def close_engines_writing(place: str, run: str) -> None:
+def close_engines_writing(place: str, run: str) -> list[str]:
     """End what any other run than this one still does for the array at that place, unwritten where that can be.
 
     For who has that array to himself: such a run's client died, and what its tiles are would be written over his.
+    Returns those runs, whose buffers are to be freed.
     """
     with _engines_lock:
-        arrays = {other: engine.product.c for other, engine in _engines.items()}
+        arrays = {other: engine.product.c for other, engine in (_engines | _closing).items()}
         arrays |= {other: under_way[0] for other, under_way in _sums.items()}
     others = {other: c for other, c in arrays.items() if other != run}
     # The dead client may have named the same folder otherwise: from where it stood, or by a link.
     ours = os.path.realpath(place)
-    for other in [other for other, c in others.items() if os.path.realpath(place_of(c)) == ours]:
-        close_engine(other, abandon=True)
-        free_engine(other)
+    past = [other for other, c in others.items() if os.path.realpath(place_of(c)) == ours]
+    with ExitStack() as ending:  # all of them, also where ending one fails
+        for other in past:
+            ending.callback(close_engine, other, abandon=True)
+    return past
 
 
 def close_engine(run: str, *, abandon: bool = False) -> None:
     """End this process's part in a run, if it has one: nothing of it is written any more when this returns.
 
+    That holds for everybody who asks for it at once, and it is enough that one of them abandons the tiles under way.
     The buffers of an engine last until `free_engine`.
     """
     with _engines_lock:
         _ended.append(run)
-        engine = _engines.pop(run, None)
-        if engine is not None:
-            _stopped[run] = engine
+        if run in _engines:
+            _closing[run] = _engines.pop(run)
+        engine = _closing.get(run)
         _sum_ended.wait_for(lambda: run not in _sums)
-    if engine is not None:
+    if engine is None:
+        return
+    try:
         engine.close(abandon=abandon)
+    finally:
+        with _engines_lock:
+            if _closing.pop(run, None) is not None:
+                _stopped[run] = engine
 
 
 def free_engine(run: str) -> None:
-    """Free the buffers of an engine that was closed, once no other worker copies from them."""
+    """Free the buffers of an engine that was closed, once no other worker copies from them.
+
+    For threads that are attached to the GPU.
+    """
     with _engines_lock:
         _stopped.pop(run, None)
 

@@ -299,14 +299,14 @@ class Engine:
     def close(self, *, abandon: bool = False) -> None:
         """End every stage behind the jobs under way; with ``abandon`` those stop at their next panel, unwritten.
 
+        It may be called again, and meanwhile: each call returns when all has ended, and what one abandons is abandoned.
         The buffers last as long as the engine, for other workers that still copy from them.
         """
         self._abandoned = self._abandoned or abandon
         with self._entrance:
-            if self._closed:
-                return
-            self._closed = True
-            self._jobs.put(None)
+            if not self._closed:
+                self._closed = True
+                self._jobs.put(None)
         for thread in self._threads:
             thread.join()
         for pool in (self._readers, self._writers, self._takers):

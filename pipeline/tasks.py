@@ -205,7 +205,8 @@ async def end_past_runs(place: str, run: str) -> None:
 
     Returns when nothing of theirs is being written any more.
     """
-    await asyncio.to_thread(close_engines_writing, place, run)
+    for past in await asyncio.to_thread(close_engines_writing, place, run):
+        free_engine(past)  # on the loop, as in `end_run`
 
 
 async def stop_run(run: str, abandon: bool) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,64 @@ import pytest
 from tests.pipeline.test_stream import engine, factors
 from tilewright.pipeline import engines
 from tilewright.pipeline.engines import store_sum
+from tilewright.pipeline.product import Product
 from tilewright.pipeline.region_write import RegionWrite
 from tilewright.pipeline.store import place_of
 from tilewright.pipeline.stream import Engine
+from tilewright.pipeline.units import HostUnit
 
 __all__ = ["engine", "factors"]
 
 
+class Held:
+    """Calls of a method of the unit that wait for ``go_on``; the first of them has ``begun`` then."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, method: str) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        original = getattr(HostUnit, method)
+
+        def held(*arguments: Any, **options: Any) -> Any:
+            self.begun.set()
+            assert self.go_on.wait(30)
+            return original(*arguments, **options)
+
+        patch.setattr(HostUnit, method, held)
+
+
+ENDS: dict[str, Callable[[Product], object]] = {
+    "its run": lambda product: engines.close_engine(product.run, abandon=True),
+    "the next run of the same array": lambda product: engines.close_engines_writing(
+        place_of(product.c), "another"
+    ),
+}
+"""Who ends a run, abandoning the tiles under way."""
+
+
+def told_of_closing(patch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when an engine is being closed."""
+    closing, close = threading.Event(), Engine.close
+
+    def told_close(worker: Engine, **how: Any) -> None:
+        closing.set()
+        close(worker, **how)
+
+    patch.setattr(Engine, "close", told_close)
+    return closing
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this test alone: no engine, and no run that has ended."""
+    for name in ("_engines", "_closing", "_stopped"):
+        monkeypatch.setattr(engines, name, {})
+    monkeypatch.setattr(engines, "_ended", deque())
+
+
 def test_an_engine_that_is_being_made_is_not_idle(
-    engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any, factors: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another run looks at this worker meanwhile, and frees what nobody uses."""
     product = engine(10**6)[0]._product
-    monkeypatch.setattr(engines, "_engines", {})
     making, go_on = threading.Event(), threading.Event()
     original = Engine.__init__
 
@@ -54,11 +101,10 @@ def test_an_engine_that_is_being_made_is_not_idle(
 
 
 def test_an_array_is_the_same_by_any_name(
-    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Any, tmp_path: Path, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engines, "_engines", {})
     for place in ("c0", f"{tmp_path}/link/c1", f"{tmp_path}/c2"):
         product = engine(10**6)[0]._product
         engines.engine_for(product, "here")
@@ -66,16 +112,118 @@ def test_an_array_is_the_same_by_any_name(
         assert product.run in engines._engines, "its own run goes on"
         engines.close_engines_writing(f"{place}0", "another")
         assert product.run in engines._engines, "it writes elsewhere"
-        engines.close_engines_writing(place, "another")
+        assert engines.close_engines_writing(place, "another") == [product.run]
         assert not engines._engines
 
 
-@pytest.mark.parametrize("by", ["its run", "the next run of the same array"])
+def test_where_ending_one_fails_the_others_are_ended(
+    engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (engine(10**6)[0]._product for _ in range(2))
+    workers = [engines.engine_for(product, "here") for product in (first, replace(second, c=first.c))]
+    close = HostUnit.close
+
+    def fail(unit: HostUnit) -> None:
+        close(unit)
+        raise RuntimeError("injected: the GPU is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostUnit, "close", fail)
+        with pytest.raises(RuntimeError, match="injected"):
+            engines.close_engines_writing(place_of(first.c), "another")
+    for worker in workers:
+        with pytest.raises(CancelledError):
+            worker.multiply(next(first.plan.tiles()))
+    assert (engines._engines, engines._closing) == ({}, {})
+
+
+@pytest.mark.parametrize("by", ENDS)
+def test_who_ends_what_is_being_ended_already_waits_as_well(
+    by: str, engine: Any, factors: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that died had its workers stop, and they wait for storage; nothing may be written behind the next."""
+    product = engine(10**6)[0]._product
+    worker = engines.engine_for(product, "here")
+    tile = next(product.plan.tiles())
+    saving, closing = Held(monkeypatch, "save"), told_of_closing(monkeypatch)
+    with ThreadPoolExecutor(3) as pool:
+        under_way = pool.submit(worker.multiply, tile)
+        assert saving.begun.wait(10)
+        first = pool.submit(engines.close_engine, product.run)
+        assert closing.wait(10)
+        engines.close_idle_engines()  # another client looks at this worker
+        second = pool.submit(ENDS[by], product)
+        try:
+            with pytest.raises(TimeoutError):
+                second.result(0.2)
+        finally:
+            saving.go_on.set()
+        second.result(10)
+        assert not any(thread.is_alive() for thread in worker._threads)
+        first.result(10)
+        under_way.result(10)
+    assert not engines._closing
+    np.testing.assert_allclose(
+        product.c[tile.region], (factors[0][...] @ factors[1][...])[tile.region], rtol=1e-12, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("by", ENDS)
+def test_tiles_can_be_abandoned_while_they_are_waited_for(
+    by: str, engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = engine(40_000)[0]._product
+    worker = engines.engine_for(product, "here")
+    before = product.c[...]
+    loading, closing = Held(monkeypatch, "load"), told_of_closing(monkeypatch)
+    abandoned = threading.Event()
+    monkeypatch.setattr(
+        Engine,
+        "_abandoned",
+        property(lambda worker: abandoned.is_set(), lambda worker, value: abandoned.set() if value else None),
+        raising=False,
+    )
+    with ThreadPoolExecutor(3) as pool:
+        under_way = pool.submit(worker.multiply, next(product.plan.tiles()))
+        try:
+            assert loading.begun.wait(10)
+            first = pool.submit(engines.close_engine, product.run)
+            assert closing.wait(10)
+            second = pool.submit(ENDS[by], product)
+            assert abandoned.wait(10)
+        finally:
+            loading.go_on.set()
+        for ended in (first, second):
+            ended.result(10)
+        assert isinstance(under_way.exception(10), CancelledError)
+    np.testing.assert_array_equal(product.c[...], before)
+
+
+def test_an_engine_that_cannot_be_closed_is_not_closed_for_ever(
+    engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = engine(10**6)[0]._product
+    engines.engine_for(product, "here")
+
+    def fail(unit: HostUnit) -> None:
+        raise RuntimeError("injected: the GPU is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostUnit, "close", fail)
+        with pytest.raises(RuntimeError, match="injected"):
+            engines.close_engine(product.run)
+    assert (engines._engines, engines._closing) == ({}, {})
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(engines.close_engine, product.run).result(10)
+    engines.free_engine(product.run)
+    assert not engines._stopped
+
+
+@pytest.mark.parametrize("by", ENDS)
 def test_no_sum_is_written_once_its_run_has_ended(
-    by: str, engine: Any, monkeypatch: pytest.MonkeyPatch
+    by: str, engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The piece under way is waited for, those behind it are left out, and no later sum begins."""
-    monkeypatch.setattr(engines, "_ended", deque())
     product = engine(10**6)[0]._product
     tile = next(iter(product.plan.tiles()))
     parts = [np.ones((tile.rows, tile.columns))]
@@ -92,10 +240,7 @@ def test_no_sum_is_written_once_its_run_has_ended(
     with ThreadPoolExecutor(2) as pool:
         storing = pool.submit(store_sum, product, tile, parts)
         assert begun.wait(10)
-        if by == "its run":
-            ended = pool.submit(engines.close_engine, product.run, abandon=True)
-        else:
-            ended = pool.submit(engines.close_engines_writing, place_of(product.c), "another")
+        ended = pool.submit(ENDS[by], product)
         with pytest.raises(TimeoutError):
             ended.result(0.2)
         go_on.set()
