@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from tilewright.pipeline.stream import Engine
 from tilewright.pipeline.units import rounded
 
 _engines: dict[str, Engine] = {}
+_users: Counter[str] = Counter()
+"""For each run the tasks that have its engine."""
 _ended: deque[str] = deque(maxlen=256)
 """Runs that are over: a task of one that was on its way when it was cancelled must not begin it again."""
 _sums: dict[str, list[zarr.Array[Any]]] = {}
@@ -37,17 +39,25 @@ _stopped: dict[str, Engine] = {}
 """What is over here, and kept until no other worker copies from it any more."""
 
 
-def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Engine:
+@contextmanager
+def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Iterator[Engine]:
     """The engine of this process for the product's run, made on first use by the worker of that name.
 
-    peers: its way to the others that share panels with it, if any do.
+    It is not idle before the block has ended. peers: its way to the others that share panels with it, if any do.
     """
     with _engines_lock:
         _check_goes_on(product)
         engine = _engines.get(product.run)
         if engine is None:
             engine = _engines[product.run] = Engine(product, worker, peers)
-        return engine
+        _users[product.run] += 1
+    try:
+        yield engine
+    finally:
+        with _engines_lock:
+            _users[product.run] -= 1
+            if not _users[product.run]:
+                del _users[product.run]
 
 
 def _check_goes_on(product: Product) -> None:
@@ -68,14 +78,14 @@ def arrival_of(run: str, key: Key) -> Arrival | None:
 
 
 def close_idle_engines() -> None:
-    """Free what runs hold here that have no tile under way: those whose client died hold it for nobody.
+    """Free what runs hold here that no task has in hand: those whose client died hold it for nobody.
 
     A run that lives and only pauses gets a new engine with its next tile. What another worker is copying just now lasts
     until it has closed it (seen on H200s: memory that another process has open outlives its owner), and is read from
     the files by that one instead.
     """
     with _engines_lock:
-        idle = [run for run, engine in _engines.items() if engine.idle]
+        idle = [run for run in _engines if not _users[run]]
         engines = [_engines.pop(run) for run in idle]
         _stopped.clear()
     for engine in engines:

@@ -218,9 +218,6 @@ class Engine:
         self._closed = False
         self._entrance = threading.Lock()
         """Held while a job enters or the entrance is closed: behind the end no job would ever be answered."""
-        self._under_way = 0
-        self._begun = False
-        """Whether a job has entered."""
         self._multiplied = 0.0
         """When the last panels were."""
         self._unit: Unit = CudaUnit(product) if product.device == "cuda" else HostUnit(product)
@@ -272,24 +269,13 @@ class Engine:
         with self._entrance:
             if self._closed:
                 raise CancelledError("this worker's part in the run is over")
-            self._under_way += 1
-            self._begun = True
             self._jobs.put(job)
-        try:
-            return job.done.result()
-        finally:
-            with self._entrance:
-                self._under_way -= 1
+        return job.done.result()
 
     @property
     def product(self) -> Product:
         """What this is a worker's part in."""
         return self._product
-
-    @property
-    def idle(self) -> bool:
-        """Whether no tile is under way; one that was just made is about to be given its first."""
-        return self._begun and self._under_way == 0
 
     def arrival(self, key: Key) -> Arrival | None:
         """How far a panel has come here, for another worker; None where it is not, or no longer."""

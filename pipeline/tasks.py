@@ -132,16 +132,20 @@ def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport 
 
     def work(worker: str) -> TileReport:
         peers = WorkerPeers(get_worker()) if product.sharing else None
-        return engine_for(product, worker, peers).multiply(tile, sharers=sharers.reached_from(worker))
+        with engine_for(product, worker, peers) as engine:
+            return engine.multiply(tile, sharers=sharers.reached_from(worker))
 
     return _unless_memory_is_short(product, work, f"tile {tile.index}")
 
 
 def multiply_part(product: Product, tile: Tile, part: int) -> TileReport | DeviceMemoryError:
     """The sum of one tile over one part of k; it stays on the worker until ``add_parts`` asks for it."""
-    return _unless_memory_is_short(
-        product, lambda worker: engine_for(product, worker).multiply(tile, part), f"tile {tile.index}"
-    )
+
+    def work(worker: str) -> TileReport:
+        with engine_for(product, worker) as engine:
+            return engine.multiply(tile, part)
+
+    return _unless_memory_is_short(product, work, f"tile {tile.index}")
 
 
 def add_parts(

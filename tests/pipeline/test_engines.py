@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
@@ -61,43 +61,36 @@ def told_of_closing(patch: pytest.MonkeyPatch) -> threading.Event:
     return closing
 
 
+def made(product: Product) -> Engine:
+    """The engine of a product's run, which no task has in hand."""
+    with engines.engine_for(product, "here") as worker:
+        return worker
+
+
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this test alone: no engine, and no run that has ended."""
     for name in ("_engines", "_closing", "_stopped"):
         monkeypatch.setattr(engines, name, {})
     monkeypatch.setattr(engines, "_ended", deque())
+    monkeypatch.setattr(engines, "_users", Counter())
 
 
-def test_an_engine_that_is_being_made_is_not_idle(
-    engine: Any, factors: Any, registry: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another run looks at this worker meanwhile, and frees what nobody uses."""
+def test_an_engine_is_not_idle_while_a_task_has_it(engine: Any, factors: Any, registry: None) -> None:
+    """Also before the task has begun its tile, which may not be the first. Another run looks at this worker meanwhile,
+    and frees what nobody uses."""
     product = engine(10**6)[0]._product
-    making, go_on = threading.Event(), threading.Event()
-    original = Engine.__init__
-
-    def slowly(self: Engine, *arguments: Any) -> None:
-        original(self, *arguments)
-        making.set()
-        assert go_on.wait(10)
-
-    monkeypatch.setattr(Engine, "__init__", slowly)
-    with ThreadPoolExecutor(2) as pool:
-        made = pool.submit(engines.engine_for, product, "here")
-        assert making.wait(10)
-        freed = pool.submit(engines.close_idle_engines)
-        go_on.set()
-        freed.result()
-        worker = made.result()
-    try:
+    with engines.engine_for(product, "here") as worker:
         for tile in product.plan.tiles():
-            worker.multiply(tile)
-        np.testing.assert_allclose(product.c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
-        engines.close_idle_engines()
-        assert not engines._engines
-    finally:
-        worker.close()
+            engines.close_idle_engines()
+            with engines.engine_for(product, "here") as same:
+                assert same is worker
+                same.multiply(tile)
+    np.testing.assert_allclose(product.c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+    assert set(engines._engines) == {product.run}
+    engines.close_idle_engines()
+    assert not engines._engines
+    assert not any(thread.is_alive() for thread in worker._threads)
 
 
 def test_an_array_is_the_same_by_any_name(
@@ -107,7 +100,7 @@ def test_an_array_is_the_same_by_any_name(
     monkeypatch.chdir(tmp_path)
     for place in ("c0", f"{tmp_path}/link/c1", f"{tmp_path}/c2"):
         product = engine(10**6)[0]._product
-        engines.engine_for(product, "here")
+        made(product)
         engines.close_engines_writing(place, product.run)
         assert product.run in engines._engines, "its own run goes on"
         engines.close_engines_writing(f"{place}0", "another")
@@ -120,7 +113,7 @@ def test_where_ending_one_fails_the_others_are_ended(
     engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (engine(10**6)[0]._product for _ in range(2))
-    workers = [engines.engine_for(product, "here") for product in (first, replace(second, c=first.c))]
+    workers = [made(product) for product in (first, replace(second, c=first.c))]
     close = HostUnit.close
 
     def fail(unit: HostUnit) -> None:
@@ -143,7 +136,7 @@ def test_who_ends_what_is_being_ended_already_waits_as_well(
 ) -> None:
     """A client that died had its workers stop, and they wait for storage; nothing may be written behind the next."""
     product = engine(10**6)[0]._product
-    worker = engines.engine_for(product, "here")
+    worker = made(product)
     tile = next(product.plan.tiles())
     saving, closing = Held(monkeypatch, "save"), told_of_closing(monkeypatch)
     with ThreadPoolExecutor(3) as pool:
@@ -173,7 +166,7 @@ def test_tiles_can_be_abandoned_while_they_are_waited_for(
     by: str, engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     product = engine(40_000)[0]._product
-    worker = engines.engine_for(product, "here")
+    worker = made(product)
     before = product.c[...]
     loading, closing = Held(monkeypatch, "load"), told_of_closing(monkeypatch)
     abandoned = threading.Event()
@@ -203,7 +196,7 @@ def test_an_engine_that_cannot_be_closed_is_not_closed_for_ever(
     engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     product = engine(10**6)[0]._product
-    engines.engine_for(product, "here")
+    made(product)
 
     def fail(unit: HostUnit) -> None:
         raise RuntimeError("injected: the GPU is gone")

@@ -429,18 +429,18 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
 
     monkeypatch.setattr(HostUnit, "save", held_save)
     monkeypatch.setattr(stream.Engine, "close", told_close)
-    engine = engines.engine_for(past, "a worker")
-    first = next(past.plan.tiles())
-    thread = threading.Thread(target=engine.multiply, args=(first,))
-    thread.start()
-    assert writing.wait(30)
-    changed = np.full((96, 80), 2, "f4")
-    zarr.open_array(a_path, mode="r+")[...] = changed
-    tw.matmul(a_path, b_path, out, listener=listener, **options)
-    thread.join(30)
+    with engines.engine_for(past, "a worker") as engine:
+        first = next(past.plan.tiles())
+        thread = threading.Thread(target=engine.multiply, args=(first,))
+        thread.start()
+        assert writing.wait(30)
+        changed = np.full((96, 80), 2, "f4")
+        zarr.open_array(a_path, mode="r+")[...] = changed
+        tw.matmul(a_path, b_path, out, listener=listener, **options)
+        thread.join(30)
     assert_product(zarr.open_array(out)[...], changed, b)
-    with pytest.raises(CancelledError):
-        engines.engine_for(past, "a worker")
+    with pytest.raises(CancelledError), engines.engine_for(past, "a worker"):
+        pass
 
 
 def test_no_resume_computes_every_tile(
