@@ -26,13 +26,16 @@ from tilewright.pipeline.units import rounded
 
 _engines: dict[str, Engine] = {}
 _users: Counter[str] = Counter()
-"""For each run the tasks that have its engine."""
+"""For each run the tasks that have its engine, or wait for it."""
 _ended: deque[str] = deque(maxlen=256)
 """Runs that are over: a task of one that was on its way when it was cancelled must not begin it again."""
 _sums: dict[str, list[zarr.Array[Any]]] = {}
 """For each run its array C, as often as a sum is being stored there: no engine does that, and its end is waited for."""
+_making: dict[str, Product] = {}
+"""Runs whose first task makes the engine just now; the others wait for it, as does whoever ends such a run."""
 _engines_lock = threading.Lock()
-_sum_ended = threading.Condition(_engines_lock)
+_changed = threading.Condition(_engines_lock)
+"""A run has ended, a sum is stored, or an engine is made, or cannot be."""
 _closing: dict[str, Engine] = {}
 """What is ending: its last tiles may still be written."""
 _stopped: dict[str, Engine] = {}
@@ -43,21 +46,39 @@ _stopped: dict[str, Engine] = {}
 def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Iterator[Engine]:
     """The engine of this process for the product's run, made on first use by the worker of that name.
 
-    It is not idle before the block has ended. peers: its way to the others that share panels with it, if any do.
+    It is not idle before the block has ended. Where making it fails, the next task tries again. peers: its way to the
+    others that share panels with it, if any do.
     """
     with _engines_lock:
-        _check_goes_on(product)
-        engine = _engines.get(product.run)
-        if engine is None:
-            engine = _engines[product.run] = Engine(product, worker, peers)
         _users[product.run] += 1
     try:
-        yield engine
+        yield _found_or_made(product, worker, peers)
     finally:
         with _engines_lock:
             _users[product.run] -= 1
             if not _users[product.run]:
                 del _users[product.run]
+
+
+def _found_or_made(product: Product, worker: str, peers: Peers | None) -> Engine:
+    run = product.run
+    with _engines_lock:
+        _changed.wait_for(lambda: run in _ended or run not in _making)
+        _check_goes_on(product)
+        if run in _engines:
+            return _engines[run]
+        _making[run] = product
+    # Without the lock, which others want for a moment: pinning memory, allocating and compiling take seconds.
+    try:
+        engine = Engine(product, worker, peers)
+        with _engines_lock:
+            _engines[run] = engine  # also where the run has ended meanwhile: who ends it waits, to close this
+            _check_goes_on(product)
+        return engine
+    finally:
+        with _engines_lock:
+            del _making[run]
+            _changed.notify_all()
 
 
 def _check_goes_on(product: Product) -> None:
@@ -100,6 +121,7 @@ def close_engines_writing(place: str, run: str) -> list[str]:
     """
     with _engines_lock:
         arrays = {other: engine.product.c for other, engine in (_engines | _closing).items()}
+        arrays |= {other: product.c for other, product in _making.items()}
         arrays |= {other: under_way[0] for other, under_way in _sums.items()}
     others = {other: c for other, c in arrays.items() if other != run}
     # The dead client may have named the same folder otherwise: from where it stood, or by a link.
@@ -119,10 +141,11 @@ def close_engine(run: str, *, abandon: bool = False) -> None:
     """
     with _engines_lock:
         _ended.append(run)
+        _changed.notify_all()
+        _changed.wait_for(lambda: run not in _making and run not in _sums)
         if run in _engines:
             _closing[run] = _engines.pop(run)
         engine = _closing.get(run)
-        _sum_ended.wait_for(lambda: run not in _sums)
     if engine is None:
         return
     try:
@@ -165,5 +188,5 @@ def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> int:
             _sums[product.run].pop()
             if not _sums[product.run]:
                 del _sums[product.run]
-            _sum_ended.notify_all()
+            _changed.notify_all()
     return stored_nbytes(product.c, region) or 0

@@ -49,6 +49,40 @@ ENDS: dict[str, Callable[[Product], object]] = {
 """Who ends a run, abandoning the tiles under way."""
 
 
+class Making:
+    """Engines of one run, of which the first waits for ``go_on`` when it has ``begun``, and may fail then."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, run: str, error: Exception | None = None) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.count = 0
+        original = Engine.__init__
+
+        def held(worker: Engine, product: Product, *arguments: Any) -> None:
+            if product.run == run:
+                self.count += 1
+                if self.count == 1:
+                    self.begun.set()
+                    assert self.go_on.wait(30)
+                    if error is not None:
+                        raise error
+            original(worker, product, *arguments)
+
+        patch.setattr(Engine, "__init__", held)
+
+
+def told_of_waiting(patch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released by each who is about to wait for a change in the registry, which nobody makes before he does."""
+    waiting, wait_for = threading.Semaphore(0), engines._changed.wait_for
+
+    def told(predicate: Callable[[], bool]) -> bool:
+        if not predicate():
+            waiting.release()
+        return wait_for(predicate)
+
+    patch.setattr(engines._changed, "wait_for", told)
+    return waiting
+
+
 def told_of_closing(patch: pytest.MonkeyPatch) -> threading.Event:
     """Set when an engine is being closed."""
     closing, close = threading.Event(), Engine.close
@@ -70,7 +104,7 @@ def made(product: Product) -> Engine:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this test alone: no engine, and no run that has ended."""
-    for name in ("_engines", "_closing", "_stopped"):
+    for name in ("_engines", "_making", "_closing", "_stopped"):
         monkeypatch.setattr(engines, name, {})
     monkeypatch.setattr(engines, "_ended", deque())
     monkeypatch.setattr(engines, "_users", Counter())
@@ -90,6 +124,96 @@ def test_an_engine_is_not_idle_while_a_task_has_it(engine: Any, factors: Any, re
     assert set(engines._engines) == {product.run}
     engines.close_idle_engines()
     assert not engines._engines
+    assert not any(thread.is_alive() for thread in worker._threads)
+
+
+def test_while_an_engine_is_made_only_its_own_run_waits_for_it(
+    engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product, other = (engine(10**6)[0]._product for _ in range(2))
+    making, waiting = Making(monkeypatch, product.run), told_of_waiting(monkeypatch)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(made, product)
+        try:
+            assert making.begun.wait(10)
+            second = pool.submit(made, product)
+            assert waiting.acquire(timeout=10)
+
+            def ask() -> None:
+                assert made(other).multiply(next(other.plan.tiles())).index == 0
+                assert not engines.is_over(product.run)
+                assert engines.arrival_of(product.run, ("a", 0, 0)) is None
+                engines.close_idle_engines()
+                engines.close_engine(other.run)
+                engines.free_engine(other.run)
+
+            pool.submit(ask).result(10)
+            assert not second.done()
+        finally:
+            making.go_on.set()
+        assert first.result(10) is second.result(10)
+    assert making.count == 1
+    assert not engines._making
+    engines.close_engine(product.run)
+
+
+def test_an_engine_that_could_not_be_made_is_made_by_the_next_task(
+    engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one that waits for it already, if there is one."""
+    product = engine(10**6)[0]._product
+    error = RuntimeError("injected: no memory can be pinned")
+    making, waiting = Making(monkeypatch, product.run, error), told_of_waiting(monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(made, product)
+        try:
+            assert making.begun.wait(10)
+            second = pool.submit(made, product)
+            assert waiting.acquire(timeout=10)
+        finally:
+            making.go_on.set()
+        assert first.exception(10) is error
+        worker = second.result(10)
+    assert (making.count, engines._making, engines._users) == (2, {}, {})
+    assert made(product) is worker
+    engines.close_engine(product.run)
+
+
+def test_an_engine_that_cannot_be_made_leaves_nothing(
+    engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = engine(10**6)[0]._product
+    making = Making(monkeypatch, product.run, RuntimeError("injected: no memory can be pinned"))
+    making.go_on.set()
+    with pytest.raises(RuntimeError, match="injected"):
+        made(product)
+    assert (engines._engines, engines._making, engines._users) == ({}, {}, {})
+
+
+@pytest.mark.parametrize("by", ENDS)
+def test_an_engine_whose_run_ends_while_it_is_made_is_closed(
+    by: str, engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = engine(10**6)[0]._product
+    making, waiting = Making(monkeypatch, product.run), told_of_waiting(monkeypatch)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(made, product)
+        try:
+            assert making.begun.wait(10)
+            second = pool.submit(made, product)
+            assert waiting.acquire(timeout=10)
+            ended = pool.submit(ENDS[by], product)
+            assert waiting.acquire(timeout=10)
+            with pytest.raises(CancelledError):  # it has nothing to wait for any more
+                second.result(10)
+            assert not ended.done()
+        finally:
+            making.go_on.set()
+        with pytest.raises(CancelledError):
+            first.result(10)
+        ended.result(10)
+    assert (engines._engines, engines._making, engines._users) == ({}, {}, {})
+    (worker,) = engines._stopped.values()
     assert not any(thread.is_alive() for thread in worker._threads)
 
 
