@@ -68,11 +68,11 @@ def cores_here() -> int:
     return int(threads) if threads.isdigit() and int(threads) > 0 else CPU_COUNT
 
 
-def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | TilewrightError:
+async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | TilewrightError:
     """Look at this worker and resolve ``device`` (``auto``, ``cuda`` or ``cpu``) on it.
 
     loops: whether a CPU will need compiled loops, so that Numba had better begin. ``dask_worker`` is filled in by
-    ``Client.run``, which calls this on the worker's event loop.
+    ``Client.run``, which calls this on the worker's event loop. What may wait long does so beside it.
 
     An error of ours is returned rather than raised, which the worker would report at length on its own account:
     ``cuda`` was asked for and this worker has no usable GPU.
@@ -84,7 +84,7 @@ def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | Ti
         found = resolve_device(device)
     except TilewrightError as error:
         return error
-    close_idle_engines()
+    await asyncio.to_thread(_free_what_is_over, found)
     name, free = "CPU", None
     if found == "cpu":
         if loops:
@@ -93,9 +93,7 @@ def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | Ti
         from numba import cuda
 
         answer_peers(dask_worker, arrival_of)
-        scratch.release()  # of the streams of runs that are over; this run's stream gets its own
-
-        context = cuda.current_context()
+        context = cuda.current_context()  # attaches the loop to the GPU as well: see `end_run`
         context.memory_manager.deallocations.clear()  # what Numba has let go of but not yet given back counts as free
         free = int(context.get_memory_info().free)
         name = cuda.get_current_device().name
@@ -103,6 +101,17 @@ def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | Ti
     address = dask_worker.contact_address
     cores = cores_here(), usable_cores(), os.cpu_count() or 1
     return WorkerFacts(found, name, free, limit or None, *cores, address)
+
+
+def _free_what_is_over(device: str) -> None:
+    """Free what no run uses here any more; waits for threads that end, and for what the GPU has under way."""
+    if device == "cuda":
+        from numba import cuda
+
+        cuda.current_context()  # attaches this thread to the GPU, before anything of it is freed
+    close_idle_engines()
+    if device == "cuda":
+        scratch.release()  # of the streams of runs that are over; this run's stream gets its own
 
 
 def make_room(least: int) -> None:

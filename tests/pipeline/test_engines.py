@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.pipeline.test_stream import engine, factors
-from tilewright.pipeline import engines
+from tilewright.pipeline import engines, tasks
 from tilewright.pipeline.engines import store_sum
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.region_write import RegionWrite
@@ -215,6 +217,45 @@ def test_an_engine_whose_run_ends_while_it_is_made_is_closed(
     assert (engines._engines, engines._making, engines._users) == ({}, {}, {})
     (worker,) = engines._stopped.values()
     assert not any(thread.is_alive() for thread in worker._threads)
+
+
+def surveyed() -> Coroutine[Any, Any, Any]:
+    worker = SimpleNamespace(contact_address="here", memory_manager=SimpleNamespace(memory_limit=2**30))
+    return tasks.worker_facts("cpu", False, worker)
+
+
+def test_a_worker_can_be_surveyed_while_an_engine_is_made(
+    engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = engine(10**6)[0]._product
+    making = Making(monkeypatch, product.run)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(made, product)
+        try:
+            assert making.begun.wait(10)
+            facts = asyncio.run(asyncio.wait_for(surveyed(), 10))
+        finally:
+            making.go_on.set()
+        first.result(10)
+    assert facts.host_limit_nbytes == 2**30
+    engines.close_engine(product.run)
+
+
+def test_a_workers_loop_goes_on_while_idle_engines_are_closed(
+    engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It carries heartbeats, and answers that others wait for."""
+    made(engine(10**6)[0]._product)
+    closing = Held(monkeypatch, "close")
+
+    async def survey() -> Any:
+        facts = asyncio.create_task(surveyed())
+        assert await asyncio.to_thread(closing.begun.wait, 10)
+        closing.go_on.set()  # as only a loop that goes on can
+        return await asyncio.wait_for(facts, 10)
+
+    assert asyncio.run(survey()).host_limit_nbytes == 2**30
+    assert not engines._engines
 
 
 def test_an_array_is_the_same_by_any_name(

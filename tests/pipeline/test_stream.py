@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -462,7 +463,7 @@ def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch
     monkeypatch.setattr(tasks, "start_compiler", lambda: started.append(True))
     worker = SimpleNamespace(contact_address="here", memory_manager=SimpleNamespace(memory_limit=2**30))
     for loops in (False, True):
-        facts = tasks.worker_facts("cpu", loops, worker)
+        facts = asyncio.run(tasks.worker_facts("cpu", loops, worker))
         assert isinstance(facts, tasks.WorkerFacts)
         assert (facts.device, facts.host_limit_nbytes) == ("cpu", 2**30)
     assert started == [True]
