@@ -87,7 +87,7 @@ def test_lanes_that_were_pinned_serve_the_next_attempt(failing: str, monkeypatch
     from numba import cuda
 
     factor = StoredMatrix(100, 100, np.dtype("f4"), (10, 10))
-    plan = replace(plan_matmul(factor, factor, np.dtype("f4"), (10, 10), Limits(1, 10**6)), lanes=3)
+    plan = replace(plan_tiles(factor, factor, np.dtype("f4"), (10, 10), Limits(1, 10**6)), lanes=3)
     product = Product(None, None, None, plan, "cuda", "full", 2, 1, "run")  # type: ignore[arg-type]
     made: list[object] = []
 
