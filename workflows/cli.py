@@ -327,11 +327,13 @@ def bench() -> None:
 
 
 def main(prog_name: str | None = None) -> None:
-    """The ``tilewright`` command. Ctrl-C that comes when it has succeeded and said so is too late to change that."""
+    """The ``tilewright`` command. Ctrl-C or SIGTERM that comes when it has succeeded and said so is too late to change
+    that."""
     try:
         cli(prog_name=prog_name)
     except SystemExit as ended:
         if not ended.code:
-            # While Python itself ends, the signal would kill the process, or print a traceback of nothing that failed.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # While Python itself ends, a signal would kill the process, or print a traceback of nothing that failed.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
         raise

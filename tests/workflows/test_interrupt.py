@@ -194,3 +194,18 @@ def test_worker_processes_are_deaf_to_ctrl_c_from_their_first_moment(
         assert all(client.run(blocked).values())
         assert not any(client.run(runs_profiler).values())
     assert not blocked()
+
+
+@pytest.mark.parametrize("by", ["SIGINT", "SIGTERM"])
+def test_a_signal_after_the_result_changes_nothing(by: str) -> None:
+    """It comes while Python itself ends."""
+    script = (
+        "import atexit, os, signal, sys\n"
+        f"atexit.register(os.kill, os.getpid(), signal.{by})\n"
+        "from tilewright.workflows.cli import main\n"
+        "sys.argv = ['tilewright', '--version']\n"
+        "main()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "tilewright" in result.stdout.lower()
