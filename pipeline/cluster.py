@@ -221,7 +221,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         else:
             with starting_workers():
                 server = _cuda_cluster(profile)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ImportError) as error:  # some options need libraries of their own
         raise _refused(called, profile, error) from error
     except TilewrightError:
         raise
@@ -239,7 +239,7 @@ def _check_memory_limit(called: str, options: dict[str, Any]) -> None:
     if limit is not None and limit < LEAST_WORKER_NBYTES:  # none: no limit
         raise ClusterError(
             f"{called}: memory_limit: {given!r} is {limit} bytes for a worker, fewer than its process takes by itself;"
-            f" give it {LEAST_WORKER_NBYTES // 2**20} MiB or more, or leave it out"
+            f" give it {LEAST_WORKER_NBYTES // 2**20} MiB or more (512 MiB for matrix products), or leave it out"
         )
 
 

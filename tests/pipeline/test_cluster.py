@@ -130,6 +130,18 @@ def test_other_memory_limits_are_none_of_ours(tmp_path: Path) -> None:
         assert own.nthreads()
 
 
+def test_an_option_whose_library_is_missing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(**options: Any) -> None:
+        raise ImportError("Security.temporary requires cryptography")
+
+    monkeypatch.setattr(cluster_module, "LocalCluster", missing)
+    path = profile_file(tmp_path, safe={"kind": "cpu", "security": True})
+    with pytest.raises(ClusterError, match=r"'safe' of .*refused its options .*requires cryptography"):
+        open_cluster("safe", path).__enter__()
+
+
 def test_cpu_workers_are_processes_that_see_no_gpu(tmp_path: Path) -> None:
     path = profile_file(tmp_path, one={"kind": "cpu", "n_workers": 1, "dashboard_address": ":0"})
     with open_cluster("one", path) as own:
