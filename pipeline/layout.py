@@ -135,6 +135,17 @@ class Memory:
         cell = self.cell or (rows, columns)
         return Layout.of(self.sides, cell, self.depth, self.transposed, self.items, self.limits.line_nbytes)
 
+    def strides(self, rows: int, columns: int) -> tuple[int, int]:
+        """Rows of A, and columns of B, that are read at once for tiles of these sides: where cells lie apart in a line,
+        each is read by itself."""
+        if self.cell is None:
+            return rows, columns
+        layout, (transpose_a, transpose_b) = self.layout(rows, columns), self.transposed
+        return (
+            self.cell[0] if transpose_a and layout.a().apart else rows,
+            self.cell[1] if not transpose_b and layout.b().apart else columns,
+        )
+
     def nbytes_of_each(self, rows: int, columns: int) -> tuple[int, int, int]:
         """Bytes of a panel of A, one of B, and a tile of these sides."""
         layout = self.layout(rows, columns)

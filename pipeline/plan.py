@@ -17,6 +17,7 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.events import counted
+from tilewright.pipeline.holding import hold, reads
 from tilewright.pipeline.layout import PANEL_BUFFERS, Layout, Memory
 from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix, accumulator_dtype
 from tilewright.pipeline.tiling import best_geometry, panel_depth
@@ -334,13 +335,13 @@ def plan_tiles(
     if keep and memory.nbytes(keep.tile_rows, keep.tile_columns, 1) > limits.device_nbytes:
         return plan_tiles(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b)
     exact = c_dtype.kind in "iub"
-    best = keep or best_geometry(m, n, k, c_unit, memory, limits, exact=exact)
+    best = keep or best_geometry(a, b, c_unit, memory, limits, exact=exact)
     if best is None:
         raise _no_tile_fits(memory, c_unit, fitting_unit(a, b, c_dtype, c_unit, limits, transposed))
     tile_rows, tile_columns, _, k_parts, cell_rows, cell_columns = best
     memory = replace(memory, cell=(cell_rows, cell_columns))
-    held = _hold(memory, best, ceil_div(k, depth))
-    read, decoded = _reads(a, b, memory.layout(tile_rows, tile_columns), best, held)
+    held = hold(memory, best, ceil_div(k, depth), limits.workers)
+    read, decoded = reads(a, b, memory, best, held)
     threads = limits.read_threads + limits.write_threads
     lanes = threads if limits.lanes is None else min(limits.lanes, threads)
     c_unit_nbytes = min(c_unit[0], m) * min(c_unit[1], n) * c_dtype.itemsize
@@ -440,122 +441,6 @@ def _no_tile_fits(memory: Memory, c_unit: tuple[int, int], fitting: tuple[int, i
     )
 
 
-@dataclass(frozen=True)
-class _Held:
-    """The buffers of a worker, and what is read all the same."""
-
-    a_buffers: int
-    b_buffers: int
-    c_buffers: int
-    peak_nbytes: int
-    """What all of them take up, with what a kernel borrows."""
-    a_reads: int
-    """How often all of A is read at most."""
-    b_reads: tuple[int, ...]
-    """The same for each column of tiles of B."""
-
-
-def _hold(memory: Memory, geometry: Geometry, panel_count: int) -> _Held:
-    """As many tiles and panels as the memory holds: first what the work needs, then panels that save reading, and then
-    tiles that are written while others are multiplied."""
-    limits, (m, n) = memory.limits, memory.sides
-    rows, columns, k_parts = geometry.tile_rows, geometry.tile_columns, geometry.k_parts
-    grid = ceil_div(m, rows), ceil_div(n, columns)
-    panel_a, panel_b, tile_nbytes = memory.nbytes_of_each(rows, columns)
-    c_buffers = min(limits.tile_buffers, 2)
-    if memory.nbytes(rows, columns, c_buffers) > limits.device_nbytes:
-        c_buffers = 1
-    needed = memory.nbytes(rows, columns, c_buffers)
-    left = limits.device_nbytes - needed
-    if limits.on_host or k_parts > 1:
-        left = 0  # the page cache holds what the host read; parts of k have no panel in common
-    a_buffers, b_buffers = _panel_buffers(grid, panel_count, left, (panel_a, panel_b))
-    a_reads, b_reads = _read_counts(grid, panel_count, k_parts, limits.workers, (a_buffers, b_buffers))
-    peak = needed if m and n else 0
-    peak += (a_buffers - PANEL_BUFFERS) * panel_a + (b_buffers - PANEL_BUFFERS) * panel_b
-    if peak and not limits.on_host and k_parts == 1:
-        each = ceil_div(grid[0] * grid[1], limits.workers)  # tiles of a worker
-        more = min(limits.tile_buffers, each) - c_buffers
-        more = max(0, min(more, (limits.device_nbytes - peak) // tile_nbytes))
-        c_buffers, peak = c_buffers + more, peak + more * tile_nbytes
-    return _Held(a_buffers, b_buffers, c_buffers, peak, a_reads, b_reads)
-
-
-def _panel_buffers(
-    grid: tuple[int, int], panel_count: int, left: int, panel_nbytes: tuple[int, int]
-) -> tuple[int, int]:
-    """Panels of A and of B that a worker holds: two of each, and what ``left`` bytes of memory hold beside them.
-
-    Tiles are walked row by row and every second row backwards, and what was used longest ago gives way. So the
-    panels of a row of A are read once for the row if all of them fit; they come first, since each byte of them
-    saves most. The columns of B that fit are those at which the walk turns round.
-    """
-    rows, columns = grid
-    a_buffers = b_buffers = PANEL_BUFFERS
-    if 0 in grid or panel_count == 0:
-        return a_buffers, b_buffers
-    panel_a, panel_b = panel_nbytes
-    if columns > 1 and panel_count * panel_a <= left:
-        a_buffers += panel_count
-        left -= panel_count * panel_a
-    if rows > 1:
-        b_buffers += min(columns, left // (panel_count * panel_b)) * panel_count
-        if (columns * panel_count - PANEL_BUFFERS) * panel_b <= left:  # then no panel needs another's place
-            b_buffers = max(PANEL_BUFFERS, columns * panel_count)
-    return a_buffers, b_buffers
-
-
-def _read_counts(
-    grid: tuple[int, int], panel_count: int, k_parts: int, workers: int, buffers: tuple[int, int]
-) -> tuple[int, tuple[int, ...]]:
-    """How often A, and each column of tiles of B, is read at most by all workers together.
-
-    A worker among several walks a share of the tiles, and at the end what others would come to last: what it holds
-    whole it reads at most once, of the rest nothing is promised.
-    """
-    rows, columns = grid
-    a_buffers, b_buffers = buffers
-    if 0 in grid or panel_count == 0 or k_parts > 1:
-        return columns, (rows,) * columns
-    a_reads = min(columns, workers) if a_buffers >= panel_count else columns
-    kept = min(columns, b_buffers // panel_count)
-    if kept == columns:
-        return a_reads, (min(rows, workers),) * columns
-    if workers > 1:
-        return a_reads, (rows,) * columns
-    last, first = rows // 2, (rows - 1) // 2  # turns at the end of the columns, and at their beginning
-    return a_reads, tuple(
-        rows - last * (column >= columns - kept) - first * (column < kept) for column in range(columns)
-    )
-
-
-def _reads(
-    a: StoredMatrix, b: StoredMatrix, layout: Layout, geometry: Geometry, held: _Held
-) -> tuple[int, int]:
-    """Bytes of A and B that are read, and that are decoded for it: whole stored pieces, also where tiles cut them."""
-    m, n, k = a.rows, b.columns, a.columns
-    tile_columns, depth = geometry.tile_columns, geometry.panel_depth
-    item_a, item_b = a.dtype.itemsize, b.dtype.itemsize
-    # B's columns are wide or narrow, and are read more often or less: counted one by one.
-    edges = [(start, min(start + tile_columns, n)) for start in range(0, n, tile_columns)]
-    columns = sum(reads * (stop - start) for (start, stop), reads in zip(edges, held.b_reads, strict=True))
-    # Where cells lie apart in a line, each is read by itself.
-    transpose_a, transpose_b = layout.transposed
-    a_step = geometry.cell_rows if transpose_a and layout.a().apart else geometry.tile_rows
-    b_step = geometry.cell_columns if not transpose_b and layout.b().apart else tile_columns
-    touched = sum(
-        reads * _touched(cut, min(cut + b_step, stop), n, b.step(1))
-        for (start, stop), reads in zip(edges, held.b_reads, strict=True)
-        for cut in range(start, stop, b_step)
-    )
-    read = m * k * item_a * held.a_reads + k * columns * item_b
-    decoded = (
-        _span_touched(m, a_step, a.step(0)) * _span_touched(k, depth, a.step(1)) * item_a * held.a_reads
-        + _span_touched(k, depth, b.step(0)) * touched * item_b
-    )
-    return read, decoded if m and n else 0
-
-
 def _coding_nbytes(
     factors: tuple[StoredMatrix, StoredMatrix], c_unit_nbytes: int, limits: Limits, lanes: int
 ) -> int:
@@ -575,13 +460,3 @@ def _lower_bound(m: int, n: int, k: int, nbytes: int, a: StoredMatrix, b: Stored
     itemsize = max(a.dtype.itemsize, b.dtype.itemsize)
     elements = max(1, nbytes // itemsize)
     return max(int(2 * m * n * k / math.sqrt(elements)) * itemsize, a.nbytes + b.nbytes)
-
-
-def _touched(start: int, stop: int, side: int, unit: int) -> int:
-    """Elements of the whole stored units that a stretch of a side meets."""
-    return min(ceil_div(stop, unit) * unit, side) - start // unit * unit
-
-
-def _span_touched(side: int, step: int, unit: int) -> int:
-    """The same for all of a side that is cut into steps: a unit across a cut is met twice."""
-    return sum(_touched(start, min(start + step, side), side, unit) for start in range(0, side, step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -38,6 +39,18 @@ class StoredMatrix:
         while self.plain and side % 2 == 0 and side // 2 * self.dtype.itemsize >= LEAST_PART_NBYTES:
             side //= 2
         return side
+
+    def touched(self, axis: int, stride: int) -> int:
+        """Elements of an axis that are read for stretches of ``stride`` one behind the other: more than its side where
+        they end inside what is read as one piece, which is then read for both."""
+        side, step = (self.rows, self.columns)[axis], self.step(axis)
+        if side == 0:
+            return 0
+        inner = (side - 1) // stride
+        cut = inner - (side - 1) // math.lcm(stride, step)
+        last = side // step * step  # the last piece is cut short by the matrix
+        in_last = inner - last // stride if last < side else 0
+        return side + (cut - in_last) * step + in_last * (side - last)
 
     @property
     def nbytes(self) -> int:

@@ -3,6 +3,9 @@
 How much has to be read at all: with M elements of fast memory, a product must move at least 2mnk/sqrt(M) elements
 (Kwasniewski et al., "Red-Blue Pebbling Revisited", SC 2019). Tiles of tm × tn read mnk(1/tm + 1/tn), which meets
 the bound when they are square and fill the memory; hence "as large as fits".
+
+To that is added what has to be decoded besides: whole stored pieces, for every tile and panel that meets them and is
+not held. Where matrices are stored in bands of whole rows, say, square tiles would decode all of such a band of B each.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline.holding import hold, reads
 from tilewright.pipeline.layout import PANEL_BUFFERS, Memory
 from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix
 
@@ -25,7 +29,10 @@ FEW_TO_COMPARE = 64
 """Tiles, up to which it matters how whole cells fill them: several sides of cells are tried."""
 
 CELL_COST = 1.04
-"""Reading so much more is worth larger cells: kernels are slow on small ones."""
+"""Reading so much more is worth larger cells, or deeper panels: kernels are slow on small ones."""
+
+DEPTH_COST = 0.9
+"""Panels are less deep than aimed at only if so much less, at most, is then read."""
 
 FEW_TILES = 4
 """Where memory cuts C into so many tiles, more of them are not worth what would be read for them."""
@@ -82,7 +89,44 @@ def panel_depth(
     c_unit: tuple[int, int],
     limits: Limits,
 ) -> int:
-    """The depth of a panel: whole k-chunks of both operands, near the size aimed at, within memory."""
+    """The depth of a panel: whole k-chunks of both operands, near the size aimed at, within memory.
+
+    Of chunks that are decoded, it is less where much less is decoded then: memory that panels leave goes to tiles, and
+    k-chunks may be so long before they meet that tiles would be small.
+    """
+    m, n, k = a.rows, b.columns, a.columns
+    aimed = _depth_aimed_at(a, b, items, transposed, c_unit, limits)
+    if (a.plain and b.plain) or 0 in (m, n, k):
+        return aimed
+
+    def decoded(depth: int) -> float:
+        memory = Memory((m, n), items, depth, transposed, limits)
+        # As though sums were exact: without cells, which cost more to find than all the rest.
+        geometry = best_geometry(a, b, c_unit, memory, replace(limits, workers=1), exact=True)
+        if geometry is None:
+            return math.inf
+        return reads(a, b, memory, geometry, hold(memory, geometry, ceil_div(k, depth), 1))[1]
+
+    enough = DEPTH_COST * decoded(aimed)
+    if enough < a.nbytes + b.nbytes:
+        return aimed
+    steps = {a.step(1), b.step(0)}
+    others = {step * count for step in steps for count in (1, 2, 4)}
+    others |= {ceil_div(step, 2**halvings) for step in (*steps, aimed) for halvings in range(1, 7)}
+    costs = {depth: decoded(depth) for depth in others if depth < aimed}
+    enough = min(enough, CELL_COST * min(costs.values(), default=math.inf))
+    return max((depth for depth, cost in costs.items() if cost <= enough), default=aimed)
+
+
+def _depth_aimed_at(
+    a: StoredMatrix,
+    b: StoredMatrix,
+    items: tuple[int, int, int],
+    transposed: tuple[bool, bool],
+    c_unit: tuple[int, int],
+    limits: Limits,
+) -> int:
+    """The same by what panels should take up, whatever the tiles are."""
     k = a.columns
     if k == 0:
         return 1
@@ -127,7 +171,13 @@ def panel_depth(
 
 
 def best_geometry(
-    m: int, n: int, k: int, c_unit: tuple[int, int], memory: Memory, limits: Limits, *, exact: bool
+    a: StoredMatrix,
+    b: StoredMatrix,
+    c_unit: tuple[int, int],
+    memory: Memory,
+    limits: Limits,
+    *,
+    exact: bool,
 ) -> Geometry | None:
     """Sides of the tiles, the parts that k is cut into, and sides of the cells; None: nothing fits.
 
@@ -136,10 +186,10 @@ def best_geometry(
     worker alone read more (one for 16, a fifth). Its tiles are whole cells, and those are the same for any workers, so
     that C is the same to the last bit. Sums that are ``exact`` are anyway.
     """
+    m, n, k = a.rows, b.columns, a.columns
     if m == 0 or n == 0:
         return Geometry(max(1, m), max(1, n), memory.depth, 1, max(1, m), max(1, n))
-    panel_count = ceil_div(k, memory.depth)
-    search = partial(_search_grid, m, n, memory, limits.device_nbytes, panel_count)
+    search = partial(_search_grid, a, b, memory, limits.device_nbytes)
     least = search(c_unit, 1)
     if least is None:
         return None
@@ -157,7 +207,7 @@ def best_geometry(
 
         def in_cells(cell: tuple[int, int], wanted: int) -> _Grid | None:
             held = replace(memory, cell=cell)
-            return _search_grid(m, n, held, limits.device_nbytes, panel_count, cell, wanted, k_parts=k_parts)
+            return _search_grid(a, b, held, limits.device_nbytes, cell, wanted, k_parts=k_parts)
 
         if exact:
             best = search(c_unit, limits.workers, k_parts=k_parts)
@@ -214,11 +264,10 @@ class _Grid(NamedTuple):
 
 
 def _search_grid(
-    m: int,
-    n: int,
+    a: StoredMatrix,
+    b: StoredMatrix,
     memory: Memory,
     nbytes: int,
-    panel_count: int,
     unit: tuple[int, int],
     wanted: int,
     *,
@@ -231,9 +280,12 @@ def _search_grid(
     read nothing twice, but their sums are written and read once more (`SUM_COST`): they pay where C is small and k is
     long.
     """
+    m, n, k = a.rows, b.columns, a.columns
     unit_rows, unit_columns = min(unit[0], m), min(unit[1], n)
     row_units, column_units = ceil_div(m, unit_rows), ceil_div(n, unit_columns)
     item_a, item_b, item_c = memory.items
+    panel_count = ceil_div(k, memory.depth)
+    a_line, b_line = a.touched(1, memory.depth) * item_a, b.touched(0, memory.depth) * item_b
     best: tuple[float, int, int, int] | None = None
     found: _Grid | None = None
     seen = 0
@@ -255,15 +307,22 @@ def _search_grid(
                 continue
             actual_columns = ceil_div(n, columns)
             count = actual_rows * actual_columns
-            read = m * item_a * actual_columns + n * item_b * actual_rows  # for each element of k
-            k = panel_count * memory.depth
-            worth = read * k // SPLIT_NBYTES // count
+            read = m * k * item_a * actual_columns + n * k * item_b * actual_rows
+            row_stride, column_stride = memory.strides(rows, columns)
+            more_a = a_line * a.touched(0, row_stride) - m * k * item_a
+            more_b = b_line * b.touched(1, column_stride) - n * k * item_b
+            worth = read // SPLIT_NBYTES // count
             paying = max(1, min(ceil_div(wanted, count), panel_count, worth))
             for parts in {1, paying} if k_parts is None else {k_parts}:
                 tasks = count * parts
                 longer = ceil_div(tasks, wanted) * wanted * rows * columns / (m * n) / parts
                 sums = SUM_COST * 2 * parts * m * n * item_c if parts > 1 else 0
-                cost = ((read * k + sums) * longer, tasks, abs(rows - columns), rows)
+                all_read = read + sums
+                if (more_a or more_b) and (best is None or all_read * longer <= best[0]):
+                    geometry = Geometry(rows, columns, memory.depth, parts, rows, columns)
+                    held = hold(memory, geometry, panel_count, 1)
+                    all_read += more_a * held.a_reads + more_b * sum(held.b_reads) // actual_columns
+                cost = (all_read * longer, tasks, abs(rows - columns), rows)
                 if best is None or cost < best:
                     best, found = cost, _Grid(rows, columns, parts, cost[0])
             enough += count >= wanted

@@ -313,7 +313,7 @@ def test_panels_are_whole_chunks_of_both_factors() -> None:
 
 def test_plain_chunks_are_cut_where_memory_is_short() -> None:
     coded, plain = matrix(4096, 4096, (4096, 4096)), replace(matrix(4096, 4096, (4096, 4096)), plain=True)
-    limits = Limits(1, 2**26, panel_nbytes=2**24)
+    limits = Limits(1, 2**27, panel_nbytes=2**24)
     assert plan_tiles(plain, plain, F4, (256, 256), limits).panel_depth < 4096
     assert plan_tiles(plain, plain, F4, (256, 256), limits).decoded_nbytes == (
         plan_tiles(plain, plain, F4, (256, 256), limits).read_nbytes
@@ -328,6 +328,46 @@ def test_chunks_that_do_not_line_up_are_counted() -> None:
     assert plan.panel_depth < 1000
     assert plan.decoded_nbytes > plan.read_nbytes
     assert "do not line up" in str(plan)
+
+
+@given(st.integers(0, 90), st.integers(1, 40), st.integers(1, 40), st.booleans())
+def test_what_is_touched_is_counted_in_whole_units(side: int, stride: int, unit: int, by_rows: bool) -> None:
+    stored = matrix(side, 7, (unit, 3)) if by_rows else matrix(7, side, (3, unit))
+    expected = 0
+    for start in range(0, side, stride):
+        stretch = range(start, min(start + stride, side))
+        expected += sum(min(unit, side - first) for first in {element // unit * unit for element in stretch})
+    assert stored.touched(0 if by_rows else 1, stride) == expected
+
+
+def decoded_by_square_tiles(a: StoredMatrix, b: StoredMatrix, depth: int, nbytes: int) -> int:
+    """Bytes that are decoded where tiles are as large as fit beside panels of this depth, and nothing is held."""
+    side = next(side for side in range(a.rows, 0, -1) if 4 * (side * side + 4 * side * depth) <= nbytes)
+    grid = -(-a.rows // side)
+    return 4 * grid * (a.touched(0, side) * a.touched(1, depth) + b.touched(1, side) * b.touched(0, depth))
+
+
+@pytest.mark.parametrize(
+    ("a_unit", "b_unit", "depth", "at_most"),
+    [
+        ((128, 8192), (128, 8192), 2048, 0.6),  # bands of rows: tiles take all columns
+        ((8192, 128), (8192, 128), 2048, 0.6),
+        ((128, 8192), (8192, 128), 8192, 0.9),  # bands along k: panels cut them, and leave room for tiles
+        ((375, 875), (375, 875), 2625, 0.6),  # panels of A's chunks or of B's, and not of both
+        ((1250, 1250), (1250, 1250), 1250, 1.0),
+    ],
+)
+def test_tiles_follow_chunks_so_that_little_is_decoded(
+    a_unit: tuple[int, int], b_unit: tuple[int, int], depth: int, at_most: float
+) -> None:
+    a, b = matrix(8192, 8192, a_unit), matrix(8192, 8192, b_unit)
+    nbytes = 2**26
+    c_unit = tiling.output_chunks(a, b, 4, nbytes)
+    plan = plan_tiles(a, b, F4, c_unit, Limits(1, nbytes))
+    assert plan.decoded_nbytes <= at_most * decoded_by_square_tiles(a, b, depth, nbytes)
+    assert {plan_tiles(a, b, F4, c_unit, Limits(n, nbytes)).panel_depth for n in (2, 4, 9)} == {
+        plan.panel_depth
+    }
 
 
 def test_plain_chunks_are_not_cut_where_whole_ones_fit() -> None:
