@@ -630,7 +630,7 @@ def _as_signed(argument: Any) -> Any:
 
 
 class LockKeepingStream:
-    """A stream whose copies, launches (but those in clusters) and records keep the interpreter's lock.
+    """A stream whose copies, launches (but those in clusters) and events keep the interpreter's lock.
 
     Where dozens of threads work beside each other, one that lets go of the lock for a call of a few microseconds waits
     50 for its return, and all others wait with it. So it is for calls that only enqueue, a few ahead; what makes them
@@ -680,6 +680,15 @@ class LockKeepingStream:
         if status:
             raise _failed("recording an event", status)
 
+    def follow(self, event: Any) -> None:
+        """Let what is enqueued from now on wait for a Numba event as it was last recorded."""
+        if self._driver is None:
+            event.wait(self._stream)
+            return
+        status = self._driver.cuStreamWaitEvent(self._handle, int(event.handle), 0)
+        if status:
+            raise _failed("waiting for an event", status)
+
     def wait(self, event: Any) -> None:
         """Wait on the host for a Numba event; one that has passed keeps the lock too."""
         if self._driver is None or self._driver.cuEventQuery(int(event.handle)):
@@ -695,6 +704,7 @@ def _lock_keeping_driver() -> ctypes.PyDLL:
     library.cuMemcpyHtoDAsync_v2.argtypes = [place, place, ctypes.c_size_t, place]
     library.cuLaunchKernel.argtypes = [place, *[number] * 7, place, place, place]
     library.cuEventRecord.argtypes = [place, place]
+    library.cuStreamWaitEvent.argtypes = [place, place, number]
     library.cuEventQuery.argtypes = [place]
     return library
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from tilewright.kernels.histogram import kind_named, piece_counts, skipped_count
 from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.host_loops import share_of_cores, usable_cores
 from tilewright.kernels.launch import ceil_div
-from tilewright.kernels.memory import format_nbytes
+from tilewright.kernels.memory import format_nbytes, is_out_of_memory
 from tilewright.pipeline import config
 from tilewright.pipeline.blocks import (
     EXTRA_NBYTES,
@@ -44,9 +45,9 @@ from tilewright.pipeline.threads import run_all
 if TYPE_CHECKING:
     from tilewright.pipeline.lanes import Tally
 
-TASK_BLOCKS = 32
-"""Blocks of a lane, 8 MiB each, that a task on a GPU counts: Dask takes a millisecond or two for a task, and 32 MiB
-take one. A worker has the text of as many tasks in device memory as it has threads."""
+TASK_BLOCKS = 64
+"""Blocks of a lane, 8 MiB each, that a task on a GPU counts: Dask and a dozen threads take some milliseconds for a
+task, and 512 MiB take eleven. A worker has the text of as many tasks in device memory as it has threads."""
 
 ROWS_NBYTES = 32 * 2**20
 """Counts of one task, per document: with many bins a piece holds fewer documents."""
@@ -496,7 +497,8 @@ def _tally_on_gpu(
 def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int) -> _Part | None:
     """Count a piece of plain documents, large ones, all together: brought to the GPU as a whole, then counted.
 
-    None, and nothing in the tally, where not all could be read; counting it block by block says what is wrong.
+    None, and nothing in the tally, where not all could be read, or the GPU has no room for it. Counting it block by
+    block says what is wrong, or takes longer.
     """
     from tilewright.pipeline.lanes import borrowed_lane, borrowed_text
 
@@ -507,7 +509,13 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int) -> _Part 
             finally:
                 tally.follow(lane)
 
-    with borrowed_text(piece, kind) as text:
+    with ExitStack() as stack:
+        try:
+            text = stack.enter_context(borrowed_text(piece, kind))
+        except Exception as error:
+            if is_out_of_memory(error):
+                return None
+            raise
         try:
             upload = text.upload(threads)
             moves = run_all(_pool(threads), [move] * min(threads, upload.blocks))

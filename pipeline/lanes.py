@@ -54,6 +54,7 @@ class Lane:
         self._device = [cuda.device_array(LANE_NBYTES + EXTRA_NBYTES, np.uint8) for _ in range(2)]
         self._free = [_event() for _ in range(2)]
         """Passed when the block of this number has been copied and counted; one never recorded counts as passed."""
+        self._all = _event()
         self._turn = 0
         self.waited = 0.0
         """Seconds that `buffer` spent waiting for the device."""
@@ -64,6 +65,11 @@ class Lane:
         """Take part in an upload until nothing is left to move; seconds of reading, and of waiting for the device."""
         assert self._words is not None
         return upload.run(self._words)
+
+    def all_given(self) -> Any:
+        """An event that is passed when all that this lane has been given until now is done, until it is asked again."""
+        self._keeping.record(self._all)
+        return self._all
 
     def buffer(self) -> np.ndarray:
         """The block that is to be filled next, uint8[LANE_NBYTES + EXTRA_NBYTES], once the device is done with it."""
@@ -168,8 +174,8 @@ class Tally:
     def __init__(self, bins: int) -> None:
         self.counts = cuda.device_array(bins, np.int64)
         self.stream = cuda.stream()
+        self._keeping = LockKeepingStream(self.stream)
         self._host: np.ndarray = pinned_bytes(8 * bins).view(np.int64)
-        self._lock = threading.Lock()
 
     def clear(self) -> None:
         """Begin at zero; lanes may add once it returns."""
@@ -178,10 +184,7 @@ class Tally:
 
     def follow(self, lane: Lane) -> None:
         """Let what is read of the counts wait for all that the lane has been given until now."""
-        event = _event()
-        event.record(lane.stream)
-        with self._lock:
-            event.wait(self.stream)
+        self._keeping.follow(lane.all_given())
 
     def read(self) -> np.ndarray:
         """The counts, int64[bins], once every lane that it follows has added its own; good until the next task."""

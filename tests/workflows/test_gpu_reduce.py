@@ -109,6 +109,20 @@ def test_lanes_and_tallies_are_kept(client: Client, large: Path) -> None:
     assert len(lanes._spare_tallies[KINDS["bigram"].bins]) <= 2  # a worker of two threads has two tasks
 
 
+def test_text_that_the_gpu_has_no_room_for_is_counted_block_by_block(
+    client: Client, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tilewright.pipeline import lanes
+
+    monkeypatch.setattr(lanes, "_spare_texts", [])
+    monkeypatch.setattr(lanes, "TEXT_STEP_NBYTES", 2**42)  # more than any GPU has
+    on_both(client, sorted(large.glob("*.txt")), "bigram", False)
+    assert not lanes._spare_texts
+    monkeypatch.undo()
+    on_both(client, sorted(large.glob("*.txt")), "bigram", False)
+    assert lanes._spare_texts
+
+
 def test_a_file_that_shrinks_fails_and_the_next_run_counts(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"abc" * LANE_NBYTES)
