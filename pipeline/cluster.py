@@ -244,8 +244,8 @@ def _check_memory_limit(called: str, options: dict[str, Any]) -> None:
 
 
 def _check_keys(called: str, kind: str, options: dict[str, Any]) -> None:
-    """Raise ClusterError for a key that neither the cluster's class takes nor those that it hands it on to. Each worker
-    process would tell of it by a traceback of its own."""
+    """Raise ClusterError for a key that neither the cluster's class takes nor those that it hands it on to, each worker
+    process would tell of it by a traceback of its own; and for what would make another kind of cluster of it."""
     known = CLUSTER_KEYS
     if kind == "cuda":
         from dask_cuda import LocalCUDACluster
@@ -256,6 +256,15 @@ def _check_keys(called: str, kind: str, options: dict[str, Any]) -> None:
         near = get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ClusterError(f"{called}: the cluster has no option {unknown[0]!r}{hint}")
+    if options.get("asynchronous"):
+        raise ClusterError(
+            f"{called}: asynchronous: {options['asynchronous']!r} would have nobody wait for the cluster; leave it out"
+        )
+    if kind != "local" and not options.get("processes", True):
+        raise ClusterError(
+            f"{called}: processes: {options['processes']!r} does not go with kind {kind}, whose workers are processes;"
+            " leave it out, or take kind local, which is a worker in this process"
+        )
 
 
 def _refused(called: str, profile: dict[str, Any], error: BaseException) -> ClusterError:

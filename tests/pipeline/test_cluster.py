@@ -69,17 +69,22 @@ def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.
     ):
         with pytest.raises(ClusterError, match=re.escape(said)), open_cluster(name):
             pass
-    Path("cluster.yaml").write_text("profiles: {site: {kind: existing}, odd: {kind: local, n_wrokers: 3}}")
+    Path("cluster.yaml").write_text(
+        "profiles: {site: {kind: existing}, odd: {kind: local, n_wrokers: 3},"
+        " promised: {kind: cpu, asynchronous: true}, threads: {kind: cpu, processes: false}}"
+    )
     for name, said in (
         (
             "gpu",
-            f"{known}, odd, site, the built-in ones and those of cluster.yaml: choose one, or define it in",
+            f"{known}, odd, promised, site, threads, the built-in ones and those of cluster.yaml: choose one, or",
         ),
         ("site", f"profile 'site' of cluster.yaml {empty}"),
         (
             "odd",
             "profile 'odd' of cluster.yaml: the cluster has no option 'n_wrokers'; did you mean 'n_workers'?",
         ),
+        ("promised", "profile 'promised' of cluster.yaml: asynchronous: True would have nobody wait"),
+        ("threads", "profile 'threads' of cluster.yaml: processes: False does not go with kind cpu, whose"),
     ):
         with pytest.raises(ClusterError, match=re.escape(said)), open_cluster(name):
             pass
