@@ -61,7 +61,7 @@ def device_functions() -> tuple[Any, Any]:
     else:
         from numba.cuda import libdevice
 
-        # Not the intrinsics of ptx.py, which look different in every process to the cache of compiled kernels.
+        # Not the intrinsics of `ptx`, which look different in every process to the cache of compiled kernels.
         float_bits, bits_float = libdevice.float_as_int, libdevice.int_as_float
 
     u16, u32, i32 = np.uint16, np.uint32, np.int32

@@ -18,7 +18,9 @@ from numba.np.numpy_support import from_dtype
 from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.dot_device import THREADS, accumulator_type, block_sum_of
-from tilewright.kernels.ptx import byte_dot, global_array, half_value, load_vector, signed_byte_dot
+from tilewright.kernels.ptx.floats import half_value
+from tilewright.kernels.ptx.integers import byte_dot, signed_byte_dot
+from tilewright.kernels.ptx.memory import global_array, load_vector
 
 VECTOR = 16
 """Bytes of one load."""

@@ -25,7 +25,7 @@ from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.launch import ceil_div
-from tilewright.kernels.ptx import global_array, load_vector, shared_add, shared_address
+from tilewright.kernels.ptx.memory import global_array, load_vector, shared_add, shared_address
 
 BYTES = 256
 COLUMNS = 32

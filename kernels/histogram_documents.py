@@ -38,16 +38,8 @@ from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.histogram_bytes import VECTOR, WORDS
 from tilewright.kernels.histogram_tokens import BYTE, LETTER, LETTERS, Kind
 from tilewright.kernels.launch import ceil_div
-from tilewright.kernels.ptx import (
-    byte_dot,
-    byte_permute,
-    byte_rotate,
-    global_array,
-    load_vector,
-    shared_add,
-    shared_address,
-    store_vector,
-)
+from tilewright.kernels.ptx.integers import byte_dot, byte_permute, byte_rotate
+from tilewright.kernels.ptx.memory import global_array, load_vector, shared_add, shared_address, store_vector
 
 WARP = 32
 WARPS = 8

@@ -42,10 +42,8 @@ from tilewright.kernels.histogram_bytes import (
 )
 from tilewright.kernels.histogram_tokens import BIGRAM, CODE_MASK, REPLACEMENT, Kind
 from tilewright.kernels.launch import ceil_div
-from tilewright.kernels.ptx import (
-    byte_dot,
-    byte_permute,
-    funnel_right,
+from tilewright.kernels.ptx.integers import byte_dot, byte_permute, funnel_right
+from tilewright.kernels.ptx.memory import (
     global_array,
     load_vector,
     shared_add,

@@ -10,7 +10,7 @@ from numba import cuda, types, uint32, uint64
 
 from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel
-from tilewright.kernels.ptx import global_array, load_vector
+from tilewright.kernels.ptx.memory import global_array, load_vector
 
 THREADS = 512
 UNROLL = 4

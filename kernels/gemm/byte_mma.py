@@ -22,11 +22,12 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels import ptx
 from tilewright.kernels.gemm.residue_epilogue import residue_epilogue
 from tilewright.kernels.gemm.residues import MODULI, PLAN_KIND, PLAN_PLANES, RESIDUES
 from tilewright.kernels.gemm.wgmma import cluster_tile
 from tilewright.kernels.gemm.wgmma_epilogue import sum_store
+from tilewright.kernels.ptx import async_copy, memory, warp_mma
+from tilewright.kernels.unroll import unroll
 
 WARP = 32
 STRIP = 16
@@ -169,10 +170,10 @@ def _copier(tile: Tile) -> Any:
         lines = b_left if k_left > i32(0) else i32(0)
         for i in range(passes_a):
             nbytes = part if i32(i * lines_a_pass) < a_left else i32(0)
-            ptx.copy_async_part(u32(target + u32(i * pass_nbytes)), u64(a_from + i * a_step), nbytes)
+            async_copy.copy_async_part(u32(target + u32(i * pass_nbytes)), u64(a_from + i * a_step), nbytes)
         for i in range(passes_b):
             nbytes = i32(CHUNK) if i32(i * lines_a_pass) < lines else i32(0)
-            ptx.copy_async_part(
+            async_copy.copy_async_part(
                 u32(target + u32(a_nbytes + i * pass_nbytes)), u64(b_from + i * b_step), nbytes
             )
 
@@ -183,7 +184,7 @@ def _loader(tile: Tile, tiles_m: int, tiles_n: int, s: int) -> Any:
     """A device function that loads a warp's fragments of step ``s`` of a stage.
 
     ``load(a, b, at_a, at_b)``: from where the lane's first line lies, at step 0, to the set of registers that
-    step uses; the order is `ptx.mma_bytes`'s.
+    step uses; the order is `warp_mma.mma_bytes`'s.
     """
     first_a, first_b = s % 2 * 4 * tiles_m, s % 2 * 2 * tiles_n
     offset, strip_nbytes, pairs = s * STEP, STRIP * tile.depth, tiles_n // 2
@@ -194,9 +195,9 @@ def _loader(tile: Tile, tiles_m: int, tiles_n: int, s: int) -> Any:
         # Steps differ in the chunk, which the swizzle combines by XOR; strips in the line, which it does not.
         from_a, from_b = u32(at_a ^ u32(offset)), u32(at_b ^ u32(offset))
         for i in range(tiles_m):
-            ptx.load_matrices(a, first_a + 4 * i, u32(from_a + u32(i * strip_nbytes)))
+            warp_mma.load_matrices(a, first_a + 4 * i, u32(from_a + u32(i * strip_nbytes)))
         for j in range(pairs):
-            ptx.load_matrices(b, first_b + 4 * j, u32(from_b + u32(j * strip_nbytes)))
+            warp_mma.load_matrices(b, first_b + 4 * j, u32(from_b + u32(j * strip_nbytes)))
 
     return load
 
@@ -342,7 +343,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
 
     copy = _copier(tile)
     corner, advance = _walk(tile)
-    multiply = ptx.mma_bytes(config.kind_a, config.kind_b, tiles_m, tiles_n)
+    multiply = warp_mma.mma_bytes(config.kind_a, config.kind_b, tiles_m, tiles_n)
     loaders = [_loader(tile, tiles_m, tiles_n, s) for s in range(steps)]
     load_first, load_second = loaders[0], loaders[1]
     middle_steps = _steps(loaders[2:], multiply, tiles_m, tiles_n)
@@ -374,16 +375,16 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     ):
         planes = i32(1)
         if guarded:
-            settings = ptx.global_array(plan, i64)
+            settings = memory.global_array(plan, i64)
             if settings[PLAN_KIND] != config_kind:
                 return
             planes = i32(settings[PLAN_PLANES])
-        ring = ptx.shared_address(cuda.shared.array(0, types.uint8, alignment=BANK_LINE))
+        ring = memory.shared_address(cuda.shared.array(0, types.uint8, alignment=BANK_LINE))
         sums = cuda.local.array(registers, i32)
         a_regs = cuda.local.array(registers_a, u32)
         b_regs = cuda.local.array(registers_b, u32)
-        out = ptx.global_array(c, c_type)
-        kept = ptx.global_array(workspace, u32)
+        out = memory.global_array(c, c_type)
+        kept = memory.global_array(workspace, u32)
 
         # Narrowed, here and below: Numba widens to 64 bits what meets a constant, and registers are scarce.
         thread = i32(cuda.threadIdx.x)
@@ -420,25 +421,25 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         for stage in range(stages - 1):
             target = u32(put + u32(stage * stage_nbytes))
             copy(target, a_from, a_step, a_left, b_from, b_step, b_left, k_left)
-            ptx.commit_copies()
+            async_copy.commit_copies()
             a_from, b_from, a_left, b_left, k_left, stage_filled, plane_filled, index = advance(
                 a_from, b_from, a_left, b_left, k_left, stage_filled, plane_filled, index, work
             )
         reading, writing = u32(0), u32((stages - 1) * stage_nbytes)
-        ptx.wait_copies(pending)
+        async_copy.wait_copies(pending)
         cuda.syncthreads()  # the first stage is there for everyone
         load_first(a_regs, b_regs, get_a, get_b)
 
         for tile_index in range(i32(cuda.blockIdx.x), tiles, tile_stride):
             for plane in range(planes):
-                ptx.unroll(clear, registers, (sums,))
+                unroll(clear, registers, (sums,))
                 for _ in range(k_steps):
                     at_a, at_b = u32(get_a + reading), u32(get_b + reading)
                     load_second(a_regs, b_regs, at_a, at_b)
                     # Into the stage that was multiplied last: everyone has read it, says the last barrier.
                     target = u32(put + writing)
                     copy(target, a_from, a_step, a_left, b_from, b_step, b_left, k_left)
-                    ptx.commit_copies()
+                    async_copy.commit_copies()
                     multiply(sums, a_regs, 0, b_regs, 0)
                     a_from, b_from, a_left, b_left, k_left, stage_filled, plane_filled, index = advance(
                         a_from, b_from, a_left, b_left, k_left, stage_filled, plane_filled, index, work
@@ -448,7 +449,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     reading = u32(reading + u32(stage_nbytes))
                     if reading == u32(ring_nbytes):
                         reading = u32(0)
-                    ptx.wait_copies(pending)
+                    async_copy.wait_copies(pending)
                     # The next stage is there for everyone, and everyone has read this one, which the next round
                     # overwrites: its last step is in registers.
                     cuda.syncthreads()
@@ -477,6 +478,6 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 store(
                     sums, out, row, column, row_stride, column_stride, m, n, in_pairs, accumulate, workspace
                 )
-        ptx.wait_copies(0)  # no block ends with copies under way
+        async_copy.wait_copies(0)  # no block ends with copies under way
 
     return kernel

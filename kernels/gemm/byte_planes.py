@@ -17,7 +17,6 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels import ptx
 from tilewright.kernels.gemm.residues import (
     MODULI,
     PLAN_KIND,
@@ -32,6 +31,7 @@ from tilewright.kernels.gemm.residues import (
     modulus_set,
 )
 from tilewright.kernels.gemm.wgmma import cluster_tile
+from tilewright.kernels.ptx import floats, integers, memory
 
 THREADS = 256
 WARPS = THREADS // 32
@@ -108,11 +108,11 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
             value = values[first + e]
             if residues:
                 shifted = types.uint64(value) ^ types.uint64(0x8000000000000000)
-                total = ptx.dot_bytes(u32(shifted >> types.uint64(32)), high, bias)
-                total = ptx.dot_bytes(u32(shifted), low, total)
+                total = integers.dot_bytes(u32(shifted >> types.uint64(32)), high, bias)
+                total = integers.dot_bytes(u32(shifted), low, total)
                 # Exact: |total| < 2**19, and total / p is never so near to a half that rounding could go
                 # wrong.
-                quotient = types.int32(ptx.round_to_int(types.float32(total) * (types.float32(1) / p)))
+                quotient = types.int32(floats.round_to_int(types.float32(total) * (types.float32(1) / p)))
                 value = total - quotient * types.int32(p)
             word |= (u32(value) & u32(255)) << u32(8 * e)
         return word
@@ -129,9 +129,9 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
     def straight(  # type: ignore[no-untyped-def]
         source, line_stride, k_stride, lines, depth, target, target_line_words, plane_words, plan, side
     ):
-        elements = ptx.global_array(source, element)
-        words = ptx.global_array(target, u32)
-        settings = ptx.global_array(plan, i64)
+        elements = memory.global_array(source, element)
+        words = memory.global_array(target, u32)
+        settings = memory.global_array(plan, i64)
         planes = i64(1)
         if residues:
             if settings[PLAN_KIND] != RESIDUES:
@@ -163,9 +163,9 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
     def turning(  # type: ignore[no-untyped-def]
         source, line_stride, k_stride, lines, depth, target, target_line_words, plane_words, plan, side
     ):
-        elements = ptx.global_array(source, element)
-        words = ptx.global_array(target, u32)
-        settings = ptx.global_array(plan, i64)
+        elements = memory.global_array(source, element)
+        words = memory.global_array(target, u32)
+        settings = memory.global_array(plan, i64)
         planes = i64(1)
         if residues:
             if settings[PLAN_KIND] != RESIDUES:
@@ -219,15 +219,15 @@ def turn_words(values, first):  # type: ignore[no-untyped-def]
     """Four words of four bytes, ``values[first]`` and every fourth from there, as the words of their first, second,
     third and fourth bytes."""
     u32 = types.uint32
-    front = ptx.byte_permute(values[first], values[first + 4], u32(0x5140))
-    back = ptx.byte_permute(values[first], values[first + 4], u32(0x7362))
-    front_below = ptx.byte_permute(values[first + 8], values[first + 12], u32(0x5140))
-    back_below = ptx.byte_permute(values[first + 8], values[first + 12], u32(0x7362))
+    front = integers.byte_permute(values[first], values[first + 4], u32(0x5140))
+    back = integers.byte_permute(values[first], values[first + 4], u32(0x7362))
+    front_below = integers.byte_permute(values[first + 8], values[first + 12], u32(0x5140))
+    back_below = integers.byte_permute(values[first + 8], values[first + 12], u32(0x7362))
     return (
-        ptx.byte_permute(front, front_below, u32(0x5410)),
-        ptx.byte_permute(front, front_below, u32(0x7632)),
-        ptx.byte_permute(back, back_below, u32(0x5410)),
-        ptx.byte_permute(back, back_below, u32(0x7632)),
+        integers.byte_permute(front, front_below, u32(0x5410)),
+        integers.byte_permute(front, front_below, u32(0x7632)),
+        integers.byte_permute(back, back_below, u32(0x5410)),
+        integers.byte_permute(back, back_below, u32(0x7632)),
     )
 
 
@@ -249,9 +249,9 @@ def turn_function() -> Callable[..., Any]:
     def turn(  # type: ignore[no-untyped-def]
         source, line_stride, k_stride, lines, depth, target, target_line_words, plane_words, plan, side
     ):
-        vectors = ptx.global_array(source, u32)
-        elements = ptx.global_array(source, types.uint8)
-        words = ptx.global_array(target, u32)
+        vectors = memory.global_array(source, u32)
+        elements = memory.global_array(source, types.uint8)
+        words = memory.global_array(target, u32)
         tile = cuda.shared.array(area, u32, alignment=16)
         values = cuda.local.array(block, u32)
         # Without signs: divisions and remainders of signed numbers take several times the instructions.
@@ -266,7 +266,7 @@ def turn_function() -> Callable[..., Any]:
             group, quad = i32(thread & u32(7)), i32(thread >> u32(3))
             start = (i64(first_line + 16 * group) + (first_k + QUAD * quad) * k_stride) >> 2
             for j in range(QUAD):
-                ptx.load_vector(values, 4 * j, vectors, start + j * (k_stride >> 2))
+                memory.load_vector(values, 4 * j, vectors, start + j * (k_stride >> 2))
             place = 16 * group * words_a_line + (quad ^ (4 * group))
             for w in range(4):
                 word_0, word_1, word_2, word_3 = turn_words(values, w)
@@ -289,12 +289,12 @@ def turn_function() -> Callable[..., Any]:
         down, chunk = i32(thread >> u32(3)), i32(thread & u32(7))
         for j in range(4):
             line = down + 32 * j
-            ptx.load_vector(values, 4 * j, tile, line * words_a_line + 4 * (chunk ^ (line >> 4 & 7)))
+            memory.load_vector(values, 4 * j, tile, line * words_a_line + 4 * (chunk ^ (line >> 4 & 7)))
         k = first_k + 16 * chunk
         start = i64(first_line + down) * target_line_words + (k >> 2)
         for j in range(4):
             if whole or (first_line + down + 32 * j < lines and k < depth):
-                ptx.store_vector(words, start + 32 * j * i64(target_line_words), values, 4 * j)
+                memory.store_vector(words, start + 32 * j * i64(target_line_words), values, 4 * j)
 
     return turn
 
@@ -304,7 +304,7 @@ def reset_function() -> Callable[..., Any]:
     wide_minimum, wide_maximum = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
     def reset(plan):  # type: ignore[no-untyped-def]
-        settings = ptx.global_array(plan, types.int64)
+        settings = memory.global_array(plan, types.int64)
         settings[PLAN_MIN_A] = settings[PLAN_MIN_B] = wide_maximum
         settings[PLAN_MAX_A] = settings[PLAN_MAX_B] = wide_minimum
 
@@ -319,7 +319,7 @@ def plan_function() -> Callable[..., Any]:
     limits = capacities()
 
     def decide(plan, depth):  # type: ignore[no-untyped-def]
-        settings = ptx.global_array(plan, types.int64)
+        settings = memory.global_array(plan, types.int64)
         low_a, high_a = settings[PLAN_MIN_A], settings[PLAN_MAX_A]
         low_b, high_b = settings[PLAN_MIN_B], settings[PLAN_MAX_B]
         signed_a, unsigned_a = low_a >= -128 and high_a <= 127, low_a >= 0 and high_a <= 255

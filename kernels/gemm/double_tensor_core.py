@@ -36,7 +36,6 @@ import numpy as np
 from numba import cuda
 from numba.cuda import libdevice, types
 
-from tilewright.kernels import ptx
 from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem, Variant
@@ -51,6 +50,7 @@ from tilewright.kernels.launch import (
     current_device,
     enqueue,
 )
+from tilewright.kernels.ptx import async_copy, memory, warp_mma
 
 FLOAT64 = np.dtype(np.float64)
 COMPLEX128 = np.dtype(np.complex128)
@@ -194,7 +194,7 @@ def _copier(side: _Side, whole: bool) -> Any:
     mask, factor = side.swizzle
     elements = CHUNK // parts
     second = elements - 1  # which element of a chunk its second half belongs to
-    copy_chunk, copy_half = ptx.copy_async_16_or_zero, ptx.copy_async_8_or_zero
+    copy_chunk, copy_half = async_copy.copy_async_16_or_zero, async_copy.copy_async_8_or_zero
     i32, u64 = types.int32, types.uint64
 
     @inlined
@@ -221,7 +221,7 @@ def _loader(side: _Side, step: int, halves: int) -> Any:
     ``load(registers, first, shared, base, origin, tiles, k, g, t)``: the operand's tile begins at
     ``shared[base]``, the warp's part of it, ``tiles`` fragments, at row or column ``origin``, the step at ``k``.
     Register ``first + (i steps + s) halves + h`` becomes row or column g + 8 h of fragment i at k + t + 4 s: the
-    order in which `ptx.mma_f64` takes them.
+    order in which `warp_mma.mma_f64` takes them.
     """
     pitch, parts, along_k = side.pitch, side.parts, side.along_k
     mask, factor = side.swizzle
@@ -341,11 +341,11 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
 
     copy_a, copy_b = _copier(side_a, layout.a_whole), _copier(side_b, layout.b_whole)
     load_a, load_b = _loader(side_a, step, 2), _loader(side_b, step, 1)
-    mma = ptx.mma_f64(step, native=layout.native)
+    mma = warp_mma.mma_f64(step, native=layout.native)
     product = _real_product if parts == 1 else _complex_product
     multiply = product(mma, tiles_m, tiles_n, instruction_steps)
-    global_array, commit, wait = ptx.global_array, ptx.commit_copies, ptx.wait_copies
-    load_chunk, store_chunk = ptx.load_vector, ptx.store_vector
+    global_array, commit, wait = memory.global_array, async_copy.commit_copies, async_copy.wait_copies
+    load_chunk, store_chunk = memory.load_vector, memory.store_vector
 
     a_along_k, b_along_k, c_whole = layout.a_along_k, layout.b_along_k, layout.c_whole
     dealt = layout.dealt

@@ -14,9 +14,10 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels import ptx
 from tilewright.kernels.gemm.residues import PLAN_KIND, PLAN_PLANES
 from tilewright.kernels.gemm.wgmma import cluster_tile
+from tilewright.kernels.ptx import floats, memory
+from tilewright.kernels.unroll import unroll
 
 THREADS = 256
 QUAD = 4
@@ -54,7 +55,7 @@ RESET_ARGUMENTS = (types.uint64, types.uint64, types.int32)
 def bfloat16_bits(value):  # type: ignore[no-untyped-def]
     """The nearest bfloat16 of a finite number, ties to even; never infinity, which the largest would round
     to."""
-    bits = ptx.float_bits(value)
+    bits = floats.float_bits(value)
     rounded = types.uint32(bits + types.uint32(0x7FFF) + ((bits >> types.uint32(16)) & types.uint32(1)))
     if (rounded & types.uint32(EXPONENT)) == types.uint32(EXPONENT):
         rounded = bits
@@ -63,13 +64,13 @@ def bfloat16_bits(value):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True, inline="always")
 def is_finite(value):  # type: ignore[no-untyped-def]
-    return (ptx.float_bits(value) & types.uint32(EXPONENT)) != types.uint32(EXPONENT)
+    return (floats.float_bits(value) & types.uint32(EXPONENT)) != types.uint32(EXPONENT)
 
 
 @cuda.jit(device=True, inline="always")
 def bfloat16_or_special(value):  # type: ignore[no-untyped-def]
     """The nearest bfloat16, as IEEE rounds: infinity from what is too large, NaN stays NaN."""
-    bits = ptx.float_bits(value)
+    bits = floats.float_bits(value)
     if value != value:
         return types.uint32(0x7FC0)
     rounded = types.uint32(bits + types.uint32(0x7FFF) + ((bits >> types.uint32(16)) & types.uint32(1)))
@@ -79,7 +80,7 @@ def bfloat16_or_special(value):  # type: ignore[no-untyped-def]
 @cuda.jit(device=True, inline="always")
 def sign_bits(value):  # type: ignore[no-untyped-def]
     """0, plus or minus 1 as bfloat16 for finite numbers; infinities and NaN as they are."""
-    bits = ptx.float_bits(value)
+    bits = floats.float_bits(value)
     sign = (bits >> types.uint32(16)) & types.uint32(0x8000)
     if value != value:
         return types.uint32(0x7FC0)
@@ -116,10 +117,10 @@ def pass_function(form: str) -> Callable[..., Any]:
         if form == "bf16":
             return bfloat16_or_special(value)
         if form == "f16":
-            return u32(ptx.half_bits(value))
+            return u32(floats.half_bits(value))
         if form == "signs":
             return sign_bits(value)
-        return ptx.tf32_bits(value)
+        return floats.tf32_bits(value)
 
     @cuda.jit(device=True, inline="always")
     def write_quad(  # type: ignore[no-untyped-def]
@@ -140,16 +141,16 @@ def pass_function(form: str) -> Callable[..., Any]:
                         settings[PLAN_KIND] = NONFINITE
                         marks[line if flag_lines != 0 else min(place + e, width - 1)] = 1
                     first_part = bfloat16_bits(value)
-                    rest = value - ptx.bits_float(first_part << u32(16))
+                    rest = value - floats.bits_float(first_part << u32(16))
                     second_part = bfloat16_bits(rest)
-                    rest -= ptx.bits_float(second_part << u32(16))
+                    rest -= floats.bits_float(second_part << u32(16))
                     high |= u64(first_part) << u64(16 * e)
                     middle |= u64(second_part) << u64(16 * e)
                     low |= u64(bfloat16_bits(rest)) << u64(16 * e)
                 else:
                     high |= u64(encoded(value)) << u64(16 * e)
             if wide:
-                ptx.store_vector(words, into, wide_words, 0)
+                memory.store_vector(words, into, wide_words, 0)
             else:
                 words[into >> 2] = high
             if split:
@@ -159,10 +160,10 @@ def pass_function(form: str) -> Callable[..., Any]:
     def convert(  # type: ignore[no-untyped-def]
         source, line_stride, stride, lines, width, target, target_line, plane, plan, flags, flag_lines
     ):
-        elements = ptx.global_array(source, element)
-        words = ptx.global_array(target, word)
-        settings = ptx.global_array(plan, types.int64)
-        marks = ptx.global_array(flags, types.uint8)
+        elements = memory.global_array(source, element)
+        words = memory.global_array(target, word)
+        settings = memory.global_array(plan, types.int64)
+        marks = memory.global_array(flags, types.uint8)
         values = cuda.local.array(registers, element)
         if signs and settings[PLAN_KIND] != NONFINITE:
             return
@@ -175,7 +176,7 @@ def pass_function(form: str) -> Callable[..., Any]:
             # What lies behind the line is not read: the last quad, or element, comes again, and no branch is needed.
             if vectors and together:
                 for q in range(BATCH):
-                    ptx.load_vector(
+                    memory.load_vector(
                         values, QUAD * q, elements, start + min(first + q * stretch, width - QUAD)
                     )
             else:
@@ -183,7 +184,7 @@ def pass_function(form: str) -> Callable[..., Any]:
                     for e in range(QUAD):
                         inside = min(first + q * stretch + e, width - 1)
                         values[QUAD * q + e] = elements[start + inside * stride]
-            ptx.unroll(
+            unroll(
                 write_quad,
                 BATCH,
                 (
@@ -222,8 +223,8 @@ def turn_function() -> Callable[..., Any]:
     def turn(  # type: ignore[no-untyped-def]
         source, line_stride, stride, lines, width, target, target_line, plane, plan, flags, flag_lines
     ):
-        elements = ptx.global_array(source, u32)
-        words = ptx.global_array(target, u32)
+        elements = memory.global_array(source, u32)
+        words = memory.global_array(target, u32)
         tile = cuda.shared.array(area, u32, alignment=16)
         values = cuda.local.array(block, u32)
         line_values = cuda.local.array(QUAD, u32)
@@ -241,7 +242,7 @@ def turn_function() -> Callable[..., Any]:
         if whole and (source | types.uint64(QUAD * stride)) & types.uint64(15) == 0:
             start = i64(line) + place * stride
             for j in range(QUAD):
-                ptx.load_vector(values, QUAD * j, elements, start + j * stride)
+                memory.load_vector(values, QUAD * j, elements, start + j * stride)
         else:
             for j in range(QUAD):
                 start = min(place + j, width - 1) * stride
@@ -250,20 +251,20 @@ def turn_function() -> Callable[..., Any]:
         chunk = place_quad ^ (line_quad & 7)
         for i in range(QUAD):
             for j in range(QUAD):
-                line_values[j] = ptx.tf32_bits(ptx.bits_float(values[QUAD * j + i]))
-            ptx.store_vector(tile, (QUAD * line_quad + i) * side + QUAD * chunk, line_values, 0)
+                line_values[j] = floats.tf32_bits(floats.bits_float(values[QUAD * j + i]))
+            memory.store_vector(tile, (QUAD * line_quad + i) * side + QUAD * chunk, line_values, 0)
         cuda.syncthreads()  # the tile is complete
 
         down, place_quad = i32(thread >> u32(4)), i32(thread & u32(15))
         for j in range(QUAD):
             line = down + quads * j
             chunk = place_quad ^ (line >> 2 & 7)
-            ptx.load_vector(values, QUAD * j, tile, line * side + QUAD * chunk)
+            memory.load_vector(values, QUAD * j, tile, line * side + QUAD * chunk)
         place = first_place + QUAD * place_quad
         start = (first_line + down) * target_line + place
         for j in range(QUAD):
             if whole or (first_line + down + quads * j < lines and place < width):
-                ptx.store_vector(words, start + quads * j * target_line, values, QUAD * j)
+                memory.store_vector(words, start + quads * j * target_line, values, QUAD * j)
 
     return turn
 
@@ -272,10 +273,10 @@ def reset_function() -> Callable[..., Any]:
     """No flags, and a plan that knows of nothing that is not finite; any grid."""
 
     def reset(plan, flags, count):  # type: ignore[no-untyped-def]
-        marks = ptx.global_array(flags, types.uint8)
+        marks = memory.global_array(flags, types.uint8)
         first = cuda.grid(1)
         if first == 0:
-            settings = ptx.global_array(plan, types.int64)
+            settings = memory.global_array(plan, types.int64)
             settings[PLAN_KIND] = 0
             settings[PLAN_PLANES] = 1
         for i in range(first, count, cuda.gridsize(1)):

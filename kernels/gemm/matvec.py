@@ -21,10 +21,10 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels import ptx
 from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.ptx import memory
 
 CHUNK_NBYTES = 16
 WARP = 32
@@ -121,7 +121,7 @@ def kernel_function(layout: Layout) -> Any:
     sums_count = rows * parts
     step, block_rows = layout.step, layout.block_rows
     span = WARP * elements
-    load, global_array = ptx.load_vector, ptx.global_array
+    load, global_array = memory.load_vector, memory.global_array
     i32, i64, u64 = types.int32, types.int64, types.uint64
 
     @inlined

@@ -18,10 +18,10 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels import ptx
 from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant, strided_signature
 from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.ptx import memory
 
 DTYPES = tuple(np.dtype(code) for code in ("f4", "i4", "u4"))
 TILE = 128
@@ -85,20 +85,20 @@ def register_blocked_function(dtype: np.dtype) -> Any:
             for v in range(VECTOR):
                 moving[v] = number(0)
             if row0 + a_row < m and k0 + a_k < k:
-                ptx.load_vector(moving, 0, a, (row0 + a_row) * a_line + k0 + a_k)
+                memory.load_vector(moving, 0, a, (row0 + a_row) * a_line + k0 + a_k)
             for v in range(VECTOR):
                 a_slab[a_k + u64(v), a_row] = moving[v]
             for v in range(VECTOR):
                 moving[v] = number(0)
             if k0 + b_k < k and column0 + b_column < n:
-                ptx.load_vector(moving, 0, b, (k0 + b_k) * b_line + column0 + b_column)
-            ptx.store_vector(b_slab, b_k * u64(TILE) + b_column, moving, 0)
+                memory.load_vector(moving, 0, b, (k0 + b_k) * b_line + column0 + b_column)
+            memory.store_vector(b_slab, b_k * u64(TILE) + b_column, moving, 0)
             cuda.syncthreads()  # both slabs are complete before anyone reads them
 
             for p in range(DEPTH):
                 for g in range(GROUPS):
-                    ptx.load_vector(left, g * VECTOR, a_slab, u64(p * PADDED + g * FAR) + y)
-                    ptx.load_vector(right, g * VECTOR, b_slab, u64(p * TILE + g * FAR) + x)
+                    memory.load_vector(left, g * VECTOR, a_slab, u64(p * PADDED + g * FAR) + y)
+                    memory.load_vector(right, g * VECTOR, b_slab, u64(p * TILE + g * FAR) + x)
                 for i in range(BLOCK):
                     for j in range(BLOCK):
                         # Narrowed at once: Numba would widen 32-bit integers to 64.
@@ -112,11 +112,11 @@ def register_blocked_function(dtype: np.dtype) -> Any:
                 if row < m and column < n:
                     place = row * c_line + column
                     if accumulate:
-                        ptx.load_vector(moving, 0, c, place)
+                        memory.load_vector(moving, 0, c, place)
                         for v in range(VECTOR):
                             slot = i * BLOCK + g * VECTOR + v
                             total[slot] = number(total[slot] + moving[v])
-                    ptx.store_vector(c, place, total, i * BLOCK + g * VECTOR)
+                    memory.store_vector(c, place, total, i * BLOCK + g * VECTOR)
 
     return register_blocked_kernel
 
@@ -128,7 +128,7 @@ def _aligned(operand: Operand) -> bool:
         and operand.strides[0] >= 0
         and operand.strides[0] % VECTOR == 0
         and operand.columns % VECTOR == 0
-        and operand.alignment >= ptx.VECTOR_NBYTES
+        and operand.alignment >= memory.VECTOR_NBYTES
     )
 
 

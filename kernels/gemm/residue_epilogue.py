@@ -14,7 +14,6 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels import ptx
 from tilewright.kernels.gemm.residues import (
     DEPTH_LIMIT,
     DIGIT_BOUND,
@@ -22,6 +21,8 @@ from tilewright.kernels.gemm.residues import (
     MODULI,
     modulus_set,
 )
+from tilewright.kernels.ptx import memory
+from tilewright.kernels.unroll import unroll
 
 BATCH = 3
 """Moduli whose residues are loaded together, so that the loads overlap; tables are padded with zeros to
@@ -86,13 +87,13 @@ def residue_epilogue(
             for e in range(4):
                 word |= u32(reduced(sums[16 * quarter + 4 * i + e], p, offset, magic) << (8 * e))
             words[i] = word
-        ptx.store_vector(kept, first + quarter * quarter_words, words, 0)
+        memory.store_vector(kept, first + quarter * quarter_words, words, 0)
 
     @cuda.jit(device=True, inline="always")
     def keep_residues(sums, plane, planes, kept, first):  # type: ignore[no-untyped-def]
         words = cuda.local.array(4, u32)
         p, offset, magic = reduction[plane, 0], reduction[plane, 1], reduction[plane, 2]
-        ptx.unroll(keep_quarter, quarters, (sums, words, kept, first + plane * plane_words, p, offset, magic))
+        unroll(keep_quarter, quarters, (sums, words, kept, first + plane * plane_words, p, offset, magic))
 
     @cuda.jit(device=True, inline="always")
     def add_quarter(  # type: ignore[no-untyped-def]
@@ -109,7 +110,7 @@ def residue_epilogue(
             for i in range(BATCH):
                 # Beyond the last plane this reads what an earlier tile left, and the tables multiply it by
                 # zero.
-                ptx.load_vector(words, 4 * i, kept, place + (plane + i) * plane_words)
+                memory.load_vector(words, 4 * i, kept, place + (plane + i) * plane_words)
             for i in range(BATCH):
                 factor, fraction = factors[planes, plane + i], fractions[planes, plane + i]
                 for e in range(16):

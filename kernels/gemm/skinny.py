@@ -31,7 +31,6 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels import ptx
 from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gemm import double_tensor_core as tensor
 from tilewright.kernels.gemm import matvec
@@ -40,6 +39,7 @@ from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.warp_tiled_launch import Matrix, as_unsigned, enqueue_sum, matrix
 from tilewright.kernels.gemm.warp_tiled_launch import supports as tiled_supports
 from tilewright.kernels.launch import allow_dynamic_shared, capability, ceil_div, current_device, enqueue
+from tilewright.kernels.ptx import async_copy, memory
 
 WIDEST = 64
 """The thin side's greatest length."""
@@ -172,8 +172,12 @@ def _copier_a(shape: _Shape) -> Any:
     threads, along_k, whole = shape.tile.threads, shape.layout.a_along_k, shape.layout.a_whole
     passes = shape.a_lines * chunks // threads
     itemsize = CHUNK_NBYTES // elements
-    copy_chunk = ptx.copy_async_16_or_zero
-    copy_element = {4: ptx.copy_async_4_or_zero, 8: ptx.copy_async_8_or_zero, 16: copy_chunk}[itemsize]
+    copy_chunk = async_copy.copy_async_16_or_zero
+    copy_element = {
+        4: async_copy.copy_async_4_or_zero,
+        8: async_copy.copy_async_8_or_zero,
+        16: copy_chunk,
+    }[itemsize]
     last = LINE_CHUNKS - 1
     i64, u64 = types.int64, types.uint64
 
@@ -211,9 +215,9 @@ def _copier_b(shape: _Shape) -> Any:
     count = depth * wide
     passes = ceil_div(count, threads)
     copy_some = {
-        4: ptx.copy_async_4_or_zero,
-        8: ptx.copy_async_8_or_zero,
-        16: ptx.copy_async_16_or_zero,
+        4: async_copy.copy_async_4_or_zero,
+        8: async_copy.copy_async_8_or_zero,
+        16: async_copy.copy_async_16_or_zero,
     }[shape.real.itemsize * parts * together]
     u64 = types.uint64
 
@@ -290,7 +294,8 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
     a_size, stage_size = shape.a_size, shape.a_size + shape.b_size
     ring, pending, last = stages * stage_size, stages - 2, LINE_CHUNKS - 1
     tile_m = tile.m
-    global_array, commit, wait, load = ptx.global_array, ptx.commit_copies, ptx.wait_copies, ptx.load_vector
+    global_array, load = memory.global_array, memory.load_vector
+    commit, wait = async_copy.commit_copies, async_copy.wait_copies
     i32, i64, u64 = types.int32, types.int64, types.uint64
 
     def kernel(  # type: ignore[no-untyped-def]

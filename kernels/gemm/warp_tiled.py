@@ -20,7 +20,6 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels import ptx
 from tilewright.kernels.gemm import wide_integer
 from tilewright.kernels.gemm.register_arithmetic import (
     element_of,
@@ -37,13 +36,15 @@ from tilewright.kernels.gemm.warp_tiling import (
     stage_elements,
     vector_elements,
 )
+from tilewright.kernels.ptx import async_copy, memory
+from tilewright.kernels.unroll import unroll
 
 
 def _copiers(itemsize: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return {
-        4: (ptx.copy_async_4, ptx.copy_async_4_or_zero),
-        8: (ptx.copy_async_8, ptx.copy_async_8_or_zero),
-        16: (ptx.copy_async_16, ptx.copy_async_16_or_zero),
+        4: (async_copy.copy_async_4, async_copy.copy_async_4_or_zero),
+        8: (async_copy.copy_async_8, async_copy.copy_async_8_or_zero),
+        16: (async_copy.copy_async_16, async_copy.copy_async_16_or_zero),
     }[itemsize]
 
 
@@ -167,11 +168,11 @@ def warp_tiled_function(
         half = step % 2
         if g < vectors_m:
             place = a_place + u64(step * leading_a + g * lanes_m * vector)
-            ptx.load_vector(left, half * lefts + g * vector_parts, shared, place)
+            memory.load_vector(left, half * lefts + g * vector_parts, shared, place)
         else:
             g -= vectors_m
             place = b_place + u64(step * leading_b + g * lanes_n * vector)
-            ptx.load_vector(right, half * rights + g * vector_parts, shared, place)
+            memory.load_vector(right, half * rights + g * vector_parts, shared, place)
 
     @cuda.jit(device=True, inline="always")
     def step_of_k(
@@ -183,7 +184,7 @@ def warp_tiled_function(
         if step == copy_step:
             copy_a(shared, filling, a_addresses, a_stride, thread)
             copy_b(shared, filling + u64(b_part), b_addresses, b_stride, thread)
-        ptx.unroll(multiply, lines, (total, high, left, right, step % 2))
+        unroll(multiply, lines, (total, high, left, right, step % 2))
 
     @cuda.jit(device=True, inline="always")
     def store_row(
@@ -200,10 +201,10 @@ def warp_tiled_function(
                     if column < n:
                         place = line * (u64(c.strides[0]) // u64(itemsize)) + u64(column)
                         if accumulate:
-                            ptx.load_vector(old, 0, c, place)
+                            memory.load_vector(old, 0, c, place)
                             for v in range(vector_parts):
                                 total[slot + v] = register(old[v] + total[slot + v])
-                        ptx.store_vector(c, place, total, slot)
+                        memory.store_vector(c, place, total, slot)
                 else:
                     for v in range(vector):
                         if u32(column + u32(v)) < n:
@@ -248,7 +249,7 @@ def warp_tiled_function(
         slabs = u32((k_length + u32(block_k - 1)) // u32(block_k))
         # The ragged slab comes first: 1 to block_k deep.
         ragged = u32(k_length - u32(slabs - u32(1)) * u32(block_k))
-        a_base, b_base = ptx.address_of(a) + k_begin * a_stride, ptx.address_of(b) + k_begin * b_stride
+        a_base, b_base = memory.address_of(a) + k_begin * a_stride, memory.address_of(b) + k_begin * b_stride
         start_a(a_addresses, a_base, thread, row0, m, a.strides[0], a_stride)
         start_b(b_addresses, b_base, thread, column0, n, b.strides[1], b_stride)
 
@@ -266,7 +267,7 @@ def warp_tiled_function(
 
         copy_ragged_a(shared, u64(0), a_addresses, a_stride, thread, ragged)
         copy_ragged_b(shared, u64(b_part), b_addresses, b_stride, thread, ragged)
-        ptx.commit_copies()
+        async_copy.commit_copies()
         # From the slab copied last to the one to be copied next, in bytes. Behind the last slab the copies
         # repeat it: reading the cache again costs less than a branch.
         a_ahead, b_ahead = ragged * a_stride, ragged * b_stride
@@ -281,7 +282,7 @@ def warp_tiled_function(
             if not short:
                 copy_a(shared, u64(s * stage), a_addresses, a_stride, thread)
                 copy_b(shared, u64(s * stage + b_part), b_addresses, b_stride, thread)
-            ptx.commit_copies()
+            async_copy.commit_copies()
             a_ahead, b_ahead = u64(block_k) * a_stride, u64(block_k) * b_stride
             to_copy = i32(to_copy - i32(1))
 
@@ -289,7 +290,7 @@ def warp_tiled_function(
             total[t] = register(0)
         for t in range(highs):
             high[t] = u32(0)
-        ptx.wait_copies(in_flight)
+        async_copy.wait_copies(in_flight)
         cuda.syncthreads()  # the first slab has arrived for every thread
         reading, filling = u64(0), u64((stages - 1) * stage)
         for g in range(loads):
@@ -304,7 +305,7 @@ def warp_tiled_function(
             if copy_step < 0:
                 copy_a(shared, filling, a_addresses, a_stride, thread)
                 copy_b(shared, filling + u64(b_part), b_addresses, b_stride, thread)
-            ptx.unroll(
+            unroll(
                 step_of_k,
                 last_step,
                 (
@@ -314,22 +315,22 @@ def warp_tiled_function(
             )  # fmt: skip
             a_ahead, b_ahead = u64(block_k) * a_stride, u64(block_k) * b_stride
             to_copy = i32(to_copy - i32(1))
-            ptx.commit_copies()
+            async_copy.commit_copies()
             filling = reading
             reading += u64(stage)
             if reading == u64(end):
                 reading = u64(0)
-            ptx.wait_copies(in_flight)
+            async_copy.wait_copies(in_flight)
             # The next slab has arrived for every thread, and everyone has read the one to be overwritten.
             cuda.syncthreads()
             for g in range(loads):
                 load_fragment(g, left, right, shared, reading + a_place, reading + b_place, 0)
-            ptx.unroll(multiply, lines, (total, high, left, right, last_step % 2))
-        ptx.wait_copies(0)
+            unroll(multiply, lines, (total, high, left, right, last_step % 2))
+        async_copy.wait_copies(0)
         if by_halves:
             join(total, high, totals)
 
-        ptx.unroll(
+        unroll(
             store_row,
             thread_m,
             (total, old, c, u32(row0 + row), u32(column0 + column), m, n, accumulate, c_vectors),

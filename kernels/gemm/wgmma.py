@@ -19,7 +19,6 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels import ptx
 from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES, residue_epilogue
 from tilewright.kernels.gemm.residues import PLAN_KIND, PLAN_PLANES, RESIDUES
 from tilewright.kernels.gemm.wgmma_config import (
@@ -32,6 +31,7 @@ from tilewright.kernels.gemm.wgmma_config import (
 from tilewright.kernels.gemm.wgmma_epilogue import box_store, column_store, conversions, sum_store
 from tilewright.kernels.gemm.wgmma_mainloop import filler, part_multiplier, plane_multiplier
 from tilewright.kernels.gemm.wgmma_registers import register_multiplier
+from tilewright.kernels.ptx import barriers, bulk_copy, memory, warpgroup_mma
 
 PRODUCER_REGISTERS = 56
 CONSUMER_REGISTERS = 224
@@ -103,10 +103,10 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             tile_n, conversions(config), flagged_only=config.flagged_only, second_row=second_row
         )
     store_boxes = box_store(config)
-    wait_stores = ptx.bulk_wait(0, read=False)
+    wait_stores = bulk_copy.bulk_wait(0, read=False)
     keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
-    give_registers = ptx.register_budget(PRODUCER_REGISTERS, grow=False)
-    take_registers = ptx.register_budget(CONSUMER_REGISTERS, grow=True)
+    give_registers = warpgroup_mma.register_budget(PRODUCER_REGISTERS, grow=False)
+    take_registers = warpgroup_mma.register_budget(CONSUMER_REGISTERS, grow=True)
     i32, i64, u32 = types.int32, types.int64, types.uint32
 
     def kernel(  # type: ignore[no-untyped-def]
@@ -114,23 +114,23 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     ):
         planes = i64(1)
         if guarded:
-            settings = ptx.global_array(plan, i64)
+            settings = memory.global_array(plan, i64)
             if settings[PLAN_KIND] != config_kind:
                 return
             planes = settings[PLAN_PLANES]
-        ring = u32((ptx.shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
+        ring = u32((memory.shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
         thread = cuda.threadIdx.x
-        rank = ptx.cluster_rank()
+        rank = barriers.cluster_rank()
         if thread == 0:
             full = ring + u32(stages * stage_nbytes)
             for stage in range(stages):
-                ptx.barrier_init(full + u32(8 * stage), 1)
+                barriers.barrier_init(full + u32(8 * stage), 1)
                 # One arrival a consumer warp of every block that writes here: all have read before it is
                 # refilled.
-                ptx.barrier_init(full + u32(8 * stages + 8 * stage), 4 * consumers * cluster)
-            ptx.barrier_init_fence()
+                barriers.barrier_init(full + u32(8 * stages + 8 * stage), 4 * consumers * cluster)
+            barriers.barrier_init_fence()
         # No block may signal another's barriers before they are initialised.
-        ptx.cluster_barrier()
+        barriers.cluster_barrier()
 
         tiles_m = i32((m + cluster * tile_m - 1) // (cluster * tile_m))
         tiles_n = i32((n + tile_n - 1) // tile_n)
@@ -139,8 +139,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         if thread < WARPGROUP:
             give_registers()
             if thread == 0:
-                ptx.tensor_map_acquire(map_a)
-                ptx.tensor_map_acquire(map_b)
+                bulk_copy.tensor_map_acquire(map_a)
+                bulk_copy.tensor_map_acquire(map_b)
                 for tile in range(first_tile, tiles_m * tiles_n, tile_stride):
                     tile_row, tile_column = cluster_tile(tile, tiles_m, tiles_n, group)
                     place, parity = fill(
@@ -161,9 +161,9 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             sums = cuda.local.array(registers, sum_type)
             totals = cuda.local.array(registers, sum_type)
             if boxed and map_c != 0:
-                ptx.tensor_map_acquire(map_c)
-            out = ptx.global_array(c, c_type)
-            kept = ptx.global_array(workspace, u32)
+                bulk_copy.tensor_map_acquire(map_c)
+            out = memory.global_array(c, c_type)
+            kept = memory.global_array(workspace, u32)
             kept_first = cuda.blockIdx.x * kept_words + 4 * (thread - WARPGROUP)
             for tile in range(first_tile, tiles_m * tiles_n, tile_stride):
                 if parts == 1:
@@ -217,6 +217,6 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             if boxed and map_c != 0 and lane == 0:
                 wait_stores()
         # A block must not end while another may still signal its barriers or write its ring.
-        ptx.cluster_barrier()
+        barriers.cluster_barrier()
 
     return kernel

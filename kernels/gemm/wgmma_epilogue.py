@@ -8,8 +8,9 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels import ptx
 from tilewright.kernels.gemm.wgmma_config import C_BOX_COLUMNS, C_BOX_NBYTES, C_LINE_NBYTES, Config
+from tilewright.kernels.ptx import bulk_copy, floats, memory, warp_mma
+from tilewright.kernels.unroll import unroll
 
 ADDED_TOGETHER = 4
 """Groups of eight columns of C that are read before the first is added to."""
@@ -25,11 +26,11 @@ def conversions(config: Config) -> Conversions:
 
     @cuda.jit(device=True, inline="always")
     def narrow(value):  # type: ignore[no-untyped-def]
-        return ptx.bfloat_bits(value)
+        return floats.bfloat_bits(value)
 
     @cuda.jit(device=True, inline="always")
     def widened(element):  # type: ignore[no-untyped-def]
-        return ptx.bits_float(types.uint32(element) << types.uint32(16))
+        return floats.bits_float(types.uint32(element) << types.uint32(16))
 
     return narrow, types.float32, widened
 
@@ -49,16 +50,16 @@ def sum_store(
 
     @cuda.jit(device=True, inline="always")
     def store_pair(j, sums, first, out, start):  # type: ignore[no-untyped-def]
-        ptx.store_pair(out, start + 8 * j, c_type(sums[4 * j + first]), c_type(sums[4 * j + first + 1]))
+        memory.store_pair(out, start + 8 * j, c_type(sums[4 * j + first]), c_type(sums[4 * j + first + 1]))
 
     @cuda.jit(device=True, inline="always")
     def add_pair(j, sums, first, out, start):  # type: ignore[no-untyped-def]
-        left, right = ptx.load_pair(out, start + 8 * j)
+        left, right = memory.load_pair(out, start + 8 * j)
         left, right = (
             widened(left) + wide_type(sums[4 * j + first]),
             widened(right) + wide_type(sums[4 * j + first + 1]),
         )
-        ptx.store_pair(out, start + 8 * j, c_type(left), c_type(right))
+        memory.store_pair(out, start + 8 * j, c_type(left), c_type(right))
 
     @cuda.jit(device=True, inline="always")
     def store_elements(  # type: ignore[no-untyped-def]
@@ -77,11 +78,11 @@ def sum_store(
         sums, first, out, start, stride, columns, accumulate, paired, flags, row_flag
     ):
         if paired and accumulate == 0 and not flagged_only:
-            ptx.unroll(store_pair, pairs, (sums, first, out, start))
+            unroll(store_pair, pairs, (sums, first, out, start))
         elif paired and not flagged_only:
-            ptx.unroll(add_pair, pairs, (sums, first, out, start))
+            unroll(add_pair, pairs, (sums, first, out, start))
         else:
-            ptx.unroll(
+            unroll(
                 store_elements,
                 pairs,
                 (sums, first, out, start, stride, columns, accumulate, flags, row_flag),
@@ -92,8 +93,8 @@ def sum_store(
         sums, base, out, row, column, row_stride, column_stride, m, n, paired, accumulate, workspace
     ):
         start = row * row_stride + column * column_stride
-        row_flags = ptx.global_array(workspace, types.uint8)
-        flags = ptx.global_array(workspace + types.uint64(m + column), types.uint8)
+        row_flags = memory.global_array(workspace, types.uint8)
+        flags = memory.global_array(workspace + types.uint64(m + column), types.uint8)
         if row < m:
             row_flag = row_flags[row] if flagged_only else types.uint8(0)
             store_row(sums, base, out, start, column_stride, n - column, accumulate, paired, flags, row_flag)
@@ -125,14 +126,14 @@ def column_store(columns: int, conversions: Conversions) -> Callable[..., Any]:
         for side in range(2):
             if 8 * j + side < columns:
                 place = start + (8 * j + side) * stride
-                ptx.store_pair(out, place, c_type(sums[4 * j + side]), c_type(sums[4 * j + 2 + side]))
+                memory.store_pair(out, place, c_type(sums[4 * j + side]), c_type(sums[4 * j + 2 + side]))
 
     @cuda.jit(device=True, inline="always")
     def load_step(i, batch, found, out, start, stride, columns):  # type: ignore[no-untyped-def]
         j = batch * together + i
         for side in range(2):
             if 8 * j + side < columns:
-                upper, lower = ptx.load_pair(out, start + (8 * j + side) * stride)
+                upper, lower = memory.load_pair(out, start + (8 * j + side) * stride)
                 found[4 * i + side], found[4 * i + 2 + side] = widened(upper), widened(lower)
 
     @cuda.jit(device=True, inline="always")
@@ -142,14 +143,14 @@ def column_store(columns: int, conversions: Conversions) -> Callable[..., Any]:
 
     @cuda.jit(device=True, inline="always")
     def store_batch(batch, sums, out, start, stride, columns):  # type: ignore[no-untyped-def]
-        ptx.unroll(store_step, together, (batch, sums, out, start, stride, columns))
+        unroll(store_step, together, (batch, sums, out, start, stride, columns))
 
     @cuda.jit(device=True, inline="always")
     def add_batch(batch, sums, found, out, start, stride, columns):  # type: ignore[no-untyped-def]
         # The compiler does not know the stride, so it keeps a load behind the store before it: a batch reads ahead.
-        ptx.unroll(load_step, together, (batch, found, out, start, stride, columns))
-        ptx.unroll(add_step, together, (batch, sums, found))
-        ptx.unroll(store_step, together, (batch, sums, out, start, stride, columns))
+        unroll(load_step, together, (batch, found, out, start, stride, columns))
+        unroll(add_step, together, (batch, sums, found))
+        unroll(store_step, together, (batch, sums, out, start, stride, columns))
 
     @cuda.jit(device=True, inline="always")
     def store_elements(  # type: ignore[no-untyped-def]
@@ -172,12 +173,12 @@ def column_store(columns: int, conversions: Conversions) -> Callable[..., Any]:
         if paired:
             inside = types.int32(n - column)
             if accumulate == 0:
-                ptx.unroll(store_batch, batches, (sums, out, start, column_stride, inside))
+                unroll(store_batch, batches, (sums, out, start, column_stride, inside))
             else:
                 found = cuda.local.array(words, wide_type)
-                ptx.unroll(add_batch, batches, (sums, found, out, start, column_stride, inside))
+                unroll(add_batch, batches, (sums, found, out, start, column_stride, inside))
         else:
-            ptx.unroll(
+            unroll(
                 store_elements,
                 steps,
                 (sums, out, start, row_stride, column_stride, m - row, n - column, accumulate),
@@ -195,10 +196,10 @@ def box_store(config: Config) -> Callable[..., Any]:
     C is not written. C's elements have 16 bits: those of 32 fill whole sectors from registers.
     """
     boxes = config.boxes
-    pack = ptx.bfloat_pair if config.bfloat16_c else ptx.half_pair
+    pack = floats.bfloat_pair if config.bfloat16_c else floats.half_pair
     columns, count = C_BOX_COLUMNS, config.tile_n // C_BOX_COLUMNS
     steps = columns // 16
-    free_place = ptx.bulk_wait(max(boxes - 1, 0), read=True)
+    free_place = bulk_copy.bulk_wait(max(boxes - 1, 0), read=True)
     i32, u32 = types.int32, types.uint32
 
     @cuda.jit(device=True, inline="always")
@@ -207,7 +208,7 @@ def box_store(config: Config) -> Callable[..., Any]:
         # chunks stand at their number XOR the line's: the addresses of a matrix lie in different banks.
         first = 32 * box + 8 * i
         chunk = u32(2 * i) + (lane >> u32(4))
-        ptx.store_matrices(
+        warp_mma.store_matrices(
             line + ((chunk ^ (lane & u32(7))) << u32(4)),
             pack(sums[first], sums[first + 1]),
             pack(sums[first + 2], sums[first + 3]),
@@ -221,17 +222,17 @@ def box_store(config: Config) -> Callable[..., Any]:
         if lane == 0:
             free_place()
         cuda.syncwarp()  # the copy engine has read what was here before
-        ptx.unroll(write_16_columns, steps, (box, sums, line + offset, lane))
-        ptx.copy_engine_fence()
+        unroll(write_16_columns, steps, (box, sums, line + offset, lane))
+        bulk_copy.copy_engine_fence()
         cuda.syncwarp()  # the box is complete
         if lane == 0:
-            ptx.tensor_store(map_c, staging + offset, i32(column + box * columns), row, i32(0))
-            ptx.bulk_commit()
+            bulk_copy.tensor_store(map_c, staging + offset, i32(column + box * columns), row, i32(0))
+            bulk_copy.bulk_commit()
 
     @cuda.jit(device=True, inline="always")
     def store_boxes(sums, staging, map_c, row, column, lane):  # type: ignore[no-untyped-def]
         lane = u32(lane)
         line = staging + (lane & u32(15)) * u32(C_LINE_NBYTES)  # whose address this lane gives
-        ptx.unroll(write_box, count, (sums, staging, line, map_c, row, column, lane))
+        unroll(write_box, count, (sums, staging, line, map_c, row, column, lane))
 
     return store_boxes

@@ -14,7 +14,6 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels import ptx
 from tilewright.kernels.gemm.wgmma_config import (
     ROWS_PER_WARPGROUP,
     STAGE_DEPTH_NBYTES,
@@ -23,6 +22,8 @@ from tilewright.kernels.gemm.wgmma_config import (
     SWIZZLE_NBYTES,
     Config,
 )
+from tilewright.kernels.ptx import barriers, bulk_copy, warpgroup_mma
+from tilewright.kernels.unroll import unroll
 
 ADDRESS_BITS = 0x3FFFF
 """What a descriptor keeps of a shared address: above it stands the block's rank in the cluster."""
@@ -65,22 +66,22 @@ def filler(config: Config) -> Callable[..., Any]:
     @cuda.jit(device=True, inline="always")
     def load(map_a, map_b, ring, row, column, k, plane, rank, place, parity):  # type: ignore[no-untyped-def]
         full = ring + u32(stages * stage_nbytes) + u32(8) * place
-        ptx.barrier_wait(full + u32(8 * stages), parity ^ u32(1))
-        ptx.barrier_expect(full, stage_nbytes)
+        barriers.barrier_wait(full + u32(8 * stages), parity ^ u32(1))
+        barriers.barrier_expect(full, stage_nbytes)
         target = ring + place * u32(stage_nbytes)
         for box in range(boxes_a):
             x = row + box * depth if m_major_a else k
             y = k if m_major_a else row
-            ptx.tensor_load(target + u32(box * box_a_nbytes), map_a, full, x, y, plane)
+            bulk_copy.tensor_load(target + u32(box * box_a_nbytes), map_a, full, x, y, plane)
         target = target + u32(a_nbytes) + rank * u32(share_nbytes)
         for box in range(boxes_b):
             x = column + box * depth if n_major_b else k
             y = k if n_major_b else column
             into = target + u32(box * box_b_nbytes)
             if multicast:
-                ptx.tensor_load_multicast(into, map_b, full, x, y, plane, everyone)
+                bulk_copy.tensor_load_multicast(into, map_b, full, x, y, plane, everyone)
             else:
-                ptx.tensor_load(into, map_b, full, x, y, plane)
+                bulk_copy.tensor_load(into, map_b, full, x, y, plane)
 
     @cuda.jit(device=True, inline="always")
     def fill(  # type: ignore[no-untyped-def]
@@ -106,7 +107,7 @@ def b_tile(config: Config) -> Callable[..., Any]:
     """``tile_b(ring, place)``: the descriptor of B's tile in a stage."""
     stage_nbytes, a_nbytes = config.stage_nbytes, config.a_nbytes
     leading = config.depth * STAGE_DEPTH_NBYTES if config.n_major_b else 16
-    bits = ptx.shared_tile(0, leading, SWIZZLE_NBYTES)
+    bits = warpgroup_mma.shared_tile(0, leading, SWIZZLE_NBYTES)
     u32, u64 = types.uint32, types.uint64
 
     @cuda.jit(device=True, inline="always")
@@ -126,11 +127,11 @@ def _descriptors(config: Config) -> tuple[Callable[..., Any], Callable[..., Any]
     box_nbytes = config.depth * STAGE_DEPTH_NBYTES
     advance = {False: STEP_NBYTES, True: 2 * SWIZZLE_NBYTES}
     leading = {False: 16, True: box_nbytes}
-    bits_a = ptx.shared_tile(0, leading[config.m_major_a], SWIZZLE_NBYTES)
+    bits_a = warpgroup_mma.shared_tile(0, leading[config.m_major_a], SWIZZLE_NBYTES)
     # Either way a warpgroup's 64 rows of A begin here: 64 lines of 128 bytes, or one box.
     rows_nbytes = ROWS_PER_WARPGROUP * STAGE_DEPTH_NBYTES
     u32, u64 = types.uint32, types.uint64
-    multiply = ptx.wgmma(
+    multiply = warpgroup_mma.wgmma(
         config.tile_n,
         ("s32." if config.integer else "f32.") + f"{config.kind_a}.{config.kind_b}",
         STEPS,
@@ -156,7 +157,7 @@ def plane_multiplier(config: Config) -> Callable[..., Any]:
     stages, stage_nbytes, cluster = config.stages, config.stage_nbytes, config.cluster
     tile_a, tile_b, multiply = _descriptors(config)
     following = next_place(config)
-    wait_all, wait_all_but_one = ptx.wgmma_wait(0), ptx.wgmma_wait(1)
+    wait_all, wait_all_but_one = warpgroup_mma.wgmma_wait(0), warpgroup_mma.wgmma_wait(1)
     u32 = types.uint32
 
     @cuda.jit(device=True, inline="always")
@@ -165,19 +166,19 @@ def plane_multiplier(config: Config) -> Callable[..., Any]:
         empty = full + u32(8 * stages)
         previous = empty
         for step in range(k_steps):
-            ptx.barrier_wait(full + u32(8) * place, parity)
-            ptx.wgmma_fence()
+            barriers.barrier_wait(full + u32(8) * place, parity)
+            warpgroup_mma.wgmma_fence()
             multiply(sums, tile_a(ring, place, warpgroup), tile_b(ring, place), types.int32(step))
-            ptx.wgmma_commit()
+            warpgroup_mma.wgmma_commit()
             # The products of the stage before are done, so its place may be filled again.
             wait_all_but_one()
             if step > 0 and lane < cluster:
-                ptx.barrier_arrive(previous, lane)
+                barriers.barrier_arrive(previous, lane)
             previous = empty + u32(8) * place
             place, parity = following(place, parity)
         wait_all()
         if lane < cluster:
-            ptx.barrier_arrive(previous, lane)
+            barriers.barrier_arrive(previous, lane)
         return place, parity
 
     return multiply_plane
@@ -194,7 +195,7 @@ def part_multiplier(config: Config) -> Callable[..., Any]:
     stages, stage_nbytes, cluster = config.stages, config.stage_nbytes, config.cluster
     tile_a, tile_b, multiply = _descriptors(config)
     following = next_place(config)
-    wait_two, wait_one, wait_none = ptx.wgmma_wait(2), ptx.wgmma_wait(1), ptx.wgmma_wait(0)
+    wait_two, wait_one, wait_none = (warpgroup_mma.wgmma_wait(pending) for pending in (2, 1, 0))
     registers = config.tile_n // 2
     u32 = types.uint32
 
@@ -210,14 +211,14 @@ def part_multiplier(config: Config) -> Callable[..., Any]:
     def multiply_parts(totals, sums, ring, k_steps, warpgroup, lane, place, parity):  # type: ignore[no-untyped-def]
         full = ring + u32(stages * stage_nbytes)
         empty = full + u32(8 * stages)
-        ptx.unroll(clear, registers, (totals,))
+        unroll(clear, registers, (totals,))
         for _ in range(k_steps):
             low = place
-            ptx.barrier_wait(full + u32(8) * low, parity)
+            barriers.barrier_wait(full + u32(8) * low, parity)
             middle, parity = following(low, parity)
-            ptx.barrier_wait(full + u32(8) * middle, parity)
+            barriers.barrier_wait(full + u32(8) * middle, parity)
             high, parity = following(middle, parity)
-            ptx.barrier_wait(full + u32(8) * high, parity)
+            barriers.barrier_wait(full + u32(8) * high, parity)
             place, parity = following(high, parity)
             a_low, a_middle, a_high = (
                 tile_a(ring, low, warpgroup),
@@ -225,26 +226,26 @@ def part_multiplier(config: Config) -> Callable[..., Any]:
                 tile_a(ring, high, warpgroup),
             )
             b_low, b_middle, b_high = tile_b(ring, low), tile_b(ring, middle), tile_b(ring, high)
-            ptx.wgmma_fence()
+            warpgroup_mma.wgmma_fence()
             multiply(sums, a_low, b_high, 0)
             multiply(sums, a_high, b_low, 1)
-            ptx.wgmma_commit()
+            warpgroup_mma.wgmma_commit()
             multiply(sums, a_middle, b_middle, 1)
             multiply(sums, a_middle, b_high, 1)
             multiply(sums, a_high, b_middle, 1)
-            ptx.wgmma_commit()
+            warpgroup_mma.wgmma_commit()
             multiply(sums, a_high, b_high, 1)
-            ptx.wgmma_commit()
+            warpgroup_mma.wgmma_commit()
             wait_two()
             if lane < cluster:
-                ptx.barrier_arrive(empty + u32(8) * low, lane)
+                barriers.barrier_arrive(empty + u32(8) * low, lane)
             wait_one()
             if lane < cluster:
-                ptx.barrier_arrive(empty + u32(8) * middle, lane)
+                barriers.barrier_arrive(empty + u32(8) * middle, lane)
             wait_none()
             if lane < cluster:
-                ptx.barrier_arrive(empty + u32(8) * high, lane)
-            ptx.unroll(add, registers, (totals, sums))
+                barriers.barrier_arrive(empty + u32(8) * high, lane)
+            unroll(add, registers, (totals, sums))
         return place, parity
 
     return multiply_parts

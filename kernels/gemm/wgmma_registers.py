@@ -20,7 +20,6 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels import ptx
 from tilewright.kernels.gemm.wgmma_config import (
     ROWS_PER_WARPGROUP,
     STAGE_DEPTH_NBYTES,
@@ -30,6 +29,8 @@ from tilewright.kernels.gemm.wgmma_config import (
     Config,
 )
 from tilewright.kernels.gemm.wgmma_mainloop import b_tile, next_place
+from tilewright.kernels.ptx import barriers, floats, memory, warpgroup_mma
+from tilewright.kernels.unroll import unroll
 
 WORDS_PER_STEP = 4
 """Registers of A that one ``wgmma`` takes of a thread."""
@@ -74,18 +75,18 @@ def register_multiplier(config: Config) -> Callable[..., Any]:
     """
     stages, stage_nbytes, cluster = config.stages, config.stage_nbytes, config.cluster
     tile_b, following, first_place = b_tile(config), next_place(config), fragment_place()
-    multiply = ptx.wgmma_registers(config.tile_n, STEPS)
-    wait_all, wait_all_but_one = ptx.wgmma_wait(0), ptx.wgmma_wait(1)
+    multiply = warpgroup_mma.wgmma_registers(config.tile_n, STEPS)
+    wait_all, wait_all_but_one = warpgroup_mma.wgmma_wait(0), warpgroup_mma.wgmma_wait(1)
     rows_nbytes = ROWS_PER_WARPGROUP * STAGE_DEPTH_NBYTES
     words = WORDS_PER_STEP * STEPS
     u32 = types.uint32
 
     @cuda.jit(device=True, inline="always")
     def load_step(i, fragments, here, there, crossed):  # type: ignore[no-untyped-def]
-        low, high = ptx.load_shared_pair(here + u32(SWIZZLE_NBYTES * i))
-        other_low, other_high = ptx.load_shared_pair(there + u32(SWIZZLE_NBYTES * i))
-        low, high = ptx.tf32_operand(low), ptx.tf32_operand(high)
-        other_low, other_high = ptx.tf32_operand(other_low), ptx.tf32_operand(other_high)
+        low, high = memory.load_shared_pair(here + u32(SWIZZLE_NBYTES * i))
+        other_low, other_high = memory.load_shared_pair(there + u32(SWIZZLE_NBYTES * i))
+        low, high = floats.tf32_operand(low), floats.tf32_operand(high)
+        other_low, other_high = floats.tf32_operand(other_low), floats.tf32_operand(other_high)
         fragments[4 * i] = other_low if crossed else low
         fragments[4 * i + 1] = other_high if crossed else high
         fragments[4 * i + 2] = low if crossed else other_low
@@ -93,12 +94,12 @@ def register_multiplier(config: Config) -> Callable[..., Any]:
 
     @cuda.jit(device=True, inline="always")
     def multiply_stage(sums, fragments, ring, first, crossed, step, place, parity):  # type: ignore[no-untyped-def]
-        ptx.barrier_wait(ring + u32(stages * stage_nbytes) + u32(8) * place, parity)
+        barriers.barrier_wait(ring + u32(stages * stage_nbytes) + u32(8) * place, parity)
         here = u32(ring + place * u32(stage_nbytes) + first)
-        ptx.unroll(load_step, STEPS, (fragments, here, u32(here ^ u32(OTHER_HALF)), crossed))
-        ptx.wgmma_fence()
+        unroll(load_step, STEPS, (fragments, here, u32(here ^ u32(OTHER_HALF)), crossed))
+        warpgroup_mma.wgmma_fence()
         multiply(sums, fragments, tile_b(ring, place), types.int32(step))
-        ptx.wgmma_commit()
+        warpgroup_mma.wgmma_commit()
         wait_all_but_one()
 
     @cuda.jit(device=True, inline="always")
@@ -113,23 +114,23 @@ def register_multiplier(config: Config) -> Callable[..., Any]:
         for step in range(0, k_steps - 1, 2):
             multiply_stage(sums, even, ring, first, crossed, step, place, parity)
             if step > 0 and lane < cluster:
-                ptx.barrier_arrive(previous, lane)
+                barriers.barrier_arrive(previous, lane)
             previous = empty + u32(8) * place
             place, parity = following(place, parity)
             multiply_stage(sums, odd, ring, first, crossed, 1, place, parity)
             if lane < cluster:
-                ptx.barrier_arrive(previous, lane)
+                barriers.barrier_arrive(previous, lane)
             previous = empty + u32(8) * place
             place, parity = following(place, parity)
         if k_steps % 2 != 0:
             multiply_stage(sums, even, ring, first, crossed, k_steps - 1, place, parity)
             if k_steps > 1 and lane < cluster:
-                ptx.barrier_arrive(previous, lane)
+                barriers.barrier_arrive(previous, lane)
             previous = empty + u32(8) * place
             place, parity = following(place, parity)
         wait_all()
         if lane < cluster:
-            ptx.barrier_arrive(previous, lane)
+            barriers.barrier_arrive(previous, lane)
         return place, parity
 
     return multiply_plane

@@ -6,7 +6,7 @@ at the end.
 
 On Hopper one unit of a multiprocessor multiplies integers, 64 a clock, and a result of 64 bits counts twice: four
 turns an element, at most 16 elements a clock. Left to itself the compiler adds two products of 64 bits to each other
-first, and then to a sum, by additions that cost as much again; `ptx.multiply_add_wide` keeps it from that.
+first, and then to a sum, by additions that cost as much again; `integers.multiply_add_wide` keeps it from that.
 
 Winograd's inner product ("A new algorithm for inner product", 1968) does without one of the multiplications:
 sum(x0 y1 + x1 y0) = sum((x0 + y0) (x1 + y1)) - sum(x0 x1) - sum(y0 y1). It is no faster: its two additions run on a
@@ -20,7 +20,7 @@ from typing import Any
 import numba
 from numba import cuda
 
-from tilewright.kernels import ptx
+from tilewright.kernels.ptx import integers
 
 
 @cuda.jit(device=True, inline="always")
@@ -42,9 +42,9 @@ def multiply_add(total: Any, high: Any, t: Any, x: Any, x0: Any, y: Any) -> None
     ``x0`` is x's low half once more, `in_another_register`; one of them serves a line of products.
     """
     y0, y1 = numba.uint32(y), numba.uint32(y >> numba.uint64(32))
-    total[t] = ptx.multiply_add_wide(x0, y0, total[t])
-    high[t] = ptx.multiply_add_low(numba.uint32(x >> numba.uint64(32)), y0, high[t])
-    high[t] = ptx.multiply_add_low(x0, y1, high[t])
+    total[t] = integers.multiply_add_wide(x0, y0, total[t])
+    high[t] = integers.multiply_add_low(numba.uint32(x >> numba.uint64(32)), y0, high[t])
+    high[t] = integers.multiply_add_low(x0, y1, high[t])
 
 
 @cuda.jit(device=True, inline="always")

@@ -15,12 +15,15 @@ stand-ins of their own: their types wrap as the device's do, and their registers
 from __future__ import annotations
 
 import ctypes
+import pkgutil
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from tilewright.kernels import ptx
 
 WARP = 32
 POISON = 0x5B
@@ -207,7 +210,7 @@ def _store_vector(array: Any, index: Any, registers: np.ndarray, first: int) -> 
 
 
 def _mma_f64(k: int, *, native: bool) -> Callable[..., None]:
-    """The instruction as `ptx.mma_f64` describes it: lanes meet, and each takes its part of the product."""
+    """The instruction as `warp_mma.mma_f64` describes it: lanes meet, and each takes its part of the product."""
 
     def mma(c: Any, c0: int, a: Any, a0: int, b: Any, b0: int) -> None:
         block, thread = _current.block, _current.thread
@@ -306,7 +309,7 @@ def _load_matrices(registers: np.ndarray, first: int, shared: int) -> None:
 
 
 def _mma_bytes(kind_a: str, kind_b: str, tiles_m: int, tiles_n: int) -> Callable[..., None]:
-    """The instructions as `ptx.mma_bytes` describes them."""
+    """The instructions as `warp_mma.mma_bytes` describes them."""
     type_a, type_b = (np.dtype({"s8": np.int8, "u8": np.uint8}[kind]) for kind in (kind_a, kind_b))
 
     def rows(words: list[list[int]], halves: int, dtype: np.dtype) -> np.ndarray:
@@ -367,23 +370,23 @@ def _bytes(a: int, b: int) -> list[int]:
 
 
 def byte_permute(a: int, b: int, selector: int) -> int:
-    """``prmt`` without a sign: `ptx.byte_permute`."""
+    """``prmt`` without a sign: `integers.byte_permute`."""
     return sum(_bytes(a, b)[(selector >> 4 * place) & 7] << 8 * place for place in range(4))
 
 
 def byte_rotate(a: int, b: int, n: int) -> int:
-    """As the PTX manual's table of ``prmt.b4e`` has it: `ptx.byte_rotate`."""
+    """As the PTX manual's table of ``prmt.b4e`` has it: `integers.byte_rotate`."""
     chosen = {0: (5, 6, 7, 0), 1: (6, 7, 0, 1), 2: (7, 0, 1, 2), 3: (0, 1, 2, 3)}[n & 3]
     return sum(_bytes(a, b)[source] << 8 * (3 - place) for place, source in enumerate(chosen))
 
 
 def byte_dot(a: int, b: int, c: int) -> int:
-    """``dp4a`` of unsigned bytes: `ptx.byte_dot`."""
+    """``dp4a`` of unsigned bytes: `integers.byte_dot`."""
     return c + sum(x * y for x, y in zip(_bytes(a, 0)[:4], _bytes(b, 0)[:4], strict=True))
 
 
 def funnel_right(low: int, high: int, shift: int) -> int:
-    """``shf.r.clamp``: `ptx.funnel_right`."""
+    """``shf.r.clamp``: `integers.funnel_right`."""
     return ((high << 32 | low) >> min(shift, 32)) & 0xFFFFFFFF
 
 
@@ -455,10 +458,19 @@ def run(
             block.run(body)
 
 
+def replace_instructions(monkeypatch: Any, module: Any, instructions: Any) -> None:
+    """Put Python in the place of the modules of `ptx` that a kernel's module uses, and of `unroll`."""
+    for _, name, _ in pkgutil.iter_modules(ptx.__path__):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, instructions)
+    if hasattr(module, "unroll") and hasattr(instructions, "unroll"):
+        monkeypatch.setattr(module, "unroll", instructions.unroll)
+
+
 def stand_ins(monkeypatch: Any, module: Any, dtype: Any) -> None:
     """Put Python in the place of the device in a kernel's module, until the test ends."""
     monkeypatch.setattr(module, "cuda", _Cuda(dtype))
-    monkeypatch.setattr(module, "ptx", PTX)
+    replace_instructions(monkeypatch, module, PTX)
     monkeypatch.setattr(module, "types", TYPES)
     monkeypatch.setattr(module, "inlined", lambda function: function)
     if hasattr(module, "libdevice"):
@@ -471,7 +483,7 @@ def integer_stand_ins(monkeypatch: Any, *modules: Any) -> None:
     """The same for modules of kernels that work on integers alone."""
     for module in modules:
         monkeypatch.setattr(module, "cuda", _IntegerCuda())
-        monkeypatch.setattr(module, "ptx", INTEGER_PTX)
+        replace_instructions(monkeypatch, module, INTEGER_PTX)
         monkeypatch.setattr(module, "types", INTEGER_TYPES)
         if hasattr(module, "inlined"):
             monkeypatch.setattr(module, "inlined", lambda function: function)

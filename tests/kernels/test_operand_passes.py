@@ -107,7 +107,7 @@ def shared_accesses(memories: list[Memory], monkeypatch: pytest.MonkeyPatch) -> 
     def bits_float(bits: int) -> np.float32:
         return np.uint32(bits).view(np.float32)
 
-    ptx = SimpleNamespace(
+    instructions = SimpleNamespace(
         unroll=lane_by_lane.INTEGER_PTX.unroll,
         global_array=Flat,
         load_vector=load_vector,
@@ -122,7 +122,7 @@ def shared_accesses(memories: list[Memory], monkeypatch: pytest.MonkeyPatch) -> 
     cuda.shared = SimpleNamespace(array=Shared)
     for module in (float_planes, byte_planes):
         monkeypatch.setattr(module, "cuda", cuda)
-        monkeypatch.setattr(module, "ptx", ptx)
+        lane_by_lane.replace_instructions(monkeypatch, module, instructions)
         monkeypatch.setattr(module, "types", types)
         monkeypatch.setattr(module, "cluster_tile", wgmma.cluster_tile.py_func)
     monkeypatch.setattr(byte_planes, "turn_words", byte_planes.turn_words.py_func)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kernels.lane_by_lane import replace_instructions
 from tilewright.kernels.launch import SIMULATOR
 
 if SIMULATOR:
@@ -36,7 +37,7 @@ def as_python(monkeypatch: pytest.MonkeyPatch, module: Any, **instructions: Any)
     """Device functions of a module become plain Python over these instructions."""
     cuda = SimpleNamespace(jit=lambda **options: lambda function: function, syncwarp=lambda: None)
     monkeypatch.setattr(module, "cuda", cuda)
-    monkeypatch.setattr(module, "ptx", SimpleNamespace(**instructions))
+    replace_instructions(monkeypatch, module, SimpleNamespace(**instructions))
     monkeypatch.setattr(module, "types", python_types())
 
 

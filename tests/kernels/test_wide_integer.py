@@ -109,7 +109,7 @@ def test_lane_by_lane(
     for module in (warp_tiled, register_arithmetic, wide_integer):
         monkeypatch.setattr(module, "numba", numbers)
         monkeypatch.setattr(module, "cuda", _Cuda())
-        monkeypatch.setattr(module, "ptx", PTX, raising=False)
+        lane_by_lane.replace_instructions(monkeypatch, module, PTX)
     for name in ("multiply_add", "in_another_register", "join"):
         monkeypatch.setattr(wide_integer, name, getattr(wide_integer, name).py_func)
     a, b, c = (rng.integers(0, 2**64, shape, "u8", endpoint=False) for shape in ((m, k), (k, n), (m, n)))

@@ -1,0 +1,72 @@
+"""Floating-point numbers of one format in another, and their bits."""
+
+from __future__ import annotations
+
+from numba.cuda import types
+
+from tilewright.kernels.ptx.lowering import I32, U32, scalar_instruction
+
+float_bits = scalar_instruction(
+    "mov.b32 $0, $1;", "=r,f", (types.float32,), U32, description="The 32 bits of a float32."
+)
+bits_float = scalar_instruction(
+    "mov.b32 $0, $1;", "=f,r", (U32,), types.float32, description="The float32 of 32 bits."
+)
+half_bits = scalar_instruction(
+    "cvt.rn.f16.f32 $0, $1;",
+    "=h,f",
+    (types.float32,),
+    types.uint16,
+    description="The 16 bits of the nearest float16, ties to even.",
+)
+half_value = scalar_instruction(
+    "{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, low; }",
+    "=f,r",
+    (U32,),
+    types.float32,
+    description="The float32 equal to the float16 in the lower half of a word.",
+)
+half_pair = scalar_instruction(
+    "cvt.rn.f16x2.f32 $0, $2, $1;",
+    "=r,f,f",
+    (types.float32, types.float32),
+    U32,
+    description="``half_pair(low, high)``: the nearest float16 of both in one word.",
+)
+bfloat_bits = scalar_instruction(
+    "cvt.rn.bf16.f32 $0, $1;",
+    "=h,f",
+    (types.float32,),
+    types.uint16,
+    description="The 16 bits of the nearest bfloat16, ties to even.",
+)
+bfloat_pair = scalar_instruction(
+    "cvt.rn.bf16x2.f32 $0, $2, $1;",
+    "=r,f,f",
+    (types.float32, types.float32),
+    U32,
+    description="``bfloat_pair(low, high)``: the nearest bfloat16 of both in one word.",
+)
+tf32_bits = scalar_instruction(
+    "cvt.rna.tf32.f32 $0, $1;",
+    "=r,f",
+    (types.float32,),
+    U32,
+    description="The 32 bits of the nearest TF32 number, ties away from zero.",
+)
+tf32_operand = scalar_instruction(
+    "{ .reg .pred finite; .reg .f32 size; mov.b32 size, $1; abs.f32 size, size;"
+    " setp.lt.f32 finite, size, 0f7F800000; mov.b32 $0, $1; @finite add.u32 $0, $0, 0x1000; }",
+    "=r,r",
+    (U32,),
+    U32,
+    description="A float32's bits so that the tensor cores, which ignore the low 13, take the number that "
+    "``tf32_bits`` gives: two instructions in its place of three.",
+)
+round_to_int = scalar_instruction(
+    "cvt.rni.s32.f32 $0, $1;",
+    "=r,f",
+    (types.float32,),
+    I32,
+    description="The nearest integer, ties to even.",
+)

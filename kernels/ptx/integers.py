@@ -1,0 +1,58 @@
+"""Integer instructions of one word: multiplications with an addition, bytes of words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from tilewright.kernels.ptx.lowering import I32, U32, pure_instruction, scalar_instruction
+
+multiply_add_low = pure_instruction("mad.lo.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``multiply_add_low(x, y, z)``: x y + z modulo 2**32. The compiler keeps it in one piece, where it would rather add
+two products to each other first, and then to a sum."""
+
+
+@intrinsic
+def multiply_add_wide(typingctx, left, right, added):  # type: ignore[no-untyped-def]
+    """``multiply_add_wide(x, y, z)``: x y + z modulo 2**64 for x and y of 32 bits, z of 64; in one piece as well."""
+    # By halves with a carry, which the assembler makes one instruction of. Given one, it would add two products to
+    # each other first, and then to a sum, with additions of 64 bits.
+    text = (
+        "{ .reg .u32 low, high; mov.b64 {low, high}, $3; mad.lo.cc.u32 low, $1, $2, low;"
+        " madc.hi.u32 high, $1, $2, high; mov.b64 $0, {low, high}; }"
+    )
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        function = ir.FunctionType(ir.IntType(64), [value.type for value in values])
+        return builder.call(ir.InlineAsm(function, text, "=l,r,r,l", side_effect=False), values)
+
+    return types.uint64(U32, U32, types.uint64), generate
+
+
+byte_permute = pure_instruction("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``byte_permute(a, b, selector)``: four bytes of the eight of a (0-3) and b (4-7), chosen by four hex
+digits."""
+
+byte_rotate = pure_instruction("prmt.b32.b4e $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``byte_rotate(a, b, n)``: bytes n, n - 1, n - 2 and n - 3 of the eight of a (0-3) and b (4-7), counted round,
+lowest first; only the lowest two bits of n count. ``byte_rotate(1, 0, n)`` is 1 << 8 n."""
+
+signed_byte_dot = pure_instruction("dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``signed_byte_dot(a, b, c)``: c plus the sum of the products of the four signed bytes of a and of b, modulo 2^32."""
+
+byte_dot = pure_instruction("dp4a.u32.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``byte_dot(a, b, c)``: c plus the products of the four bytes of a with those of b, all unsigned."""
+
+dot_bytes = scalar_instruction(
+    "dp4a.u32.s32 $0, $1, $2, $3;",
+    "=r,r,r,r",
+    (U32, I32, I32),
+    I32,
+    description="``dot_bytes(x, y, c)``: c plus the sum of the four unsigned bytes of x times the signed ones of y.",
+)
+
+funnel_right = pure_instruction("shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", 3)
+"""``funnel_right(low, high, shift)``: the low word of (high:low) >> shift, for shifts up to 32."""
