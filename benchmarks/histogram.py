@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+from tilewright.kernels.device_choice import cuda_available
 from tilewright.kernels.histogram_tokens import KINDS
-from tilewright.kernels.launch import cuda_available
 from tilewright.workflows.bench.histogram import TEXTS, run_histogram, run_sweep
 
 GPU_NBYTES = 2 << 30

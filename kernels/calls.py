@@ -18,7 +18,7 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from tilewright.kernels.launch import SIMULATOR, driver_library
+from tilewright.kernels.device_choice import SIMULATOR, driver_library
 
 COPY_WORDS = 16
 """The driver's CUDA_MEMCPY2D in words of 64 bits."""

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels import launch
 from tilewright.kernels.deferred import cuda
+from tilewright.kernels.device_array import as_device_array, device_index, is_device_array
+from tilewright.kernels.device_choice import current_device, resolve_device
 from tilewright.kernels.errors import DTypeError, OptionError, ShapeError
+from tilewright.kernels.streams import launch_stream
 
 
 def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream: Any = None) -> Any:
@@ -31,15 +33,15 @@ def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream:
     Returns a NumPy scalar for NumPy arrays and a device array of shape () for device arrays. Raises
     ShapeError, DTypeError, OptionError or DeviceUnavailableError before anything is launched.
     """
-    on_device = [launch.is_device_array(x), launch.is_device_array(y)]
+    on_device = [is_device_array(x), is_device_array(y)]
     if on_device[0] != on_device[1]:
         raise OptionError("one of x and y lies on a GPU and the other does not; bring them to one side")
     if on_device[0]:
-        x, y = launch.as_device_array(x), launch.as_device_array(y)
+        x, y = as_device_array(x), as_device_array(y)
     else:
         x, y = np.asarray(x), np.asarray(y)
     result = _checked(x, y)
-    where = launch.resolve_device(device, device_arrays=on_device[0])
+    where = resolve_device(device, device_arrays=on_device[0])
     if where == "cpu":
         from tilewright.kernels.dot_host import dot_host
 
@@ -48,9 +50,9 @@ def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream:
 
     if not on_device[0]:
         return dot_device.from_host(x, y, result, conjugate)  # has streams of its own
-    home = launch.device_index(x)
-    with contextlib.nullcontext() if home == launch.current_device() else cuda.gpus[home]:
-        queue = launch.launch_stream(stream, [x, y])
+    home = device_index(x)
+    with contextlib.nullcontext() if home == current_device() else cuda.gpus[home]:
+        queue = launch_stream(stream, [x, y])
         return dot_device.on_device(x, y, result, conjugate, queue)
 
 

@@ -19,11 +19,15 @@ from numba import cuda, types
 
 from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.device_array import Memory, address, strided_view
+from tilewright.kernels.device_choice import SIMULATOR, current_device
+from tilewright.kernels.elements import numba_type
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.mutex import lock, unlock
+from tilewright.kernels.streams import DEFAULT_STREAM
 
-THREADS = 32 if launch.SIMULATOR else 256
+THREADS = 32 if SIMULATOR else 256
 MAX_BLOCKS = 1056
 """Eight blocks for each of 132 multiprocessors, the most a current GPU has; smaller GPUs run them in turn."""
 UNROLL = 8
@@ -158,7 +162,7 @@ def second_pass_function(accumulator: Any) -> Any:
 
 
 def second_pass_signature(accumulator: Any, result: np.dtype) -> Any:
-    element = launch.numba_type(result)
+    element = numba_type(result)
     return types.void(types.Array(accumulator, 1, "C"), types.Array(element, 1, "C"))
 
 
@@ -169,7 +173,7 @@ def _second_pass(accumulator: Any, result: np.dtype) -> Any:
 
 def _finish(partials: Any, out: Any, queue: Any) -> None:
     """Enqueue the sum of ``partials``, one-dimensional, into ``out``, one element."""
-    kernel = _second_pass(launch.numba_type(partials.dtype), out.dtype)
+    kernel = _second_pass(numba_type(partials.dtype), out.dtype)
     launch.enqueue(kernel, 1, THREADS, queue, 0, partials, out)
 
 
@@ -191,7 +195,7 @@ def on_device(
         from tilewright.kernels.gemm.scratch import borrowed
 
         with borrowed(blocks * wide.itemsize, queue) as scratch:
-            sums = launch.Memory(scratch, (blocks,), (wide.itemsize,), wide, queue, False)
+            sums = Memory(scratch, (blocks,), (wide.itemsize,), wide, queue, False)
             dot_vectors.launch_partials(x, y, conjugate, blocks, sums, queue)
             _finish(sums, element, queue)
     elif finish in ("second-pass", "host"):
@@ -208,7 +212,7 @@ def on_device(
         if finish == "atomic":
             parts = 2 if wide.kind == "c" else 1
             half = np.dtype(np.float64) if wide.kind == "c" else wide
-            view = launch.strided_view(total, (parts,), (half.itemsize,), half)
+            view = strided_view(total, (parts,), (half.itemsize,), half)
             kernels["atomic"][launched](x, y, view)
         else:
             mutexes = cuda.to_device(np.zeros(1, np.int32), stream=queue)
@@ -221,14 +225,14 @@ def on_device(
 
 def _one_element(out: Any) -> Any:
     """An array of shape () as one of shape (1,), for a kernel."""
-    if launch.SIMULATOR:
-        return launch.strided_view(out, (1,), (out.dtype.itemsize,))
-    return launch.Memory(launch.address(out), (1,), (out.dtype.itemsize,), out.dtype, out.stream, False)
+    if SIMULATOR:
+        return strided_view(out, (1,), (out.dtype.itemsize,))
+    return Memory(address(out), (1,), (out.dtype.itemsize,), out.dtype, out.stream, False)
 
 
 def _vectorised(x: Any, y: Any) -> bool:
     """Whether the kernel of 16-byte loads takes both vectors."""
-    if launch.SIMULATOR:
+    if SIMULATOR:
         return False
     from tilewright.kernels import dot_vectors
 
@@ -258,7 +262,7 @@ def from_host(x: np.ndarray, y: np.ndarray, result: np.dtype, conjugate: bool) -
     length = max(1, PIECE_NBYTES // max(x.itemsize, y.itemsize))
     pieces = max(1, ceil_div(len(x), length))
     sums = cuda.device_array(pieces, _numpy(accumulator))
-    home = launch.current_device()
+    home = current_device()
 
     def multiply(lane: int) -> None:
         with cuda.gpus[home]:
@@ -283,12 +287,12 @@ def from_host(x: np.ndarray, y: np.ndarray, result: np.dtype, conjugate: bool) -
     if len(x) == 0:
         return np.zeros(1, result)[0]
     lanes = min(STREAMS, pieces)
-    if launch.SIMULATOR:  # which runs one kernel at a time
+    if SIMULATOR:  # which runs one kernel at a time
         for lane in range(lanes):
             multiply(lane)
     else:
         with ThreadPoolExecutor(lanes) as pool:
             list(pool.map(multiply, range(lanes)))
     out = cuda.device_array(1, result)
-    _finish(sums, out, launch.DEFAULT_STREAM)
+    _finish(sums, out, DEFAULT_STREAM)
     return out.copy_to_host()[0]

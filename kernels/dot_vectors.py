@@ -17,6 +17,7 @@ from numba.np.numpy_support import from_dtype
 
 from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.device_array import address
 from tilewright.kernels.dot_device import THREADS, accumulator_type, block_sum_of
 from tilewright.kernels.ptx.floats import half_value
 from tilewright.kernels.ptx.integers import byte_dot, signed_byte_dot
@@ -183,12 +184,12 @@ def suits(x: Any, y: Any) -> bool:
     return (
         x.dtype == y.dtype
         and all(vector.strides[0] == vector.dtype.itemsize for vector in (x, y))
-        and launch.address(x) % VECTOR == 0
-        and launch.address(y) % VECTOR == 0
+        and address(x) % VECTOR == 0
+        and address(y) % VECTOR == 0
     )
 
 
 def launch_partials(x: Any, y: Any, conjugate: bool, blocks: int, partials: Any, stream: Any) -> None:
     """Write the sum of each block's products to ``partials``, a device array of ``blocks`` accumulators."""
-    arguments = (launch.address(x), launch.address(y), x.shape[0], partials)
+    arguments = (address(x), address(y), x.shape[0], partials)
     launch.enqueue(_kernel(x.dtype, conjugate), blocks, THREADS, stream, 0, *arguments)

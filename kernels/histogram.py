@@ -12,10 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels import launch
+from tilewright.kernels.device_array import (
+    address,
+    as_device_array,
+    device_index,
+    is_device_array,
+    strided_view,
+)
+from tilewright.kernels.device_choice import current_device, resolve_device
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.histogram_offsets import DocumentOffsets, checked
 from tilewright.kernels.histogram_tokens import KINDS, Kind, kind_named
+from tilewright.kernels.streams import as_stream, launch_stream
 
 __all__ = [
     "KINDS",
@@ -108,8 +116,8 @@ def skipped_count(counts: Any, by: str, nbytes: int) -> int:
 
 
 def _checked_data(data: Any) -> Any:
-    on_device = launch.is_device_array(data)
-    array = launch.as_device_array(data) if on_device else np.asarray(data)
+    on_device = is_device_array(data)
+    array = as_device_array(data) if on_device else np.asarray(data)
     if array.dtype != np.uint8:
         raise DTypeError(
             f"data is {array.dtype}; a text is counted as uint8 "
@@ -144,11 +152,11 @@ def _checked_offsets(offsets: Any, nbytes: int) -> DocumentOffsets:
 
 def _checked_out(out: Any, shape: tuple[int, ...], data: Any) -> Any:
     """``out`` as an array with a row for each document, int64[(documents, bins)]."""
-    on_device = launch.is_device_array(data)
-    if launch.is_device_array(out) != on_device or not (on_device or isinstance(out, np.ndarray)):
+    on_device = is_device_array(data)
+    if is_device_array(out) != on_device or not (on_device or isinstance(out, np.ndarray)):
         wanted = "a device array, as data is" if on_device else "a NumPy array, as data is"
         raise OutputError(f"out is {type(out).__name__}; it must be {wanted}")
-    array = launch.as_device_array(out) if on_device else out
+    array = as_device_array(out) if on_device else out
     if tuple(array.shape) != shape or array.dtype != np.int64:
         raise OutputError(f"out is {array.dtype}{list(array.shape)}; it must be int64{list(shape)}")
     size = 8
@@ -168,18 +176,16 @@ def _checked_out(out: Any, shape: tuple[int, ...], data: Any) -> Any:
     if getattr(array, "read_only", False):
         raise OutputError("out is read-only; pass an array that can be written")
     if array.size and data.size:
-        begin, text = launch.address(array), launch.address(data)
+        begin, text = address(array), address(data)
         if begin % OUT_ALIGNMENT:
             raise OutputError(
                 f"out begins at address {begin:#x}, which is no multiple of {OUT_ALIGNMENT}; pass a whole array"
             )
         if begin < text + data.size and text < begin + array.size * 8:
             raise OutputError("out overlaps data in memory; pass an out of its own")
-        if launch.device_index(array) != launch.device_index(data):
-            raise OutputError(
-                f"out lies on GPU {launch.device_index(array)} and data on GPU {launch.device_index(data)}"
-            )
-    return array if len(shape) == 2 else launch.strided_view(array, rows, (size, 8))
+        if device_index(array) != device_index(data):
+            raise OutputError(f"out lies on GPU {device_index(array)} and data on GPU {device_index(data)}")
+    return array if len(shape) == 2 else strided_view(array, rows, (size, 8))
 
 
 def _only_row(counts: Any) -> Any:
@@ -198,19 +204,19 @@ def _count(
 ) -> Any:
     """Counts of the tokens that begin in ``data[start:stop]``, int64[(documents, bins)], checked
     arguments."""
-    on_device = launch.is_device_array(data)
-    if launch.resolve_device(device, device_arrays=on_device) == "cpu":
+    on_device = is_device_array(data)
+    if resolve_device(device, device_arrays=on_device) == "cpu":
         from tilewright.kernels.histogram_host import count_host
 
         return _filled(out, count_host(data, kind, documents.host, start, stop))
     if on_device:
         arrays = [data] if out is None else [data, out]
-        return _on_device(data, kind, documents, start, stop, out, launch.launch_stream(stream, arrays))
+        return _on_device(data, kind, documents, start, stop, out, launch_stream(stream, arrays))
     from numba import cuda
 
     if start == stop:
         return _filled(out, np.zeros((documents.documents, kind.bins), np.int64))
-    queue = launch.as_stream(stream)
+    queue = as_stream(stream)
     counts = _on_device(cuda.to_device(data, stream=queue), kind, documents, start, stop, None, queue)
     result = counts.copy_to_host(stream=queue) if out is None else counts.copy_to_host(out, stream=queue)
     if queue:
@@ -232,6 +238,6 @@ def _on_device(
 
     from tilewright.kernels.histogram_select import count_on_device
 
-    home = launch.device_index(data)
-    with contextlib.nullcontext() if home == launch.current_device() else cuda.gpus[home]:
+    home = device_index(data)
+    with contextlib.nullcontext() if home == current_device() else cuda.gpus[home]:
         return count_on_device(data, documents, start, stop, kind, queue, out)

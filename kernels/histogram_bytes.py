@@ -23,6 +23,8 @@ from numba import cuda, int64, types, uint8, uint32, uint64
 from tilewright.kernels import histogram_tokens as tokens
 from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.device_array import address
+from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx.memory import global_array, load_vector, shared_add, shared_address
@@ -141,6 +143,6 @@ def kernel(threads: int = THREADS, unroll: int = UNROLL) -> Any:
 
 def launch_bytes(data: Any, start: int, stop: int, kind: Kind, counts: Any, stream: Any) -> None:
     """Add the bytes ``data[start:stop]`` to ``counts``, a device array int64[bins], on ``stream``."""
-    most = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(launch.current_device())
+    most = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(current_device())
     blocks = min(ceil_div(stop - start, THREADS * VECTOR * UNROLL), most)
-    launch.enqueue(kernel(), blocks, THREADS, stream, 0, launch.address(data), start, stop, kind.code, counts)
+    launch.enqueue(kernel(), blocks, THREADS, stream, 0, address(data), start, stop, kind.code, counts)

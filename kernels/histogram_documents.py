@@ -35,6 +35,8 @@ from numba import cuda, int32, int64, types, uint8, uint32, uint64
 
 from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.device_array import address, strided_view
+from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.histogram_bytes import VECTOR, WORDS
 from tilewright.kernels.histogram_tokens import BYTE, LETTER, LETTERS, Kind
 from tilewright.kernels.launch import ceil_div
@@ -433,7 +435,7 @@ def launch_documents(
     """
     if large:
         documents = offsets.shape[0] - 1
-        flat = launch.strided_view(counts, (documents * kind.bins,), (8,))
+        flat = strided_view(counts, (documents * kind.bins,), (8,))
         blocks = min(documents, CLEAR_BLOCKS)
         launch.enqueue(_clear_kernel(), blocks, THREADS, stream, 0, offsets, kind.bins, flat)
     launch_slices(data, offsets, nbytes, kind, counts, stream)
@@ -445,10 +447,10 @@ def launch_slices(data: Any, offsets: Any, nbytes: int, kind: Kind, counts: Any,
     """
     documents = offsets.shape[0] - 1
     total = nbytes + documents * OVERHEAD
-    most = ROUNDS * 2 * WARPS_PER_MULTIPROCESSOR * multiprocessors(launch.current_device())
+    most = ROUNDS * 2 * WARPS_PER_MULTIPROCESSOR * multiprocessors(current_device())
     weight = max(MIN_SLICE, ceil_div(total, most))
     blocks = ceil_div(total, weight * 2 * WARPS)
-    flat = launch.strided_view(counts, (documents * kind.bins,), (8,))
+    flat = strided_view(counts, (documents * kind.bins,), (8,))
     launch.allow_dynamic_shared(kernel(), SHARED_NBYTES)
     launch.enqueue(
         kernel(),
@@ -456,7 +458,7 @@ def launch_slices(data: Any, offsets: Any, nbytes: int, kind: Kind, counts: Any,
         THREADS,
         stream,
         SHARED_NBYTES,
-        launch.address(data),
+        address(data),
         offsets,
         weight,
         kind.code,

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels import launch
+from tilewright.kernels.device_array import as_device_array, is_device_array
+from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.errors import DTypeError, ShapeError
 
 
@@ -67,7 +68,7 @@ class DocumentOffsets:
         """A copy on the current GPU, ready for every stream; made by the first call there."""
         from numba import cuda
 
-        home = launch.current_device()
+        home = current_device()
         with self._lock:
             if home not in self._held:
                 self._held[home] = cuda.to_device(self.host)
@@ -77,8 +78,8 @@ class DocumentOffsets:
 
 def checked(offsets: Any) -> np.ndarray:
     """Offsets on the host, int64 and contiguous, ascending from 0 or above; ShapeError or DTypeError."""
-    if launch.is_device_array(offsets):
-        offsets = launch.as_device_array(offsets).copy_to_host()
+    if is_device_array(offsets):
+        offsets = as_device_array(offsets).copy_to_host()
     array = np.asarray(offsets)
     if array.ndim != 1 or len(array) == 0:
         raise ShapeError(

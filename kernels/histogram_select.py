@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from tilewright.kernels.device_array import Memory, address
+from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_portable import launch_portable
 from tilewright.kernels.histogram_tokens import BIGRAM, Kind
-from tilewright.kernels.launch import SIMULATOR, Memory, address
 from tilewright.kernels.transfer import upload
 
 ALONE_NBYTES = 1 << 20

@@ -32,6 +32,8 @@ from tilewright.kernels import histogram_bytes as narrow
 from tilewright.kernels import histogram_tokens as tokens
 from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.device_array import address
+from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.histogram_bytes import (
     BYTES,
     COLUMNS,
@@ -481,5 +483,5 @@ def launch_wide(
     if stop <= start:
         return
     launch.allow_dynamic_shared(compiled, nbytes)
-    blocks = min(ceil_div(stop - start, THREADS * VECTOR), multiprocessors(launch.current_device()))
-    launch.enqueue(compiled, blocks, THREADS, stream, nbytes, launch.address(data), *arguments, counts)
+    blocks = min(ceil_div(stop - start, THREADS * VECTOR), multiprocessors(current_device()))
+    launch.enqueue(compiled, blocks, THREADS, stream, nbytes, address(data), *arguments, counts)

@@ -10,7 +10,10 @@ from numba import cuda, types, uint32, uint64
 
 from tilewright.kernels import launch
 from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.device_array import address
+from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.ptx.memory import global_array, load_vector
+from tilewright.kernels.streams import DEFAULT_STREAM
 
 THREADS = 512
 UNROLL = 4
@@ -48,9 +51,9 @@ def _seen(device: int) -> Any:
     return cuda.device_array(1, "uint32")
 
 
-def read(data: Any, stream: Any = launch.DEFAULT_STREAM) -> None:
+def read(data: Any, stream: Any = DEFAULT_STREAM) -> None:
     """Enqueue a pass over a contiguous device array, aligned to 16 bytes (all but a ragged end of it)."""
-    device = launch.current_device()
+    device = current_device()
     blocks = BLOCKS_PER_MULTIPROCESSOR * int(cuda.gpus[device].MULTIPROCESSOR_COUNT)
     vectors = data.nbytes // (WORDS * 4)
-    launch.enqueue(_kernel(), blocks, THREADS, stream, 0, launch.address(data), vectors, _seen(device))
+    launch.enqueue(_kernel(), blocks, THREADS, stream, 0, address(data), vectors, _seen(device))

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.launch import address, current_device
+from tilewright.kernels.device_array import address
+from tilewright.kernels.device_choice import current_device
 
 
 def pinned_bytes(nbytes: int) -> np.ndarray:

@@ -25,8 +25,8 @@ from distributed.core import Server
 from distributed.utils import LoopRunner, sync
 from distributed.worker_memory import parse_memory_limit
 
+from tilewright.kernels.device_choice import cuda_available
 from tilewright.kernels.host_loops import start_compiler
-from tilewright.kernels.launch import cuda_available
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 

@@ -16,8 +16,8 @@ import numpy as np
 import zarr
 
 from tilewright.kernels import peer_memory
+from tilewright.kernels.device_array import address
 from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
-from tilewright.kernels.launch import address
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
 from tilewright.pipeline.loading import Loading, Move

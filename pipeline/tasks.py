@@ -77,7 +77,7 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
     An error of ours is returned rather than raised, which the worker would report at length on its own account:
     ``cuda`` was asked for and this worker has no usable GPU.
     """
-    from tilewright.kernels.launch import resolve_device
+    from tilewright.kernels.device_choice import resolve_device
 
     limit = dask_worker.memory_manager.memory_limit
     try:

@@ -214,7 +214,7 @@ def _facts_here(device: str, host_memory: int | str | None) -> WorkerFacts:
     from distributed.system import MEMORY_LIMIT
 
     from tilewright.kernels.device import devices
-    from tilewright.kernels.launch import resolve_device
+    from tilewright.kernels.device_choice import resolve_device
 
     kind = resolve_device(device)
     cores = cores_here(), usable_cores(), os.cpu_count() or 1

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.deferred import numba
-from tilewright.kernels.launch import numba_type
+from tilewright.kernels.elements import numba_type
 
 Capability = tuple[int, int]
 

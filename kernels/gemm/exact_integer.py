@@ -18,6 +18,8 @@ import numpy as np
 from numba.cuda import types
 
 from tilewright.kernels.compiled import compile_together, device_capability, multiprocessors
+from tilewright.kernels.device_array import address
+from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.gemm import byte_mma, byte_mma_launch, byte_planes
 from tilewright.kernels.gemm.base import INTEGERS, Capability, GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES
@@ -43,7 +45,7 @@ from tilewright.kernels.gemm.wgmma_launch import (
     pass_variant,
     variant,
 )
-from tilewright.kernels.launch import address, ceil_div, current_device
+from tilewright.kernels.launch import ceil_div
 
 SCRATCH_NBYTES = 2 << 30
 """What the planes of one panel of k may take. More k in a panel means fewer passes over C."""

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.compiled import multiprocessors
+from tilewright.kernels.device_array import address
+from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.gemm import float_planes
 from tilewright.kernels.gemm.wgmma_launch import Launchable, Planes, compile_launchable
-from tilewright.kernels.launch import address, ceil_div, current_device
+from tilewright.kernels.launch import ceil_div
 
 SCRATCH_NBYTES = 2 << 30
 """What the planes of one panel of k may take."""

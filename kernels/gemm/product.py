@@ -13,16 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels import launch
+from tilewright.kernels import device_choice, launch
 from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.device_array import (
+    alignment,
+    as_device_array,
+    device_index,
+    is_device_array,
+    memory_of,
+    to_device,
+    to_host,
+    transposed,
+)
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
 from tilewright.kernels.gemm import check, tuning
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem
 from tilewright.kernels.recording import Place, Plan, Recording
+from tilewright.kernels.streams import as_stream, launch_stream
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], np.dtype, int]
-"""Shape, strides in bytes, dtype and address modulo `launch.MAX_ALIGNMENT` of an array: all that a decision depends
-on."""
+"""Shape, strides in bytes, dtype and address modulo `MAX_ALIGNMENT` of an array: all that a decision depends on."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,8 @@ def matmul(
     Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError or
     DeviceUnavailableError before anything is launched.
     """
-    on_device = launch.is_device_array(a), launch.is_device_array(b)
-    if on_device[0] != on_device[1] or (out is not None and launch.is_device_array(out) != on_device[0]):
+    on_device = is_device_array(a), is_device_array(b)
+    if on_device[0] != on_device[1] or (out is not None and is_device_array(out) != on_device[0]):
         kinds = ", ".join(
             f"{name} is {type(array).__module__}.{type(array).__name__}"
             for name, array in (("a", a), ("b", b), ("out", out))
@@ -86,7 +96,7 @@ def matmul(
         raise error(f"host and device arrays are mixed: {kinds}; bring them all to one side")
     if accumulate and out is None:
         raise OptionError("accumulate=True adds to out, and no out was given")
-    where = launch.resolve_device(device, device_arrays=on_device[0])
+    where = device_choice.resolve_device(device, device_arrays=on_device[0])
     if on_device[0]:
         return _on_device(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, stream)
 
@@ -138,7 +148,7 @@ def _operand(layout: Layout) -> Operand:
     shape, strides, dtype, remainder = layout
     down, across = strides
     size = dtype.itemsize
-    return Operand(shape[0], shape[1], dtype, (down // size, across // size), launch.alignment(remainder))
+    return Operand(shape[0], shape[1], dtype, (down // size, across // size), alignment(remainder))
 
 
 def _transposed(layout: Layout) -> Layout:
@@ -218,12 +228,12 @@ def _prepare(
 
     Compiles what they need.
     """
-    capability = launch.capability(home)
+    capability = device_choice.capability(home)
     decision = _decide(
         a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, capability, generation
     )
     kernel = decision.kernel
-    if kernel is None or not kernel.recordable or launch.SIMULATOR:
+    if kernel is None or not kernel.recordable or device_choice.SIMULATOR:
         return decision, None
     open_a, open_b, open_out = (_open_matrix(base, layout) for base, layout in enumerate((a, b, out)))
     recording = Recording()
@@ -239,10 +249,10 @@ def _prepare(
 
 def describe(a: Any, b: Any, c: Any, *, accumulate: bool = False, precision: str = "full") -> Problem:
     """The problem ``c (+)= a b`` of three device arrays, as kernels are asked whether they take it."""
-    memories = [launch.memory_of(array) for array in (a, b, c)]
-    home = launch.device_index(memories[2])
+    memories = [memory_of(array) for array in (a, b, c)]
+    home = device_index(memories[2])
     of_a, of_b, of_c = (_operand(memory.layout) for memory in memories)
-    return Problem(of_a, of_b, of_c, accumulate, precision, launch.capability(home))
+    return Problem(of_a, of_b, of_c, accumulate, precision, device_choice.capability(home))
 
 
 def _new_output(like: Any, shape: tuple[int, int], dtype: np.dtype, stream: Any) -> Any:
@@ -272,28 +282,30 @@ def _on_device(
     precision: str,
     stream: Any,
 ) -> Any:
-    memory_a, memory_b = launch.memory_of(a), launch.memory_of(b)
-    memory_out = None if out is None else launch.memory_of(out)
-    if launch.device_count() > 1:
+    memory_a, memory_b = memory_of(a), memory_of(b)
+    memory_out = None if out is None else memory_of(out)
+    if device_choice.device_count() > 1:
         memories = (memory_a, memory_b) if memory_out is None else (memory_a, memory_b, memory_out)
-        homes = {launch.device_index(memory) for memory in memories if memory.size}
+        homes = {device_index(memory) for memory in memories if memory.size}
         if len(homes) > 1:
             raise OutputError(
                 f"the arrays lie on GPUs {sorted(homes)}; a product takes one: copy them to the same"
             )
-        if homes and launch.current_device() not in homes:
+        if homes and device_choice.current_device() not in homes:
             from numba import cuda
 
             with cuda.gpus[homes.pop()]:
                 return _on_device(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, stream)
-    home = launch.current_device()
+    home = device_choice.current_device()
     layout_a, layout_b = memory_a.layout, memory_b.layout
     options = (accumulate, transpose_a, transpose_b, dtype, precision)
     if memory_out is None:
-        decision = _decide(layout_a, layout_b, None, *options, launch.capability(home), tuning.generation)
-        queue = launch.launch_stream(stream, (memory_a, memory_b))
+        decision = _decide(
+            layout_a, layout_b, None, *options, device_choice.capability(home), tuning.generation
+        )
+        queue = launch_stream(stream, (memory_a, memory_b))
         out = _new_output(a, decision.shape, decision.dtype, queue)
-        memory_out = launch.memory_of(out)
+        memory_out = memory_of(out)
         decision, plan = _prepare(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
     else:
         decision, plan = _prepare(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
@@ -303,7 +315,7 @@ def _on_device(
             check.overlap(
                 name, memory.pointer, memory, span, memory_out.pointer, memory_out, decision.spans[2]
             )
-        queue = launch.launch_stream(stream, (memory_a, memory_b, memory_out))
+        queue = launch_stream(stream, (memory_a, memory_b, memory_out))
     if plan is not None:
         places = (memory_a.pointer, memory_b.pointer, memory_out.pointer)
         if plan.scratch_nbytes:
@@ -314,11 +326,11 @@ def _on_device(
         else:
             launch.replay(plan, places, queue)
     elif decision.kernel is not None:
-        view_a, view_b = launch.as_device_array(a, memory_a), launch.as_device_array(b, memory_b)
+        view_a, view_b = as_device_array(a, memory_a), as_device_array(b, memory_b)
         decision.kernel.launch(
-            launch.transposed(view_a) if transpose_a else view_a,
-            launch.transposed(view_b) if transpose_b else view_b,
-            launch.as_device_array(out, memory_out),
+            transposed(view_a) if transpose_a else view_a,
+            transposed(view_b) if transpose_b else view_b,
+            as_device_array(out, memory_out),
             accumulate,
             queue,
         )
@@ -331,16 +343,16 @@ def _through_device(
     """NumPy arrays to the GPU, the product there, and back into ``out``."""
     from numba import cuda
 
-    queue = launch.as_stream(stream)
-    device_a, device_b = (launch.to_device(_one_piece(array), queue) for array in (a, b))
+    queue = as_stream(stream)
+    device_a, device_b = (to_device(_one_piece(array), queue) for array in (a, b))
     direct = out.flags.c_contiguous
     if accumulate:
-        device_out = launch.to_device(np.ascontiguousarray(out), queue)
+        device_out = to_device(np.ascontiguousarray(out), queue)
     else:
         device_out = cuda.device_array(out.shape, out.dtype, stream=queue)
     _on_device(device_a, device_b, device_out, accumulate, False, False, out.dtype, precision, queue)
     if direct and out.size:
-        launch.to_host(device_out, out, queue)
+        to_host(device_out, out, queue)
     elif out.size:
         out[...] = device_out.copy_to_host(stream=queue)
     if queue:
@@ -368,11 +380,11 @@ def kernel_name(
 
     Only shapes, strides, dtypes and addresses are looked at.
     """
-    on_device = launch.is_device_array(a)
-    if launch.resolve_device(device, device_arrays=on_device) == "cpu":
+    on_device = is_device_array(a)
+    if device_choice.resolve_device(device, device_arrays=on_device) == "cpu":
         return "cpu"
     if on_device:
-        layouts = [None if array is None else launch.memory_of(array).layout for array in (a, b, out)]
+        layouts = [None if array is None else memory_of(array).layout for array in (a, b, out)]
     else:
         a, b = np.asarray(a), np.asarray(b)
         layouts = [(array.shape, _one_piece_strides(array), array.dtype, 0) for array in (a, b)] + [None]
@@ -385,7 +397,7 @@ def kernel_name(
         transpose_b,
         dtype,
         precision,
-        launch.capability(launch.current_device()),
+        device_choice.capability(device_choice.current_device()),
         tuning.generation,
     )
     return "none" if decision.kernel is None else decision.kernel.name

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.launch import DEFAULT_STREAM, current_device
+from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.recording import Recording
+from tilewright.kernels.streams import DEFAULT_STREAM
 
 _buffers: dict[tuple[int, int], Any] = {}
 _lock = threading.RLock()

@@ -32,13 +32,14 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.device_choice import capability, current_device
 from tilewright.kernels.gemm import double_tensor_core as tensor
 from tilewright.kernels.gemm import matvec
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.warp_tiled_launch import Matrix, as_unsigned, enqueue_sum, matrix
 from tilewright.kernels.gemm.warp_tiled_launch import supports as tiled_supports
-from tilewright.kernels.launch import allow_dynamic_shared, capability, ceil_div, current_device, enqueue
+from tilewright.kernels.launch import allow_dynamic_shared, ceil_div, enqueue
 from tilewright.kernels.ptx import async_copy, memory
 
 WIDEST = 64

@@ -17,6 +17,8 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels.compiled import compile_kernel
+from tilewright.kernels.device_array import transposed
+from tilewright.kernels.elements import conversion, numba_type, reading
 from tilewright.kernels.gemm.base import (
     ELEMENTS,
     GemmKernel,
@@ -25,7 +27,7 @@ from tilewright.kernels.gemm.base import (
     compute_dtype,
     strided_signature,
 )
-from tilewright.kernels.launch import ceil_div, conversion, enqueue, numba_type, reading, transposed
+from tilewright.kernels.launch import ceil_div, enqueue
 
 
 @dataclass(frozen=True)

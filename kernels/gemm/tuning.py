@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.kernels.bfloat16 import dtype_name
+from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm.base import Problem
-from tilewright.kernels.launch import SIMULATOR
 
 generation = 0
 """How often this process has measured: decisions made before are made anew."""

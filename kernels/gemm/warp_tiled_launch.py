@@ -14,6 +14,8 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.device_array import address
+from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
@@ -30,12 +32,7 @@ from tilewright.kernels.gemm.warp_tiling import (
     shared_nbytes,
     vector_elements,
 )
-from tilewright.kernels.launch import (
-    address,
-    ceil_div,
-    current_device,
-    enqueue,
-)
+from tilewright.kernels.launch import ceil_div, enqueue
 
 MAX_SIDE = 2**31 - 1
 """Sides are counted in 32 bits, k too; addresses have 64."""

@@ -18,15 +18,12 @@ from numba import cuda
 from numba.cuda import types
 
 from tilewright.kernels.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.device_array import address
+from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.gemm.base import Capability, Variant
 from tilewright.kernels.gemm.wgmma import ARGUMENTS, kernel_function
 from tilewright.kernels.gemm.wgmma_config import Config
-from tilewright.kernels.launch import (
-    address,
-    ceil_div,
-    current_device,
-    enqueue,
-)
+from tilewright.kernels.launch import ceil_div, enqueue
 
 HOPPER = (9, 0)
 TENSOR_MAP_NBYTES = 128

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tilewright.kernels import compiled, launch
+from tilewright.kernels import compiled, device_array, device_choice, driver_launch, launch
 from tilewright.kernels.gemm import double_tensor_core, product, scratch, skinny, tuning, warp_tiled_launch
 
 SCRATCH = 0x600000000000
@@ -82,10 +82,11 @@ def install(monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0) -> FakeGPU
     """One Hopper GPU in place of whatever is there; a launch takes it so many seconds."""
     fake = FakeGPU(seconds)
     driver = SimpleNamespace(cuLaunchKernel=fake.cuLaunchKernel, CUresult=SimpleNamespace(CUDA_SUCCESS=0))
-    monkeypatch.setattr(launch, "_driver", lambda: driver)
+    monkeypatch.setattr(driver_launch, "driver_bindings", lambda: driver)
     monkeypatch.setattr(launch, "_prepared", lambda kernel, device: (kernel, kernel.layout))
-    monkeypatch.setattr(launch, "device_count", lambda: 1)
-    monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
+    for module in (device_choice, device_array):
+        monkeypatch.setattr(module, "device_count", lambda: 1)
+    monkeypatch.setattr(device_choice, "capability", lambda device: (9, 0))
     for module in (skinny, double_tensor_core):
         monkeypatch.setattr(module, "capability", lambda device: (9, 0))
         monkeypatch.setattr(module, "allow_dynamic_shared", lambda kernel, nbytes: None)

@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 
 from tests.kernels import naive
-from tilewright.kernels import launch
 from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.streams import DEFAULT_STREAM
 
 TOOLS = ("memcheck", "racecheck")
 DOT_DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "int8", "int32", "int64")
@@ -162,7 +162,7 @@ def dot_cases(name: str) -> Iterator[str]:
     check(dot(x, y, device="cuda"), x, y)
     yield "from the host"
     for finish in FINISHES[1:]:
-        found = np.asarray(on_device(left, right, dtype, True, launch.DEFAULT_STREAM, finish).copy_to_host())
+        found = np.asarray(on_device(left, right, dtype, True, DEFAULT_STREAM, finish).copy_to_host())
         check(found[()], x, y)
         yield finish
 

@@ -14,19 +14,22 @@ from hypothesis import strategies as st
 from numba import cuda
 
 from tests.kernels import naive
-from tilewright.kernels import launch, matmul
+from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, EPSILON, SMALLEST_SUBNORMAL, dtype_name, is_bfloat16
+from tilewright.kernels.device_array import as_device_array
+from tilewright.kernels.device_choice import SIMULATOR, capability, current_device
+from tilewright.kernels.elements import conversion, reading
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.gemm.check import result_dtype
-from tilewright.kernels.launch import SIMULATOR
+from tilewright.kernels.launch import ceil_div
 
 FLOAT32 = np.dtype(np.float32)
 
 
 def converted(values: np.ndarray, to: np.dtype) -> np.ndarray:
     """Numbers of one dtype as another, element by element in a kernel; bfloat16 as bits on both sides."""
-    read, write = launch.reading(values.dtype, FLOAT32), launch.conversion(to)
+    read, write = reading(values.dtype, FLOAT32), conversion(to)
 
     @cuda.jit
     def convert(source: Any, target: Any) -> None:
@@ -36,7 +39,7 @@ def converted(values: np.ndarray, to: np.dtype) -> np.ndarray:
 
     source = cuda.to_device(values.view(np.uint16) if values.dtype == BFLOAT16 else values)
     target = cuda.to_device(np.zeros(values.shape, np.uint16 if to == BFLOAT16 else to))
-    convert[launch.ceil_div(values.size, 128), 128](source, target)
+    convert[ceil_div(values.size, 128), 128](source, target)
     return target.copy_to_host().view(to)
 
 
@@ -203,7 +206,7 @@ class TorchName:
     ],
 )
 def test_other_libraries_arrays_are_asked_for_their_dtype(typestr: str, dtype: Any, read_as: Any) -> None:
-    found = launch.as_device_array(Exported(typestr, dtype))
+    found = as_device_array(Exported(typestr, dtype))
     assert (found.dtype, found.strides) == (read_as, (8, 2))
 
 
@@ -211,15 +214,16 @@ WITHOUT_ML_DTYPES = """
 import sys
 sys.modules["ml_dtypes"] = None  # as if it were not installed
 import numpy as np
-from tilewright.kernels import launch, matmul
+from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
+from tilewright.kernels.device_array import as_device_array
 from tilewright.kernels.gemm.check import result_dtype
 
 class Tensor:
     dtype = "torch.bfloat16"
     __cuda_array_interface__ = {"typestr": "<V2", "shape": (3, 4), "data": (1 << 20, False), "version": 2}
 
-found = launch.as_device_array(Tensor()).dtype
+found = as_device_array(Tensor()).dtype
 assert found == BFLOAT16 != np.dtype("V2")
 assert result_dtype(found, found) == result_dtype(found, found, "bfloat16") == BFLOAT16
 assert result_dtype(found, found, "float32") == result_dtype(found, np.dtype("f4")) == np.float32
@@ -271,7 +275,7 @@ def test_pytorch_tensors(side: int, least: str, transpose: bool) -> None:
     a, b = (torch.randn(side, side + 8, device="cuda").to(torch.bfloat16) for _ in range(2))
     a, b = (a, b.t()) if not transpose else (a.t(), b)
     exact = a.double() @ b.double()
-    if launch.capability(launch.current_device()) == (9, 0):
+    if capability(current_device()) == (9, 0):
         assert kernel_name(a, b) == least
     found = matmul(a, b)
     assert (type(found), found.dtype, found.device) == (torch.Tensor, torch.bfloat16, a.device)

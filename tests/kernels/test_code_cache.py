@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from numba import cuda, types
 
-from tilewright.kernels import code_cache, compiled, fingerprint, launch
+from tilewright.kernels import code_cache, compiled, fingerprint
 from tilewright.kernels.code_cache import MachineCode
 from tilewright.kernels.compiled import CompiledKernel, compile_kernel, compile_together
+from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm.select import ladder
 
-pytestmark = pytest.mark.skipif(launch.SIMULATOR, reason="the simulator compiles nothing")
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
 SIGNATURE = types.void(types.Array(types.float32, 1, "C"), types.int64)
 HOPPER = (9, 0)

@@ -11,7 +11,7 @@ from numba import cuda
 
 from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels import dot
-from tilewright.kernels.launch import SIMULATOR
+from tilewright.kernels.device_choice import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tests.kernels.pretended_driver import BLOCK, Driver, lanes
 from tilewright.kernels import file_download
+from tilewright.kernels.device_choice import SIMULATOR, driver_library
 from tilewright.kernels.file_download import DRIVER, store
-from tilewright.kernels.launch import SIMULATOR, driver_library
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.kernels.pretended_driver import BLOCK, Driver, run
 from tilewright.kernels import calls, file_upload
+from tilewright.kernels.device_choice import SIMULATOR, driver_library
 from tilewright.kernels.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.kernels.file_upload import DRIVER, LONGEST_RUN, Upload, _run_length
-from tilewright.kernels.launch import SIMULATOR, driver_library
 
 
 @pytest.fixture

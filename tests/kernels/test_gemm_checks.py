@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tilewright.kernels import matmul
+from tilewright.kernels.device_choice import SIMULATOR, cuda_available
 from tilewright.kernels.errors import (
     DeviceUnavailableError,
     DTypeError,
@@ -17,7 +18,6 @@ from tilewright.kernels.errors import (
     TilewrightError,
 )
 from tilewright.kernels.gemm import kernel_name
-from tilewright.kernels.launch import SIMULATOR, cuda_available
 
 A = np.arange(6.0).reshape(2, 3)
 B = np.arange(12.0).reshape(3, 4)

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from tests.kernels import naive
-from tilewright.kernels import launch, matmul
+from tilewright.kernels import matmul
 from tilewright.kernels.errors import OutputError
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.gemm.base import PRECISIONS, GemmKernel
 from tilewright.kernels.gemm.product import describe
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gemm.tiled import TILED
+from tilewright.kernels.launch import CUDATimer
 from tilewright.kernels.tolerance import tolerance
 
 pytestmark = [pytest.mark.gpu]
@@ -335,6 +336,6 @@ def test_timer_measures_the_device() -> None:
     a = cuda.to_device(np.ones((2048, 2048), "f4"))
     out = cuda.device_array((2048, 2048), "f4")
     TILED.launch(a, a, out, False, 0)
-    with launch.CUDATimer() as timer:
+    with CUDATimer() as timer:
         TILED.launch(a, a, out, False, 0)
     assert 1e-4 < timer.seconds < 1

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tilewright.kernels import DocumentOffsets, histogram, histogram_host
+from tilewright.kernels.device_choice import SIMULATOR, cuda_available
 from tilewright.kernels.errors import (
     DeviceUnavailableError,
     DTypeError,
@@ -21,7 +22,6 @@ from tilewright.kernels.errors import (
     ShapeError,
 )
 from tilewright.kernels.histogram import KINDS, piece_counts, skipped_count
-from tilewright.kernels.launch import SIMULATOR, cuda_available
 
 DEVICES = ["cuda"] if SIMULATOR else ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 pytestmark = pytest.mark.simulator if SIMULATOR else []

@@ -16,12 +16,12 @@ from numba import cuda
 
 from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels import DocumentOffsets, histogram
+from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.errors import OptionError, OutputError, ShapeError
 from tilewright.kernels.histogram import KINDS, piece_counts
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_portable import KERNELS, launch_portable
 from tilewright.kernels.histogram_select import _portions
-from tilewright.kernels.launch import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)

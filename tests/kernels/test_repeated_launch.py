@@ -12,14 +12,15 @@ import pytest
 
 from tests.kernels import fake_gpu
 from tests.kernels.fake_gpu import Array, FakeGPU
-from tilewright.kernels import launch, matmul
+from tilewright.kernels import device_choice, matmul
+from tilewright.kernels.device_array import DeviceRegion, memory_of
 from tilewright.kernels.errors import OutputError, ShapeError
 from tilewright.kernels.gemm import product, tuning
 from tilewright.kernels.gemm.repitch import Matrix
 from tilewright.kernels.gemm.select import ladder, select
 from tilewright.kernels.recording import Place
 
-pytestmark = pytest.mark.skipif(launch.SIMULATOR, reason="the simulator launches in its own way")
+pytestmark = pytest.mark.skipif(device_choice.SIMULATOR, reason="the simulator launches in its own way")
 
 BASES = (0x700000000000, 0x710000000000, 0x720000000000)
 MOST_CALLS = 90
@@ -55,7 +56,7 @@ def matrices(
 
 def matrix(array: Array) -> Matrix:
     """The same as kernels take it, at its true address."""
-    memory = launch.memory_of(array)
+    memory = memory_of(array)
     rows, columns = memory.shape
     return Matrix(memory.pointer, (rows, columns), (memory.strides[0], memory.strides[1]), memory.dtype)
 
@@ -68,7 +69,7 @@ def test_regions_are_multiplied_where_they_lie(dtype: str, transpose: str, gpu: 
     arrays = matrices(m, n, k, dtype, transpose)
     rows, columns, depth = slice(256, 1024), slice(384, 896), slice(0, k)
     regions = [
-        launch.DeviceRegion(array, *region)
+        DeviceRegion(array, *region)
         for array, region in zip(arrays, ((rows, depth), (depth, columns), (rows, columns)), strict=True)
     ]
     matmul(regions[0], regions[1], out=regions[2], accumulate=True)
@@ -173,8 +174,8 @@ def test_a_repeated_product_is_checked(gpu: FakeGPU) -> None:
 def test_arrays_on_two_devices_are_refused(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = matrices(64, 64, 64, "f4", "")
     matmul(*arrays)
-    monkeypatch.setattr(launch, "device_count", lambda: 2)
-    monkeypatch.setattr(launch, "device_index", lambda memory: int(memory.pointer >= BASES[1]))
+    monkeypatch.setattr(device_choice, "device_count", lambda: 2)
+    monkeypatch.setattr(product, "device_index", lambda memory: int(memory.pointer >= BASES[1]))
     with pytest.raises(OutputError, match=r"GPUs \[0, 1\]"):
         matmul(*arrays)
 

@@ -8,8 +8,8 @@ import pytest
 from numba import cuda
 
 from tilewright.kernels import sweep as module
+from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.errors import OptionError
-from tilewright.kernels.launch import SIMULATOR
 from tilewright.kernels.sweep import Sweep, SweepPoint, sweep
 
 pytestmark = pytest.mark.simulator if SIMULATOR else []

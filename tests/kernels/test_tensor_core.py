@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.machine_code import assemble, assert_no_spills
-from tilewright.kernels.launch import SIMULATOR, to_device
+from tilewright.kernels.device_array import to_device
+from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.tolerance import tolerance
 
 if SIMULATOR:

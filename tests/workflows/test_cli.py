@@ -24,9 +24,9 @@ import zarr
 from click.testing import CliRunner, Result
 from zarr.storage import LocalStore
 
+from tilewright.kernels.device_choice import DEVICES
 from tilewright.kernels.gemm import base
 from tilewright.kernels.histogram_tokens import KINDS
-from tilewright.kernels.launch import DEVICES
 from tilewright.workflows import cli, console, plots
 
 Run = Callable[..., Result]

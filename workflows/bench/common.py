@@ -21,7 +21,8 @@ from typing import Any
 import click
 import numpy as np
 
-from tilewright.kernels import launch
+from tilewright.kernels.device_choice import current_device
+from tilewright.kernels.launch import CUDATimer
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import OptionError, TilewrightError
 from tilewright.workflows.console import Outputs, on_interrupt, print_result
@@ -364,7 +365,7 @@ def _sample(contestant: Contestant, repeats: int, on_gpu: bool) -> float:
     if contestant.prepare is not None:
         contestant.prepare()
     if on_gpu:
-        with launch.CUDATimer() as timer:
+        with CUDATimer() as timer:
             for _ in range(repeats):
                 contestant.run()
         return timer.seconds / repeats
@@ -396,7 +397,7 @@ def machine(on_gpu: bool) -> dict[str, str]:
     if on_gpu:
         from tilewright.kernels.device import devices
 
-        gpu = devices()[launch.current_device()]
+        gpu = devices()[current_device()]
         found["gpu"] = f"{gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})"
         found["driver"] = f"{gpu.driver_version}, CUDA {gpu.driver_cuda[0]}.{gpu.driver_cuda[1]}"
     for library in LIBRARIES:

@@ -70,7 +70,7 @@ def byte_histogram(data: Any, capability: tuple[int, int]) -> tuple[Callable[[],
     """
     from numba import cuda
 
-    from tilewright.kernels.launch import address
+    from tilewright.kernels.device_array import address
 
     function = _library(capability)
     if function is None:

@@ -15,9 +15,11 @@ from typing import Any
 import click
 import numpy as np
 
-from tilewright.kernels import dot, launch
+from tilewright.kernels import dot
+from tilewright.kernels.device_choice import DEVICES, SIMULATOR, resolve_device
 from tilewright.kernels.dot_host import dot_host
 from tilewright.kernels.errors import OptionError
+from tilewright.kernels.streams import DEFAULT_STREAM
 from tilewright.workflows.bench.common import (
     SECONDS,
     BenchReport,
@@ -59,9 +61,9 @@ def run_dot(
     rounds, seconds: at most so many samples a contestant, and about so long. Raises WrongAnswer where a
     contestant's product is wrong, and what `dot` raises.
     """
-    if launch.SIMULATOR:
+    if SIMULATOR:
         raise OptionError("the CUDA simulator proves nothing about speed; unset NUMBA_ENABLE_CUDASIM")
-    on_gpu = launch.resolve_device(device) == "cuda"
+    on_gpu = resolve_device(device) == "cuda"
     rows: list[Row] = []
     for name in dtypes:
         progress(name)
@@ -207,7 +209,7 @@ def _gpu(x: np.ndarray, y: np.ndarray, length: int, ladder: bool) -> list[Contes
         found.append(_contestant(name, functools.partial(cupy.vdot, *theirs), judge_peer, peer=True))
     found.append(_contestant("tilewright", functools.partial(dot, left, right), judge))
     for finish in FINISHES if ladder else ():
-        run = functools.partial(on_device, left, right, x.dtype, True, launch.DEFAULT_STREAM, finish)
+        run = functools.partial(on_device, left, right, x.dtype, True, DEFAULT_STREAM, finish)
         found.append(_contestant(finish, run, judge))
 
     def both() -> None:
@@ -237,7 +239,7 @@ def _library(name: str) -> Any:
 @click.option(
     "--nbytes", type=Size(least=16), default=DEFAULT_NBYTES, show_default=True, help="Bytes of each vector."
 )
-@click.option("--device", type=click.Choice(launch.DEVICES), default="auto", show_default=True)
+@click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
 @click.option("--seconds", type=SECONDS, default=1.0, show_default=True, help="Time for each contestant.")
 @click.option("--plot", type=Picture(), help="Write a bar plot to this PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

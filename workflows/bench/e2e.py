@@ -530,7 +530,7 @@ def command(
     """The whole job, Zarr to Zarr, beside dask.array on the same cluster."""
     import tempfile
 
-    from tilewright.kernels.launch import resolve_device
+    from tilewright.kernels.device_choice import resolve_device
 
     if plot is not None and timeline is not None and plot.resolve() == timeline.resolve():
         raise click.UsageError("--plot and --timeline name the same file: give each its own")

@@ -18,8 +18,10 @@ from typing import Any
 import click
 import numpy as np
 
-from tilewright.kernels import launch, matmul
+from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
+from tilewright.kernels.device_array import strided_view, to_device
+from tilewright.kernels.device_choice import DEVICES, SIMULATOR, resolve_device
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gemm import tuning
 from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
@@ -27,6 +29,7 @@ from tilewright.kernels.gemm.check import result_dtype
 from tilewright.kernels.gemm.product import describe, kernel_name
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gemm.tiled import TILED
+from tilewright.kernels.streams import DEFAULT_STREAM
 from tilewright.kernels.tolerance import tolerance
 from tilewright.workflows.bench.common import (
     SECONDS,
@@ -153,9 +156,9 @@ def run_gemm(
     for precision in precisions:
         if precision not in PRECISIONS:
             raise OptionError(f"precision={precision!r} is unknown; it may be {', '.join(PRECISIONS)}")
-    if launch.SIMULATOR:
+    if SIMULATOR:
         raise OptionError("the CUDA simulator proves nothing about speed; unset NUMBA_ENABLE_CUDASIM")
-    on_gpu = launch.resolve_device(device) == "cuda"
+    on_gpu = resolve_device(device) == "cuda"
     if tune and not on_gpu:
         raise OptionError("tuning measures a GPU's kernels, and this runs on the CPU; leave tune out")
     rows: list[Row] = []
@@ -271,13 +274,13 @@ def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> list[Co
     from numba import cuda
 
     host_a, host_b = case.operands()
-    a, b = launch.to_device(host_a), launch.to_device(host_b)
+    a, b = to_device(host_a), to_device(host_b)
     out = cuda.device_array((case.m, case.n), case.result)
     bands, expected = _bands(case.m), []
     wide = _widest(case.result)
     for band in bands:
         exact = cuda.device_array((band.stop - band.start, case.n), wide)
-        TILED.launch(a[band], b, exact, False, launch.DEFAULT_STREAM)
+        TILED.launch(a[band], b, exact, False, DEFAULT_STREAM)
         expected.append(exact.copy_to_host())
     judge = _judge(case, host_a, host_b, bands, expected)
 
@@ -298,7 +301,7 @@ def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> list[Co
     if whole_ladder:
         problem = describe(a, b, out, precision=case.precision)
         found += [
-            contestant(kernel.name, functools.partial(kernel.launch, a, b, out, False, launch.DEFAULT_STREAM))
+            contestant(kernel.name, functools.partial(kernel.launch, a, b, out, False, DEFAULT_STREAM))
             for kernel in ladder()
             if kernel.supports(problem)
             and kernel.name != name
@@ -366,7 +369,7 @@ def _peers(
 
 def _bfloat16_tensor(torch: Any, array: Any) -> Any:
     """The same memory for PyTorch, which does not take bfloat16 by the array interface but as integers."""
-    bits = launch.strided_view(array, array.shape, array.strides, np.dtype(np.int16))
+    bits = strided_view(array, array.shape, array.strides, np.dtype(np.int16))
     return torch.as_tensor(bits, device="cuda").view(torch.bfloat16)
 
 
@@ -418,7 +421,7 @@ def _sizes(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     help="Of float32; may be given more than once.",
 )
 @click.option("--small", is_flag=True, help="Integers of absolute value up to 127 too.")
-@click.option("--device", type=click.Choice(launch.DEVICES), default="auto", show_default=True)
+@click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
 @click.option("--chosen-only", is_flag=True, help="Leave out the kernels that matmul would not choose.")
 @click.option("--tune", is_flag=True, help="Remember the fastest kernel of each case for matmul to choose.")
 @click.option(

@@ -19,9 +19,12 @@ import click
 import numpy as np
 
 from tilewright.kernels import DocumentOffsets, histogram, launch
+from tilewright.kernels.device_array import address
+from tilewright.kernels.device_choice import DEVICES, SIMULATOR, capability, current_device, resolve_device
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_tokens import KINDS, Kind, kind_named
+from tilewright.kernels.streams import DEFAULT_STREAM
 from tilewright.workflows.bench.common import (
     SECONDS,
     BenchReport,
@@ -99,9 +102,9 @@ def run_histogram(
     seconds: at most so many samples a contestant, and about so long. Raises WrongAnswer where a contestant
     miscounts.
     """
-    if launch.SIMULATOR:
+    if SIMULATOR:
         raise OptionError("the CUDA simulator proves nothing about speed; unset NUMBA_ENABLE_CUDASIM")
-    on_gpu = launch.resolve_device(device) == "cuda"
+    on_gpu = resolve_device(device) == "cuda"
     rows: list[Row] = []
     timing: dict[str, Any] = {"on_gpu": on_gpu, "rounds": rounds, "seconds": seconds}
     for name in texts:
@@ -199,9 +202,9 @@ def _rungs(kind: Kind) -> dict[str, Callable[[Any], Any]]:
     from tilewright.kernels.histogram_select import zeros
 
     def count(name: str, data: Any) -> Any:
-        counts = zeros((1, kind.bins), launch.DEFAULT_STREAM)
+        counts = zeros((1, kind.bins), DEFAULT_STREAM)
         offsets = _to_device(np.array([0, data.size]))
-        launch_portable(name, data, offsets, 0, data.size, kind, counts, launch.DEFAULT_STREAM)
+        launch_portable(name, data, offsets, 0, data.size, kind, counts, DEFAULT_STREAM)
         return counts.reshape(kind.bins)
 
     return {name: functools.partial(count, name) for name in KERNELS}
@@ -219,7 +222,7 @@ def _peers(case: Case) -> list[Contestant]:
     from tilewright.workflows.bench import cub
 
     found = []
-    current = launch.capability(launch.current_device())
+    current = capability(current_device())
     ready = cub.byte_histogram(case.held, current) if current else None
     if ready is not None:
         call, counts = ready
@@ -305,7 +308,7 @@ def _prepared(held: Any, offsets: np.ndarray) -> Callable[[], Any]:
     total = int(offsets[-1] - offsets[0])
 
     def run() -> Any:
-        launch_slices(held, places, total, kind, counts, launch.DEFAULT_STREAM)
+        launch_slices(held, places, total, kind, counts, DEFAULT_STREAM)
         return counts
 
     return run
@@ -319,15 +322,15 @@ def run_sweep(nbytes: int = DEFAULT_NBYTES) -> Any:
     from tilewright.kernels.compiled import multiprocessors
     from tilewright.kernels.sweep import sweep
 
-    if launch.resolve_device("cuda") != "cuda":
+    if resolve_device("cuda") != "cuda":
         raise OptionError("a sweep needs a GPU")
     held = _to_device(make_text("english", nbytes))
     counts = cuda.to_device(np.zeros(256, np.int64))
-    units = multiprocessors(launch.current_device())
+    units = multiprocessors(current_device())
 
     def run(blocks: int, threads: int) -> None:
         kernel = histogram_bytes.kernel(threads, histogram_bytes.UNROLL)
-        launch.enqueue(kernel, blocks, threads, 0, 0, launch.address(held), 0, nbytes, 0, counts)
+        launch.enqueue(kernel, blocks, threads, 0, 0, address(held), 0, nbytes, 0, counts)
 
     title = f"byte histogram of {nbytes} bytes"
     return sweep(run, [units * each for each in (1, 2, 3, 4, 6)], [256, 512, 1024], title=title)
@@ -346,7 +349,7 @@ def run_sweep(nbytes: int = DEFAULT_NBYTES) -> Any:
     help="May be repeated.",
 )
 @click.option("--nbytes", type=Size(), default=DEFAULT_NBYTES, show_default=True, help="Bytes of each text.")
-@click.option("--device", type=click.Choice(launch.DEVICES), default="auto", show_default=True)
+@click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
 @click.option("--seconds", type=SECONDS, default=1.0, show_default=True, help="Time for each contestant.")
 @click.option("--sweep", is_flag=True, help="Time the byte kernel over launch shapes instead.")
 @click.option("--plot", type=Picture(), help="Write a plot to this PNG file.")

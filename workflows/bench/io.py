@@ -27,8 +27,9 @@ from zarr.codecs import ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
+from tilewright.kernels.device_choice import resolve_device
 from tilewright.kernels.errors import DTypeError, OptionError
-from tilewright.kernels.launch import ceil_div, resolve_device
+from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.events import counted
 from tilewright.pipeline.gpu_unit import CudaUnit
 from tilewright.pipeline.layout import Lines

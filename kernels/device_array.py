@@ -1,0 +1,243 @@
+"""The way from a caller's array to a device array, and what can be done with one without a kernel: views, copies.
+
+A caller's device array is anything with ``__cuda_array_interface__`` (Numba, CuPy, PyTorch). Here it becomes
+a Numba device array over the same memory, without a copy and without making the host wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tilewright.kernels.bfloat16 import BFLOAT16, is_bfloat16
+from tilewright.kernels.deferred import cuda
+from tilewright.kernels.device_choice import SIMULATOR, current_device, device_count, driver_bindings
+from tilewright.kernels.errors import OptionError
+from tilewright.kernels.recording import ALIGNMENT
+from tilewright.kernels.streams import DEFAULT_STREAM, external_stream
+
+MAX_ALIGNMENT = ALIGNMENT
+
+
+def is_device_array(value: Any) -> bool:
+    """Whether ``value`` lives on a GPU (or, in the simulator, pretends to)."""
+    kind = type(value)
+    if getattr(kind, "__cuda_ndarray__", False):
+        return True
+    if hasattr(kind, "__cuda_array_interface__"):
+        # The class is asked, since asking an array builds its interface; PyTorch's tensors may be elsewhere.
+        return value.is_cuda if kind.__module__.partition(".")[0] == "torch" else True
+    return hasattr(value, "__cuda_array_interface__")
+
+
+class Memory(NamedTuple):
+    """Where an array lies on a device: all that a launch wants to know of it."""
+
+    pointer: int
+    """The address of the first element; 0 when it is empty."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In bytes."""
+    dtype: np.dtype
+    stream: Any
+    """The stream it was exported with, or `DEFAULT_STREAM`."""
+    read_only: bool
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def layout(self) -> tuple[tuple[int, ...], tuple[int, ...], np.dtype, int]:
+        """What a decision may depend on: shape, strides, dtype, and the address modulo `MAX_ALIGNMENT`."""
+        return self.shape, self.strides, self.dtype, self.pointer % MAX_ALIGNMENT
+
+
+def memory_of(value: Any) -> Memory:
+    """Where a device array lies. An array of another library is asked once: its answer takes it a microsecond."""
+    if getattr(value, "__cuda_ndarray__", False):
+        pointer, read_only = address(value), getattr(value, "read_only", False)
+        return Memory(pointer, value.shape, value.strides, value.dtype, value.stream, read_only)
+    if SIMULATOR:
+        return memory_of(cuda.as_cuda_array(value))
+    return _exported_memory(value, value.__cuda_array_interface__)
+
+
+def _exported_memory(owner: Any, interface: Any) -> Memory:
+    if interface.get("mask") is not None:
+        raise OptionError("masked device arrays are not supported; pass the data without its mask")
+    pointer, read_only = interface["data"]
+    dtype = _exported_dtype(owner, interface["typestr"])
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    strides = _contiguous_strides(shape, dtype.itemsize) if strides is None else tuple(strides)
+    handle = interface.get("stream")
+    stream = DEFAULT_STREAM if handle is None else external_stream(handle, current_device())
+    return Memory(pointer or 0, shape, strides, dtype, stream, read_only)
+
+
+@functools.lru_cache(maxsize=1024)
+def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = [itemsize] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+def _exported_dtype(owner: Any, typestr: str) -> np.dtype:
+    """The dtype of an exported array. The interface has no word for bfloat16: CuPy and PyTorch say ``<V2``, two bytes
+    of anything, and PyTorch 2.5 said ``<f2``; so the array itself is asked."""
+    if typestr[1:] in ("V2", "f2") and is_bfloat16(getattr(owner, "dtype", None)):
+        return BFLOAT16
+    return _dtype(typestr)
+
+
+@functools.lru_cache(maxsize=1024)
+def _dtype(typestr: str) -> np.dtype:
+    return np.dtype(typestr)
+
+
+def as_device_array(value: Any, memory: Memory | None = None) -> Any:
+    """A Numba device array over the memory of ``value``, which keeps ``value`` alive. Copies nothing.
+
+    ``memory`` is what `memory_of` said of it, where that was asked before. The exporter's stream is kept in the
+    result's ``stream``; `launch_stream` orders work after it.
+    """
+    if getattr(value, "__cuda_ndarray__", False):
+        return value
+    if SIMULATOR:
+        return cuda.as_cuda_array(value)
+    return _exported_array()(value, memory_of(value) if memory is None else memory)
+
+
+@functools.cache
+def _exported_array() -> Any:
+    """The class of `as_device_array`'s results for other libraries' arrays.
+
+    `numba.cuda.as_cuda_array` takes 20 µs for what slicing and copying may need some day. Here that is made
+    when it is asked for, and a launch needs only what the interface says.
+    """
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray
+
+    class ExportedArray(DeviceNDArray):
+        def __new__(cls, owner: Any = None, memory: Any = None, **described: Any) -> Any:
+            return super().__new__(cls) if memory is not None else DeviceNDArray(**described)
+
+        def __init__(self, owner: Any, memory: Memory) -> None:
+            self._owner = owner
+            self.pointer, self.shape, self.strides, self.dtype, self.stream, self.read_only = memory
+            self.ndim = len(self.shape)
+            self.size = memory.size
+
+        @functools.cached_property
+        def _whole(self) -> Any:
+            return cuda.as_cuda_array(self._owner, sync=False)
+
+        @functools.cached_property
+        def gpu_data(self) -> Any:
+            return self._whole.gpu_data
+
+        @functools.cached_property
+        def alloc_size(self) -> int:
+            return int(self._whole.alloc_size)
+
+        @functools.cached_property
+        def _dummy(self) -> Any:
+            return self._whole._dummy
+
+    return ExportedArray
+
+
+class DeviceRegion:
+    """Rows and columns of a device matrix, for the functions of this package; nothing is copied.
+
+    Numba's own slices list every row that is not contiguous with the next: 10 ms, in which no other thread of Python
+    runs, for 8192 of them.
+    """
+
+    def __init__(self, matrix: Any, rows: slice, columns: slice) -> None:
+        """The slices have a start and a stop, within the matrix, and no step."""
+        memory = memory_of(matrix)
+        self._matrix = matrix  # whose memory it is
+        self.dtype = memory.dtype
+        self.shape = rows.stop - rows.start, columns.stop - columns.start
+        self.strides = memory.strides
+        start = rows.start * memory.strides[0] + columns.start * memory.strides[1]
+        self.__cuda_array_interface__ = {
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": memory.dtype.str,
+            "data": (memory.pointer + start, memory.read_only),
+            "version": 3,
+        }
+
+
+def to_device(array: np.ndarray, stream: Any = DEFAULT_STREAM) -> Any:
+    """`numba.cuda.to_device` of an array whose elements fill one region of memory. Numba copies through Python's
+    buffers, which know no bfloat16: its bits travel as uint16."""
+    if array.dtype != BFLOAT16:
+        return cuda.to_device(array, stream=stream)
+    bits = cuda.to_device(array.view(np.uint16), stream=stream)
+    return strided_view(bits, bits.shape, bits.strides, BFLOAT16)
+
+
+def to_host(array: Any, target: np.ndarray, stream: Any = DEFAULT_STREAM) -> None:
+    """``copy_to_host`` of a Numba device array into a host array of the same shape, strides and dtype."""
+    if target.dtype == BFLOAT16:
+        array, target = as_signed(array), target.view(np.uint16)
+    array.copy_to_host(target, stream=stream)
+
+
+def strided_view(array: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any = None) -> Any:
+    """A Numba device array over the same memory with another shape, strides (bytes) and, if given, dtype."""
+    dtype = array.dtype if dtype is None else dtype
+    if SIMULATOR:
+        host = np.lib.stride_tricks.as_strided(array._ary.view(dtype), shape, strides)
+        return type(array)(host, stream=array.stream)
+    return type(array)(
+        shape=shape, strides=strides, dtype=dtype, stream=array.stream, gpu_data=array.gpu_data
+    )
+
+
+def transposed(array: Any) -> Any:
+    """The transpose of a two-dimensional device array as a view (``DeviceNDArray.T`` would copy it)."""
+    if SIMULATOR:
+        return array.T
+    if isinstance(array, tuple):  # a matrix that is no Numba array
+        return array.transposed()  # type: ignore[attr-defined]
+    return strided_view(array, array.shape[::-1], array.strides[::-1])
+
+
+def as_signed(argument: Any) -> Any:
+    """An argument as a signature made with `numba_type` has it: bfloat16 arrays as their bits."""
+    if getattr(argument, "dtype", None) == BFLOAT16:
+        return strided_view(argument, argument.shape, argument.strides, np.dtype(np.uint16))
+    return argument
+
+
+def address(array: Any) -> int:
+    """The address of the first element of a Numba device array; 0 when it is empty."""
+    if SIMULATOR:
+        return int(array._ary.ctypes.data)
+    pointer = getattr(array, "pointer", None)
+    return array.device_ctypes_pointer.value or 0 if pointer is None else pointer
+
+
+def alignment(pointer: int) -> int:
+    """The largest power of two, at most 128, that divides an address (bytes)."""
+    return min(pointer & -pointer, MAX_ALIGNMENT) if pointer else MAX_ALIGNMENT
+
+
+def device_index(array: Any) -> int:
+    """The number of the GPU that holds a Numba device array."""
+    if array.size == 0 or device_count() == 1:
+        return current_device()
+    driver = driver_bindings()
+    ordinal = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    error, device = driver.cuPointerGetAttribute(ordinal, address(array))
+    if error:
+        raise OptionError(f"the address {address(array):#x} is not of a GPU's memory ({error.name})")
+    return int(device)

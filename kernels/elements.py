@@ -1,0 +1,46 @@
+"""What the elements of arrays are inside a kernel, by their dtype: Numba's types, and the way to other numbers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from tilewright.kernels.bfloat16 import BFLOAT16, device_functions
+from tilewright.kernels.deferred import cuda, numba
+from tilewright.kernels.device_choice import SIMULATOR
+
+
+@functools.cache
+def conversion(dtype: np.dtype) -> Any:
+    """What makes an element of ``dtype`` of a number inside a kernel; integers wrap, as the hardware does.
+
+    On a GPU that is the Numba type itself. The simulator runs kernels as Python, where NumPy would refuse a
+    number that is out of range. bfloat16 takes a float32 and gives its bits, as `numba_type` has them.
+    """
+    if dtype == BFLOAT16:
+        return device_functions()[1]
+    if SIMULATOR:
+        return lambda value: np.asarray(value).astype(dtype)[()]
+    return numba.from_dtype(dtype)
+
+
+@functools.cache
+def reading(stored: np.dtype, number: np.dtype) -> Any:
+    """What makes a number of one dtype of an element of another inside a kernel: `conversion`, but for bfloat16."""
+    convert = conversion(number)
+    if stored != BFLOAT16:
+        return convert
+    widened, _ = device_functions()
+
+    @cuda.jit(device=True, inline="always")
+    def widen_and_convert(bits: Any) -> Any:
+        return convert(widened(bits))
+
+    return widen_and_convert
+
+
+def numba_type(dtype: np.dtype) -> Any:
+    """What a kernel takes elements of a dtype for: the Numba type of the same name; bfloat16 as its bits, uint16."""
+    return numba.uint16 if dtype == BFLOAT16 else numba.from_dtype(dtype)

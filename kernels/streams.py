@@ -1,0 +1,63 @@
+"""CUDA streams: from what a caller may pass to one of Numba's, in order behind the work of its arrays' exporters."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from tilewright.kernels.deferred import cuda
+from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.errors import OptionError
+
+DEFAULT_STREAM = 0
+LEGACY_DEFAULT_STREAM = 1
+"""How ``__cuda_array_interface__`` spells the default stream, since its 0 would be ambiguous."""
+
+
+def as_stream(stream: Any) -> Any:
+    """A Numba stream from what a caller may pass: None, a handle, or a stream of Numba, CuPy or PyTorch."""
+    if stream is None or SIMULATOR:
+        return DEFAULT_STREAM
+    for attribute in ("ptr", "cuda_stream"):  # CuPy, PyTorch
+        stream = getattr(stream, attribute, stream)
+    if isinstance(stream, int):
+        return cuda.external_stream(stream) if stream not in (0, LEGACY_DEFAULT_STREAM) else DEFAULT_STREAM
+    if not hasattr(stream, "synchronize"):
+        raise OptionError(
+            f"stream={stream!r} is not a CUDA stream; pass one of Numba, CuPy or PyTorch, its handle, or None"
+        )
+    return stream
+
+
+def _handle(stream: Any) -> int:
+    handle = int(stream) if stream else DEFAULT_STREAM
+    return DEFAULT_STREAM if handle == LEGACY_DEFAULT_STREAM else handle
+
+
+@functools.cache
+def external_stream(handle: int, device: int) -> Any:
+    return cuda.external_stream(handle)
+
+
+def launch_stream(stream: Any, arrays: Iterable[Any]) -> Any:
+    """The stream to launch on, made to wait for whatever the arrays' exporters have under way.
+
+    Without a stream of the caller's choice, work goes on the stream that the first array carrying one was
+    exported with: a kernel then runs in order with the CuPy or PyTorch work around it.
+    """
+    if SIMULATOR:
+        return DEFAULT_STREAM
+    exported = [array.stream for array in arrays if array.stream is not DEFAULT_STREAM and array.stream]
+    if stream is not None:
+        chosen = as_stream(stream)
+    elif exported:
+        chosen = exported[0] if _handle(exported[0]) else DEFAULT_STREAM
+    else:
+        return DEFAULT_STREAM
+    for other in exported:
+        if _handle(other) != _handle(chosen):
+            event = cuda.event(timing=False)
+            event.record(other)
+            event.wait(chosen)
+    return chosen
