@@ -27,7 +27,7 @@ from tilewright.kernels.gemm.residues import MODULI, PLAN_KIND, PLAN_PLANES, RES
 from tilewright.kernels.gemm.wgmma import cluster_tile
 from tilewright.kernels.gemm.wgmma_epilogue import sum_store
 from tilewright.kernels.ptx import async_copy, memory, warp_mma
-from tilewright.kernels.unroll import unroll
+from tilewright.kernels.ptx.unroll import unroll
 
 WARP = 32
 STRIP = 16

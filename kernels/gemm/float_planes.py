@@ -17,7 +17,7 @@ from numba.cuda import types
 from tilewright.kernels.gemm.residues import PLAN_KIND, PLAN_PLANES
 from tilewright.kernels.gemm.wgmma import cluster_tile
 from tilewright.kernels.ptx import floats, memory
-from tilewright.kernels.unroll import unroll
+from tilewright.kernels.ptx.unroll import unroll
 
 THREADS = 256
 QUAD = 4

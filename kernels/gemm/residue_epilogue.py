@@ -22,7 +22,7 @@ from tilewright.kernels.gemm.residues import (
     modulus_set,
 )
 from tilewright.kernels.ptx import memory
-from tilewright.kernels.unroll import unroll
+from tilewright.kernels.ptx.unroll import unroll
 
 BATCH = 3
 """Moduli whose residues are loaded together, so that the loads overlap; tables are padded with zeros to

@@ -37,7 +37,7 @@ from tilewright.kernels.gemm.warp_tiling import (
     vector_elements,
 )
 from tilewright.kernels.ptx import async_copy, memory
-from tilewright.kernels.unroll import unroll
+from tilewright.kernels.ptx.unroll import unroll
 
 
 def _copiers(itemsize: int) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -10,7 +10,7 @@ from numba.cuda import types
 
 from tilewright.kernels.gemm.wgmma_config import C_BOX_COLUMNS, C_BOX_NBYTES, C_LINE_NBYTES, Config
 from tilewright.kernels.ptx import bulk_copy, floats, memory, warp_mma
-from tilewright.kernels.unroll import unroll
+from tilewright.kernels.ptx.unroll import unroll
 
 ADDED_TOGETHER = 4
 """Groups of eight columns of C that are read before the first is added to."""

@@ -23,7 +23,7 @@ from tilewright.kernels.gemm.wgmma_config import (
     Config,
 )
 from tilewright.kernels.ptx import barriers, bulk_copy, warpgroup_mma
-from tilewright.kernels.unroll import unroll
+from tilewright.kernels.ptx.unroll import unroll
 
 ADDRESS_BITS = 0x3FFFF
 """What a descriptor keeps of a shared address: above it stands the block's rank in the cluster."""

@@ -30,7 +30,7 @@ from tilewright.kernels.gemm.wgmma_config import (
 )
 from tilewright.kernels.gemm.wgmma_mainloop import b_tile, next_place
 from tilewright.kernels.ptx import barriers, floats, memory, warpgroup_mma
-from tilewright.kernels.unroll import unroll
+from tilewright.kernels.ptx.unroll import unroll
 
 WORDS_PER_STEP = 4
 """Registers of A that one ``wgmma`` takes of a thread."""

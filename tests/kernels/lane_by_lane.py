@@ -459,9 +459,9 @@ def run(
 
 
 def replace_instructions(monkeypatch: Any, module: Any, instructions: Any) -> None:
-    """Put Python in the place of the modules of `ptx` that a kernel's module uses, and of `unroll`."""
+    """Put Python in the place of the modules of `ptx` that a kernel's module uses, and of the function `unroll`."""
     for _, name, _ in pkgutil.iter_modules(ptx.__path__):
-        if hasattr(module, name):
+        if name != "unroll" and hasattr(module, name):
             monkeypatch.setattr(module, name, instructions)
     if hasattr(module, "unroll") and hasattr(instructions, "unroll"):
         monkeypatch.setattr(module, "unroll", instructions.unroll)
