@@ -75,7 +75,7 @@ SETTINGS = (
             "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any"),
 )  # fmt: skip
 
-THREADS = {"read-threads": 12, "write-threads": 8}
+THREAD_COUNTS = {"read-threads": 12, "write-threads": 8}
 """Of one worker where nothing is said: for one GPU, of what is not encoded, more are no faster, or slower, since what
 all have under way has to stay in the CPU's cache."""
 
@@ -133,7 +133,7 @@ def get(name: str, override: Any = None) -> Any:
 
 def threads(name: str) -> int:
     """``read-threads`` or ``write-threads`` for what is not encoded. Raises as ``get`` does."""
-    return int(get(name) or THREADS[name])
+    return int(get(name) or THREAD_COUNTS[name])
 
 
 def check_all() -> None:

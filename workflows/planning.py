@@ -303,7 +303,7 @@ def _lanes(facts: list[WorkerFacts]) -> int | None:
     """
     if facts[0].device == "cpu":
         return None
-    return max(sum(config.threads(name) for name in config.THREADS), _share_of_cores(facts))
+    return max(sum(config.threads(name) for name in config.THREAD_COUNTS), _share_of_cores(facts))
 
 
 def _tile_buffers(facts: list[WorkerFacts], out: Source | None) -> int:
