@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter
@@ -44,6 +45,8 @@ from tilewright.pipeline.threads import run_all
 
 if TYPE_CHECKING:
     from tilewright.pipeline.lanes import Tally
+
+logger = logging.getLogger(__name__)
 
 TASK_BLOCKS = 64
 """Blocks of a lane, 8 MiB each, that a task on a GPU counts: Dask and a dozen threads take some milliseconds for a
@@ -513,9 +516,13 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int) -> _Part 
         try:
             text = stack.enter_context(borrowed_text(piece, kind))
         except Exception as error:
-            if is_out_of_memory(error):
-                return None
-            raise
+            if not is_out_of_memory(error):
+                raise
+            logger.warning(
+                "the GPU has no room for %s of text: it is counted block by block",
+                format_nbytes(piece.nbytes),
+            )
+            return None
         try:
             upload = text.upload(threads)
             moves = run_all(_pool(threads), [move] * min(threads, upload.blocks))

@@ -110,7 +110,7 @@ def test_lanes_and_tallies_are_kept(client: Client, large: Path) -> None:
 
 
 def test_text_that_the_gpu_has_no_room_for_is_counted_block_by_block(
-    client: Client, large: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, large: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from tilewright.pipeline import lanes
 
@@ -118,6 +118,7 @@ def test_text_that_the_gpu_has_no_room_for_is_counted_block_by_block(
     monkeypatch.setattr(lanes, "TEXT_STEP_NBYTES", 2**42)  # more than any GPU has
     on_both(client, sorted(large.glob("*.txt")), "bigram", False)
     assert not lanes._spare_texts
+    assert "the GPU has no room for" in caplog.text
     monkeypatch.undo()
     on_both(client, sorted(large.glob("*.txt")), "bigram", False)
     assert lanes._spare_texts
