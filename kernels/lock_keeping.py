@@ -79,11 +79,6 @@ class LockKeepingStream:
         if self._driver is None or self._driver.cuEventQuery(int(event.handle)):
             event.synchronize()
 
-    def synchronize(self) -> None:
-        """Wait on the host until all that was enqueued is done; what is done by now keeps the lock too."""
-        if self._driver is None or self._driver.cuStreamQuery(self._handle):
-            self._stream.synchronize()
-
 
 @functools.cache
 def _lock_keeping_driver() -> ctypes.PyDLL:
@@ -96,5 +91,4 @@ def _lock_keeping_driver() -> ctypes.PyDLL:
     library.cuEventRecord.argtypes = [place, place]
     library.cuStreamWaitEvent.argtypes = [place, place, number]
     library.cuEventQuery.argtypes = [place]
-    library.cuStreamQuery.argtypes = [place]
     return library

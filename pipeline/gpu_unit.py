@@ -18,7 +18,6 @@ import zarr
 from tilewright.kernels import peer_memory
 from tilewright.kernels.device_array import address
 from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
-from tilewright.kernels.lock_keeping import LockKeepingStream
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
 from tilewright.pipeline.loading import Loading, Move
@@ -64,7 +63,6 @@ class _Lane:
         self._passed = cuda.event(timing=False), cuda.event(timing=False)
         self._turn = 0
         self.stream = cuda.stream()
-        self.keeping = LockKeepingStream(self.stream)
         self.words = lane_words(self._blocks, self._passed, self.stream)
         """The same for loops outside the interpreter."""
 
@@ -240,7 +238,7 @@ class CudaUnit:
         self._cuda.current_context()
         # What other threads send through the same lanes by now is waited for as far as it has come.
         for lane in dict.fromkeys(used):
-            lane.keeping.synchronize()
+            lane.stream.synchronize()
 
     def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
         return multiply(self._product, a, b, tile, accumulate, self._compute_stream)

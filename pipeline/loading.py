@@ -62,10 +62,6 @@ class LoadsUnderWay:
             good = False
         tell(there, good)
 
-    def arrived(self) -> bool:
-        """Whether `finish` has nothing to wait for but what was sent last, or what is left to read."""
-        return all(load.done() for load in self._futures) and all(told.done() for told in self._told)
-
     def finish(self) -> list[Move]:
         """Wait until everything is in its place, or, after an error too, nothing is on its way there any more.
 

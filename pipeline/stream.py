@@ -147,8 +147,6 @@ class _Coming:
     """The same, for those who wait for it."""
     brought: Callable[[], _Brought]
     """Waits until both panels are whole; raises what reading raised."""
-    arrived: Callable[[], bool]
-    """Whether that takes no time worth mentioning."""
     clock: _Clock = field(default_factory=_Clock)
     ends: list[_End] = field(default_factory=list)
 
@@ -316,8 +314,7 @@ class Engine:
                 except BaseException as error:
                     job.error = error  # if this thread ended, no tile would ever get an answer
             for start, stop in self._plan.panels(job.part):
-                # The first panels of all are waited for: they are handed on before others are begun.
-                while coming and (coming[0].arrived() or not self._may_begin(coming, job.tile, start)):
+                while coming and not self._may_begin(coming, job.tile, start):
                     self._hand_on(coming.popleft())
                 if self._abandoned:
                     job.error = CancelledError()
@@ -379,20 +376,16 @@ class Engine:
                     # Also where all of it is read here: others must not wait for what comes with it, or before it.
                     given = buffer.arrival.exported is not None
                     loadings.append(replace(loading, there=buffer.arrival.own_there if given else None))
-            loads = LoadsUnderWay(self._readers, loadings)
-            bring = partial(self._bring, job, loads, foreign, arrivals)
+            bring = partial(self._bring, job, LoadsUnderWay(self._readers, loadings), foreign, arrivals)
             brought: Callable[[], _Brought] = bring
-            arrived = loads.arrived
             if foreign:
                 # Others take their time to answer: meanwhile the panels before these are waited for.
-                arrived = bool  # not yet
                 with suppress(RuntimeError):  # no thread to be had: then they are asked behind those
-                    taking = submitted(self._takers, bring)
-                    brought, arrived = taking.result, taking.done
+                    brought = submitted(self._takers, bring).result
         except BaseException:
             self._give_back(taken, missing, arrivals)
             raise
-        return _Coming(_Panel(job, stop - start, *taken), missing, arrivals, brought, arrived)
+        return _Coming(_Panel(job, stop - start, *taken), missing, arrivals, brought)
 
     def _shared_out(
         self, operand: _Operand, key: Key, region: tuple[slice, slice], buffer: Buffer, sharers: Sequence[str]

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -23,7 +23,7 @@ from tilewright.pipeline.engines import store_sum
 from tilewright.pipeline.execute import covered
 from tilewright.pipeline.gpu_unit import CudaUnit
 from tilewright.pipeline.layout import LINE_NBYTES
-from tilewright.pipeline.loading import LoadsUnderWay, Move
+from tilewright.pipeline.loading import Move
 from tilewright.pipeline.panels import Placed
 from tilewright.pipeline.plan import MatmulPlan, Tile, plan_tiles
 from tilewright.pipeline.product import Product
@@ -248,34 +248,6 @@ def test_the_next_panel_is_begun_while_one_is_still_coming(
     in_parallel(worker, plan)
     assert gate.met
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
-
-
-def test_panels_that_have_come_are_multiplied_before_others_are_begun(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker, plan, _ = engine(1_000_000)
-    begin, multiply, arrive = Engine._begin, HostUnit.multiply, LoadsUnderWay.__init__
-    begun, multiplied = [0], threading.Event()
-
-    def arriving(self: LoadsUnderWay, *arguments: Any) -> None:
-        arrive(self, *arguments)
-        wait(self._futures)
-
-    def beginning(*arguments: Any) -> Any:
-        begun[0] += 1
-        assert begun[0] == 1 or multiplied.wait(20)
-        return begin(*arguments)
-
-    def multiplying(*arguments: Any, **options: Any) -> Any:
-        multiplied.set()
-        return multiply(*arguments, **options)
-
-    monkeypatch.setattr(LoadsUnderWay, "__init__", arriving)
-    monkeypatch.setattr(Engine, "_begin", beginning)
-    monkeypatch.setattr(HostUnit, "multiply", multiplying)
-    worker.multiply(next(plan.tiles()))
-    assert plan.panel_count > 1
-    assert begun[0] == plan.panel_count
 
 
 @pytest.mark.parametrize("depth", [20, K])
