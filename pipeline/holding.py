@@ -93,8 +93,12 @@ def _read_counts(
     if workers > 1:
         return a_reads, (rows,) * columns
     last, first = rows // 2, (rows - 1) // 2  # turns at the end of the columns, and at their beginning
-    return a_reads, tuple(
-        rows - last * (column >= columns - kept) - first * (column < kept) for column in range(columns)
+    at_one = min(kept, columns - kept)
+    between = rows if 2 * kept <= columns else rows - first - last  # held at neither, or at both
+    return a_reads, (
+        *(rows - first,) * at_one,
+        *(between,) * (columns - 2 * at_one),
+        *(rows - last,) * at_one,
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -107,14 +108,22 @@ def panel_depth(
             return math.inf
         return reads(a, b, memory, geometry, hold(memory, geometry, ceil_div(k, depth), 1))[1]
 
+    def once(depth: int) -> int:
+        """What tiles of all rows and columns would decode: the least at this depth."""
+        return m * a.touched(1, depth) * items[0] + n * b.touched(0, depth) * items[1]
+
     enough = DEPTH_COST * decoded(aimed)
     if enough < a.nbytes + b.nbytes:
         return aimed
     steps = {a.step(1), b.step(0)}
     others = {step * count for step in steps for count in (1, 2, 4)}
     others |= {ceil_div(step, 2**halvings) for step in (*steps, aimed) for halvings in range(1, 7)}
-    costs = {depth: decoded(depth) for depth in others if depth < aimed}
-    enough = min(enough, CELL_COST * min(costs.values(), default=math.inf))
+    costs: dict[int, float] = {}
+    for least, depth in sorted((once(depth), depth) for depth in others if depth < aimed):
+        if least > enough:
+            break  # and those behind it cut no fewer chunks
+        costs[depth] = decoded(depth)
+        enough = min(enough, CELL_COST * costs[depth])
     return max((depth for depth, cost in costs.items() if cost <= enough), default=aimed)
 
 
@@ -210,7 +219,8 @@ def best_geometry(
             return _search_grid(a, b, held, limits.device_nbytes, cell, wanted, k_parts=k_parts)
 
         if exact:
-            best = search(c_unit, limits.workers, k_parts=k_parts)
+            alone = limits.workers == best.k_parts == least.k_parts == 1
+            best = least if alone else search(c_unit, limits.workers, k_parts=k_parts)
         elif cell := _best_cell(m, n, c_unit, least, in_cells):
             best = in_cells(cell, limits.workers)
     if best is None:
@@ -296,18 +306,30 @@ def _search_grid(
         seen = rows
         rows = min(rows, m)
         actual_rows = ceil_div(m, rows)
+        if best is not None and (m * item_a + n * item_b * actual_rows) * k > best[0]:
+            break  # lower tiles read more of B
         most = memory.most_columns(rows, nbytes, 1)
         if most < unit_columns:
             continue
         fewest = ceil_div(column_units, most // unit_columns) if most < n else 1
-        enough = 0
-        for grid_columns in range(fewest, column_units + 1):
+        grids = range(fewest, column_units + 1)
+
+        def fits(grid_columns: int, rows: int = rows) -> bool:
             columns = min(ceil_div(column_units, grid_columns) * unit_columns, n)
+            return memory.nbytes(rows, columns, 1) <= nbytes
+
+        if not fits(fewest):  # for aligned lines, or the workspace: narrower ones take less
+            grids = grids[bisect_left(grids, True, key=fits) :]
+        enough = 0
+        for grid_columns in grids:
+            columns = min(ceil_div(column_units, grid_columns) * unit_columns, n)
+            actual_columns = ceil_div(n, columns)
+            read = m * k * item_a * actual_columns + n * k * item_b * actual_rows
+            if best is not None and read > best[0]:
+                break  # and narrower ones more of A
             if memory.nbytes(rows, columns, 1) > nbytes:
                 continue
-            actual_columns = ceil_div(n, columns)
             count = actual_rows * actual_columns
-            read = m * k * item_a * actual_columns + n * k * item_b * actual_rows
             row_stride, column_stride = memory.strides(rows, columns)
             more_a = a_line * a.touched(0, row_stride) - m * k * item_a
             more_b = b_line * b.touched(1, column_stride) - n * k * item_b

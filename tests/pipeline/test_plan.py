@@ -15,7 +15,7 @@ from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import tiling
 from tilewright.pipeline.errors import PlanError, ShapeError
-from tilewright.pipeline.layout import LINE_NBYTES, PANEL_BUFFERS
+from tilewright.pipeline.layout import LINE_NBYTES, PANEL_BUFFERS, Memory
 from tilewright.pipeline.panels import PanelCache
 from tilewright.pipeline.plan import (
     CODER_NBYTES,
@@ -368,6 +368,19 @@ def test_tiles_follow_chunks_so_that_little_is_decoded(
     assert {plan_tiles(a, b, F4, c_unit, Limits(n, nbytes)).panel_depth for n in (2, 4, 9)} == {
         plan.panel_depth
     }
+
+
+def test_a_plan_of_millions_of_chunks_tries_few_tiles() -> None:
+    side, dtype = 10**6, np.dtype("i8")
+    a = b = matrix(side, side, (500, 300), dtype)
+    workspace = partial(
+        workspace_nbytes, dtype=dtype, precision="full", parent=Parent(side, side, side, False, False)
+    )
+    limits = Limits(1, 2**26, workspace_nbytes=workspace, line_nbytes=LINE_NBYTES)
+    with mock.patch.object(Memory, "nbytes", autospec=True, side_effect=Memory.nbytes) as tried:
+        plan_tiles(a, b, dtype, (500, 300), limits)
+    # Every depth and width one by one would be 1.1 million, half a minute.
+    assert tried.call_count < 50_000
 
 
 def test_plain_chunks_are_not_cut_where_whole_ones_fit() -> None:
