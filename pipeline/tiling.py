@@ -35,6 +35,10 @@ CELL_COST = 1.04
 DEPTH_COST = 0.9
 """Panels are less deep than aimed at only if so much less, at most, is then read."""
 
+FEW_WORKERS = 1, 2, 4
+"""What must not follow the workers, as cells and the depth of panels, is chosen for all of these. What one worker holds
+and reads once, each of several reads for itself."""
+
 FEW_TILES = 4
 """Where memory cuts C into so many tiles, more of them are not worth what would be read for them."""
 
@@ -93,37 +97,43 @@ def panel_depth(
     """The depth of a panel: whole k-chunks of both operands, near the size aimed at, within memory.
 
     Of chunks that are decoded, it is less where much less is decoded then: memory that panels leave goes to tiles, and
-    k-chunks may be so long before they meet that tiles would be small.
+    k-chunks may be so long before they meet that tiles would be small. It has to be less for a few workers in all,
+    and more for none of their numbers, however many there are: the depth decides how sums are rounded.
     """
     m, n, k = a.rows, b.columns, a.columns
     aimed = _depth_aimed_at(a, b, items, transposed, c_unit, limits)
     if (a.plain and b.plain) or 0 in (m, n, k):
         return aimed
 
-    def decoded(depth: int) -> float:
+    def decoded(depth: int) -> list[float]:
+        """Bytes that are decoded by as many as each of `FEW_WORKERS` says, with the tiles of one."""
         memory = Memory((m, n), items, depth, transposed, limits)
         # As though sums were exact: without cells, which cost more to find than all the rest.
         geometry = best_geometry(a, b, c_unit, memory, replace(limits, workers=1), exact=True)
         if geometry is None:
-            return math.inf
-        return reads(a, b, memory, geometry, hold(memory, geometry, ceil_div(k, depth), 1))[1]
+            return [math.inf] * len(FEW_WORKERS)
+        held = (hold(memory, geometry, ceil_div(k, depth), workers) for workers in FEW_WORKERS)
+        return [reads(a, b, memory, geometry, one)[1] for one in held]
 
     def once(depth: int) -> int:
         """What tiles of all rows and columns would decode: the least at this depth."""
         return m * a.touched(1, depth) * items[0] + n * b.touched(0, depth) * items[1]
 
-    enough = DEPTH_COST * decoded(aimed)
-    if enough < a.nbytes + b.nbytes:
+    at_aimed = decoded(aimed)
+    enough = DEPTH_COST * sum(at_aimed)
+    if enough < len(FEW_WORKERS) * (a.nbytes + b.nbytes):
         return aimed
     steps = {a.step(1), b.step(0)}
     others = {step * count for step in steps for count in (1, 2, 4)}
     others |= {ceil_div(step, 2**halvings) for step in (*steps, aimed) for halvings in range(1, 7)}
     costs: dict[int, float] = {}
     for least, depth in sorted((once(depth), depth) for depth in others if depth < aimed):
-        if least > enough:
+        if len(FEW_WORKERS) * least > enough:
             break  # and those behind it cut no fewer chunks
-        costs[depth] = decoded(depth)
-        enough = min(enough, CELL_COST * costs[depth])
+        for_each = decoded(depth)
+        if all(new <= old for new, old in zip(for_each, at_aimed, strict=True)):
+            costs[depth] = sum(for_each)
+            enough = min(enough, CELL_COST * costs[depth])
     return max((depth for depth, cost in costs.items() if cost <= enough), default=aimed)
 
 
@@ -249,7 +259,7 @@ def _best_cell(
 
     costs: dict[tuple[int, int], float] = {}
     for cell in itertools.product(sorted(sides[0]), sorted(sides[1])):
-        grids = [search((cell[0], cell[1]), workers) for workers in (1, 2, 4)]
+        grids = [search((cell[0], cell[1]), workers) for workers in FEW_WORKERS]
         costs[cell[0], cell[1]] = sum(math.inf if grid is None else grid.cost for grid in grids)
     least = min(costs.values())
     if least == math.inf:

@@ -370,6 +370,15 @@ def test_tiles_follow_chunks_so_that_little_is_decoded(
     }
 
 
+@pytest.mark.parametrize("mebibytes", [900, 1000, 1100])
+def test_panels_are_not_cut_for_what_one_worker_alone_would_hold(mebibytes: int) -> None:
+    a = b = matrix(20000, 20000, (512, 512), np.dtype("f2"))
+    for workers in (1, 2, 4):
+        plan = plan_tiles(a, b, np.dtype("f2"), (512, 512), Limits(workers, mebibytes * 2**20))
+        assert plan.grid == (2, 2)
+        assert plan.decoded_nbytes == 2 * (a.nbytes + b.nbytes)
+
+
 def test_a_plan_of_millions_of_chunks_tries_few_tiles() -> None:
     side, dtype = 10**6, np.dtype("i8")
     a = b = matrix(side, side, (500, 300), dtype)
