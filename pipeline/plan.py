@@ -282,7 +282,7 @@ class MatmulPlan:
                     (
                         f"do not line up: {format_nbytes(self.decoded_nbytes)} are decoded for"
                         f" {format_nbytes(self.read_nbytes)} used (+{waste:.0%});"
-                        f" chunk A along k as B is, where they differ, or {other}"
+                        f" chunk A along k as B is, where they differ, or both finer, or {other}"
                     ),
                 )
             )

@@ -60,24 +60,20 @@ LEAST_CHUNK_NBYTES = 2**20
 MOST_CHUNK_NBYTES = 2**26
 """The stored pieces of an output that we create are kept between these, whatever the inputs' chunks are."""
 SMALL_CHUNK_NBYTES = 2**12
-"""Where memory holds none of those, they are kept above this: what a file takes up at least."""
+"""Where memory is less than eight of those, they are kept above this: what a file takes up at least."""
 
 
-def output_chunks(
-    a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int, *, small: bool = False
-) -> tuple[int, int]:
+def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int) -> tuple[int, int]:
     """Chunk sides for a new C: those of A's rows and B's columns, kept between 1 and 64 MiB a chunk.
 
-    A chunk is also kept to an eighth of the memory that tiles and panels get, since a tile is at least a chunk. Where
-    memory holds no tile of 1 MiB, ``small`` ones are kept to that down to 4 KiB.
+    A chunk is also kept to an eighth of the memory that tiles and panels get, down to 4 KiB: a tile is at least a
+    chunk, and panels that have little room beside it are shallow, so that chunks are decoded again and again.
     """
-    least = SMALL_CHUNK_NBYTES if small else LEAST_CHUNK_NBYTES
-    most = max(least, min(MOST_CHUNK_NBYTES, memory_nbytes // 8))
+    most = max(SMALL_CHUNK_NBYTES, min(MOST_CHUNK_NBYTES, memory_nbytes // 8))
+    least = min(LEAST_CHUNK_NBYTES, most)
     sides = [max(1, min(a.unit[0], a.rows)), max(1, min(b.unit[1], b.columns))]
     limits = (max(1, a.rows), max(1, b.columns))
-    while sides[0] * sides[1] * itemsize < LEAST_CHUNK_NBYTES and (
-        sides[0] < limits[0] or sides[1] < limits[1]
-    ):
+    while sides[0] * sides[1] * itemsize < least and (sides[0] < limits[0] or sides[1] < limits[1]):
         grow = 0 if (sides[0] <= sides[1] and sides[0] < limits[0]) or sides[1] >= limits[1] else 1
         sides[grow] = min(2 * sides[grow], limits[grow])
     while sides[0] * sides[1] * itemsize > most:
@@ -350,7 +346,12 @@ def _search_grid(
                 longer = ceil_div(tasks, wanted) * wanted * rows * columns / (m * n) / parts
                 sums = SUM_COST * 2 * parts * m * n * item_c if parts > 1 else 0
                 all_read = read + sums
-                if (more_a or more_b) and (best is None or all_read * longer <= best[0]):
+                # A CPU multiplies for so long that fewer tiles, or workers, are not worth what is decoded twice.
+                if (
+                    (more_a or more_b)
+                    and not memory.limits.on_host
+                    and (best is None or all_read * longer <= best[0])
+                ):
                     geometry = Geometry(rows, columns, memory.depth, parts, rows, columns)
                     held = hold(memory, geometry, panel_count, 1)
                     all_read += more_a * held.a_reads + more_b * sum(held.b_reads) // actual_columns

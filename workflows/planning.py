@@ -25,7 +25,7 @@ from tilewright.pipeline.events import ignore, on_waiting
 from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.ledger import Past
 from tilewright.pipeline.output import check_given_output
-from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, fitting_unit, plan_tiles
+from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.region_write import encoders_nbytes
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import await_workers, survey
@@ -169,8 +169,6 @@ def plan_for(
         c_unit = (unit[0], unit[1])
     else:
         c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
-        if fitting_unit(a, b, c_dtype, c_unit, limits, (transpose_a, transpose_b)) != c_unit:
-            c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes, small=True)
     given = out if isinstance(out, zarr.Array) else None
     coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
     limits = replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -388,7 +389,7 @@ def test_a_plan_of_millions_of_chunks_tries_few_tiles() -> None:
     limits = Limits(1, 2**26, workspace_nbytes=workspace, line_nbytes=LINE_NBYTES)
     with mock.patch.object(Memory, "nbytes", autospec=True, side_effect=Memory.nbytes) as tried:
         plan_tiles(a, b, dtype, (500, 300), limits)
-    # Every depth and width one by one would be 1.1 million, half a minute.
+    # Every depth and width one by one would be 1.1 million.
     assert tried.call_count < 50_000
 
 
@@ -641,17 +642,30 @@ def test_chunks_of_an_output_are_neither_tiny_nor_huge(
 ) -> None:
     dtype = np.dtype(f"V{itemsize}")
     a, b = StoredMatrix(5000, 9, dtype, units[:2]), StoredMatrix(9, 4000, dtype, units[2:])
-    for memory in (2**20, 2**25, 2**40):
+    for memory in (1, 2**10, 2**17, 2**20, 2**23, 2**25, 2**40):
         rows, columns = tiling.output_chunks(a, b, itemsize, memory)
         assert 1 <= rows <= 5000
         assert 1 <= columns <= 4000
-        most = max(tiling.LEAST_CHUNK_NBYTES, min(tiling.MOST_CHUNK_NBYTES, memory // 8))
-        assert rows * columns * itemsize >= tiling.LEAST_CHUNK_NBYTES // 2
-        assert rows * columns * itemsize <= most
-    for memory in (1, 2**10, 2**17, 2**20):
-        rows, columns = tiling.output_chunks(a, b, itemsize, memory, small=True)
-        most = max(tiling.SMALL_CHUNK_NBYTES, memory // 8)
-        assert most // 8 <= rows * columns * itemsize <= most
+        most = max(tiling.SMALL_CHUNK_NBYTES, min(tiling.MOST_CHUNK_NBYTES, memory // 8))
+        least = min(tiling.LEAST_CHUNK_NBYTES // 2, most // 8)
+        assert least <= rows * columns * itemsize <= most
+
+
+@pytest.mark.parametrize(
+    ("a_unit", "b_unit"), [((77, 131), (1000, 50)), ((1200, 50), (1000, 50)), ((64, 1000), (64, 900))]
+)
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_little_more_memory_never_makes_a_plan_much_worse(
+    a_unit: tuple[int, int], b_unit: tuple[int, int], plain: bool
+) -> None:
+    a = replace(matrix(1200, 1000, a_unit), plain=plain)
+    b = replace(matrix(1000, 900, b_unit), plain=plain)
+    least = math.inf
+    for nbytes in range(300_000, 2_400_000, 100_000):
+        c_unit = tiling.output_chunks(a, b, 4, nbytes)
+        decoded = plan_tiles(a, b, F4, c_unit, Limits(1, nbytes, on_host=True)).decoded_nbytes
+        assert decoded < 2 * least, nbytes
+        least = min(least, decoded)
 
 
 def test_who_is_told_of_chunks_that_do_not_line_up_hears_what_would_help() -> None:
