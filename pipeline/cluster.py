@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import dask
 import yaml
+from dask.utils import parse_timedelta
 from distributed import Client, LocalCluster, Nanny, Worker
 from distributed.core import Server
 from distributed.utils import LoopRunner, sync
@@ -60,6 +61,9 @@ def _keys_of(*takers: type) -> frozenset[str]:
 
 CLUSTER_KEYS = _keys_of(LocalCluster, Nanny, Worker, Server)
 """What a profile may say of a cluster on this host: the class hands on what it does not take itself."""
+
+CLIENT_KEYS = _keys_of(Client) - {"loop", "asynchronous", "kwargs"}
+"""What a profile may say of the way to a running scheduler."""
 
 PROFILER_HANGS = (3, 11) <= sys.version_info < (3, 11, 9)
 """Whether this Python may hang for good under Dask's sampling profiler, which asks for the frames of all threads a
@@ -190,6 +194,8 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     kind = profile.pop("kind")
     if kind == "existing":
         return _connect(stack, called, profile)
+    if profile.get("processes", True) is None:
+        del profile["processes"]  # nothing said: each kind has its own
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # Its own workers would import it once more, and so on; the first process would wait for all of them.
         raise ClusterError(f"{called}: {UNGUARDED}")
@@ -251,11 +257,8 @@ def _check_keys(called: str, kind: str, options: dict[str, Any]) -> None:
         from dask_cuda import LocalCUDACluster
 
         known |= _keys_of(LocalCUDACluster)
-    unknown = sorted(str(key) for key in options if key not in known)
-    if unknown and "worker_class" not in options:
-        near = get_close_matches(unknown[0], known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ClusterError(f"{called}: the cluster has no option {unknown[0]!r}{hint}")
+    if "worker_class" not in options:
+        _check_known(f"{called}: the cluster", known, options)
     if options.get("asynchronous"):
         raise ClusterError(
             f"{called}: asynchronous: {options['asynchronous']!r} would have nobody wait for the cluster; leave it out"
@@ -265,6 +268,14 @@ def _check_keys(called: str, kind: str, options: dict[str, Any]) -> None:
             f"{called}: processes: {options['processes']!r} does not go with kind {kind}, whose workers are processes;"
             " leave it out, or take kind local, which is a worker in this process"
         )
+
+
+def _check_known(whose: str, known: Set[str], options: Iterable[Any]) -> None:
+    unknown = sorted(str(key) for key in options if key not in known)
+    if unknown:
+        near = get_close_matches(unknown[0], known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ClusterError(f"{whose} has no option {unknown[0]!r}{hint}")
 
 
 def _refused(called: str, profile: dict[str, Any], error: BaseException) -> ClusterError:
@@ -372,11 +383,23 @@ def _cuda_cluster(options: dict[str, Any]) -> Any:
 
 def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
     options = {key: value for key, value in options.items() if value is not None}
+    _check_known(f"{called}: a client", CLIENT_KEYS, options)
+    if options.get("address") and options.get("scheduler_file"):
+        raise ClusterError(
+            f"{called} says address, {options['address']}, and scheduler_file, {options['scheduler_file']}; leave one"
+            " away"
+        )
     if not options.get("address") and not options.get("scheduler_file"):
         raise ClusterError(
             f"{called} says neither address nor scheduler_file; set one in your cluster.yaml, or pass the scheduler's"
             " address in place of a profile"
         )
+    try:
+        parse_timedelta(options.get("timeout", CONNECT_SECONDS))
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise ClusterError(
+            f"{called}: timeout: {options['timeout']!r} is no time, such as 30 or 1 min"
+        ) from error
     scheduler_file = options.get("scheduler_file")
     if scheduler_file and not Path(scheduler_file).is_file():
         raise ClusterError(f"{called}: there is no scheduler file at {scheduler_file}; is the scheduler up?")

@@ -71,18 +71,23 @@ def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.
             pass
     Path("cluster.yaml").write_text(
         "profiles: {site: {kind: existing}, odd: {kind: local, n_wrokers: 3},"
-        " promised: {kind: cpu, asynchronous: true}, threads: {kind: cpu, processes: false}}"
+        " promised: {kind: cpu, asynchronous: true}, threads: {kind: cpu, processes: false},"
+        " near: {kind: existing, adress: 'tcp://there:1'}, slow: {kind: existing, address: 'tcp://there:1',"
+        " timeout: soon}, both: {kind: existing, address: 'tcp://there:1', scheduler_file: f.json}}"
     )
     for name, said in (
         (
             "gpu",
-            f"{known}, odd, promised, site, threads, the built-in ones and those of cluster.yaml: choose one, or",
+            "local, near, odd, promised, site, slow, threads, the built-in ones and those of cluster.yaml: choose one",
         ),
         ("site", f"profile 'site' of cluster.yaml {empty}"),
         (
             "odd",
             "profile 'odd' of cluster.yaml: the cluster has no option 'n_wrokers'; did you mean 'n_workers'?",
         ),
+        ("near", "'near' of cluster.yaml: a client has no option 'adress'; did you mean 'address'?"),
+        ("slow", "'slow' of cluster.yaml: timeout: 'soon' is no time, such as 30"),
+        ("both", "'both' of cluster.yaml says address, tcp://there:1, and scheduler_file, f.json; leave one"),
         ("promised", "profile 'promised' of cluster.yaml: asynchronous: True would have nobody wait"),
         ("threads", "profile 'threads' of cluster.yaml: processes: False does not go with kind cpu, whose"),
     ):
@@ -94,6 +99,13 @@ def test_a_client_is_used_and_left_open(client: Client) -> None:
     with open_cluster(client) as same:
         assert same is client
     assert client.status == "running"
+
+
+@pytest.mark.parametrize(("kind", "scheme"), [("local", "inproc"), ("cpu", "tcp")])
+def test_what_a_profile_leaves_open_is_as_if_it_said_nothing(kind: str, scheme: str, tmp_path: Path) -> None:
+    path = profile_file(tmp_path, one={"kind": kind, "n_workers": 1, "processes": None})
+    with open_cluster("one", path) as client:
+        assert [address.partition("://")[0] for address in client.nthreads()] == [scheme]
 
 
 def test_options_reach_the_cluster_under_their_own_names(tmp_path: Path) -> None:
