@@ -42,7 +42,7 @@ def test_the_stored_product_is_numpys(
         transpose_b=transpose_b,
         cluster="local",
         device="cuda",
-        device_memory=1_500_000 * np.dtype(dtype).itemsize // 4,
+        device_memory=1_000_000 * np.dtype(dtype).itemsize // 4,
     )
     assert run.plan.tile_count > 1
     assert run.device != "CPU"
