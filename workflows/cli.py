@@ -225,7 +225,14 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 
 @cli.command()
 @click.argument("corpus", nargs=-1, required=True)
-@click.option("--by", type=click.Choice(KINDS), default="byte", show_default=True, help="What is counted.")
+@click.option(
+    "--by",
+    type=click.Choice(KINDS),
+    default="byte",
+    show_default=True,
+    help="What is counted: letters are A to Z, in either case; bigrams pairs of bytes; codepoints Unicode characters,"
+    " with U+FFFD where the bytes are no UTF-8.",
+)
 @click.option("--per-document", is_flag=True, help="One row of counts for each document.")
 @click.option(
     "--raw", is_flag=True, help="Count .gz, .bz2, .xz and .zst files as stored, without decompressing them."

@@ -453,6 +453,7 @@ def test_a_product_whose_workers_are_lost_gives_notice_and_goes_on(
     monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)  # results too are to come within it
     monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
     monkeypatch.setattr(tiling, "LEAST_CHUNK_NBYTES", 1)
+    monkeypatch.setattr(tiling, "SMALL_CHUNK_NBYTES", 1)
     monkeypatch.setattr(tiling, "MOST_CHUNK_NBYTES", 1024)
     ones = zarr.create_array(tmp_path / "a", shape=(64, 64), chunks=(16, 16), dtype="f4")
     ones[...] = 1

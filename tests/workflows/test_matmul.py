@@ -156,6 +156,7 @@ def many_tiles(folder: Path) -> zarr.Array[Any]:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs in pieces of at most 1 KiB, so that a small product has many tiles and can be stopped in between."""
     monkeypatch.setattr(tiling, "LEAST_CHUNK_NBYTES", 1)
+    monkeypatch.setattr(tiling, "SMALL_CHUNK_NBYTES", 1)
     monkeypatch.setattr(tiling, "MOST_CHUNK_NBYTES", 1024)
 
 
