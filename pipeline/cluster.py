@@ -59,7 +59,7 @@ def _keys_of(*takers: type) -> frozenset[str]:
     return frozenset(name for taker in takers for name in inspect.signature(taker).parameters)
 
 
-CLUSTER_KEYS = _keys_of(LocalCluster, Nanny, Worker, Server)
+CLUSTER_KEYS = _keys_of(LocalCluster, Nanny, Worker, Server) - {"loop"}
 """What a profile may say of a cluster on this host: the class hands on what it does not take itself."""
 
 CLIENT_KEYS = _keys_of(Client) - {"loop", "asynchronous", "kwargs"}
@@ -227,14 +227,23 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         else:
             with starting_workers():
                 server = _cuda_cluster(profile)
-    except (TypeError, ValueError, ImportError) as error:  # some options need libraries of their own
-        raise _refused(called, profile, error) from error
     except TilewrightError:
         raise
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        OSError,
+        ImportError,
+    ) as error:  # libraries that an option needs
+        raise _refused(called, profile, error) from error
     except RuntimeError as error:
         if isinstance(error.__cause__, (TypeError, ValueError)):  # a worker refused them
             raise _refused(called, profile, error.__cause__) from error
-        raise ClusterError(f"{called}: its worker processes did not start ({error}); {UNGUARDED}") from error
+        root = _root_of(error)
+        why = str(error) if str(root) in str(error) else f"{error} {type(root).__name__}: {root}"
+        hint = f"; {UNGUARDED}" if _started_by_a_script() else ""
+        raise ClusterError(f"{called}: its worker processes did not start ({why}){hint}") from error
     return stack.enter_context(client_of(server))
 
 
@@ -276,6 +285,21 @@ def _check_known(whose: str, known: Set[str], options: Iterable[Any]) -> None:
         near = get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ClusterError(f"{whose} has no option {unknown[0]!r}{hint}")
+
+
+def _root_of(error: BaseException) -> BaseException:
+    """What an error was raised because of, at the beginning."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
+
+
+def _started_by_a_script() -> bool:
+    """Whether this process runs a user's script, which its worker processes import, and not the command."""
+    main = sys.modules["__main__"]
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    ours = spec is not None and spec.name.startswith("tilewright.")
+    return file is not None and not ours and Path(file).stem not in ("tilewright", "dask")
 
 
 def _refused(called: str, profile: dict[str, Any], error: BaseException) -> ClusterError:

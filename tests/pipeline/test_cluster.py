@@ -108,6 +108,23 @@ def test_what_a_profile_leaves_open_is_as_if_it_said_nothing(kind: str, scheme: 
         assert [address.partition("://")[0] for address in client.nthreads()] == [scheme]
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"protocol": "ftp://"}, r"did not start \(.*unknown address scheme 'ftp'"),
+        (
+            {"local_directory": "/proc/none"},
+            r"refused its options .*: .*No such file or directory: '/proc/none'",
+        ),
+        ({"loop": "x"}, "has no option 'loop'"),
+    ],
+)
+def test_why_a_cluster_does_not_start_is_said(option: dict[str, str], said: str, tmp_path: Path) -> None:
+    path = profile_file(tmp_path, odd={"kind": "cpu", "n_workers": 1} | option)
+    with pytest.raises(ClusterError, match=said):
+        open_cluster("odd", path).__enter__()
+
+
 def test_options_reach_the_cluster_under_their_own_names(tmp_path: Path) -> None:
     path = profile_file(tmp_path, two={"kind": "local", "n_workers": 2, "threads_per_worker": 3})
     with open_cluster("two", path) as own:
