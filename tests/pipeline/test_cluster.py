@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +110,44 @@ def test_what_a_profile_leaves_open_is_as_if_it_said_nothing(kind: str, scheme: 
         assert [address.partition("://")[0] for address in client.nthreads()] == [scheme]
 
 
+def failing(*errors: Exception) -> Callable[..., None]:
+    """What stands for Dask's class: one that failed leaves parts that the next one waits ten seconds for."""
+
+    def start(**options: Any) -> None:
+        for error, cause in pairwise(errors):
+            error.__cause__ = cause
+        raise errors[0]
+
+    return start
+
+
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("errors", "said"),
     [
-        ({"protocol": "ftp://"}, r"did not start \(.*unknown address scheme 'ftp'"),
         (
-            {"local_directory": "/proc/none"},
-            r"refused its options .*: .*No such file or directory: '/proc/none'",
+            (
+                RuntimeError("Cluster failed."),
+                RuntimeError("Scheduler failed."),
+                ValueError("no scheme 'ftp'"),
+            ),
+            r"did not start \(Cluster failed\. ValueError: no scheme 'ftp'\)",
         ),
-        ({"loop": "x"}, "has no option 'loop'"),
+        (
+            (RuntimeError("Cluster failed: no name"), OSError("no name")),
+            r"did not start \(Cluster failed: no name\)",
+        ),
+        (
+            (FileNotFoundError(2, "No such folder", "/none"),),
+            r"refused its options .*: .*No such folder: '/none'",
+        ),
+        ((AttributeError("no level MAYBE"),), r"refused its options .*: no level MAYBE"),
     ],
 )
-def test_why_a_cluster_does_not_start_is_said(option: dict[str, str], said: str, tmp_path: Path) -> None:
-    path = profile_file(tmp_path, odd={"kind": "cpu", "n_workers": 1} | option)
+def test_why_a_cluster_does_not_start_is_said(
+    errors: tuple[Exception, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "LocalCluster", failing(*errors))
+    path = profile_file(tmp_path, odd={"kind": "cpu", "n_workers": 1})
     with pytest.raises(ClusterError, match=said):
         open_cluster("odd", path).__enter__()
 
