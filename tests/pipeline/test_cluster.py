@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import dask
@@ -413,16 +415,29 @@ def test_what_names_no_cluster_is_refused(cluster: Any) -> None:
         pass
 
 
-def test_a_script_that_its_workers_cannot_import_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**options: Any) -> None:
-        raise RuntimeError("Nanny failed to start.")
-
-    monkeypatch.setattr("tilewright.pipeline.cluster.LocalCluster", fail)
-    with (
-        pytest.raises(ClusterError, match=r"Nanny failed to start.*__name__ == \"__main__\""),
-        open_cluster("cpu"),
-    ):
-        pass
+@pytest.mark.parametrize(
+    ("file", "module", "told"),
+    [
+        ("/home/me/study.py", None, True),
+        ("/home/me/study.py", "study", True),  # python -m study
+        ("/usr/bin/tilewright", None, False),
+        ("/usr/bin/dask", None, False),
+        ("/opt/tilewright/__main__.py", "tilewright.__main__", False),
+        (None, None, False),  # a prompt, or a notebook
+    ],
+)
+def test_a_script_that_its_workers_cannot_import_is_told_why(
+    file: str | None, module: str | None, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = ModuleType("__main__")
+    if file is not None:
+        main.__file__ = file
+    main.__spec__ = None if module is None else ModuleSpec(module, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(cluster_module, "LocalCluster", failing(RuntimeError("Nanny failed to start.")))
+    with pytest.raises(ClusterError, match=r"did not start \(Nanny failed to start\.\)") as raised:
+        open_cluster("cpu").__enter__()
+    assert ('`if __name__ == "__main__":`' in str(raised.value)) == told
 
 
 def test_a_script_without_the_guard_ends_and_is_told_why(tmp_path: Path) -> None:
