@@ -104,8 +104,9 @@ def panel_depth(
     def decoded(depth: int) -> list[float]:
         """Bytes that are decoded by as many as each of `FEW_WORKERS` says, with the tiles of one."""
         memory = Memory((m, n), items, depth, transposed, limits)
-        # As though sums were exact: without cells, which cost more to find than all the rest.
-        geometry = best_geometry(a, b, c_unit, memory, replace(limits, workers=1), exact=True)
+        # As though sums were exact: without cells, which cost more to find than all the rest, as many tiles would.
+        few = replace(limits, workers=1, tiles=min(limits.tiles, Limits.tiles))
+        geometry = best_geometry(a, b, c_unit, memory, few, exact=True)
         if geometry is None:
             return [math.inf] * len(FEW_WORKERS)
         held = (hold(memory, geometry, ceil_div(k, depth), workers) for workers in FEW_WORKERS)

@@ -380,13 +380,14 @@ def test_panels_are_not_cut_for_what_one_worker_alone_would_hold(mebibytes: int)
         assert plan.decoded_nbytes == 2 * (a.nbytes + b.nbytes)
 
 
-def test_a_plan_of_millions_of_chunks_tries_few_tiles() -> None:
+@pytest.mark.parametrize("tiles", [16, 4096])
+def test_a_plan_of_millions_of_chunks_tries_few_tiles(tiles: int) -> None:
     side, dtype = 10**6, np.dtype("i8")
     a = b = matrix(side, side, (500, 300), dtype)
     workspace = partial(
         workspace_nbytes, dtype=dtype, precision="full", parent=Parent(side, side, side, False, False)
     )
-    limits = Limits(1, 2**26, workspace_nbytes=workspace, line_nbytes=LINE_NBYTES)
+    limits = Limits(1, 2**26, tiles=tiles, workspace_nbytes=workspace, line_nbytes=LINE_NBYTES)
     with mock.patch.object(Memory, "nbytes", autospec=True, side_effect=Memory.nbytes) as tried:
         plan_tiles(a, b, dtype, (500, 300), limits)
     # Every depth and width one by one would be 1.1 million.
