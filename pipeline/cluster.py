@@ -229,13 +229,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
                 server = _cuda_cluster(profile)
     except TilewrightError:
         raise
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-        OSError,
-        ImportError,
-    ) as error:  # libraries that an option needs
+    except (TypeError, ValueError, AttributeError, OSError, ImportError) as error:
         raise _refused(called, profile, error) from error
     except RuntimeError as error:
         if isinstance(error.__cause__, (TypeError, ValueError)):  # a worker refused them
@@ -259,8 +253,8 @@ def _check_memory_limit(called: str, options: dict[str, Any]) -> None:
 
 
 def _check_keys(called: str, kind: str, options: dict[str, Any]) -> None:
-    """Raise ClusterError for a key that neither the cluster's class takes nor those that it hands it on to, each worker
-    process would tell of it by a traceback of its own; and for what would make another kind of cluster of it."""
+    """Raise ClusterError for a key that neither the cluster's class takes nor those that it hands it on to, and for
+    what would make another kind of cluster of it. Of an unknown key each worker process would tell by a traceback."""
     known = CLUSTER_KEYS
     if kind == "cuda":
         from dask_cuda import LocalCUDACluster

@@ -142,7 +142,7 @@ def _depth_aimed_at(
     c_unit: tuple[int, int],
     limits: Limits,
 ) -> int:
-    """The same by what panels should take up, whatever the tiles are."""
+    """The depth by what panels should take up, whatever the tiles are."""
     k = a.columns
     if k == 0:
         return 1
