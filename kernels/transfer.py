@@ -23,6 +23,32 @@ def pinned_bytes(nbytes: int) -> np.ndarray:
     return block
 
 
+_bus_streams: dict[tuple[int, str], Any] = {}
+_making_streams = threading.Lock()
+
+
+def upload_stream() -> Any:
+    """The stream by which all threads of this process send blocks to the current device.
+
+    One for all: with a stream for each thread the copy engine loses 5 µs between any two copies, beside the 3 that it
+    takes for each.
+    """
+    return _bus_stream("upload")
+
+
+def download_stream() -> Any:
+    """The stream by which all threads of this process get blocks from the current device, beside those sent there."""
+    return _bus_stream("download")
+
+
+def _bus_stream(direction: str) -> Any:
+    key = current_device(), direction
+    with _making_streams:
+        if key not in _bus_streams:
+            _bus_streams[key] = cuda.stream()
+        return _bus_streams[key]
+
+
 def upload_rectangle(source: np.ndarray, target: int, pitch_nbytes: int, stream: Any) -> None:
     """Copy a C-ordered host matrix to the device address ``target``, rows ``pitch_nbytes`` apart there.
 

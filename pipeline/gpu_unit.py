@@ -19,7 +19,14 @@ from tilewright.kernels import peer_memory
 from tilewright.kernels.device_array import address
 from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
 from tilewright.kernels.memory import allocating
-from tilewright.kernels.transfer import download_rectangle, pinned_bytes, upload_rectangle
+from tilewright.kernels.transfer import (
+    download_rectangle,
+    download_stream,
+    pinned_bytes,
+    upload_rectangle,
+    upload_stream,
+)
+from tilewright.pipeline.lane_blocks import move_nbytes
 from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed, shaped
 from tilewright.pipeline.peers import Part
@@ -44,13 +51,12 @@ if TYPE_CHECKING:
     from tilewright.kernels.zstd_chunks import ChunkUpload
     from tilewright.pipeline.chunks import Zstd
 
-LOOP_BLOCK_NBYTES = 2**20
-"""`BLOCK_NBYTES` for loops outside the interpreter, which use no more of their lanes: what all threads of a host have
-under way has to stay in its CPU's cache (four workers with 80 threads read 1.4 to 1.5 times as fast as by 4 MiB)."""
+CHUNK_BLOCK_NBYTES = 2**20
+"""`BLOCK_NBYTES` for the loops that decode and encode, outside the interpreter, with a thread for each core."""
 
 
 class _Lane:
-    """Two blocks of pinned memory and a stream: what one thread needs to move bytes to or from the GPU."""
+    """Two blocks of pinned memory: what one thread needs to move bytes to or from the GPU."""
 
     def __init__(self) -> None:
         from numba import cuda
@@ -62,8 +68,8 @@ class _Lane:
         self._blocks = memory[:BLOCK_NBYTES], memory[BLOCK_NBYTES : 2 * BLOCK_NBYTES]
         self._passed = cuda.event(timing=False), cuda.event(timing=False)
         self._turn = 0
-        self.stream = cuda.stream()
-        self.words = lane_words(self._blocks, self._passed, self.stream)
+        self.to_gpu = lane_words(self._blocks, self._passed, upload_stream())
+        self.from_gpu = lane_words(self._blocks, self._passed, download_stream())
         """The same for loops outside the interpreter."""
 
     def block(self) -> np.ndarray:
@@ -72,10 +78,10 @@ class _Lane:
         self._passed[self._turn].synchronize()
         return self._blocks[self._turn]
 
-    def sent(self) -> Any:
+    def sent(self, stream: Any) -> Any:
         """The block given last is in use until the stream has passed this point; returns the event that says so."""
         passed = self._passed[self._turn]
-        passed.record(self.stream)
+        passed.record(stream)
         return passed
 
 
@@ -124,7 +130,7 @@ class GpuSharedMemory:
 
 
 class CudaUnit:
-    """One GPU. Threads move bytes through pinned lanes, each on a stream of its own, and wait for one."""
+    """One GPU. Threads move bytes through pinned lanes, and wait for one."""
 
     def __init__(self, product: Product) -> None:
         from numba import cuda
@@ -135,6 +141,8 @@ class CudaUnit:
         self._cuda, self._upload, self._download = cuda, file_upload, file_download
         self._chunks = zstd_chunks
         self._compute_stream = cuda.stream()
+        self._upload_stream, self._download_stream = upload_stream(), download_stream()
+        self._move_nbytes = move_nbytes(product.read_threads, product.neighbours)
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
         self._in_loops = zstd_chunks.available()
         """Whether threads can move bytes without the interpreter."""
@@ -166,16 +174,13 @@ class CudaUnit:
         panel: Placed,
         corner: tuple[int, int] = (0, 0),
     ) -> Loading:
-        used: list[_Lane] = []
-        settle = partial(self._settle, used)
-
         def ordinary(parts: list[RegionRead], place: tuple[int, int]) -> list[Callable[[], Move]]:
-            return [partial(self.load, part, panel, used) for part in moved(parts, place)]
+            return [partial(self.load, part, panel) for part in moved(parts, place)]
 
         pieces = pieces_of(region, panel, corner)
         if not self._in_loops:
             reads = [call for piece, place in pieces for call in ordinary(region_reads(array, piece), place)]
-            return Loading(reads, settle=settle)
+            return Loading(reads, settle=self._settle)
         pitch = panel.pitch * panel.dtype.itemsize
         found: list[tuple[FilePart, tuple[int, int]]] = []
         others: list[Callable[[], Move]] = []
@@ -185,36 +190,34 @@ class CudaUnit:
             others += ordinary(left, place)
         upload = self._upload_of([part.source for part, _ in found])
         threads = min(self._product.read_threads, upload.blocks)
-        calls: list[Callable[[], Move]] = [partial(self._run_loop, upload, used) for _ in range(threads)]
+        calls: list[Callable[[], Move]] = [partial(self._run_loop, upload) for _ in range(threads)]
 
         def rest() -> list[Callable[[], Move]]:
             # Chunks that were never written, and those of which reading them says what is wrong with them.
             failed = [found[number] for number in upload.failed()]
             return [call for part, place in failed for call in ordinary(part.reads(), place)]
 
-        return Loading(calls + others, rest, settle)
+        return Loading(calls + others, rest, self._settle)
 
     def _upload_of(self, sources: Sequence[Rectangle | StoredChunk]) -> Upload | ChunkUpload:
         """What moves them: all plain, or all compressed."""
         chunks = [source for source in sources if isinstance(source, StoredChunk)]
         if chunks:
-            return self._chunks.ChunkUpload(chunks, LOOP_BLOCK_NBYTES)
+            return self._chunks.ChunkUpload(chunks, CHUNK_BLOCK_NBYTES)
         rectangles = [source for source in sources if isinstance(source, Rectangle)]
-        return self._upload.Upload(rectangles, LOOP_BLOCK_NBYTES, self._product.read_threads)
+        return self._upload.Upload(rectangles, self._move_nbytes, self._product.read_threads)
 
-    def _run_loop(self, upload: Upload | ChunkUpload, used: list[_Lane]) -> Move:
+    def _run_loop(self, upload: Upload | ChunkUpload) -> Move:
         with self._lane() as lane:
-            used.append(lane)
-            return Move(*upload.run(lane.words))
+            return Move(*upload.run(lane.to_gpu))
 
-    def load(self, part: RegionRead, panel: Placed, used: list[_Lane]) -> Move:
+    def load(self, part: RegionRead, panel: Placed) -> Move:
         rows, columns = part.shape
         item = panel.dtype.itemsize
         pitch, start = panel.pitch * item, panel.address(part.target[0].start, part.target[1].start)
         reading = 0.0
         with self._lane() as lane:
             begun = time.perf_counter()
-            used.append(lane)
             whole = None
             if rows * columns * item > BLOCK_NBYTES:  # a chunk that is decoded whole goes over in bands
                 whole = np.empty((rows, columns), panel.dtype)
@@ -230,15 +233,13 @@ class CudaUnit:
                 else:
                     staged[...] = whole[row : row + extent[0], column : column + extent[1]]
                 reading += time.perf_counter() - clock
-                upload_rectangle(staged, start + row * pitch + column * item, pitch, lane.stream)
-                lane.sent()
+                upload_rectangle(staged, start + row * pitch + column * item, pitch, self._upload_stream)
+                lane.sent(self._upload_stream)
         return Move(reading, time.perf_counter() - begun - reading)
 
-    def _settle(self, used: list[_Lane]) -> None:
+    def _settle(self) -> None:
         self._cuda.current_context()
-        # What other threads send through the same lanes by now is waited for as far as it has come.
-        for lane in dict.fromkeys(used):
-            lane.stream.synchronize()
+        self._upload_stream.synchronize()  # what has been sent for other panels by now is waited for too
 
     def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
         return multiply(self._product, a, b, tile, accumulate, self._compute_stream)
@@ -267,8 +268,9 @@ class CudaUnit:
         def start(lane: _Lane, row: int, column: int, extent: tuple[int, int]) -> tuple[np.ndarray, Any]:
             """A rectangle on its way into the lane's next block, and the event that it is there."""
             staged = shaped(lane.block().view(tile.dtype), extent)
-            download_rectangle(corner + row * pitch + column * item, pitch, staged, lane.stream)
-            return staged, lane.sent()
+            source = corner + row * pitch + column * item
+            download_rectangle(source, pitch, staged, self._download_stream)
+            return staged, lane.sent(self._download_stream)
 
         def bands(lane: _Lane) -> Iterator[np.ndarray]:
             # While one band is written the next comes down, into the block whose band was written before.
@@ -293,10 +295,12 @@ class CudaUnit:
         def fill(lane: _Lane, descriptor: int, zstd: Zstd | None) -> bool:
             rectangle = corner, pitch, height, width * item
             if zstd is None:
-                good, _, waiting = self._download.store(descriptor, *rectangle, LOOP_BLOCK_NBYTES, lane.words)
+                good, _, waiting = self._download.store(
+                    descriptor, *rectangle, self._move_nbytes, lane.from_gpu
+                )
             else:
                 good, _, waiting = self._chunks.store_chunk(
-                    descriptor, *rectangle, *zstd, LOOP_BLOCK_NBYTES, lane.words
+                    descriptor, *rectangle, *zstd, CHUNK_BLOCK_NBYTES, lane.from_gpu
                 )
             moving[0] += waiting
             return good

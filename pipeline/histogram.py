@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from distributed import Client
-from distributed.comm import get_address_host
 from distributed.system import MEMORY_LIMIT
 
 from tilewright.kernels import file_upload
@@ -38,6 +36,7 @@ from tilewright.pipeline.blocks import (
 from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces, share_out
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener, counted
+from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.plan import LANE_NBYTES
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, scratch
 from tilewright.pipeline.submit import ask_all, threads_of
@@ -225,12 +224,13 @@ def count_corpus(
     decompressors = _decompressors(client, corpus)
     pieces = _pieces(client, corpus, kind, device, per_document, decompressors)
     threads = [readers if piece.is_plain else decompressors for piece in pieces]
+    neighbours = most_neighbours(threads_of(client))
     start = time.perf_counter()
     total = reduce_pieces(
         client,
         _reduction(kind, rows),
         [
-            (piece, kind.name, device, per_document, nbytes, most)
+            (piece, kind.name, device, per_document, nbytes, most, neighbours)
             for piece, most in zip(pieces, threads, strict=True)
         ],
         [piece.nbytes for piece in pieces],
@@ -252,8 +252,7 @@ def _decompressors(client: Client, corpus: Corpus) -> int:
     wanted: int | None = config.get("decompress-threads")
     if wanted is not None or all(document.codec is None for document in corpus.documents):
         return wanted or 1
-    neighbours = max(Counter(get_address_host(address) for address in threads_of(client)).values())
-    return max(ask_all(client, share_here, neighbours).values(), default=1)
+    return max(ask_all(client, share_here, most_neighbours(threads_of(client))).values(), default=1)
 
 
 def share_here(neighbours: int) -> int:
@@ -306,7 +305,13 @@ def _same(total: Sum) -> Sum:
 
 
 def count_piece(
-    piece: Piece, by: str, device: str, per_document: bool, block_nbytes: int, threads: int
+    piece: Piece,
+    by: str,
+    device: str,
+    per_document: bool,
+    block_nbytes: int,
+    threads: int,
+    neighbours: int = 1,
 ) -> tuple[Counts, dict[str, float]]:
     """Read and count one piece; what a task does.
 
@@ -314,6 +319,7 @@ def count_piece(
     margins has in memory; on a GPU no more than `LANE_NBYTES`, on a CPU than `MOST_BLOCK_NBYTES`.
     threads: how many of this process read or decompress, those of all its tasks together; no more than it has cores
     decompress.
+    neighbours: workers on this one's host, itself among them.
     """
     kind = kind_named(by)
     if not piece.is_plain:
@@ -337,7 +343,7 @@ def count_piece(
         return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
     with borrowed_tally(kind.bins) as tally:
         if file_upload.available() and piece.is_plain and not has_small_files(piece):
-            part = _text_on_gpu(piece, kind, tally, threads)
+            part = _text_on_gpu(piece, kind, tally, threads, neighbours)
             if part is not None:
                 return _nonzero(part.counts, piece, per_document, kind, [part])
         calls = [partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally) for share in shares]
@@ -497,7 +503,7 @@ def _tally_on_gpu(
     return _Part(np.concatenate(separators), nbytes, stages)
 
 
-def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int) -> _Part | None:
+def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbours: int) -> _Part | None:
     """Count a piece of plain documents, large ones, all together: brought to the GPU as a whole, then counted.
 
     None, and nothing in the tally, where not all could be read, or the GPU has no room for it. Counting it block by
@@ -507,10 +513,7 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int) -> _Part 
 
     def move() -> tuple[float, float]:
         with borrowed_lane() as lane:
-            try:
-                return lane.move(upload)
-            finally:
-                tally.follow(lane)
+            return lane.move(upload)
 
     with ExitStack() as stack:
         try:
@@ -524,8 +527,11 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int) -> _Part 
             )
             return None
         try:
-            upload = text.upload(threads)
-            moves = run_all(_pool(threads), [move] * min(threads, upload.blocks))
+            upload = text.upload(threads, neighbours)
+            try:
+                moves = run_all(_pool(threads), [move] * min(threads, upload.blocks))
+            finally:
+                tally.follow_uploads()
             clock = time.perf_counter()
             if upload.failed():
                 return None

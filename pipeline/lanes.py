@@ -3,9 +3,9 @@
 A lane is what one reading thread needs: two blocks of pinned memory, two on the device, a stream. A thread fills one
 block while the other is copied and counted, and waits for nothing but the block it is about to fill. All lanes of a
 task add to one tally, counts that stay on the device until the task has read everything. Plain text of large files
-takes a shorter way: all lanes of a task fill one text on the device, by loops without the interpreter's lock, and it
-is counted in one launch. All of these are made once and kept by the process: pinning takes 0.4 s a GiB, and
-allocating device memory makes the whole device wait.
+takes a shorter way: all lanes of a task fill one text on the device, by loops without the interpreter's lock and on
+one stream, and it is counted in one launch. All of these are made once and kept by the process: pinning takes 0.4 s a
+GiB, and allocating device memory makes the whole device wait.
 """
 
 from __future__ import annotations
@@ -30,14 +30,11 @@ from tilewright.kernels.histogram_select import add_counts, clear, count_on_devi
 from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.lock_keeping import LockKeepingStream
-from tilewright.kernels.transfer import pinned_bytes
+from tilewright.kernels.transfer import pinned_bytes, upload_stream
 from tilewright.pipeline.blocks import EXTRA_NBYTES, Block, with_margins
 from tilewright.pipeline.corpus import Piece
+from tilewright.pipeline.lane_blocks import move_nbytes
 from tilewright.pipeline.plan import LANE_NBYTES
-
-TEXT_BLOCK_NBYTES = LANE_NBYTES // 2
-"""What a lane moves at once towards a text: eight threads bring 39 GB/s by 4 MiB and 28 by 8, since what was read into
-larger blocks has left the CPU's cache when the copy comes for it."""
 
 TEXT_STEP_NBYTES = 32 * 2**20
 """Memory for texts comes in multiples of this, so that pieces of nearly the same size find what others used."""
@@ -61,13 +58,13 @@ class Lane:
         self._turn = 0
         self.waited = 0.0
         """Seconds that `buffer` spent waiting for the device."""
-        self._words = None if SIMULATOR else lane_words(self._host, self._free, self.stream)
+        self._to_text = None if SIMULATOR else lane_words(self._host, self._free, upload_stream())
         self._keeping = LockKeepingStream(self.stream)
 
     def move(self, upload: Upload) -> tuple[float, float]:
         """Take part in an upload until nothing is left to move; seconds of reading, and of waiting for the device."""
-        assert self._words is not None
-        return upload.run(self._words)
+        assert self._to_text is not None
+        return upload.run(self._to_text)
 
     def all_given(self) -> Any:
         """An event that is passed when all that this lane has been given until now is done, until it is asked again."""
@@ -115,8 +112,8 @@ class Text:
         self._piece, self._kind, self._data = piece, kind, memory
         self._spans = _spans(piece, kind)
 
-    def upload(self, threads: int) -> Upload:
-        """What lanes move, that many at once."""
+    def upload(self, threads: int, neighbours: int) -> Upload:
+        """What lanes move, that many at once, on a worker that shares its host with others: so many with itself."""
         base = address(self._data)
         wanted = [
             (document.path, *span) for document, span in zip(self._piece.documents, self._spans, strict=True)
@@ -136,7 +133,7 @@ class Text:
                 for path, begin, end, place in wanted
                 if end > begin
             ],
-            TEXT_BLOCK_NBYTES,
+            move_nbytes(threads, neighbours),
             threads,
         )
 
@@ -172,13 +169,14 @@ def _spans(piece: Piece, kind: Kind) -> list[tuple[int, int, int]]:
 
 
 class Tally:
-    """Counts on the device that the lanes of one task add to, and pinned memory that they come back to."""
+    """Counts on the device that the lanes of one task add to, or a text, and pinned memory that they come back to."""
 
     def __init__(self, bins: int) -> None:
         self.counts = cuda.device_array(bins, np.int64)
         self.stream = cuda.stream()
         self._keeping = LockKeepingStream(self.stream)
         self._host: np.ndarray = pinned_bytes(8 * bins).view(np.int64)
+        self._uploads, self._uploaded = LockKeepingStream(upload_stream()), _event()
 
     def clear(self) -> None:
         """Begin at zero; lanes may add once it returns."""
@@ -189,6 +187,11 @@ class Tally:
         """Let what is read of the counts wait for all that the lane has been given until now."""
         self._keeping.follow(lane.all_given())
 
+    def follow_uploads(self) -> None:
+        """Let what is read of the counts, or adds to them, wait for all that has been sent to texts until now."""
+        self._uploads.record(self._uploaded)
+        self._keeping.follow(self._uploaded)
+
     def read(self) -> np.ndarray:
         """The counts, int64[bins], once every lane that it follows has added its own; good until the next task."""
         self.counts.copy_to_host(self._host, stream=self.stream)
@@ -196,7 +199,7 @@ class Tally:
         return self._host
 
     def settle(self) -> None:
-        """Wait until no lane that it follows adds any more."""
+        """Wait until all that it follows is done."""
         self.stream.synchronize()
 
 

@@ -31,6 +31,8 @@ class Product:
     write_threads: int
     run: str
     """Names the run among all that a worker may serve."""
+    neighbours: int = 1
+    """Workers of a host, of the one with most of them."""
     sharing: frozenset[str] = frozenset()
     """Addresses of workers that may give each other panels, where they are of one host."""
 

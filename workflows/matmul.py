@@ -24,6 +24,7 @@ from tilewright.pipeline.errors import (
 )
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.execute import on_all, run_tiles
+from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
 from tilewright.pipeline.output import (
     Output,
@@ -265,6 +266,7 @@ def _fill(
         read_threads=plan.read_threads,
         write_threads=plan.write_threads,
         run=uuid.uuid4().hex[:12],
+        neighbours=most_neighbours(fact.address for fact in facts),
         sharing=_sharing(facts),
     )
     with ExitStack() as stack:

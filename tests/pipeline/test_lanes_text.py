@@ -77,7 +77,7 @@ def test_every_token_is_counted_once(
 def one(piece: Piece, kind: Any, tally: Any) -> int:
     begin, end, place = lanes._spans(piece, kind)[-1]
     text = lanes.Text(piece, kind, np.full(max(1, place + end - begin), 97, np.uint8))
-    upload = text.upload(2)
+    upload = text.upload(2, 1)
     run(upload, 2)
     assert upload.failed() == []
     return text.count(tally)
@@ -93,6 +93,6 @@ def test_a_document_that_became_shorter_is_not_moved(tmp_path: Path, monkeypatch
         lanes, "Upload", lambda wanted, _, threads: Upload(wanted, BLOCK, threads, driver.functions)
     )
     text = lanes.Text(Piece(0, (document,), 0, 3000), KINDS["byte"], np.zeros(3000, np.uint8))
-    upload = text.upload(1)  # names the text's memory by its address alone
+    upload = text.upload(1, 1)  # names the text's memory by its address alone
     run(upload, 1)
     assert upload.failed() == [0]

@@ -102,6 +102,8 @@ def test_lanes_that_were_pinned_serve_the_next_attempt(failing: str, monkeypatch
             raise RuntimeError("injected: the disk of the compiler's cache is full")
 
     monkeypatch.setattr(cuda, "stream", lambda: None)
+    monkeypatch.setattr(gpu_unit, "upload_stream", lambda: None)
+    monkeypatch.setattr(gpu_unit, "download_stream", lambda: None)
     monkeypatch.setattr(peer_memory, "available", lambda: False)
     monkeypatch.setattr(zstd_chunks, "available", lambda: True)
     monkeypatch.setattr(file_upload, "prepare", prepare)
