@@ -62,6 +62,12 @@ def _keys_of(*takers: type) -> frozenset[str]:
 CLUSTER_KEYS = _keys_of(LocalCluster, Nanny, Worker, Server) - {"loop"}
 """What a profile may say of a cluster on this host: the class hands on what it does not take itself."""
 
+ALONE = {"n_workers": 1, "processes": False}
+"""What makes a cluster of kind local one worker in this process."""
+
+COUNTS = ("n_workers", "threads_per_worker")
+"""Keys of a cluster on this host that are numbers of something."""
+
 CLIENT_KEYS = _keys_of(Client) - {"loop", "asynchronous", "kwargs"}
 """What a profile may say of the way to a running scheduler."""
 
@@ -194,29 +200,25 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     kind = profile.pop("kind")
     if kind == "existing":
         return _connect(stack, called, profile)
-    if profile.get("processes", True) is None:
-        del profile["processes"]  # nothing said: each kind has its own
+    for key in ("processes", *COUNTS):
+        if profile.get(key, True) is None:
+            del profile[key]  # nothing said: each kind has its own
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # Its own workers would import it once more, and so on; the first process would wait for all of them.
         raise ClusterError(f"{called}: {UNGUARDED}")
-    workers = profile.get("n_workers")
-    if isinstance(workers, int) and workers < 1:  # Dask starts a cluster of none, which would be waited for
-        raise ClusterError(
-            f"{called}: n_workers: {workers} starts no worker; give it 1 or more, or leave it out"
-        )
     server: LocalCluster
-    in_processes = kind != "local" or bool(profile.get("processes"))
     try:
+        _check_counts(called, profile)
         _check_keys(called, kind, profile)
-        if in_processes:
+        if kind != "local":
             _check_memory_limit(called, profile)
         if kind == "local":
             if loops and not cuda_available():
                 start_compiler()  # for the CPU's loops, while the cluster starts
             # Short-lived and in this process: no dashboard to start, and no port that a second run would find taken.
             quiet = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}
-            options = {"n_workers": 1, "processes": False} | quiet | profile
-            with starting_workers() if in_processes else _no_profiler():
+            options = ALONE | quiet | profile
+            with _no_profiler():
                 server = LocalCluster(**options)
         elif kind == "cpu":
             # Workers that see a GPU would take it: on this profile they must not.
@@ -239,6 +241,17 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         hint = f"; {UNGUARDED}" if _started_by_a_script() else ""
         raise ClusterError(f"{called}: its worker processes did not start ({why}){hint}") from error
     return stack.enter_context(client_of(server))
+
+
+def _check_counts(called: str, options: dict[str, Any]) -> None:
+    """Raise ClusterError for a number of workers or threads that is none. Dask starts a cluster of no workers, which
+    would be waited for, and takes no threads for as many as there are cores."""
+    for key in COUNTS:
+        given = options.get(key, 1)
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise ClusterError(
+                f"{called}: {key}: {given!r} is no whole number of 1 or more; give it one, or leave it out"
+            )
 
 
 def _check_memory_limit(called: str, options: dict[str, Any]) -> None:
@@ -266,7 +279,14 @@ def _check_keys(called: str, kind: str, options: dict[str, Any]) -> None:
         raise ClusterError(
             f"{called}: asynchronous: {options['asynchronous']!r} would have nobody wait for the cluster; leave it out"
         )
-    if kind != "local" and not options.get("processes", True):
+    if kind == "local":
+        for key, only in ALONE.items():
+            if options.get(key, only) != only:
+                raise ClusterError(
+                    f"{called}: {key}: {options[key]!r} does not go with kind local, which is one worker in this"
+                    " process; leave it out, or take kind cpu, or cuda, whose workers are processes"
+                )
+    elif not options.get("processes", True):
         raise ClusterError(
             f"{called}: processes: {options['processes']!r} does not go with kind {kind}, whose workers are processes;"
             " leave it out, or take kind local, which is a worker in this process"

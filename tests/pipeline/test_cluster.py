@@ -48,11 +48,11 @@ def test_the_installed_profiles_are_the_repositorys(tmp_path: Path, monkeypatch:
 def test_profiles_of_a_file_add_to_the_built_in_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     built_in = load_profiles()
-    Path("cluster.yaml").write_text("profiles: {site: {kind: existing}, cpu: {kind: local, n_workers: 2}}")
+    Path("cluster.yaml").write_text("profiles: {site: {kind: existing}, cpu: {kind: cpu, n_workers: 2}}")
     profiles = load_profiles()
     assert set(profiles) == {"local", "cpu", "cuda", "existing", "site"}
     assert profiles["local"] == built_in["local"]
-    assert profiles["cpu"].options == {"kind": "local", "n_workers": 2}, (
+    assert profiles["cpu"].options == {"kind": "cpu", "n_workers": 2}, (
         "one of the same name is replaced whole"
     )
     with open_cluster("local") as own:
@@ -77,12 +77,13 @@ def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.
         "profiles: {site: {kind: existing}, odd: {kind: local, n_wrokers: 3},"
         " promised: {kind: cpu, asynchronous: true}, threads: {kind: cpu, processes: false},"
         " near: {kind: existing, adress: 'tcp://there:1'}, slow: {kind: existing, address: 'tcp://there:1',"
-        " timeout: soon}, both: {kind: existing, address: 'tcp://there:1', scheduler_file: f.json}}"
+        " timeout: soon}, both: {kind: existing, address: 'tcp://there:1', scheduler_file: f.json},"
+        " apart: {kind: local, processes: true}, pair: {kind: local, n_workers: 2}}"
     )
     for name, said in (
         (
             "gpu",
-            "local, near, odd, promised, site, slow, threads, the built-in ones and those of cluster.yaml: choose one",
+            "local, near, odd, pair, promised, site, slow, threads, the built-in ones and those of cluster.yaml: ",
         ),
         ("site", f"profile 'site' of cluster.yaml {empty}"),
         (
@@ -94,6 +95,11 @@ def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.
         ("both", "'both' of cluster.yaml says address, tcp://there:1, and scheduler_file, f.json; leave one"),
         ("promised", "profile 'promised' of cluster.yaml: asynchronous: True would have nobody wait"),
         ("threads", "profile 'threads' of cluster.yaml: processes: False does not go with kind cpu, whose"),
+        (
+            "apart",
+            "'apart' of cluster.yaml: processes: True does not go with kind local, which is one worker",
+        ),
+        ("pair", "'pair' of cluster.yaml: n_workers: 2 does not go with kind local, which is one worker"),
     ):
         with pytest.raises(ClusterError, match=re.escape(said)), open_cluster(name):
             pass
@@ -105,9 +111,19 @@ def test_a_client_is_used_and_left_open(client: Client) -> None:
     assert client.status == "running"
 
 
-@pytest.mark.parametrize(("kind", "scheme"), [("local", "inproc"), ("cpu", "tcp")])
-def test_what_a_profile_leaves_open_is_as_if_it_said_nothing(kind: str, scheme: str, tmp_path: Path) -> None:
-    path = profile_file(tmp_path, one={"kind": kind, "n_workers": 1, "processes": None})
+@pytest.mark.parametrize(
+    ("options", "scheme"),
+    [
+        ({"kind": "local", "n_workers": None}, "inproc"),
+        ({"kind": "cpu", "n_workers": 1}, "tcp"),
+    ],
+    ids=str,
+)
+def test_what_a_profile_leaves_open_is_as_if_it_said_nothing(
+    options: dict[str, Any], scheme: str, tmp_path: Path
+) -> None:
+    unsaid = {"processes": None, "threads_per_worker": None, "dashboard_address": ":0"}
+    path = profile_file(tmp_path, one=options | unsaid)
     with open_cluster("one", path) as client:
         assert [address.partition("://")[0] for address in client.nthreads()] == [scheme]
 
@@ -155,29 +171,36 @@ def test_why_a_cluster_does_not_start_is_said(
 
 
 def test_options_reach_the_cluster_under_their_own_names(tmp_path: Path) -> None:
-    path = profile_file(tmp_path, two={"kind": "local", "n_workers": 2, "threads_per_worker": 3})
-    with open_cluster("two", path) as own:
-        assert list(own.nthreads().values()) == [3, 3]
+    path = profile_file(tmp_path, mine={"kind": "local", "threads_per_worker": 3, "name": "mine"})
+    with open_cluster("mine", path) as own:
+        assert (own.cluster.name, list(own.nthreads().values())) == ("mine", [3])
 
 
 @pytest.mark.parametrize("kind", ["local", "cpu", "cuda"])
-@pytest.mark.parametrize("workers", [0, -1, False])
-def test_a_cluster_of_no_workers_is_refused_at_once(kind: str, workers: int, tmp_path: Path) -> None:
-    path = profile_file(tmp_path, none={"kind": kind, "n_workers": workers})
-    with pytest.raises(ClusterError, match=rf"'none' of .*: n_workers: {workers} starts no worker"):
-        open_cluster("none", path).__enter__()
-
-
-@pytest.mark.parametrize(
-    "options", [{"kind": "cpu"}, {"kind": "cuda"}, {"kind": "local", "processes": True}], ids=str
-)
-@pytest.mark.parametrize(("limit", "nbytes"), [("40MiB", 40 * 2**20), (10**8, 10**8), (1e-9, r"\d+")])
-def test_a_memory_limit_that_no_process_keeps_is_refused(
-    options: dict[str, Any], limit: Any, nbytes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("key", ["n_workers", "threads_per_worker"])
+@pytest.mark.parametrize("count", [0, -1, False, True, 1.5, "2"])
+def test_what_is_no_number_of_workers_or_threads_is_refused_at_once(
+    kind: str, key: str, count: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
     monkeypatch.setattr(cluster_module, "LocalCluster", lambda **options: started.append(options))
-    path = profile_file(tmp_path, small=options | {"memory_limit": limit})
+    monkeypatch.setattr(cluster_module, "_cuda_cluster", started.append)
+    path = profile_file(tmp_path, none={"kind": kind, key: count})
+    with pytest.raises(
+        ClusterError, match=rf"'none' of .*: {key}: {count!r} is no whole number of 1 or more"
+    ):
+        open_cluster("none", path).__enter__()
+    assert not started
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize(("limit", "nbytes"), [("40MiB", 40 * 2**20), (10**8, 10**8), (1e-9, r"\d+")])
+def test_a_memory_limit_that_no_process_keeps_is_refused(
+    kind: str, limit: Any, nbytes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(cluster_module, "LocalCluster", lambda **options: started.append(options))
+    path = profile_file(tmp_path, small={"kind": kind, "memory_limit": limit})
     said = rf"'small' of .*: memory_limit: {limit!r} is {nbytes} bytes for a worker.* give it 192 MiB"
     with pytest.raises(ClusterError, match=said):
         open_cluster("small", path).__enter__()

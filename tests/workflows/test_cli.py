@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner, Result
+from distributed import LocalCluster
 from zarr.storage import LocalStore
 
 from tilewright.kernels.device_choice import DEVICES
@@ -118,9 +119,14 @@ def test_plans_are_printed_and_nothing_is_written(run: Run, here: Path, rng: np.
         assert "20 × 20 float64" in text.stdout
         plan = json.loads(run(*arguments, "--transpose-b", "--json").stdout)
         assert (plan["m"], plan["n"], plan["k"]) == (20, 20, 30)
-    cluster = "profiles: {three: {kind: local, n_workers: 3}}"
-    (here / "three.yaml").write_text(cluster)
-    there = run(*arguments, "--transpose-b", "--json", "--profile", "three", "--cluster-file", "three.yaml")
+    with LocalCluster(
+        n_workers=3, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=":0"
+    ) as cluster:
+        profile = f"profiles: {{three: {{kind: existing, address: '{cluster.scheduler_address}'}}}}"
+        (here / "three.yaml").write_text(profile)
+        there = run(
+            *arguments, "--transpose-b", "--json", "--profile", "three", "--cluster-file", "three.yaml"
+        )
     assert json.loads(there.stdout)["workers"] == 3
     (here / "three.yaml").unlink()
     assert everything(here) == before
