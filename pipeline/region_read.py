@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -418,10 +419,19 @@ def _read_through_zarr(
         place = (p.start // side for p, side in zip(part, write_unit(array), strict=True))
         file_name = array.metadata.encode_chunk_key(tuple(place))
         message = _unreadable(piece, name_of(array), file_name, array.shards is not None, error)
-        # What a remote store raises may be about anything; and codecs raise RuntimeError, as Python does where the
-        # system has no thread left.
-        damaged = is_local(array) and not isinstance(error, (OSError, RuntimeError))
-        raise (DamagedError if damaged else StoreError)(message) from error
+        # What a remote store raises may be about anything, and what it gave may have been cut short on its way.
+        damaged = not isinstance(error, (OSError, RuntimeError)) or _arose_in_decoding(error)
+        raise (DamagedError if damaged and is_local(array) else StoreError)(message) from error
+
+
+def _arose_in_decoding(error: Exception) -> bool:
+    """Whether an error comes from numcodecs, which only decodes what it is given, or from a library below that.
+
+    Its class does not tell. Zstandard, Blosc, LZ4 and most checksums raise RuntimeError, as Python does where the
+    system has no thread left; gzip and bz2 raise OSError, as reading the file does.
+    """
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
+    return any(module.startswith("numcodecs.") for module in modules)
 
 
 def _check_not_missed(array: zarr.Array[Any], read: np.ndarray) -> None:

@@ -6,6 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numcodecs
 import numpy as np
@@ -14,6 +15,7 @@ import zarr
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from numcodecs.abc import Codec
 
 from tests.pipeline.stored_arrays import CODECS, KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
 from tilewright.pipeline import region_read
@@ -170,6 +172,85 @@ def test_an_array_that_only_zarr_can_read_names_its_damaged_chunk(tmp_path: Path
     chunk_file(array, (1, 0)).write_bytes(b"\x00garbage")
     with pytest.raises(StoreError, match=r"chunk \(1, 0\) of .*x\.zarr"):
         read_region(array, (slice(0, 8), slice(0, 8)))
+
+
+class Failing(Codec):  # type: ignore[misc]
+    """A filter of format 2 that is no codec of numcodecs', and cannot be read for a moment."""
+
+    codec_id = "tilewright-test-failing"
+    error: Exception | None = None
+
+    def encode(self, buf: Any) -> Any:
+        return buf
+
+    def decode(self, buf: Any, out: Any = None) -> Any:
+        if Failing.error is not None:
+            raise Failing.error
+        return buf
+
+
+numcodecs.register_codec(Failing)
+
+
+@pytest.mark.parametrize(
+    "codecs",
+    [
+        [numcodecs.Delta("<f4"), numcodecs.Zstd()],
+        [numcodecs.Delta("<f4"), numcodecs.Blosc()],
+        [numcodecs.Delta("<f4"), numcodecs.LZ4()],
+        [numcodecs.Delta("<f4"), numcodecs.GZip()],
+        [numcodecs.BZ2()],
+        [numcodecs.CRC32()],
+        [numcodecs.Fletcher32()],
+    ],
+    ids=lambda codecs: ", ".join(codec.codec_id for codec in codecs),
+)
+def test_what_zarr_cannot_decode_is_damaged_whatever_its_codec_raises(
+    codecs: list[Any], tmp_path: Path
+) -> None:
+    """RuntimeError for most codecs, OSError for gzip and bz2."""
+    array = zarr.create_array(
+        tmp_path / "x.zarr",
+        shape=(8, 8),
+        chunks=(4, 4),
+        dtype="f4",
+        zarr_format=2,
+        filters=codecs,
+        compressors=None,
+    )
+    array[...] = np.ones((8, 8), "f4")
+    assert layout_of(array, "x") is None
+    victim = chunk_file(array, (1, 0))
+    good = victim.read_bytes()
+    victim.write_bytes(b"\x00garbage" + good[8:])
+    with pytest.raises(DamagedError, match=r"(?s)chunk \(1, 0\) of .*x\.zarr.*restore the chunk"):
+        read_region(array, (slice(0, 8), slice(0, 8)))
+    victim.write_bytes(good)
+    np.testing.assert_array_equal(read_region(array, (slice(0, 8), slice(0, 8))), np.ones((8, 8), "f4"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), OSError(5, "no answer")], ids=repr)
+def test_what_zarr_cannot_read_for_a_moment_is_not_damaged(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = zarr.create_array(
+        tmp_path / "x.zarr", shape=(8, 8), chunks=(4, 4), dtype="f4", zarr_format=2, filters=[Failing()]
+    )
+    array[...] = np.ones((8, 8), "f4")
+    monkeypatch.setattr(Failing, "error", error)
+    with pytest.raises(StoreError, match=r"chunk \(0, 0\) of .*x\.zarr") as raised:
+        read_region(array, (slice(0, 8), slice(0, 8)))
+    assert not isinstance(raised.value, DamagedError)
+
+
+def test_what_a_remote_store_gives_may_be_whole_the_next_time(tmp_path: Path) -> None:
+    coded = zarr.create_array(tmp_path / "x.zarr", shape=(8, 8), chunks=(4, 4), dtype="f4")
+    coded[...] = np.ones((8, 8), "f4")
+    chunk_file(coded, (0, 0)).write_bytes(b"\x00garbage")
+    array = open_array(f"file://{tmp_path}/x.zarr", ndim=2, role="A")
+    with pytest.raises(StoreError, match=r"chunk \(0, 0\) of .*x\.zarr.*Zstd") as raised:
+        read_region(array, (slice(0, 8), slice(0, 8)))
+    assert not isinstance(raised.value, DamagedError)
 
 
 @pytest.mark.parametrize("kind", OUT_OF_SIGHT)

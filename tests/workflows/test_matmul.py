@@ -24,7 +24,7 @@ import zarr
 from distributed import Client, LocalCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numcodecs import Delta
+from numcodecs import Delta, Zstd
 from zarr.codecs import Crc32cCodec
 from zarr.storage import MemoryStore
 
@@ -542,6 +542,7 @@ def worker_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
         ({}, "cut", "Zstd"),
         ({"compressors": Crc32cCodec(), "shards": (32, 80)}, "bit", r"in shard .*checksum"),
         ({"filters": [Delta(dtype="f4")], "compressors": None, "zarr_format": 2}, "cut", "ValueError"),
+        ({"filters": [Delta(dtype="f4")], "compressors": Zstd(), "zarr_format": 2}, "cut", "RuntimeError"),
     ],
 )
 def test_a_damaged_chunk_is_read_once_and_ends_the_run_that_keeps_what_was_done(
