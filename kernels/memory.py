@@ -1,7 +1,7 @@
 """Memory that was asked for and is not there: one error, of ours, for a GPU's memory and for the host's.
 
-Numba raises CudaAPIError, cuda.core CUDAError, RAPIDS' memory manager, NumPy and Python MemoryError; none of them
-says how much there was.
+Numba raises CudaAPIError, cuda.core CUDAError, RAPIDS' memory manager, NumPy and Python MemoryError, numcodecs
+RuntimeError with libzstd's words; none of them says how much there was.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from tilewright.kernels.errors import DeviceMemoryError
 
 CUDA_ERROR_OUT_OF_MEMORY = 2
 """The driver's number for it (``CUresult``)."""
+
+ZSTD_OUT_OF_MEMORY = "Allocation error : not enough memory"
+"""libzstd's words for it (``ZSTD_getErrorName``)."""
 
 
 @contextmanager
@@ -38,6 +41,8 @@ def allocating(what: str, nbytes: int | None = None, *, on_gpu: bool) -> Iterato
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory could not be had, on a GPU or on the host."""
     if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, RuntimeError) and ZSTD_OUT_OF_MEMORY in str(error):
         return True
     # By their names: neither class can be imported where there is no GPU, nor where a release moves it.
     if type(error).__name__ not in ("CudaAPIError", "CUDAError"):

@@ -25,6 +25,7 @@ import zstandard
 from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore
 
+from tilewright.kernels.memory import is_out_of_memory
 from tilewright.kernels.zstd import encoder_nbytes
 
 KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")
@@ -269,7 +270,8 @@ def decode(codecs: Sequence[Any], data: Any, nbytes: int, room: np.ndarray | Non
 
     codecs: in the order of encoding. data: the chunk as it is stored. room: ``nbytes`` of uint8, side by side, which
     may be written even where the chunk then turns out to lie elsewhere.
-    Raises DamagedChunkError for what does not decode, fails its checksum, or has another length; MemoryError.
+    Raises DamagedChunkError for what does not decode, fails its checksum, or has another length; and passes on what
+    says that memory ran out (`is_out_of_memory`).
     """
     try:
         for codec in reversed(codecs[1:]):
@@ -277,9 +279,11 @@ def decode(codecs: Sequence[Any], data: Any, nbytes: int, room: np.ndarray | Non
             data = codec.decode(data)
         if codecs:
             data = _decode_last(codecs[0], data, nbytes, room)
-    except (MemoryError, DamagedChunkError):
+    except DamagedChunkError:
         raise
     except Exception as error:  # every codec has exceptions of its own
+        if is_out_of_memory(error):
+            raise  # the chunk may be as it should be
         raise DamagedChunkError(f"{type(error).__name__}: {error}") from error
     decoded = np.frombuffer(data, np.uint8)
     if decoded.nbytes != nbytes:

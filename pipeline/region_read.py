@@ -30,6 +30,7 @@ from tilewright.kernels.file_rectangles import (
     Rectangle,
     StoredChunk,
 )
+from tilewright.kernels.memory import is_out_of_memory
 from tilewright.pipeline.chunks import (
     DamagedChunkError,
     Extent,
@@ -413,9 +414,11 @@ def _read_through_zarr(
         target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
         array.get_basic_selection(part, out=target)
         _check_not_missed(array, out)
-    except (MemoryError, StoreError):
-        raise  # the chunk is as it should be, or the array is out of sight
+    except StoreError:
+        raise  # the array is out of sight
     except Exception as error:
+        if is_out_of_memory(error):
+            raise  # the chunk may be as it should be
         place = (p.start // side for p, side in zip(part, write_unit(array), strict=True))
         file_name = array.metadata.encode_chunk_key(tuple(place))
         message = _unreadable(piece, name_of(array), file_name, array.shards is not None, error)

@@ -32,6 +32,7 @@ def cuda_error(code: int, name: str) -> CudaAPIError:
         cuda_error(2, "CUDA_ERROR_OUT_OF_MEMORY"),
         CUDAError("CUDA_ERROR_OUT_OF_MEMORY: The API call failed"),
         np._core._exceptions._ArrayMemoryError((10**6,), np.dtype("f8")),  # type: ignore[attr-defined]
+        RuntimeError("Zstd decompression error: b'Allocation error : not enough memory'"),
     ],
 )
 def test_what_was_asked_for_and_what_is_free(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +57,7 @@ def test_what_was_asked_for_and_what_is_free(error: Exception, monkeypatch: pyte
         cuda_error(700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
         CUDAError("CUDA_ERROR_INVALID_VALUE: no"),
         OSError("CUDA_ERROR_OUT_OF_MEMORY"),
+        RuntimeError("Zstd decompression error: b'Data corruption detected'"),
         ValueError("2"),
         KeyboardInterrupt(),
     ],

@@ -19,7 +19,7 @@ from numcodecs.abc import Codec
 
 from tests.pipeline.stored_arrays import CODECS, KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
 from tilewright.pipeline import region_read
-from tilewright.pipeline.chunks import layout_of
+from tilewright.pipeline.chunks import decode, layout_of
 from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.region_read import read_region, region_reads
 from tilewright.pipeline.store import open_array
@@ -241,6 +241,28 @@ def test_what_zarr_cannot_read_for_a_moment_is_not_damaged(
     with pytest.raises(StoreError, match=r"chunk \(0, 0\) of .*x\.zarr") as raised:
         read_region(array, (slice(0, 8), slice(0, 8)))
     assert not isinstance(raised.value, DamagedError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no more"),
+        RuntimeError("Zstd decompression error: b'Allocation error : not enough memory'"),
+    ],
+    ids=repr,
+)
+def test_a_chunk_is_not_damaged_where_its_decoder_finds_no_memory(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = zarr.create_array(
+        tmp_path / "x.zarr", shape=(8, 8), chunks=(4, 4), dtype="f4", zarr_format=2, filters=[Failing()]
+    )
+    array[...] = np.ones((8, 8), "f4")
+    monkeypatch.setattr(Failing, "error", error)
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        read_region(array, (slice(0, 8), slice(0, 8)))
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        decode([Failing()], b"", 8, None)
 
 
 def test_what_a_remote_store_gives_may_be_whole_the_next_time(tmp_path: Path) -> None:
