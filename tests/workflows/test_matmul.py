@@ -770,6 +770,37 @@ def test_an_old_product_that_cannot_be_removed_is_a_notice(
     assert any(isinstance(event, Notice) and "is left at" in event.message for event in events)
 
 
+def test_what_a_run_that_was_killed_behind_its_rename_leaves_in_c_does_no_harm(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b, a_path, b_path = factors
+    out, unlink = tmp_path / "c.zarr", Path.unlink
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        if path.parent == out:
+            raise KeyboardInterrupt
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tw.matmul(a_path, b_path, out, cluster=client, device="cpu")
+    assert {outputs.MARK_NAME, ledger.FILE_NAME} < set(os.listdir(out))
+    assert not outputs.partial_path(out).exists()
+    assert_product(zarr.open_array(out)[...], a, b)
+    assert tw.verify(a_path, b_path, out, cluster=client).passed
+    gram = tw.matmul(out, out, tmp_path / "d.zarr", transpose_a=True, cluster=client, device="cpu")
+    assert gram.verification is not None
+    assert gram.verification.passed
+    with pytest.raises(OutputExistsError, match="exists"):
+        tw.matmul(a_path, b_path, out, cluster=client, device="cpu")
+    tw.matmul(a_path, b_path, out, cluster=client, device="cpu", overwrite=True)
+    assert sorted(os.listdir(out)) == ["c", "zarr.json"]
+
+
 def test_halves_of_chunks_of_a_killed_run_are_swept(
     factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
 ) -> None:
