@@ -51,8 +51,9 @@ if TYPE_CHECKING:
     from tilewright.kernels.zstd_chunks import ChunkUpload
     from tilewright.pipeline.chunks import Zstd
 
-CHUNK_BLOCK_NBYTES = 2**20
-"""`BLOCK_NBYTES` for the loops that decode and encode, outside the interpreter, with a thread for each core."""
+LOOP_BLOCK_NBYTES = 2**20
+"""`BLOCK_NBYTES` for loops outside the interpreter that write, or decode and encode with a thread for each core: more
+makes none of them faster, and takes the CPU's cache from those that read (`lane_blocks`)."""
 
 
 class _Lane:
@@ -142,7 +143,7 @@ class CudaUnit:
         self._chunks = zstd_chunks
         self._compute_stream = cuda.stream()
         self._upload_stream, self._download_stream = upload_stream(), download_stream()
-        self._move_nbytes = move_nbytes(product.read_threads, product.neighbours)
+        self._upload_nbytes = move_nbytes(product.read_threads, product.neighbours)
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
         self._in_loops = zstd_chunks.available()
         """Whether threads can move bytes without the interpreter."""
@@ -203,9 +204,9 @@ class CudaUnit:
         """What moves them: all plain, or all compressed."""
         chunks = [source for source in sources if isinstance(source, StoredChunk)]
         if chunks:
-            return self._chunks.ChunkUpload(chunks, CHUNK_BLOCK_NBYTES)
+            return self._chunks.ChunkUpload(chunks, LOOP_BLOCK_NBYTES)
         rectangles = [source for source in sources if isinstance(source, Rectangle)]
-        return self._upload.Upload(rectangles, self._move_nbytes, self._product.read_threads)
+        return self._upload.Upload(rectangles, self._upload_nbytes, self._product.read_threads)
 
     def _run_loop(self, upload: Upload | ChunkUpload) -> Move:
         with self._lane() as lane:
@@ -296,11 +297,11 @@ class CudaUnit:
             rectangle = corner, pitch, height, width * item
             if zstd is None:
                 good, _, waiting = self._download.store(
-                    descriptor, *rectangle, self._move_nbytes, lane.from_gpu
+                    descriptor, *rectangle, LOOP_BLOCK_NBYTES, lane.from_gpu
                 )
             else:
                 good, _, waiting = self._chunks.store_chunk(
-                    descriptor, *rectangle, *zstd, CHUNK_BLOCK_NBYTES, lane.from_gpu
+                    descriptor, *rectangle, *zstd, LOOP_BLOCK_NBYTES, lane.from_gpu
                 )
             moving[0] += waiting
             return good

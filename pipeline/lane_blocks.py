@@ -1,4 +1,4 @@
-"""How much a thread moves at once between plain files and a GPU, among all those of its host that do the same."""
+"""How much a thread that reads moves at once from plain files to a GPU, among all those of its host."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from distributed.comm import get_address_host
 from tilewright.pipeline.plan import LANE_NBYTES
 
 UNDER_WAY_NBYTES = 128 * 2**20
-"""What all threads of a host may have in pinned blocks, of which each has two: less than half of the 300 MiB that the
-cache of an H200's host has. What was read into more has left the cache when the copy comes for it, and goes to memory
-and back once more."""
+"""What all threads of a host that read may have in pinned blocks, of which each has two: less than half of the 300 MiB
+that the cache of an H200's host has. What was read into more has left the cache when the copy comes for it, and goes to
+memory and back once more."""
 
 LEAST_MOVE_NBYTES = 2**20
 """A copy over the bus takes 3 µs beside its bytes, a sixth of what 1 MiB takes."""
@@ -21,7 +21,7 @@ MOST_MOVE_NBYTES = LANE_NBYTES // 2
 
 
 def move_nbytes(threads: int, neighbours: int) -> int:
-    """Bytes that each of so many threads of a worker moves at once, a power of two.
+    """Bytes that each of so many threads of a worker that read moves at once, a power of two.
 
     neighbours: workers on its host, itself among them.
     """
