@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import zarr
 from zarr.errors import BaseZarrError
-from zarr.storage import LocalStore, MemoryStore, StorePath
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore
 
 from tilewright.pipeline.chunks import METADATA_NAMES, layout_of
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
@@ -165,11 +165,49 @@ def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> Stor
     return stored.transposed if transpose else stored
 
 
+def check_shared(source: Source, role: str) -> None:
+    """Raise StoreError for what tasks would not share with the caller.
+
+    They are pickled on their way to any worker, also to one in this process. What lies in memory is copied along with
+    every task, or is not there in another process, by its store; what a task writes to it, the caller does not see.
+    """
+    if in_memory(source):
+        raise StoreError(
+            f"{role}: {name_of(source)} lies in this process's memory, which tasks do not share; store it in a file"
+            " (zarr.storage.LocalStore; /dev/shm is as fast), or use tilewright.kernels on NumPy arrays"
+        )
+
+
 def in_memory(source: Source) -> bool:
-    """Whether only this process can see the data: an open array's store, or a URL, that lies in its memory."""
-    if isinstance(source, zarr.Array):
-        return isinstance(source.store, MemoryStore)
-    return os.fspath(source).startswith("memory://")
+    """Whether the data lie in this process's memory: by an open array's store, whatever wraps it, or by a URL."""
+    if not isinstance(source, zarr.Array):
+        return any(part.startswith("memory://") for part in os.fspath(source).split("::"))
+    keeper = _keeper(source)
+    if isinstance(keeper, MemoryStore) or "memory" in _protocols(keeper):
+        return True
+    # By its name: whoever has such a store has obstore, and nobody else needs it.
+    return type(keeper).__module__.startswith("obstore") and type(keeper).__name__ == "MemoryStore"
+
+
+def _keeper(array: zarr.Array[Any]) -> Any:
+    """What keeps an array's data beneath all that wraps it: a store, a file system of fsspec's, or obstore's store."""
+    keeper: Any = array.store
+    while isinstance(keeper, WrapperStore):
+        keeper = keeper._store
+    if isinstance(keeper, ObjectStore):
+        return keeper.store
+    if isinstance(keeper, FsspecStore):
+        keeper = keeper.fs
+        # What makes a file system asynchronous, begins it at a folder, or caches it.
+        while (inner := getattr(keeper, "sync_fs", None) or getattr(keeper, "fs", None)) is not None:
+            keeper = inner
+    return keeper
+
+
+def _protocols(keeper: Any) -> tuple[str, ...]:
+    """By which names a file system of fsspec's stands in URLs; none for anything else."""
+    found = getattr(keeper, "protocol", ())
+    return (found,) if isinstance(found, str) else tuple(found)
 
 
 def is_local(array: zarr.Array[Any]) -> bool:

@@ -12,7 +12,7 @@ from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import ShapeError
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
-from tilewright.pipeline.store import Source, name_of, open_array
+from tilewright.pipeline.store import Source, check_shared, name_of, open_array
 from tilewright.pipeline.submit import await_workers, survey
 
 
@@ -71,6 +71,8 @@ def dot(
     """
     config.check_all()
     left, right = open_array(x, ndim=1, role="X"), open_array(y, ndim=1, role="Y")
+    check_shared(left, "X")
+    check_shared(right, "Y")
     if left.shape != right.shape:
         raise ShapeError(
             f"{name_of(left)} has {left.shape[0]} elements and {name_of(right)} has {right.shape[0]};"

@@ -19,7 +19,6 @@ from tilewright.pipeline.errors import (
     DeviceMemoryError,
     OutputError,
     PlanError,
-    StoreError,
     VerificationError,
 )
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
@@ -113,7 +112,8 @@ def matmul(
     _check_distinct(out, left, right)
     if (path := store.local_path(out)) is not None:
         check_growing_place(path)
-    _check_shareable([left, right, out])
+    for role, array in (("A", left), ("B", right), ("output", out)):
+        store.check_shared(array, role)
     if verify:
         check_rounds(config.get("verify-rounds"))  # before the work that the check would come after
     job = _Job(wanted, out, verify, overwrite, listener)
@@ -357,16 +357,6 @@ def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) 
                 )
         if same:
             raise OutputError(f"output: {store.name_of(out)} is also {role}; C needs a place of its own")
-
-
-def _check_shareable(arrays: list[Source]) -> None:
-    """Tasks are pickled on their way to any worker, also to one in this process, and memory is not shared by that."""
-    for array in arrays:
-        if store.in_memory(array):
-            raise StoreError(
-                f"{store.name_of(array)} lies in this process's memory, where no worker can reach it; store it in a"
-                " file (zarr.storage.LocalStore; /dev/shm is as fast), or use tilewright.kernels.matmul on NumPy arrays"
-            )
 
 
 def _recorded(out: Source, digest: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.events import Listener, ignore, on_waiting
-from tilewright.pipeline.store import Source, open_array
+from tilewright.pipeline.store import Source, check_shared, open_array
 from tilewright.pipeline.submit import await_workers
 from tilewright.pipeline.verify import Verification, verify_product
 
@@ -52,6 +52,8 @@ def verify(
     config.check_all()
     left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")
     product = open_array(c, ndim=2, role="C")
+    for role, array in (("A", left), ("B", right), ("C", product)):
+        check_shared(array, role)
     with open_cluster(cluster, cluster_file) as client:
         await_workers(client, waiting=on_waiting(listener, "verify", "ends it"))
         return verify_product(

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import MemoryStore
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from zarr.experimental.cache_store import CacheStore
+from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, WrapperStore
 
 from tests.pipeline.stored_arrays import any_way
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.region_read import read_region
-from tilewright.pipeline.store import in_memory, name_of, open_array, place_of
+from tilewright.pipeline.store import check_shared, in_memory, name_of, open_array, place_of
 
 
 def test_open_names_what_is_wrong(tmp_path: Path) -> None:
@@ -50,9 +57,46 @@ def test_open_names_what_is_wrong(tmp_path: Path) -> None:
         open_array(tmp_path / "dates", ndim=2, role="A")
 
 
-def test_memory_stores_are_known() -> None:
-    array = zarr.create_array(MemoryStore(), shape=(2, 2), chunks=(1, 1), dtype="f4")
+ASYNCHRONOUS = partial(AsyncFileSystemWrapper, asynchronous=True)
+
+
+def in_folder(fs: Any) -> Any:
+    return DirFileSystem("/folder", ASYNCHRONOUS(fs), asynchronous=True)
+
+
+@pytest.mark.parametrize("wrap", [lambda store: store, WrapperStore, LoggingStore])
+@pytest.mark.parametrize(
+    "make",
+    [
+        MemoryStore,
+        lambda: FsspecStore(ASYNCHRONOUS(MemoryFileSystem()), path="/x"),
+        lambda: FsspecStore(ASYNCHRONOUS(MemoryFileSystem(global_store=False)), path="/x"),
+        lambda: FsspecStore(in_folder(MemoryFileSystem()), path="x"),
+    ],
+)
+def test_stores_in_memory_are_known(make: Callable[[], Any], wrap: Callable[[Any], Any]) -> None:
+    array = zarr.create_array(wrap(make()), shape=(2, 2), chunks=(1, 1), dtype="f4", overwrite=True)
     assert in_memory(array)
+    with pytest.raises(StoreError, match=r"C: .*this process's memory, which tasks do not share"):
+        check_shared(array, "C")
+
+
+def test_files_are_not_in_memory_however_they_are_wrapped(tmp_path: Path) -> None:
+    for store in (
+        tmp_path / "a",
+        LoggingStore(LocalStore(tmp_path / "b")),
+        FsspecStore(ASYNCHRONOUS(LocalFileSystem(auto_mkdir=True)), path=str(tmp_path / "c")),
+        CacheStore(LocalStore(tmp_path / "d"), cache_store=MemoryStore()),
+    ):
+        assert not in_memory(zarr.create_array(store, shape=(2, 2), chunks=(1, 1), dtype="f4"))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("memory://x", True), ("simplecache::memory://x", True), ("s3://memory/x", False), ("memory", False)],
+)
+def test_urls_in_memory_are_known(name: str, found: bool) -> None:
+    assert in_memory(name) is found
 
 
 @pytest.mark.parametrize("form", ["path", "text", "open array"])

@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs import Delta, Zstd
 from zarr.codecs import Crc32cCodec
-from zarr.storage import MemoryStore
+from zarr.storage import LoggingStore, MemoryStore
 
 import tilewright as tw
 from tilewright.pipeline import (
@@ -1113,13 +1113,32 @@ class TestBadInput:
             device_memory=64,
         )  # fmt: skip
 
-    def test_arrays_that_workers_cannot_see(self, client: Client, tmp_path: Path) -> None:
-        source = zarr.create_array(MemoryStore(), shape=(3, 3), chunks=(2, 2), dtype="f4")
-        self.check(
-            tmp_path, StoreError, "this process's memory", source, source, tmp_path / "c", cluster=client
-        )
-        a = put(tmp_path / "a", np.ones((3, 3)))
-        self.check(tmp_path, StoreError, "this process's memory", a, a, "memory://c.zarr", cluster=client)
+    @pytest.mark.parametrize("kind", ["zarr's", "fsspec's", "wrapped"])
+    def test_arrays_that_tasks_do_not_share(self, client: Client, tmp_path: Path, kind: str) -> None:
+        """As A, B, C or output, of a product, of its check and of dot; workers are not asked first."""
+
+        def put_in_memory(name: str, values: np.ndarray) -> zarr.Array[Any]:
+            place = {"zarr's": MemoryStore(), "fsspec's": f"memory://{name}"}.get(
+                kind, LoggingStore(MemoryStore(), log_level="ERROR")
+            )
+            array = zarr.create_array(place, data=values, overwrite=True)
+            assert isinstance(array, zarr.Array)
+            return array
+
+        a, match = put(tmp_path / "a", np.ones((3, 3))), "this process's memory"
+        hidden = put_in_memory("hidden", np.zeros((3, 3)))
+        out = tmp_path / "c"
+        self.check(tmp_path, StoreError, f"A: .*{match}", hidden, a, out, cluster=client)
+        self.check(tmp_path, StoreError, f"B: .*{match}", a, hidden, out, cluster=client)
+        self.check(tmp_path, StoreError, f"output: .*{match}", a, a, hidden, cluster=client)
+        self.check(tmp_path, StoreError, f"output: .*{match}", a, a, "memory://c.zarr", cluster=client)
+        for role, factors in {"A": (hidden, a, a), "B": (a, hidden, a), "C": (a, a, hidden)}.items():
+            with pytest.raises(StoreError, match=f"{role}: .*{match}"):
+                tw.verify(*factors, cluster=client)
+        x, y = put(tmp_path / "x", np.ones(3), (3,)), put_in_memory("y", np.ones(3))
+        for role, vectors in {"X": (y, x), "Y": (x, y)}.items():
+            with pytest.raises(StoreError, match=f"{role}: .*{match}"):
+                tw.dot(*vectors, cluster=client, device="cpu")
 
 
 def test_a_run_is_json_and_says_where_time_went(
