@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import zarr
 from zarr.errors import BaseZarrError
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
 from tilewright.pipeline.chunks import METADATA_NAMES, layout_of
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
@@ -165,28 +165,56 @@ def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> Stor
     return stored.transposed if transpose else stored
 
 
-def check_shared(source: Source, role: str) -> None:
-    """Raise StoreError for what tasks would not share with the caller.
+def check_shared(source: Source, role: str, *, written: bool = False) -> None:
+    """Raise StoreError for what tasks would not share with the caller, to read it, or to write to it (``written``).
 
     They are pickled on their way to any worker, also to one in this process. What lies in memory is copied along with
-    every task, or is not there in another process, by its store; what a task writes to it, the caller does not see.
+    every task, or is not there in another process, by its store; what a task writes to it, the caller does not see. A
+    ZIP file is opened again, in the caller's mode: "w" empties it, and what was added in "a" is not in its list yet and
+    reads as zeros.
     """
     if in_memory(source):
         raise StoreError(
             f"{role}: {name_of(source)} lies in this process's memory, which tasks do not share; store it in a file"
             " (zarr.storage.LocalStore; /dev/shm is as fast), or use tilewright.kernels on NumPy arrays"
         )
+    mode = zip_mode(source)
+    if mode is not None and written:
+        raise StoreError(
+            f"{role}: {name_of(source)} lies in a ZIP file, which one writer alone can write to, and each task would be"
+            " another; store it in a folder (zarr.storage.LocalStore)"
+        )
+    if mode not in (None, "r"):
+        raise StoreError(
+            f"{role}: {name_of(source)} lies in a ZIP file that is open in mode {mode!r}, in which each task would open"
+            " it again; close it, and open it in mode 'r'"
+        )
 
 
 def in_memory(source: Source) -> bool:
     """Whether the data lie in this process's memory: by an open array's store, whatever wraps it, or by a URL."""
     if not isinstance(source, zarr.Array):
-        return any(part.startswith("memory://") for part in os.fspath(source).split("::"))
+        return _names_protocol(source, "memory")
     keeper = _keeper(source)
     if isinstance(keeper, MemoryStore) or "memory" in _protocols(keeper):
         return True
     # By its name: whoever has such a store has obstore, and nobody else needs it.
     return type(keeper).__module__.startswith("obstore") and type(keeper).__name__ == "MemoryStore"
+
+
+def zip_mode(source: Source) -> str | None:
+    """The mode in which the ZIP file is open that an array lies in; None: it lies in none."""
+    if not isinstance(source, zarr.Array):
+        return "r" if _names_protocol(source, "zip") else None
+    keeper = _keeper(source)
+    if isinstance(keeper, ZipStore):
+        return keeper._zmode
+    return str(keeper.mode) if "zip" in _protocols(keeper) else None
+
+
+def _names_protocol(url: str | os.PathLike[str], protocol: str) -> bool:
+    """Whether a URL, or one of a chain of them, is of a protocol."""
+    return any(part.startswith(f"{protocol}://") for part in os.fspath(url).split("::"))
 
 
 def _keeper(array: zarr.Array[Any]) -> Any:

@@ -112,8 +112,9 @@ def matmul(
     _check_distinct(out, left, right)
     if (path := store.local_path(out)) is not None:
         check_growing_place(path)
-    for role, array in (("A", left), ("B", right), ("output", out)):
-        store.check_shared(array, role)
+    store.check_shared(left, "A")
+    store.check_shared(right, "B")
+    store.check_shared(out, "output", written=True)
     if verify:
         check_rounds(config.get("verify-rounds"))  # before the work that the check would come after
     job = _Job(wanted, out, verify, overwrite, listener)

@@ -22,11 +22,13 @@ import numpy as np
 import pytest
 import zarr
 from distributed import Client, LocalCluster
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.zip import ZipFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs import Delta, Zstd
 from zarr.codecs import Crc32cCodec
-from zarr.storage import LoggingStore, MemoryStore
+from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 
 import tilewright as tw
 from tilewright.pipeline import (
@@ -1139,6 +1141,58 @@ class TestBadInput:
         for role, vectors in {"X": (y, x), "Y": (x, y)}.items():
             with pytest.raises(StoreError, match=f"{role}: .*{match}"):
                 tw.dot(*vectors, cluster=client, device="cpu")
+
+    @pytest.mark.parametrize("mode", ["w", "a"])
+    def test_zip_files_that_tasks_would_write_to(self, client: Client, tmp_path: Path, mode: Any) -> None:
+        """Nor those that they would open in a mode for writing: what is in them stays as it is."""
+        a, file = put(tmp_path / "a", np.ones((3, 3))), tmp_path / "file.zip"
+        store = ZipStore(file, mode=mode)
+        inside = zarr.create_array(store, name="inside", data=np.ones((3, 3)))
+        x = zarr.create_array(store, name="x", data=np.ones(3))
+        out = tmp_path / "c"
+        wrapped = zarr.open_array(LoggingStore(store, log_level="ERROR"), path="inside")
+        for array in (inside, wrapped):
+            match = "output: .*ZIP file.* one writer alone"
+            self.check(tmp_path, StoreError, match, a, a, array, cluster=client)
+            self.check(tmp_path, StoreError, match, a, a, array, cluster=client, verify=False)
+            match = f"ZIP file that is open in mode '{mode}'"
+            self.check(tmp_path, StoreError, f"A: .*{match}", array, a, out, cluster=client)
+            self.check(tmp_path, StoreError, f"B: .*{match}", a, array, out, cluster=client)
+            with pytest.raises(StoreError, match=f"C: .*{match}"):
+                tw.verify(a, a, array, cluster=client)
+        with pytest.raises(StoreError, match=f"X: .*{match}"):
+            tw.dot(x, x, cluster=client, device="cpu")
+        store.close()
+        with ZipStore(file, mode="r") as stored:
+            for name in ("inside", "x"):
+                assert (zarr.open_array(stored, path=name)[...] == 1).all()
+
+    def test_a_zip_file_by_its_url_is_no_output(self, client: Client, tmp_path: Path) -> None:
+        a = put(tmp_path / "a", np.ones((3, 3)))
+        name = f"zip://c::{tmp_path / 'file.zip'}"
+        self.check(tmp_path, StoreError, r"output: zip://c.*one writer alone", a, a, name, cluster=client)
+        file = ZipFileSystem(tmp_path / "file.zip", mode="a")
+        out = zarr.create_array(
+            FsspecStore(AsyncFileSystemWrapper(file, asynchronous=True)), data=np.ones((3, 3))
+        )
+        assert isinstance(out, zarr.Array)
+        self.check(tmp_path, StoreError, r"output: .*one writer alone", a, a, out, cluster=client)
+        self.check(tmp_path, StoreError, r"A: .*open in mode 'a'", out, a, tmp_path / "c", cluster=client)
+
+
+def test_factors_in_zip_files_that_are_open_for_reading(client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "file.zip"
+    with ZipStore(file, mode="w") as store:
+        for name, shape in (("a", (40, 40)), ("x", (40,))):
+            zarr.create_array(store, name=name, data=np.ones(shape))
+    with ZipStore(file, mode="r") as store:
+        a, x = (zarr.open_array(store, path=name, mode="r") for name in "ax")
+        for factor in (a, f"zip://a::{file}"):
+            assert tw.matmul(
+                a, factor, tmp_path / "c", cluster=client, device="cpu", overwrite=True
+            ).verification
+            assert tw.verify(factor, a, tmp_path / "c", cluster=client).passed
+        assert tw.dot(x, x, cluster=client, device="cpu") == 40
 
 
 def test_a_run_is_json_and_says_where_time_went(
