@@ -74,7 +74,7 @@ class Output:
         # Before the growing folder gets its name: as long as it is locked under the other, no run that lives is between
         # its two renames, and would want back what it has set aside.
         aside = _set_aside(self.final)
-        check_output_free(self.final, overwrite=self.overwrite)
+        check_place_free(self.final, overwrite=self.overwrite)
         remove_drafts(self.partial)
         displaced = None
         try:
@@ -299,52 +299,71 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     Raises
     ------
     OutputExistsError
-        Something stands at the target and ``overwrite`` is false; or it is true and what stands there is not ours
-        to remove: anything but a Zarr array, which a slip of the pen must not delete. A link is neither, wherever
-        it leads: a folder cannot be renamed to it, and what it leads to is left alone.
+        Something stands at the target and ``overwrite`` is false; or what stands there is not ours to remove (see
+        `check_place_free`).
     StoreError
-        The target cannot be looked at: its folder is closed to us, its name is too long or empty.
+        The target cannot be looked at, or names nothing.
     """
     check_source(target, "output")
     if isinstance(target, zarr.Array):
         return
     path = local_path(target)
     if path is not None:
-        found = None
-        try:
-            with suppress(FileNotFoundError):
-                found = path.lstat()
-            if found is None:
-                with suppress(FileNotFoundError):
-                    partial_path(path).lstat()  # a name of its own, and a longer one
-        except (OSError, ValueError) as error:
-            raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
-        _check_parents(path)
-        taken = found is not None
-        if taken and path.is_symlink():
-            raise OutputExistsError(
-                f"output: {path} is a link to {path.readlink()}; name what it leads to, or choose another path"
-            )
-        if found is not None and overwrite and not is_array_folder(path):
-            if not _stands_at(path, found):  # another run is just replacing it
-                return check_output_free(target, overwrite=overwrite)
-            raise OutputExistsError(
-                f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
-            )
-    elif overwrite:
+        return check_place_free(path, overwrite=overwrite)
+    if overwrite:
         return
-    else:
-        try:
-            zarr.open(os.fspath(target), mode="r")
-            taken = True
-        except (FileNotFoundError, BaseZarrError):
-            taken = False
-        except (OSError, ImportError, ValueError) as error:
-            raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
-    if taken and not overwrite:
+    try:
+        zarr.open(os.fspath(target), mode="r")
+    except (FileNotFoundError, BaseZarrError):
+        return
+    except (OSError, ImportError, ValueError) as error:
+        raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
+    raise _exists(name_of(target))
+
+
+def check_place_free(path: Path, *, overwrite: bool) -> None:
+    """Fail when something stands where a local output goes. What the user called it was looked at before: of ``./~`` a
+    path has kept only the tilde.
+
+    Raises
+    ------
+    OutputExistsError
+        Something stands there and ``overwrite`` is false; or it is true and what stands there is not ours to remove:
+        anything but a Zarr array, which a slip of the pen must not delete. A link is neither, wherever it leads: a
+        folder cannot be renamed to it, and what it leads to is left alone.
+    StoreError
+        It cannot be looked at: its folder is closed to us, its name is too long.
+    """
+    found = None
+    try:
+        with suppress(FileNotFoundError):
+            found = path.lstat()
+        if found is None:
+            with suppress(FileNotFoundError):
+                partial_path(path).lstat()  # a name of its own, and a longer one
+    except (OSError, ValueError) as error:
+        raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
+    _check_parents(path)
+    if found is None:
+        return
+    if path.is_symlink():
         raise OutputExistsError(
-            f"output: {name_of(target)} exists; choose another path, or ask to overwrite it (--overwrite)"
+            f"output: {path} is a link to {path.readlink()}; name what it leads to, or choose another path"
         )
+    if not overwrite:
+        raise _exists(str(path))
+    if not is_array_folder(path):
+        if not _stands_at(path, found):  # another run is just replacing it
+            return check_place_free(path, overwrite=overwrite)
+        raise OutputExistsError(
+            f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
+        )
+
+
+def _exists(name: str) -> OutputExistsError:
+    return OutputExistsError(
+        f"output: {name} exists; choose another path, or ask to overwrite it (--overwrite)"
+    )
 
 
 def _check_parents(path: Path) -> None:
@@ -399,7 +418,7 @@ def create_output(
         growing = partial_path(path)
         lock = lock_folder(growing, create=True)
         try:
-            check_output_free(path, overwrite=overwrite)  # another run may have finished it since we looked
+            check_place_free(path, overwrite=overwrite)  # another run may have finished it since we looked
             _empty(growing)
             (growing / MARK_NAME).touch()
             return Output(anchored(create(growing.absolute()), str(growing)), path, overwrite, lock)

@@ -89,7 +89,7 @@ def check_source(source: Any, role: str) -> None:
     if text == "~" or text.startswith("~/"):
         raise StoreError(
             f"{role}: {text} begins with a tilde, which only shells read as the home folder; pass"
-            " os.path.expanduser(path), or ./~ for a folder of that name"
+            " os.path.expanduser(path), or os.path.abspath(path) for a folder of that name"
         )
 
 

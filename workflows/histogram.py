@@ -21,8 +21,9 @@ from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
-from tilewright.pipeline.output import check_growing_place, check_output_free, create_output, partial_path
+from tilewright.pipeline.output import check_growing_place, check_place_free, create_output, partial_path
 from tilewright.pipeline.region_write import region_writes, write_region
+from tilewright.pipeline.store import check_source
 from tilewright.pipeline.submit import await_workers, survey
 
 logger = logging.getLogger(__name__)
@@ -126,8 +127,9 @@ def check_outputs(
         path = Path(given)
         _check_ending(path, endings)
         _check_length(path)
+        check_source(given, "output")
         if path.suffix == ".zarr" or not overwrite:
-            check_output_free(path, overwrite=overwrite)
+            check_place_free(path, overwrite=overwrite)
         elif path.is_dir():
             raise OutputExistsError(f"output: {path} is a folder, so it is not replaced; choose another path")
         if path.suffix == ".zarr":

@@ -452,3 +452,18 @@ def test_a_growing_output_whose_metadata_are_none_is_begun_anew(metadata: str, t
     (outputs.partial_path(final) / "zarr.json").write_text(metadata)
     assert outputs.resume_output(final, overwrite=False) is None
     begin(final).release()
+
+
+@pytest.mark.parametrize("name", ["~", "~/c"])
+@pytest.mark.parametrize("form", [str, Path])
+def test_what_the_refusal_of_a_tilde_advises_works(
+    name: str, form: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(
+        StoreError, match=r"os\.path\.expanduser\(path\), or os\.path\.abspath\(path\) for a folder"
+    ):
+        outputs.check_output_free(form(name), overwrite=False)
+    for advised in (os.path.expanduser, os.path.abspath):
+        outputs.check_output_free(f"{advised(form(name))}", overwrite=False)

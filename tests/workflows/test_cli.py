@@ -98,6 +98,28 @@ def test_matmul_stores_the_product_and_says_so(run: Run, here: Path, rng: np.ran
     assert sorted(path.name for path in here.iterdir()) == ["a.zarr", "b.zarr", "c.zarr"]
 
 
+def test_outputs_may_be_called_by_a_tilde_in_this_folder(run: Run, here: Path) -> None:
+    """Where a path, which keeps no ``./``, is one that only shells know."""
+    a = store("a.zarr", np.ones((4, 4)))
+    for expected, more in ((a @ a, ()), (a.T @ a, ("--overwrite",))):
+        result = run("matmul", "-q", "a.zarr", "a.zarr", "./~", *more)
+        assert result.exit_code == 0, result.stderr
+        np.testing.assert_array_equal(zarr.open_array("./~")[...], expected)
+    (here / "~").rename(here / "other")
+    (here / "~").mkdir()
+    (here / "one.txt").write_bytes(b"aab")
+    for name in ("./~/f.zarr", "./~/f.csv"):
+        result = run("histogram", "one.txt", "--by", "letter", "--out", name)
+        assert result.exit_code == 0, result.stderr
+    before = everything(here)
+    for more in ((), ("--overwrite",)):
+        for arguments in (("matmul", "a.zarr", "a.zarr", "~"), ("histogram", "one.txt", "--out", "~/f.csv")):
+            result = run(*arguments, *more)
+            assert result.exit_code == 1
+            assert "begins with a tilde" in result.stderr
+    assert everything(here) == before
+
+
 def test_json_is_one_object_and_quiet_is_quiet(run: Run, rng: np.random.Generator) -> None:
     store("a.zarr", rng.random((20, 20), np.float32))
     result = run("matmul", "a.zarr", "a.zarr", "c.zarr", "--json", "--quiet")
