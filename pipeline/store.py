@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import socket
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeAlias
 
 import zarr
@@ -36,6 +36,9 @@ def name_of(source: Source) -> str:
     if isinstance(source, zarr.Array):
         if isinstance(source.store, LocalStore):
             return str(Path(getattr(source.store, GIVEN_NAME, source.store.root)) / source.path)
+        if isinstance(source.store, FsspecStore):
+            fs, path = _beneath(source.store.fs, f"{source.store.path}/{source.path}".rstrip("/"))
+            return str(fs.unstrip_protocol(path))
         return str(source.store_path)
     return os.fspath(source)
 
@@ -45,6 +48,37 @@ def place_of(array: zarr.Array[Any]) -> str:
     if isinstance(array.store, LocalStore):
         return str(array.store.root.absolute() / array.path)
     return str(array.store_path)
+
+
+def location(source: Source) -> tuple[str, PurePath]:
+    """Where an array lies, or would, to see whether two are one, or one lies inside another.
+
+    For a local disk ``""`` and the path without links, else a protocol, or what the store is, and the path there.
+    """
+    if not isinstance(source, zarr.Array):
+        path = local_path(source)
+        if path is not None:
+            return "", path.resolve()
+        from fsspec.core import url_to_fs  # few name a URL
+
+        try:
+            return _location(*url_to_fs(os.fspath(source)))
+        except (ImportError, ValueError, OSError):  # opening it says what is wrong
+            return "", PurePosixPath(os.fspath(source))
+    store = _unwrapped(source.store)
+    if isinstance(store, LocalStore):
+        return "", (store.root / source.path).resolve()
+    if isinstance(store, FsspecStore):
+        return _location(store.fs, f"{store.path}/{source.path}")
+    return type(store).__name__, PurePosixPath(str(source.store_path))
+
+
+def _location(fs: Any, path: str) -> tuple[str, PurePath]:
+    fs, path = _beneath(fs, path)
+    names = _protocols(fs)
+    if "file" in names:
+        return "", Path(path).resolve()
+    return names[0] if names else type(fs).__name__, PurePosixPath(path)
 
 
 def anchored(array: zarr.Array[Any], given: str | None = None) -> zarr.Array[Any]:
@@ -165,15 +199,16 @@ def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> Stor
     return stored.transposed if transpose else stored
 
 
-def check_shared(source: Source, role: str, *, written: bool = False) -> None:
+def check_shared(source: Source, role: str, *, written: bool = False, copied: bool = False) -> None:
     """Raise StoreError for what tasks would not share with the caller, to read it, or to write to it (``written``).
 
     They are pickled on their way to any worker, also to one in this process. What lies in memory is copied along with
     every task, or is not there in another process, by its store; what a task writes to it, the caller does not see. A
     ZIP file is opened again, in the caller's mode: "w" empties it, and what was added in "a" is not in its list yet and
-    reads as zeros.
+    reads as zeros. ``copied``: a copy along with every task will do.
     """
-    if in_memory(source):
+    pickled = isinstance(source, zarr.Array) and isinstance(_keeper(source), MemoryStore)
+    if in_memory(source) and not (copied and pickled):
         raise StoreError(
             f"{role}: {name_of(source)} lies in this process's memory, which tasks do not share; store it in a file"
             " (zarr.storage.LocalStore; /dev/shm is as fast), or use tilewright.kernels on NumPy arrays"
@@ -219,17 +254,28 @@ def _names_protocol(url: str | os.PathLike[str], protocol: str) -> bool:
 
 def _keeper(array: zarr.Array[Any]) -> Any:
     """What keeps an array's data beneath all that wraps it: a store, a file system of fsspec's, or obstore's store."""
-    keeper: Any = array.store
-    while isinstance(keeper, WrapperStore):
-        keeper = keeper._store
-    if isinstance(keeper, ObjectStore):
-        return keeper.store
-    if isinstance(keeper, FsspecStore):
-        keeper = keeper.fs
-        # What makes a file system asynchronous, begins it at a folder, or caches it.
-        while (inner := getattr(keeper, "sync_fs", None) or getattr(keeper, "fs", None)) is not None:
-            keeper = inner
-    return keeper
+    store = _unwrapped(array.store)
+    if isinstance(store, ObjectStore):
+        return store.store
+    if isinstance(store, FsspecStore):
+        return _beneath(store.fs, store.path)[0]
+    return store
+
+
+def _unwrapped(store: Any) -> Any:
+    while isinstance(store, WrapperStore):
+        store = store._store
+    return store
+
+
+def _beneath(fs: Any, path: str) -> tuple[Any, str]:
+    """A file system of fsspec's, and a path there, beneath what makes it asynchronous, begins it at a folder, or caches
+    it."""
+    while (inner := getattr(fs, "sync_fs", None) or getattr(fs, "fs", None)) is not None:
+        if "dir" in _protocols(fs):
+            path = fs._join(path)
+        fs = inner
+    return fs, path
 
 
 def _protocols(keeper: Any) -> tuple[str, ...]:

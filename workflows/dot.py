@@ -71,8 +71,8 @@ def dot(
     """
     config.check_all()
     left, right = open_array(x, ndim=1, role="X"), open_array(y, ndim=1, role="Y")
-    check_shared(left, "X")
-    check_shared(right, "Y")
+    check_shared(left, "X", copied=True)
+    check_shared(right, "Y", copied=True)
     if left.shape != right.shape:
         raise ShapeError(
             f"{name_of(left)} has {left.shape[0]} elements and {name_of(right)} has {right.shape[0]};"

@@ -340,24 +340,26 @@ def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulP
 
 def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) -> None:
     """The output replaces or fills its place, so it must not be where a factor is read from."""
-    path = store.local_path(store.name_of(out))
+    path, name = store.local_path(out), store.name_of(out)
+    kind, ours = store.location(out)
     for role, factor in (("A", left), ("B", right)):
-        same = store.name_of(out) == store.name_of(factor)
-        factor_path = store.local_path(store.name_of(factor))
-        if path is not None and factor_path is not None:
-            ours, theirs = path.resolve(), factor_path.resolve()
-            same = ours == theirs
-            if not same and (ours in theirs.parents or theirs in ours.parents):
-                raise OutputError(
-                    f"output: {path} and {role}, {factor_path}, lie one inside the other; give C a place of its own"
-                )
-            growing = partial_path(path).resolve()
-            if not isinstance(out, zarr.Array) and (growing == theirs or growing in theirs.parents):
-                raise OutputError(
-                    f"output: {path} would grow at {partial_path(path)}, where {role} lies; give C another name"
-                )
-        if same:
-            raise OutputError(f"output: {store.name_of(out)} is also {role}; C needs a place of its own")
+        factor_kind, theirs = store.location(factor)
+        if kind != factor_kind:
+            continue
+        if ours == theirs:
+            raise OutputError(f"output: {name} is also {role}; C needs a place of its own")
+        if ours in theirs.parents or theirs in ours.parents:
+            raise OutputError(
+                f"output: {name} and {role}, {store.name_of(factor)}, lie one inside the other; give C a place of its"
+                " own"
+            )
+        if path is None:
+            continue
+        growing = partial_path(path).resolve()
+        if growing == theirs or growing in theirs.parents:
+            raise OutputError(
+                f"output: {name} would grow at {partial_path(path)}, where {role} lies; give C another name"
+            )
 
 
 def _recorded(out: Source, digest: str) -> int:

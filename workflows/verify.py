@@ -53,7 +53,7 @@ def verify(
     left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")
     product = open_array(c, ndim=2, role="C")
     for role, array in (("A", left), ("B", right), ("C", product)):
-        check_shared(array, role)
+        check_shared(array, role, copied=True)
     with open_cluster(cluster, cluster_file) as client:
         await_workers(client, waiting=on_waiting(listener, "verify", "ends it"))
         return verify_product(

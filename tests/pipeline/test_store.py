@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Wra
 from tests.pipeline.stored_arrays import any_way
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.region_read import read_region
-from tilewright.pipeline.store import check_shared, in_memory, name_of, open_array, place_of
+from tilewright.pipeline.store import check_shared, in_memory, location, name_of, open_array, place_of
 
 
 def test_open_names_what_is_wrong(tmp_path: Path) -> None:
@@ -97,6 +97,29 @@ def test_files_are_not_in_memory_however_they_are_wrapped(tmp_path: Path) -> Non
 )
 def test_urls_in_memory_are_known(name: str, found: bool) -> None:
     assert in_memory(name) is found
+
+
+def test_what_lies_in_one_place_is_known_however_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    zarr.create_array(tmp_path / "a", shape=(2, 2), chunks=(1, 1), dtype="f4")
+    local = LocalFileSystem()
+    stores: list[Any] = [
+        LocalStore(tmp_path / "link" / "a"),
+        LoggingStore(LocalStore(tmp_path / "a")),
+        FsspecStore(ASYNCHRONOUS(local), path=str(tmp_path / "a")),
+        FsspecStore(DirFileSystem(str(tmp_path), ASYNCHRONOUS(local), asynchronous=True), path="a"),
+    ]
+    names = [
+        tmp_path / "a",
+        f"file://{tmp_path}/a",
+        f"local://{tmp_path}/link/a",
+        f"simplecache::file://{tmp_path}/a",
+    ]
+    arrays = [zarr.open_array(store, mode="r") for store in stores]
+    assert {location(source) for source in [*names, *arrays]} == {("", (tmp_path / "a").resolve())}
+    assert location("memory://x/a") == ("memory", PurePosixPath("/x/a")) != location("/x/a")
+    assert name_of(arrays[2]) == f"file://{tmp_path}/a"
+    assert location("nobody-knows-this://x")[1] != location("nobody-knows-this://y")[1]
 
 
 @pytest.mark.parametrize("form", ["path", "text", "open array"])

@@ -1052,6 +1052,23 @@ class TestBadInput:
         out = zarr.open_array(tmp_path / "a", mode="r+")
         self.check(tmp_path, OutputError, "also A", "a", "a", out, cluster=client)
 
+    @pytest.mark.parametrize("named", ["path", "file", "local", "open"])
+    @pytest.mark.parametrize("inside", ["", "/within"])
+    def test_an_output_by_url_is_an_input(
+        self, client: Client, tmp_path: Path, named: str, inside: str
+    ) -> None:
+        """Replacing what is there would remove the factor before it is read."""
+        b = put(tmp_path / "b", np.ones((2, 2)))
+        put(tmp_path / "a", np.ones((2, 2)))
+        a: Any = {"path": tmp_path / "a", "open": zarr.open_array(f"local://{tmp_path}/a", mode="r")}.get(
+            named
+        )
+        a = f"{named}://{tmp_path}/a" if a is None else a
+        out = f"local://{tmp_path}/a{inside}"
+        match = "one inside the other" if inside else "also A"
+        self.check(tmp_path, OutputError, match, a, b, out, cluster=client, overwrite=True)
+        assert (zarr.open_array(tmp_path / "a")[...] == 1).all()
+
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_a_link_is_no_place_for_an_output(self, client: Client, tmp_path: Path, overwrite: bool) -> None:
         a = put(tmp_path / "a", np.ones((2, 2)))
@@ -1117,7 +1134,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("kind", ["zarr's", "fsspec's", "wrapped"])
     def test_arrays_that_tasks_do_not_share(self, client: Client, tmp_path: Path, kind: str) -> None:
-        """As A, B, C or output, of a product, of its check and of dot; workers are not asked first."""
+        """As A, B, C or output, of a product; of its check and of dot, what would not be there in another process."""
 
         def put_in_memory(name: str, values: np.ndarray) -> zarr.Array[Any]:
             place = {"zarr's": MemoryStore(), "fsspec's": f"memory://{name}"}.get(
@@ -1134,10 +1151,15 @@ class TestBadInput:
         self.check(tmp_path, StoreError, f"B: .*{match}", a, hidden, out, cluster=client)
         self.check(tmp_path, StoreError, f"output: .*{match}", a, a, hidden, cluster=client)
         self.check(tmp_path, StoreError, f"output: .*{match}", a, a, "memory://c.zarr", cluster=client)
-        for role, factors in {"A": (hidden, a, a), "B": (a, hidden, a), "C": (a, a, hidden)}.items():
+        product = put_in_memory("product", np.full((3, 3), 3.0))
+        x, y = put(tmp_path / "x", np.ones(3), (3,)), put_in_memory("y", np.ones(3))
+        if kind != "fsspec's":  # is pickled along with every task, which is enough for those who only read
+            assert tw.verify(a, a, product, cluster=client).passed
+            assert tw.dot(x, y, cluster=client, device="cpu") == 3
+            return
+        for role, factors in {"A": (hidden, a, a), "B": (a, hidden, a), "C": (a, a, product)}.items():
             with pytest.raises(StoreError, match=f"{role}: .*{match}"):
                 tw.verify(*factors, cluster=client)
-        x, y = put(tmp_path / "x", np.ones(3), (3,)), put_in_memory("y", np.ones(3))
         for role, vectors in {"X": (y, x), "Y": (x, y)}.items():
             with pytest.raises(StoreError, match=f"{role}: .*{match}"):
                 tw.dot(*vectors, cluster=client, device="cpu")
