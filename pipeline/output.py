@@ -13,6 +13,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -421,10 +422,13 @@ def create_output(
             check_place_free(path, overwrite=overwrite)  # another run may have finished it since we looked
             _empty(growing)
             (growing / MARK_NAME).touch()
-            return Output(anchored(create(growing.absolute()), str(growing)), path, overwrite, lock)
-        except BaseException:
+            array = _ended(lambda: create(growing.absolute()))
+            return Output(anchored(array, str(growing)), path, overwrite, lock)
+        except BaseException as error:
             with suppress(OSError):
-                if os.listdir(growing) == [MARK_NAME]:
+                # Behind Ctrl-C the mark stays: after two of them zarr-python may still write, and without it no run
+                # would know what it finds.
+                if isinstance(error, Exception) and os.listdir(growing) == [MARK_NAME]:
                     (growing / MARK_NAME).unlink()
                 growing.rmdir()  # only where it is empty
             os.close(lock)
@@ -433,6 +437,16 @@ def create_output(
         raise
     except (OSError, BaseZarrError, ValueError, ImportError) as error:
         raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
+
+
+def _ended(create: Callable[[], zarr.Array[Any]]) -> zarr.Array[Any]:
+    """What is created, of which nothing is under way any more when this returns, or raises because of one Ctrl-C.
+
+    zarr-python writes on threads of its own. Where Ctrl-C comes to the one that waits for them they go on, and could
+    write into a folder that another run has locked by then; so a thread to which no signal comes waits for them.
+    """
+    with ThreadPoolExecutor(1, "tilewright-create") as creating:
+        return creating.submit(create).result()
 
 
 def resume_output(path: Path, overwrite: bool) -> Output | None:

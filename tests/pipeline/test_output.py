@@ -7,6 +7,8 @@ import os
 import pickle
 import re
 import shutil
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import LocalStore
 
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.region_write import region_writes, write_region
 from tilewright.pipeline.store import name_of
+
+LATE_SECONDS = 0.5
+"""How long a thread waits for what only a fault would let come."""
 
 
 def test_an_output_has_its_name_only_when_published(tmp_path: Path) -> None:
@@ -297,10 +303,43 @@ def test_a_run_that_is_killed_at_its_beginning_leaves_what_the_next_replaces(
             with pytest.raises(KeyboardInterrupt):
                 begin(final)
         assert not (growing / "record").exists(), "it speaks of chunks that are not there"
-        assert growing.exists() == (killed_at == "chunks")
+        assert outputs.MARK_NAME in names(growing), "without it the folder is not known to be ours"
     output = begin(final, 2)
     assert sorted(path.name for path in growing.iterdir()) == ["c", outputs.MARK_NAME, "zarr.json"]
     output.release()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_zarr_writes_the_metadata_leaves_what_the_next_run_replaces(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes to the thread that waits, and zarr's own go on."""
+    final = tmp_path / "c.zarr"
+    set_metadata, stopped, written = LocalStore.set, threading.Event(), threading.Event()
+
+    async def slow(store: LocalStore, key: str, value: Any) -> None:
+        for _ in range(times):
+            signal.pthread_kill(main, signal.SIGINT)
+            stopped.wait(LATE_SECONDS)  # for good where the run waits for this
+        await set_metadata(store, key, value)
+        written.set()
+
+    main = threading.main_thread().ident
+    assert main == threading.get_ident()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background commands begin deaf to it
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, "set", slow)
+            with pytest.raises(KeyboardInterrupt):
+                begin(final)
+            assert written.is_set() or times > 1, "nobody keeps other runs out any more"
+            stopped.set()
+            assert written.wait(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    outputs.check_growing_place(final)
+    begin(final, 2).publish()
+    assert (zarr.open_array(final)[...] == 2).all()
 
 
 def test_a_growing_output_that_is_not_ours_stays(tmp_path: Path) -> None:
