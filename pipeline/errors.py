@@ -18,6 +18,7 @@ __all__ = [
     "CorpusError",
     "DTypeError",
     "DamagedError",
+    "DamagedProductError",
     "DeviceMemoryError",
     "DeviceUnavailableError",
     "OptionError",
@@ -39,6 +40,10 @@ class StoreError(TilewrightError, OSError):
 
 class DamagedError(StoreError):
     """A chunk whose stored bytes cannot be decoded, or are not as many as a chunk has, however often they are read."""
+
+
+class DamagedProductError(DamagedError):
+    """Such a chunk of a product that is being checked."""
 
 
 class OutputExistsError(StoreError):

@@ -1,11 +1,12 @@
 """The record of finished tiles: what lets a run that was stopped go on where it stood.
 
-A file beside the growing output holds one line of JSON for what is being computed and one for each stored tile. The
-submitting process alone appends to it, after a tile's task has returned, so that no crash of a process leaves a line
-ahead of the data; it loses at most the line of a tile that is stored already, which is then computed once more with the
-same bytes. A crash of the machine that stores C may: a line is forced to disk, and chunks are not. A line holds the
-bytes that its tile's chunks took up, so that those which are missing, cut off or empty are noticed all the same, as
-most are after a power cut; what was damaged and kept its length is not, until somebody reads it.
+A file beside the growing output holds one line of JSON for what is being computed, one for each stored tile, and one
+for each of those that proved damaged. The submitting process alone appends to it, after a tile's task has returned, so
+that no crash of a process leaves a line ahead of the data; it loses at most the line of a tile that is stored already,
+which is then computed once more with the same bytes. A crash of the machine that stores C may: a line is forced to
+disk, and chunks are not. A line holds the bytes that its tile's chunks took up, so that those which are missing, cut
+off or empty are noticed all the same, as most are after a power cut; what was damaged and kept its length is not, until
+somebody reads it.
 """
 
 from __future__ import annotations
@@ -158,7 +159,15 @@ class Ledger:
     def record(self, index: int, nbytes: int) -> None:
         """Note that the tile of this index is stored, in chunks of so many bytes together. Raises StoreError where the
         disk takes no more."""
-        line = f"{_line(index, nbytes)}\n".encode()
+        self._append(_line(index, nbytes))
+
+    def withdraw(self, index: int) -> None:
+        """Note that what is stored of the tile of this index is none, so that a run that goes on computes it again.
+        Raises as ``record``."""
+        self._append(json.dumps({"withdrawn": index}))
+
+    def _append(self, text: str) -> None:
+        line = f"{text}\n".encode()
         with self._writing():
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -209,10 +218,16 @@ def read_past(folder: Path, digest: str) -> Past | None:
         (rows, columns), (unit_rows, unit_columns), (cell_rows, cell_columns) = (
             head[name] for name in ("tile", "c_unit", "cell")
         )
+        finished: dict[int, int] = {}
+        for entry in rest:
+            if "withdrawn" in entry:
+                finished.pop(entry["withdrawn"], None)
+            elif "nbytes" in entry or "tile" not in entry:
+                finished[entry["tile"]] = entry["nbytes"]
         past = Past(
             Geometry(rows, columns, head["panel_depth"], head["k_parts"], cell_rows, cell_columns),
             (unit_rows, unit_columns),
-            {entry["tile"]: entry["nbytes"] for entry in rest if "nbytes" in entry or "tile" not in entry},
+            finished,
         )
     except (KeyError, TypeError, ValueError):
         return None

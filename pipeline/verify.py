@@ -34,7 +34,13 @@ from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.thin import WIDE_DTYPES, add_thin_product, widen
 from tilewright.pipeline import config
-from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
+from tilewright.pipeline.errors import (
+    DamagedError,
+    DamagedProductError,
+    DTypeError,
+    OptionError,
+    ShapeError,
+)
 from tilewright.pipeline.events import (
     Listener,
     UnitDone,
@@ -241,6 +247,8 @@ def verify_product(
         A factor is of floats and C of integers, or it is complex and C is not.
     OptionError
         ``rounds`` is less than one, or more than `MOST_ROUNDS`; ``precision`` is not known, or not for C's dtype.
+    DamagedError
+        A chunk cannot be decoded; DamagedProductError where it is C's.
     """
     check_rounds(rounds)
     start = time.perf_counter()
@@ -287,6 +295,24 @@ def verify_product(
         seconds=seconds,
         cause=cause,
     )
+
+
+def find_damaged(
+    client: Client, c: zarr.Array[Any], regions: Iterable[tuple[slice, slice]], *, listener: Listener = ignore
+) -> list[int]:
+    """The places, in ascending order, of those regions of C that have a chunk which cannot be decoded."""
+    calls = ((c, region) for region in regions)
+    with closing(_Tasks(client, listener).run(_is_damaged, calls, (), 0, "damaged")) as found:
+        return sorted(place for place, damaged in found if damaged)
+
+
+def _is_damaged(c: zarr.Array[Any], region: tuple[slice, slice]) -> bool:
+    try:
+        for part in region_reads(c, region):
+            part.read(np.empty(part.shape, c.dtype.newbyteorder("=")))
+    except DamagedError:
+        return True
+    return False
 
 
 class _Tasks:
@@ -585,8 +611,11 @@ def _compare(
         return _Sums(place, thin, norms, *unmeasured)
 
     sums = _gather(left, rows, multiply, (count, vectors.shape[0]), weights.shape[0], unmeasured[1], probe)
-    expected, product = sums.thin, _project(result, rows, True, probe)
-    found = product.thin
+    try:
+        product = _project(result, rows, True, probe)
+    except DamagedError as error:
+        raise DamagedProductError(str(error)) from error
+    expected, found = sums.thin, product.thin
     if probe.exact:
         # Everything was summed modulo 2^64; C itself is known modulo 2^bits.
         shift = np.int64(64 - probe.bits)

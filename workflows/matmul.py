@@ -16,6 +16,8 @@ from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config, store, tasks
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import (
+    DamagedError,
+    DamagedProductError,
     DeviceMemoryError,
     OutputError,
     PlanError,
@@ -40,7 +42,7 @@ from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import await_workers, survey
 from tilewright.pipeline.tasks import WorkerFacts
-from tilewright.pipeline.verify import Verification, check_rounds, verify_product
+from tilewright.pipeline.verify import Verification, check_rounds, find_damaged, verify_product
 from tilewright.workflows.planning import Wanted, open_factors, plan_for
 
 SMALL_PRODUCTS = 2**36
@@ -281,7 +283,12 @@ def _fill(
             done = run_tiles(client, product, finished, job.listener, record)
         except DeviceMemoryError as error:
             raise _TooLarge(plan, error) from None
-        verification = _verified(client, job, output, ledger) if job.verify else None
+        try:
+            verification = _verified(client, job, output, ledger) if job.verify else None
+        except DamagedProductError as error:
+            if ledger is None:
+                raise
+            raise _withdrawn(client, job, plan, output, ledger, error) from error
         # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
         for left in output.publish(ledger.remove) if ledger is not None else output.publish():
             job.say(left)
@@ -326,6 +333,22 @@ def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) 
             " and the next run computes it anew"
         )
     return verification
+
+
+def _withdrawn(
+    client: Client, job: _Job, plan: MatmulPlan, output: Output, ledger: Ledger, error: DamagedProductError
+) -> DamagedError:
+    """Take the tiles that cannot be read from the record, or every later run would go on to the same error; which says
+    so in what is returned. All of C is gone through for them, so that it takes no run for each."""
+    job.say("a chunk of C cannot be read; looking for all tiles with such ones")
+    regions = (tile.region for tile in plan.tiles())
+    damaged = find_damaged(client, output.array, regions, listener=job.listener)
+    if not damaged:  # somebody has restored it
+        return error
+    for index in damaged:
+        ledger.withdraw(index)
+    tiles = counted(len(damaged), "tile")
+    return DamagedError(f"{error}; the same command computes {tiles} of it again, and keeps the rest")
 
 
 def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulPlan, given_up: int) -> str:

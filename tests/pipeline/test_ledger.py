@@ -241,6 +241,19 @@ def test_a_tile_of_unknown_length_is_computed_again(plan: MatmulPlan, tmp_path: 
     assert past.finished == {5: 10}
 
 
+def test_a_tile_that_was_withdrawn_counts_once_it_is_stored_again(plan: MatmulPlan, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, "abc", plan)
+    ledger.record(5, 10)
+    ledger.record(6, 10)
+    for index in (2, 5, 6):  # 2: it was stored by the run that finds it damaged, or by nobody
+        ledger.withdraw(index)
+    ledger.record(6, 11)
+    ledger.close()
+    past = read_past(tmp_path, "abc")
+    assert past is not None
+    assert past.finished == {6: 11}
+
+
 def test_a_full_disk_is_named(plan: MatmulPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -307,6 +307,32 @@ def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+def test_finished_tiles_that_cannot_be_read_are_computed_again(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
+) -> None:
+    """Only the check reads them; their chunks are as long as they were."""
+    a, b, a_path, b_path = factors
+    a_path, out = put(tmp_path / "coded.zarr", a, compressors=zarr.codecs.ZstdCodec()), tmp_path / "c.zarr"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
+
+    def stop_before_the_check(event: Event) -> None:
+        if isinstance(event, WorkPlanned) and event.name == "verify":
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        tw.matmul(a_path, b_path, out, listener=stop_before_the_check, **options)
+    chunks = sorted(path for path in (outputs.partial_path(out) / "c").rglob("*") if path.is_file())
+    for chunk in (chunks[0], chunks[-1]):
+        chunk.write_bytes(bytes(chunk.stat().st_size))
+    with pytest.raises(
+        DamagedError, match=r"c\.zarr\.partial cannot be read .*same command computes 2 tiles of it again"
+    ):
+        tw.matmul(a_path, b_path, out, **options)
+    run = tw.matmul(a_path, b_path, out, **options)
+    assert run.resumed == run.plan.tile_count - 2
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
 @pytest.mark.parametrize("other", ["went on", "began anew", "finished"])
 def test_what_counts_is_the_record_once_the_output_is_locked(
     other: str,
