@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -377,9 +378,9 @@ def _close(server: LocalCluster) -> None:
 
 @contextmanager
 def starting_workers() -> Iterator[None]:
-    """What holds for worker processes whoever starts them: they leave Ctrl-C to this process, and run no profiler that
-    can make their Python hang."""
-    with _interrupts_kept_from_workers(), _no_profiler():
+    """What holds for worker processes whoever starts them: they leave Ctrl-C to this process, which ends no cluster
+    that is half started, and run no profiler that can make their Python hang."""
+    with _termination_held_back(), _interrupts_kept_from_workers(), _no_profiler():
         yield
 
 
@@ -406,6 +407,27 @@ def _interrupts_kept_from_workers() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _termination_held_back() -> Iterator[None]:
+    """SIGTERM in this block does at its end what this process has a handler of Python's do.
+
+    Dask fails to end a cluster that an exception left half started, and tells so by a traceback. To block the signal,
+    as Ctrl-C is, would block it in the workers for good, which Python's end then waits for.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _cuda_cluster(options: dict[str, Any]) -> Any:

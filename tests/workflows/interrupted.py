@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from distributed import Nanny
+
 from tilewright.pipeline.events import Event, Listener, UnitDone
 from tilewright.pipeline.output import Output
 from tilewright.workflows import cli, histogram, plots, progress
@@ -68,6 +70,8 @@ if __name__ == "__main__":  # worker processes import this file too
     progress.listening = listening
     if place == "publish":
         Output.publish = interrupting(Output.publish)  # type: ignore[method-assign]
+    elif place == "workers":
+        Nanny.__init__ = interrupting(Nanny.__init__)  # type: ignore[method-assign]
     elif place == "save":
         histogram.save_histogram = interrupting(histogram.save_histogram)
     elif place == "plot":

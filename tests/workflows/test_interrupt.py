@@ -176,6 +176,17 @@ def test_the_setting_that_cuts_pieces_comes_from_the_environment() -> None:
         assert config.get("piece-nbytes") == 32768
 
 
+@pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
+def test_a_signal_while_worker_processes_start_is_one_line(tmp_path: Path, by: str, word: str) -> None:
+    """Dask tells of a cluster that is half started by a traceback, when Python ends."""
+    zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
+    result = interrupted(
+        *SOURCE, "cpu", cwd=tmp_path, UNITS_UNTIL_INTERRUPT="0", INTERRUPT_BEHIND="workers", INTERRUPT_BY=by
+    )
+    assert result.returncode == 128 + signal.Signals[by]
+    assert (result.stdout, result.stderr) == ("", f"{word}: nothing was written\n")
+
+
 def blocked() -> bool:
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
