@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as ConcurrentFuture
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -64,12 +64,30 @@ LASTING = (CompressedError, DamagedError, RunEndedError)
 NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
 
 
+@contextmanager
+def workers_held(client: Client, *, waiting: Tell = logger.warning) -> Iterator[None]:
+    """`await_workers`, and from then to the end of the block a cluster has work, if it has no other.
+
+    An adaptive cluster starts workers for tasks, and ends those without: it would have none when work is planned, which
+    is done for the workers that are there, and none again between two parts of it. A task that does nothing makes it
+    start one, which it does not end while that holds a result.
+    """
+    name = f"workers-held-{time.time_ns():x}"
+    task = _answer_of(client, partial(client.submit, bool, key=name, pure=False))
+    try:
+        await_workers(client, waiting=waiting)
+        yield
+    finally:
+        task.release()
+
+
 def await_workers(client: Client, *, waiting: Tell = logger.warning) -> None:
     """Wait until as many workers have joined as ``tilewright.workers`` asks for, ``tilewright.join-seconds`` at most.
 
     A batch system starts the workers beside the script that gives them work, and later than their scheduler. A
-    `LocalCluster` has waited for all that it will ever have, so that one of them is enough. After `WAIT_SECONDS`
-    ``waiting`` is told, and again when it goes on with fewer than were asked for, which no result depends on.
+    `LocalCluster` has waited for all that it will have before there is work, so that one of them is enough. After
+    `WAIT_SECONDS` ``waiting`` is told, and again when it goes on with fewer than were asked for, which no result
+    depends on.
 
     Raises
     ------

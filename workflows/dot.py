@@ -13,7 +13,7 @@ from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import ShapeError
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.store import Source, check_shared, name_of, open_array
-from tilewright.pipeline.submit import await_workers, survey
+from tilewright.pipeline.submit import survey, workers_held
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,10 @@ def dot(
             f"{name_of(left)} has {left.shape[0]} elements and {name_of(right)} has {right.shape[0]};"
             " they must have equally many"
         )
-    with open_cluster(cluster, cluster_file) as client:
-        await_workers(client, waiting=on_waiting(listener, "dot", "ends it"))
+    with (
+        open_cluster(cluster, cluster_file) as client,
+        workers_held(client, waiting=on_waiting(listener, "dot", "ends it")),
+    ):
         facts = survey(client, device)
         listener(Notice(f"multiplying on {facts[0].name} with {counted(len(facts), 'worker')}"))
         return dot_stored(client, left, right, device=facts[0].device, listener=listener)

@@ -24,7 +24,7 @@ from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, lab
 from tilewright.pipeline.output import check_growing_place, check_place_free, create_output, partial_path
 from tilewright.pipeline.region_write import region_writes, write_region
 from tilewright.pipeline.store import check_source
-from tilewright.pipeline.submit import await_workers, survey
+from tilewright.pipeline.submit import survey, workers_held
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +83,10 @@ def histogram(
     corpus = list_corpus([paths] if isinstance(paths, str | bytes | os.PathLike) else paths, raw=raw)
     for note in corpus.notes:
         listener(Notice(note))
-    with open_cluster(cluster, cluster_file) as client:
-        await_workers(client, waiting=on_waiting(listener, "histogram", "ends it"))
+    with (
+        open_cluster(cluster, cluster_file) as client,
+        workers_held(client, waiting=on_waiting(listener, "histogram", "ends it")),
+    ):
         facts = survey(client, device)
         documents, workers = counted(len(corpus.documents), "document"), counted(len(facts), "worker")
         listener(Notice(f"counting {documents} on {facts[0].name} with {workers}"))

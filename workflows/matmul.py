@@ -40,7 +40,7 @@ from tilewright.pipeline.product import Product
 from tilewright.pipeline.region_write import stored_nbytes
 from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.store import Source
-from tilewright.pipeline.submit import await_workers, survey
+from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts
 from tilewright.pipeline.verify import Verification, check_rounds, find_damaged, verify_product
 from tilewright.workflows.planning import Wanted, open_factors, plan_for
@@ -123,8 +123,10 @@ def matmul(
     # On a CPU floating point is BLAS's, and Numba, which the check needs, comes behind the product; unless that is
     # over so soon that the check would wait for it.
     loops = c_dtype.kind in "iu" or left.size * right.shape[int(not transpose_b)] < SMALL_PRODUCTS
-    with open_cluster(cluster, cluster_file, loops=loops) as client:
-        await_workers(client, waiting=on_waiting(listener, "matmul", "ends it"))
+    with (
+        open_cluster(cluster, cluster_file, loops=loops) as client,
+        workers_held(client, waiting=on_waiting(listener, "matmul", "ends it")),
+    ):
         facts = survey(client, device, loops=loops)
         if facts[0].device == "cpu" and precision != "full":
             job.say(

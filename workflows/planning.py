@@ -28,7 +28,7 @@ from tilewright.pipeline.output import check_given_output
 from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.region_write import encoders_nbytes
 from tilewright.pipeline.store import Source
-from tilewright.pipeline.submit import await_workers, survey
+from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts, cores_here
 from tilewright.pipeline.terms import TILE_BUFFERS, Geometry, Limits, no_workspace
 from tilewright.pipeline.tiling import output_chunks
@@ -95,8 +95,10 @@ def plan_matmul(
     if cluster is None:
         facts = [_facts_here(device, host_memory)] * workers
     else:
-        with open_cluster(cluster, cluster_file) as client:
-            await_workers(client, waiting=on_waiting(ignore, "plan", "ends it"))
+        with (
+            open_cluster(cluster, cluster_file) as client,
+            workers_held(client, waiting=on_waiting(ignore, "plan", "ends it")),
+        ):
             facts = survey(client, device, loops=False)
     return plan_for(wanted, None, facts)
 

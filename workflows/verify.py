@@ -6,7 +6,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.events import Listener, ignore, on_waiting
 from tilewright.pipeline.store import Source, check_shared, open_array
-from tilewright.pipeline.submit import await_workers
+from tilewright.pipeline.submit import workers_held
 from tilewright.pipeline.verify import Verification, verify_product
 
 
@@ -54,8 +54,10 @@ def verify(
     product = open_array(c, ndim=2, role="C")
     for role, array in (("A", left), ("B", right), ("C", product)):
         check_shared(array, role, copied=True)
-    with open_cluster(cluster, cluster_file) as client:
-        await_workers(client, waiting=on_waiting(listener, "verify", "ends it"))
+    with (
+        open_cluster(cluster, cluster_file) as client,
+        workers_held(client, waiting=on_waiting(listener, "verify", "ends it")),
+    ):
         return verify_product(
             client,
             left,

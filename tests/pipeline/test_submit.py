@@ -36,6 +36,7 @@ from tilewright.pipeline.submit import (
     survey,
     threads_of,
     window_of,
+    workers_held,
 )
 
 CALLS = [(number,) for number in range(7)]
@@ -375,20 +376,24 @@ def test_a_cluster_of_this_process_has_all_its_workers(client: Client) -> None:
         await_workers(client, waiting=pytest.fail)
 
 
-def test_every_kind_of_work_waits_for_its_first_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.1)
+def every_kind_of_work(tmp_path: Path) -> dict[str, Callable[..., Any]]:
     ones, text = zarr.create_array(tmp_path / "a", shape=(4, 4), dtype="f8", fill_value=1), tmp_path / "text"
     vector = zarr.create_array(tmp_path / "x", shape=(4,), dtype="f8", fill_value=1)
     fours = zarr.create_array(tmp_path / "f", shape=(4, 4), dtype="f8", fill_value=4)
     text.write_bytes(b"text")
-    work: dict[str, Callable[..., Any]] = {
+    return {
         "matmul": partial(tw.matmul, ones, ones, tmp_path / "c", device="cpu"),
         "histogram": partial(tw.histogram, text, device="cpu"),
         "dot": partial(tw.dot, vector, vector, device="cpu"),
         "verify": partial(tw.verify, ones, ones, fours),
     }
+
+
+def test_every_kind_of_work_waits_for_its_first_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.1)
+    work = every_kind_of_work(tmp_path)
     with (
         LocalCluster(
             n_workers=0, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=":0"
@@ -411,6 +416,49 @@ def test_every_kind_of_work_waits_for_its_first_worker(
                 text_told,
             )
             leave(cluster, own)
+
+
+def test_every_kind_of_work_gets_workers_of_an_adaptive_cluster(tmp_path: Path) -> None:
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+        dask.config.set({"tilewright.join-seconds": 30}),
+    ):
+        # One look without work ends a worker: Dask's own three seconds pass as easily where a GPU has to be set up.
+        cluster.adapt(minimum=0, maximum=2, interval="20ms", wait_count=1)
+        for run in every_kind_of_work(tmp_path).values():
+            run(cluster=own)
+            until_met(lambda: not own.nthreads())
+
+
+def test_no_adaptive_cluster_ends_the_last_worker_during_work() -> None:
+    def ended_by_adaptive_clusters() -> list[str]:
+        ended: list[str] = own.run_on_scheduler(lambda dask_scheduler: dask_scheduler.workers_to_close())
+        return ended
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        with workers_held(own):
+            until_met(lambda: any(own.has_what().values()))
+            assert len(ended_by_adaptive_clusters()) == 1
+        until_met(lambda: len(ended_by_adaptive_clusters()) == 2)
+
+
+def test_a_call_for_workers_is_not_left_behind() -> None:
+    def tasks_there() -> int:
+        count: int = own.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+        return count
+
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+        dask.config.set({"tilewright.join-seconds": 0}),
+    ):
+        with pytest.raises(ClusterError, match="none has joined"), workers_held(own):
+            pytest.fail("there is no worker")
+        until_met(lambda: tasks_there() == 0)
 
 
 @pytest.mark.parametrize("kind", ["bounded", "combined"])
@@ -441,8 +489,12 @@ def test_a_run_that_waits_for_a_worker_says_so(kind: str, monkeypatch: pytest.Mo
 
 def leave(cluster: LocalCluster, client: Client) -> None:
     cluster.scale(0)
+    until_met(lambda: not client.nthreads())
+
+
+def until_met(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + 30
-    while client.nthreads():
+    while not condition():
         assert time.monotonic() < until
         time.sleep(0.01)
 

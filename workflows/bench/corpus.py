@@ -36,7 +36,7 @@ from tilewright.pipeline.corpus import Document, list_corpus, read_range, reader
 from tilewright.pipeline.events import Event, UnitDone, counted
 from tilewright.pipeline.histogram import share_here
 from tilewright.pipeline.plan import LANE_NBYTES
-from tilewright.pipeline.submit import await_workers, survey
+from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (
     COUNT,
@@ -138,8 +138,10 @@ def run_corpus(
     data = np.frombuffer(text, np.uint8)
     rows: list[Row] = []
     details: list[dict[str, Any]] = []
-    with open_cluster(cluster, cluster_file) as client:
-        await_workers(client, waiting=progress)
+    with (
+        open_cluster(cluster, cluster_file) as client,
+        workers_held(client, waiting=progress),
+    ):
         facts = survey(client, device)
         gpu = facts[0].device == "cuda"
         for storage in storages:
