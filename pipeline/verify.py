@@ -89,7 +89,15 @@ OVERFLOW_MARGIN = 1.25
 
 @dataclass(frozen=True)
 class Verification:
-    """The outcome of the check of one product."""
+    """The outcome of the check of one product.
+
+    What it does not see: sums that meet NaN or infinity, which are counted in ``unchecked``. They are those of a row of
+    C whose row of op(A) holds one, and of a group of columns (a quarter of C's at least, in whole chunks) any of whose
+    columns of op(B) does; what C holds there may be anything. And of floats, an element that is wrong by less than
+    ``tolerance`` times the scale of its sum, sqrt(sum over l and j of |a_il b_lj|²) over the columns j of the group.
+    For factors of random signs that is sqrt(columns of the group) times the usual size of C's elements, and
+    ``tolerance`` is 2 eps max(k, 4) + 2 eps' sqrt(k), with eps of the type that sums are formed in and eps' of C's.
+    """
 
     passed: bool
     conclusive: bool
@@ -101,7 +109,8 @@ class Verification:
     tolerance: float
     """What ``largest_error`` may be; 0 for integers."""
     unchecked: int
-    """Sums (one for each row, group of columns and round) that NaN, infinity or overflow kept from being compared."""
+    """Sums (one for each row, group of columns and round) that NaN, infinity or overflow kept from being compared:
+    nothing is known of C there."""
     worst: tuple[int, int, int] | None
     """Row of C, and first and last + 1 column, where the largest deviation was found; None where there is none."""
     seconds: float

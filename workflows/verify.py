@@ -42,7 +42,8 @@ def verify(
     Returns
     -------
     Verification
-        ``passed`` says the outcome: a product that is wrong is an answer here, not an error.
+        ``passed`` says the outcome: a product that is wrong is an answer here, not an error. Its docstring says
+        what the check does not see: what meets NaN or infinity, and floats that are wrong by about a rounding error.
 
     Raises
     ------

@@ -164,6 +164,18 @@ def test_nan_and_infinity_are_not_compared_but_the_rest_is(
     assert not check(client, tmp_path / "unexplained", a, b, c).passed
 
 
+@pytest.mark.parametrize(("dtype", "unseen"), [("f2", 6), ("f4", 0.01), ("f8", 2e-11)])
+def test_an_error_as_large_as_the_readme_says_shows(
+    dtype: str, unseen: float, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    a, b, c = factors(rng, dtype, 200, 200, 200)
+    for name, chunks, factor in (("one", (200, 200), 1.0), ("four", (200, 50), 0.5)):
+        for error, passes in ((factor * unseen / 2, True), (factor * unseen * 1.5, False)):
+            wrong = c.copy()
+            wrong[3, 10] += error
+            assert check(client, tmp_path / f"{name}-{passes}", a, b, wrong, chunks).passed == passes
+
+
 def test_a_check_that_compares_nothing_does_not_pass(client: Client, tmp_path: Path) -> None:
     a, b = np.full((4, 4), np.nan), np.ones((4, 4))
     outcome = check(client, tmp_path, a, b, a @ b)
