@@ -114,7 +114,10 @@ precision_option = click.option("--precision", type=click.Choice(PRECISIONS), de
                                 show_default=True, help="split keeps float32 accuracy on tensor cores;"
                                 " tf32, bf16 and fp16 trade it for speed.")  # fmt: skip
 dtype_option = click.option(
-    "--dtype", help="dtype of C in place of numpy.matmul's; A and B must cast to it within their kind."
+    "--dtype",
+    help="dtype of C in place of numpy.matmul's, wider or narrower; A and B are cast to it. Unsigned integers may"
+    " become any type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers complex"
+    " ones.",
 )
 memory_option = click.option("--device-memory", metavar="SIZE",
                              help="What tiles and panels may take on each worker, such as 8GiB.")  # fmt: skip

@@ -14,8 +14,9 @@ import numpy as np
 import zarr
 from distributed.comm import get_address_host
 
-from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.bfloat16 import BFLOAT16, is_bfloat16
 from tilewright.kernels.gemm import check
+from tilewright.kernels.gemm.base import ELEMENTS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.host_loops import share_of_cores, usable_cores
 from tilewright.pipeline import config, store
@@ -36,6 +37,9 @@ from tilewright.pipeline.tiling import output_chunks
 CODING_SHARE = 1 / 8
 """Of a worker's memory, what threads that decode may hold, and those that encode as much, before they are fewer than
 there are cores."""
+
+STORED_ELEMENTS = tuple(element for element in ELEMENTS if element != BFLOAT16)
+"""The types that are multiplied and that Zarr stores."""
 
 MOST_WORKERS = 10**6
 """That a plan is asked for: each is an entry in a list, and far beyond every cluster they would only fill memory."""
@@ -127,9 +131,9 @@ def open_factors(
             f" {store.name_of(right)} has {inner_right} rows; they must be equal{hint}"
         )
     names = f"A: {store.name_of(left)}", f"B: {store.name_of(right)}"
-    c_dtype = check.result_dtype(_native(left), _native(right), dtype, names)
-    if c_dtype == BFLOAT16:
+    if is_bfloat16(dtype):
         raise DTypeError("dtype=bfloat16 cannot be stored: zarr-python has no such type; use dtype='float32'")
+    c_dtype = check.result_dtype(_native(left), _native(right), dtype, names, STORED_ELEMENTS)
     check.precision(precision, c_dtype)
     return Wanted(left, right, c_dtype, transpose_a, transpose_b, precision, device_memory)
 

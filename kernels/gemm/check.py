@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,6 @@ import numpy as np
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name, is_bfloat16
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
-
-_ELEMENT_NAMES = ", ".join(dtype_name(dtype) for dtype in ELEMENTS)
 
 
 def product_shape(
@@ -34,14 +33,21 @@ def product_shape(
 
 
 def result_dtype(
-    a: np.dtype, b: np.dtype, dtype: Any = None, names: tuple[str, str] = ("a", "b")
+    a: np.dtype,
+    b: np.dtype,
+    dtype: Any = None,
+    names: tuple[str, str] = ("a", "b"),
+    elements: Sequence[np.dtype] = ELEMENTS,
 ) -> np.dtype:
     """The product's element type: numpy.result_type's, or ``dtype`` where both inputs cast to it ``same_kind``.
+
+    That is to any width, also a smaller one: unsigned integers to any type, signed ones to any but unsigned, floats to
+    any floats or complex numbers, complex numbers to complex ones.
 
     bfloat16 with itself and with 8-bit integers is bfloat16, with wider floats and complex numbers is theirs, and with
     anything else has no type that is named for the caller (nor has it in ml_dtypes).
     Booleans are refused: numpy.matmul makes of them a logical product, of which there is no accumulate.
-    names: what errors call the factors.
+    names: what errors call the factors. elements: the types that are multiplied, which errors list.
 
     Raises
     ------
@@ -49,22 +55,21 @@ def result_dtype(
         A factor or ``dtype`` is of no type that is multiplied here, the factors have no common type, or one of them
         does not cast to ``dtype``.
     """
+    allowed = ", ".join(dtype_name(element) for element in elements)
     for name, found in zip(names, (a, b), strict=True):
-        if found.newbyteorder("=") not in ELEMENTS:
+        if found.newbyteorder("=") not in elements:
             hint = f"; view it as uint8: {name}.view(numpy.uint8)" if found == np.bool_ else ""
             raise DTypeError(
-                f"{name} holds {found}, which cannot be multiplied here; allowed are {_ELEMENT_NAMES}{hint}"
+                f"{name} holds {found}, which cannot be multiplied here; allowed are {allowed}{hint}"
             )
     if dtype is None:
         return _common(a, b, names)
     try:
         wanted = BFLOAT16 if is_bfloat16(dtype) else np.dtype(dtype)
     except TypeError:
-        raise DTypeError(f"dtype={dtype!r} is not an element type; allowed are {_ELEMENT_NAMES}") from None
-    if wanted not in ELEMENTS:
-        raise DTypeError(
-            f"dtype={dtype_name(wanted)} cannot be a product's type; allowed are {_ELEMENT_NAMES}"
-        )
+        raise DTypeError(f"dtype={dtype!r} is not an element type; allowed are {allowed}") from None
+    if wanted not in elements:
+        raise DTypeError(f"dtype={dtype_name(wanted)} cannot be a product's type; allowed are {allowed}")
     for name, found in zip(names, (a, b), strict=True):
         if not np.can_cast(_as_numpy_knows(found), _as_numpy_knows(wanted), "same_kind"):
             raise DTypeError(

@@ -18,6 +18,8 @@ from tilewright.kernels.errors import (
     TilewrightError,
 )
 from tilewright.kernels.gemm import kernel_name
+from tilewright.kernels.gemm.base import ELEMENTS, INTEGERS
+from tilewright.kernels.gemm.check import result_dtype
 
 A = np.arange(6.0).reshape(2, 3)
 B = np.arange(12.0).reshape(3, 4)
@@ -120,3 +122,22 @@ def test_host_and_device_arrays_do_not_mix() -> None:
         matmul(cuda.to_device(A), cuda.to_device(B), np.empty((2, 4)))
     with pytest.raises(OptionError, match="device='cpu' was asked for, but the arrays lie on a GPU"):
         matmul(cuda.to_device(A), cuda.to_device(B), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("held", "refused"),
+    [
+        ("u8", set()),
+        ("i8", {"uint8", "uint16", "uint32", "uint64"}),
+        ("f8", set(map(str, INTEGERS))),
+        ("c16", {str(element) for element in ELEMENTS if element.kind != "c"}),
+    ],
+)
+def test_a_dtype_may_be_of_any_width(held: str, refused: set[str]) -> None:
+    found = set()
+    for element in ELEMENTS:
+        try:
+            assert result_dtype(np.dtype(held), np.dtype(held), element) == element
+        except DTypeError:
+            found.add(str(element))
+    assert found == refused

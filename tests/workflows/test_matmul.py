@@ -1151,6 +1151,13 @@ class TestBadInput:
             tmp_path, DTypeError, "zarr-python has no such type", a, a, tmp_path / "c", cluster=client, dtype="bfloat16"
         )  # fmt: skip
 
+    def test_types_that_a_message_allows_are_taken(self, client: Client, tmp_path: Path) -> None:
+        a = put(tmp_path / "a", np.ones((2, 2), "u1"))
+        with pytest.raises(DTypeError) as raised:
+            tw.matmul(a, a, tmp_path / "c", cluster=client, dtype="quad")
+        for dtype in str(raised.value).partition("allowed are ")[2].split(", "):
+            assert tw.plan_matmul(a, a, dtype=dtype, device="cpu").m == 2
+
     def test_memory_too_small(self, client: Client, tmp_path: Path) -> None:
         a = put(tmp_path / "a", np.ones((20, 20)))
         self.check(
