@@ -34,6 +34,7 @@ class Setting:
         return "DASK_" + self.name.upper().replace(".", "__").replace("-", "_")
 
 
+# docs/settings.md has the same, which a test compares.
 SETTINGS = (
     Setting("tilewright.device-memory", None, "bytes",
             "device memory that a worker may fill; unset: a share of what is free on the device"),
@@ -64,7 +65,7 @@ SETTINGS = (
     Setting("tilewright.workers", 1, "workers",
             "workers that have to join a cluster which was started elsewhere before work is planned for it"),
     Setting("tilewright.join-seconds", 300, "seconds",
-            "how long those are waited for: then it goes on with fewer, and fails where there is none"),
+            "how long such workers are waited for: then it goes on with fewer, and fails where there is none"),
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"

@@ -483,6 +483,19 @@ def test_every_setting_has_an_environment_name_and_is_documented() -> None:
         assert setting.meaning
 
 
+def test_the_page_of_settings_has_them_as_they_are() -> None:
+    def row(setting: config.Setting) -> str:
+        default = (
+            "unset" if setting.default is None else f"`{yaml.safe_dump(setting.default).splitlines()[0]}`"
+        )
+        names = f"`{setting.name}`<br>`{setting.environment}`"
+        return f"| {names} | {default} | {setting.unit} | {setting.meaning} |"
+
+    page = (Path(__file__).parents[2] / "docs/settings.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [row(setting) for setting in config.SETTINGS]
+
+
 def test_sizes_are_read_and_refused_by_name() -> None:
     assert config.get("device-memory", "8GiB") == 8 * 2**30
     assert config.get("device-memory", 123) == 123
