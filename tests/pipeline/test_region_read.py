@@ -229,15 +229,21 @@ def test_what_zarr_cannot_decode_is_damaged_whatever_its_codec_raises(
     np.testing.assert_array_equal(read_region(array, (slice(0, 8), slice(0, 8))), np.ones((8, 8), "f4"))
 
 
+def failing_to_decode(error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> zarr.Array[Any]:
+    """An array all of whose chunks raise the error where they are decoded."""
+    array = zarr.create_array(
+        folder / "x.zarr", shape=(8, 8), chunks=(4, 4), dtype="f4", zarr_format=2, filters=[Failing()]
+    )
+    array[...] = np.ones((8, 8), "f4")
+    monkeypatch.setattr(Failing, "error", error)
+    return array
+
+
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), OSError(5, "no answer")], ids=repr)
 def test_what_zarr_cannot_read_for_a_moment_is_not_damaged(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    array = zarr.create_array(
-        tmp_path / "x.zarr", shape=(8, 8), chunks=(4, 4), dtype="f4", zarr_format=2, filters=[Failing()]
-    )
-    array[...] = np.ones((8, 8), "f4")
-    monkeypatch.setattr(Failing, "error", error)
+    array = failing_to_decode(error, tmp_path, monkeypatch)
     with pytest.raises(StoreError, match=r"chunk \(0, 0\) of .*x\.zarr") as raised:
         read_region(array, (slice(0, 8), slice(0, 8)))
     assert not isinstance(raised.value, DamagedError)
@@ -254,11 +260,7 @@ def test_what_zarr_cannot_read_for_a_moment_is_not_damaged(
 def test_a_chunk_is_not_damaged_where_its_decoder_finds_no_memory(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    array = zarr.create_array(
-        tmp_path / "x.zarr", shape=(8, 8), chunks=(4, 4), dtype="f4", zarr_format=2, filters=[Failing()]
-    )
-    array[...] = np.ones((8, 8), "f4")
-    monkeypatch.setattr(Failing, "error", error)
+    array = failing_to_decode(error, tmp_path, monkeypatch)
     with pytest.raises(type(error), match=re.escape(str(error))):
         read_region(array, (slice(0, 8), slice(0, 8)))
     with pytest.raises(type(error), match=re.escape(str(error))):
