@@ -71,7 +71,7 @@ class _Lane:
         self._turn = 0
         self.to_gpu = lane_words(self._blocks, self._passed, upload_stream())
         self.from_gpu = lane_words(self._blocks, self._passed, download_stream())
-        """The same for loops outside the interpreter."""
+        """The lane as loops outside the interpreter take it, each way by the stream that all lanes share."""
 
     def block(self) -> np.ndarray:
         """The block used longest ago, once its bytes have gone where they were sent."""
@@ -131,7 +131,7 @@ class GpuSharedMemory:
 
 
 class CudaUnit:
-    """One GPU. Threads move bytes through pinned lanes, and wait for one."""
+    """One GPU. Threads move bytes through pinned lanes, of which they wait for a free one."""
 
     def __init__(self, product: Product) -> None:
         from numba import cuda

@@ -343,8 +343,8 @@ def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) 
 def _withdrawn(
     client: Client, job: _Job, plan: MatmulPlan, output: Output, ledger: Ledger, error: DamagedProductError
 ) -> DamagedError:
-    """Take the tiles that cannot be read from the record, or every later run would go on to the same error; which says
-    so in what is returned. All of C is gone through for them, so that it takes no run for each."""
+    """The error to raise for a C that cannot be read, once the record has lost the tiles that are to blame: with them
+    every later run would end in the same error. All of C is gone through, or each of them would take a run to find."""
     job.say("a chunk of C cannot be read; looking for all tiles with such ones")
     regions = (tile.region for tile in plan.tiles())
     damaged = find_damaged(client, output.array, regions, listener=job.listener)
