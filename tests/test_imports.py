@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import tilewright
+from tilewright.pipeline import errors
+
 ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = {
     "kernels": {"kernels"},
@@ -42,3 +45,9 @@ def test_imports_run_one_way(layer: str) -> None:
                 if other in ALLOWED and other not in ALLOWED[layer]:
                     wrong.append(f"{where}; {layer} may import only {', '.join(sorted(ALLOWED[layer]))}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_error_can_be_caught_by_the_name_that_the_package_gives_it() -> None:
+    for name in errors.__all__:
+        assert getattr(tilewright, name) is getattr(errors, name)
+        assert name in tilewright.__all__

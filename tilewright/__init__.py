@@ -11,12 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+_ERRORS = (
+    "ClusterError",
+    "CompressedError",
+    "CorpusError",
+    "DTypeError",
+    "DamagedError",
+    "DamagedProductError",
+    "DeviceMemoryError",
+    "DeviceUnavailableError",
+    "OptionError",
+    "OutputError",
+    "OutputExistsError",
+    "PlanError",
+    "RunEndedError",
+    "ShapeError",
+    "StoreError",
+    "TaskError",
+    "TilewrightError",
+    "VerificationError",
+)
+
 _HOME = {
     "Device": "tilewright.kernels.device",
     "Histogram": "tilewright.pipeline.histogram",
     "MatmulPlan": "tilewright.pipeline.plan",
     "MatmulRun": "tilewright.pipeline.run",
-    "TilewrightError": "tilewright.kernels.errors",
     "Verification": "tilewright.pipeline.verify",
     "devices": "tilewright.workflows.devices",
     "dot": "tilewright.workflows.dot",
@@ -25,14 +45,31 @@ _HOME = {
     "open_cluster": "tilewright.pipeline.cluster",
     "plan_matmul": "tilewright.workflows.planning",
     "verify": "tilewright.workflows.verify",
-}
+} | dict.fromkeys(_ERRORS, "tilewright.pipeline.errors")
 
 __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
     from tilewright.kernels.device import Device as Device
-    from tilewright.kernels.errors import TilewrightError as TilewrightError
     from tilewright.pipeline.cluster import open_cluster as open_cluster
+    from tilewright.pipeline.errors import ClusterError as ClusterError
+    from tilewright.pipeline.errors import CompressedError as CompressedError
+    from tilewright.pipeline.errors import CorpusError as CorpusError
+    from tilewright.pipeline.errors import DamagedError as DamagedError
+    from tilewright.pipeline.errors import DamagedProductError as DamagedProductError
+    from tilewright.pipeline.errors import DeviceMemoryError as DeviceMemoryError
+    from tilewright.pipeline.errors import DeviceUnavailableError as DeviceUnavailableError
+    from tilewright.pipeline.errors import DTypeError as DTypeError
+    from tilewright.pipeline.errors import OptionError as OptionError
+    from tilewright.pipeline.errors import OutputError as OutputError
+    from tilewright.pipeline.errors import OutputExistsError as OutputExistsError
+    from tilewright.pipeline.errors import PlanError as PlanError
+    from tilewright.pipeline.errors import RunEndedError as RunEndedError
+    from tilewright.pipeline.errors import ShapeError as ShapeError
+    from tilewright.pipeline.errors import StoreError as StoreError
+    from tilewright.pipeline.errors import TaskError as TaskError
+    from tilewright.pipeline.errors import TilewrightError as TilewrightError
+    from tilewright.pipeline.errors import VerificationError as VerificationError
     from tilewright.pipeline.histogram import Histogram as Histogram
     from tilewright.pipeline.plan import MatmulPlan as MatmulPlan
     from tilewright.pipeline.run import MatmulRun as MatmulRun
