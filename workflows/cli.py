@@ -316,6 +316,15 @@ def devices(as_json: bool) -> None:
 
 
 @cli.command()
+@json_option
+def settings(as_json: bool) -> None:
+    """List what can be set beside the options, how, and what it stands at here."""
+    from tilewright.workflows.settings import settings as settings_here
+
+    print_result(settings_here(), as_json=as_json)
+
+
+@cli.command()
 @click.option(
     "--output", metavar="FOLDER", default="demo-output", show_default=True, help="Where results go."
 )

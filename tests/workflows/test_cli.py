@@ -28,6 +28,7 @@ from zarr.storage import LocalStore
 from tilewright.kernels.device_choice import DEVICES
 from tilewright.kernels.gemm import base
 from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.pipeline import config
 from tilewright.workflows import cli, console, plots
 
 Run = Callable[..., Result]
@@ -582,6 +583,37 @@ def test_devices_without_a_gpu_says_so_in_a_sentence(here: Path) -> None:
     )
     assert report["devices"] == []
     assert report["why_none"] == text.stdout.strip()
+
+
+def test_settings_shows_what_each_stands_at(here: Path) -> None:
+    words = [tool("tilewright"), "settings"]
+    environment = os.environ | {"DASK_TILEWRIGHT__TILES": "8", "DASK_TILEWRIGHT__SHARE_PANELS": "false"}
+    text = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert text.returncode == 0, text.stderr
+    heads = [line for line in text.stdout.splitlines() if not line.startswith(" ")]
+    assert [line.partition(" = ")[0] for line in heads] == [setting.name for setting in config.SETTINGS]
+    assert "tilewright.tiles = 8 (default: 16)" in heads
+    assert "tilewright.share-panels = false (default: true)" in heads
+    assert "tilewright.device-memory = unset" in heads
+    report = json.loads(
+        subprocess.run([*words, "--json"], capture_output=True, text=True, env=environment).stdout
+    )
+    values = {entry["name"]: (entry["value"], entry["default"]) for entry in report["settings"]}
+    assert values["tilewright.tiles"] == (8, 16)
+    assert values["tilewright.retries"] == (3, 3)
+
+
+def test_settings_refuses_one_that_is_not_valid(here: Path) -> None:
+    done = subprocess.run(
+        [tool("tilewright"), "settings"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"DASK_TILEWRIGHT__TILES": "0"},
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        "error: tilewright.tiles (DASK_TILEWRIGHT__TILES): 0 is not a number of tiles"
+    )
 
 
 def test_help_is_quick_because_nothing_is_imported() -> None:
