@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.pipeline import freivalds
 from tilewright.pipeline import verify as module
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
@@ -32,7 +33,7 @@ def put(path: Path, data: np.ndarray, chunks: tuple[int, ...] = (32, 16)) -> zar
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks of a few chunks, so that small matrices are still checked in many pieces."""
-    monkeypatch.setattr(module, "TASK_NBYTES", 4096)
+    monkeypatch.setattr(freivalds, "TASK_NBYTES", 4096)
 
 
 def factors(
