@@ -13,14 +13,17 @@ in units of the smallest subnormal number: no kernel flushes such numbers to zer
 mathematics; the tensor cores keep them: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores",
 PeerJ Computer Science 7, 2021). What is not finite in C is wrong unless a factor of it is not finite either, or its
 partial sums could overflow: |a_i| |b_j| bounds them all (Cauchy-Schwarz).
+
+Where NaN or infinity in a factor decides what C holds (`Lines`), every element is looked at by itself; in columns of
+op(B) they are left out of the sums, so that all other columns are compared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,6 +39,9 @@ from tilewright.pipeline.store import as_stored_matrix
 
 TASK_NBYTES = 256 * 2**20
 """About how many bytes of a matrix one task of the check goes through, in whole chunks."""
+
+BATCH_ELEMENTS = 2**20
+"""Elements that are looked at together for NaN and infinity."""
 
 MOST_GROUPS = 4
 """Groups of columns that a fault is located by: each costs one more vector in each round."""
@@ -92,6 +98,72 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Lines:
+    """Which lines of a matrix, rows of op(A) or columns of op(B), hold NaN, and which hold infinity.
+
+    Such a line decides what C holds in that row or column: all of it is NaN where there is a NaN, since no factor makes
+    a number of that; and nothing of it is a number where there is an infinity.
+    """
+
+    nan: np.ndarray
+    """bool, one for each line."""
+    infinite: np.ndarray
+    """bool, one for each line; also of those with a NaN."""
+
+    @classmethod
+    def none(cls, count: int) -> Lines:
+        return cls(np.zeros(count, bool), np.zeros(count, bool))
+
+    @property
+    def either(self) -> np.ndarray:
+        return self.nan | self.infinite
+
+    @property
+    def any(self) -> bool:
+        return bool(self.either.any())
+
+    def part(self, lines: slice) -> Lines:
+        return Lines(self.nan[lines], self.infinite[lines])
+
+    def add(self, lines: slice, more: Lines | None) -> None:
+        """Count those of ``more`` in, which are these lines; None has none."""
+        if more is not None:
+            self.nan[lines] |= more.nan
+            self.infinite[lines] |= more.infinite
+
+
+def special_lines(block: np.ndarray, suspected: np.ndarray) -> Lines | None:
+    """Those rows of a block that hold NaN or infinity, among the suspected ones (bool); None where none does."""
+    found = Lines.none(len(block))
+    for rows in _batches(np.flatnonzero(suspected), block.shape[1]):
+        found.nan[rows] = np.isnan(block[rows]).any(axis=1)
+        found.infinite[rows] = np.isinf(block[rows]).any(axis=1)
+    return found if found.any else None
+
+
+def _has_numbers(block: np.ndarray, rows: Lines, columns: Lines | None) -> np.ndarray:
+    """For each row of a part of C, whether it holds a number where these rows and columns leave none; bool."""
+    wrong = np.zeros(len(block), bool)
+    for lines in _batches(np.flatnonzero(rows.nan), block.shape[1]):
+        wrong[lines] |= ~np.isnan(block[lines]).all(axis=1)
+    for lines in _batches(np.flatnonzero(rows.infinite & ~rows.nan), block.shape[1]):
+        wrong[lines] |= np.isfinite(block[lines]).any(axis=1)
+    if columns is not None:
+        for lines in _batches(np.flatnonzero(columns.nan), len(block)):
+            wrong |= ~np.isnan(block[:, lines]).all(axis=1)
+        for lines in _batches(np.flatnonzero(columns.infinite & ~columns.nan), len(block)):
+            wrong |= np.isfinite(block[:, lines]).any(axis=1)
+    return wrong
+
+
+def _batches(lines: np.ndarray, length: int) -> Iterator[np.ndarray]:
+    """The numbers of lines, as many at a time as may be copied out of a block without its memory being needed twice."""
+    step = max(1, BATCH_ELEMENTS // max(1, length))
+    for first in range(0, len(lines), step):
+        yield lines[first : first + step]
+
+
+@dataclass(frozen=True)
 class Probe:
     """The vectors of all rounds, one a row of length n, and where the groups of columns are cut."""
 
@@ -101,6 +173,16 @@ class Probe:
     bits: int
     """Bits of C's elements: what integers are compared modulo 2 to the power of."""
     threads: int
+    left_out: Lines | None = None
+    """Columns of op(B), and of C, that count as zeros, since what they hold is no number."""
+
+    def inside(self, columns: slice) -> Iterator[tuple[int, slice, slice]]:
+        """The groups that have some of these columns: their numbers, and which those are, counted from the first of
+        these and from that of all."""
+        for group, (start, stop) in enumerate(self.groups()):
+            first, last = max(start, columns.start), min(stop, columns.stop)
+            if first < last:
+                yield group, slice(first - columns.start, last - columns.start), slice(first, last)
 
     def groups(self) -> Iterable[tuple[int, int]]:
         """First and last + 1 column of every group."""
@@ -159,82 +241,104 @@ def draw_probe(n: int, dtype: np.dtype, rounds: int, step: int) -> Probe:
 
 @dataclass(frozen=True)
 class Sums:
-    """What one part, or all parts, of some rows add up to; without columns where nothing is measured."""
+    """What some rows of B, or of C, make of the probe, and what is measured of them on the way."""
+
+    thin: np.ndarray
+    """rows × (groups × rounds): products with the probe, in its dtype."""
+    norms: np.ndarray
+    """rows × groups, float64: norms of the rows; without columns for integers."""
+    column_squares: np.ndarray
+    """For each group, float64: the largest sum of |element|² over these rows in one of its columns; empty for integers.
+    """
+    special: Lines | None
+    """Columns that hold NaN or infinity and that the probe does not leave out, if any."""
+    strays: np.ndarray
+    """rows × groups, bool: where there is a number though there must be none."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The same of one part of them; of a part of A, what it makes of B x, and ``special`` are rows."""
 
     rows: slice
     thin: np.ndarray
-    """rows × count: products with vectors, in the probe's dtype."""
     norms: np.ndarray
-    """rows × count, float64: norms of the rows, weighted or by group."""
     columns: slice
+    """Those that ``column_squares`` are of."""
     column_squares: np.ndarray
-    """float64: |element|² summed over the rows, for each of these columns; of all parts, the largest of each group."""
+    special: Lines | None
+    strays: np.ndarray | None
 
 
-def project(side: Side, rows: slice, measure: bool, probe: Probe) -> Sums:
-    """Rows of ``side`` times the probe, one column for each group and round.
+def project(side: Side, rows: slice, probe: Probe, special_rows: Lines | None = None) -> Sums:
+    """Rows of ``side`` times the probe, one column for each group and round, without the columns that it leaves out.
 
-    measure: for floats, the norms of the rows in each group too, and the largest sum of squares that these rows have
-    in a column of each group.
+    special_rows: those of these rows, and the columns left out, have to be looked at, since the side is C and must
+    not hold any number there.
     """
     count, rounds = rows.stop - rows.start, probe.vectors.shape[0]
-    groups = probe.group_count if measure and not probe.exact else 0
+    groups = 0 if probe.exact else probe.group_count
     ones = np.ones((min(groups, 1), side.shape[1]))
 
-    def project(place: slice, columns: slice, part: RegionRead) -> Sums:
+    def project_part(place: slice, columns: slice, part: RegionRead) -> _Part:
         block = side.load(part, probe.dtype)
+        left_out = probe.left_out.part(columns) if probe.left_out is not None else None
+        strays = None
+        if special_rows is not None:
+            must_not = special_rows.part(place)
+            strays = np.zeros((block.shape[0], probe.group_count), bool)
+            for group, inside, _ in probe.inside(columns):
+                strays[:, group] = _has_numbers(
+                    block[:, inside], must_not, left_out and left_out.part(inside)
+                )
+        if left_out is not None:
+            block[:, left_out.either] = 0
         thin = np.zeros((probe.group_count, block.shape[0], rounds), probe.dtype)
         norms = np.zeros((probe.group_count, block.shape[0], len(ones)))
         squares = np.zeros(block.shape[1] if groups else 0)
-        for group, (start, stop) in enumerate(probe.groups()):
-            first, last = max(start, columns.start), min(stop, columns.stop)
-            if first < last:
-                inside = slice(first - columns.start, last - columns.start)
-                add_thin_product(
-                    block[:, inside],
-                    probe.vectors[:, first:last].copy(),
-                    thin[group],
-                    ones[:, first:last],
-                    norms[group],
-                    squares[inside],
-                )
-        return Sums(
+        for group, inside, whole in probe.inside(columns):
+            add_thin_product(
+                block[:, inside],
+                probe.vectors[:, whole].copy(),
+                thin[group],
+                ones[:, whole],
+                norms[group],
+                squares[inside],
+            )
+        return _Part(
             place,
             thin.transpose(1, 0, 2).reshape(block.shape[0], -1),
             norms[..., 0].T if groups else np.zeros((block.shape[0], 0)),
             columns if groups else slice(0, 0),
             squares,
+            special_lines(block.T, ~np.isfinite(squares)) if groups and special_rows is None else None,
+            strays,
         )
 
+    thin, norms = np.zeros((count, probe.group_count * rounds), probe.dtype), np.zeros((count, groups))
     squares = np.zeros(side.shape[1] if groups else 0)
-    sums = _gather(side, rows, project, (count, probe.group_count * rounds), groups, squares, probe)
+    special = Lines.none(side.shape[1])
+    strays = np.zeros((count, probe.group_count), bool)
+    for part in _each_part(side, rows, project_part, probe.threads):
+        with np.errstate(all="ignore"):  # NaN and infinity pass through
+            thin[part.rows] += part.thin
+            norms[part.rows] = np.hypot(norms[part.rows], part.norms)
+            squares[part.columns] += part.column_squares
+        special.add(part.columns, part.special)
+        if part.strays is not None:
+            strays[part.rows] |= part.strays
     # One number a group goes back to the client, not one a column. The largest of a sum over tasks is at most the sum
     # of their largest.
     largest = [squares[start:stop].max(initial=0.0) for start, stop in probe.groups()] if groups else []
-    return replace(sums, column_squares=np.array(largest))
+    return Sums(thin, norms, np.array(largest), special if special.any else None, strays)
 
 
-def _gather(
-    side: Side,
-    rows: slice,
-    multiply: Callable[[slice, slice, RegionRead], Sums],
-    shape: tuple[int, int],
-    norm_count: int,
-    column_squares: np.ndarray,
-    probe: Probe,
-) -> Sums:
-    """Thin products of all parts of some rows, on many threads, added up in the order of the parts.
-
-    ``column_squares`` is added to.
-    """
-    thin, norms = np.zeros(shape, probe.dtype), np.zeros((shape[0], norm_count))
-    with ThreadPoolExecutor(probe.threads, thread_name_prefix="tilewright-verify") as pool:
-        for part in pool.map(lambda part: multiply(*part), side.parts(rows)):
-            with np.errstate(all="ignore"):  # NaN and infinity pass through
-                thin[part.rows] += part.thin
-                norms[part.rows] = np.hypot(norms[part.rows], part.norms)
-                column_squares[part.columns] += part.column_squares
-    return Sums(rows, thin, norms, slice(0, len(column_squares)), column_squares)
+def _each_part(
+    side: Side, rows: slice, work: Callable[[slice, slice, RegionRead], _Part], threads: int
+) -> Iterator[_Part]:
+    """What ``work`` makes of all parts of some rows, on many threads, in the order of the parts."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="tilewright-verify") as pool:
+        yield from pool.map(lambda part: work(*part), side.parts(rows))
 
 
 @dataclass(frozen=True)
@@ -261,6 +365,8 @@ class Outcome:
     largest: float
     worst: tuple[int, int, int]
     unchecked: int
+    strays: bool
+    """Whether there are numbers where there must be none."""
 
 
 def compare(
@@ -278,23 +384,27 @@ def compare(
     row of ones; none for integers.
     """
     count, rounds = rows.stop - rows.start, probe.vectors.shape[0]
-    unmeasured = slice(0, 0), np.zeros(0)
 
-    def multiply(place: slice, inner: slice, part: RegionRead) -> Sums:
+    def multiply(place: slice, inner: slice, part: RegionRead) -> _Part:
         block = left.load(part, probe.dtype)
         thin = np.zeros((block.shape[0], vectors.shape[0]), probe.dtype)
         norms = np.zeros((block.shape[0], weights.shape[0]))
-        add_thin_product(
-            block, vectors[:, inner].copy(), thin, weights[:, inner].copy(), norms, unmeasured[1]
-        )
-        return Sums(place, thin, norms, *unmeasured)
+        add_thin_product(block, vectors[:, inner].copy(), thin, weights[:, inner].copy(), norms, np.zeros(0))
+        special = None if probe.exact else special_lines(block, ~np.isfinite(norms[:, -1]))
+        return _Part(place, thin, norms, slice(0, 0), np.zeros(0), special, None)
 
-    sums = _gather(left, rows, multiply, (count, vectors.shape[0]), weights.shape[0], unmeasured[1], probe)
+    expected, norms = np.zeros((count, len(vectors)), probe.dtype), np.zeros((count, len(weights)))
+    special = Lines.none(count)
+    for part in _each_part(left, rows, multiply, probe.threads):
+        with np.errstate(all="ignore"):  # NaN and infinity pass through
+            expected[part.rows] += part.thin
+            norms[part.rows] = np.hypot(norms[part.rows], part.norms)
+        special.add(part.rows, part.special)
     try:
-        product = project(result, rows, True, probe)
+        product = project(result, rows, probe, special if special.any or probe.left_out is not None else None)
     except DamagedError as error:
         raise DamagedProductError(str(error)) from error
-    expected, found = sums.thin, product.thin
+    found, strays = product.thin, product.strays
     if probe.exact:
         # Everything was summed modulo 2^64; C itself is known modulo 2^bits.
         shift = np.int64(64 - probe.bits)
@@ -304,7 +414,9 @@ def compare(
         unchecked = 0
     else:
         with np.errstate(all="ignore"):  # NaN and infinity pass through and are counted
-            errors, unchecked = _relative_errors(found, expected, sums.norms, product.norms, limits, probe)
+            errors, skipped = _relative_errors(found, expected, norms, product.norms, limits, probe)
+        errors[strays] = np.inf
+        unchecked = _unchecked(np.any(skipped, axis=2), special, probe)
     place_row, place_group, _ = (
         np.unravel_index(int(np.argmax(errors)), errors.shape) if errors.size else (0, 0, 0)
     )
@@ -313,7 +425,23 @@ def compare(
         largest,
         (rows.start + int(place_row), probe.cuts[int(place_group)], probe.cuts[int(place_group) + 1]),
         unchecked,
+        bool(strays.any()),
     )
+
+
+def _unchecked(skipped: np.ndarray, special: Lines, probe: Probe) -> int:
+    """Elements of some rows of C whose values were not compared.
+
+    skipped: rows × groups, bool, whether their sums were not. special: of these rows. Where there must be NaN that was
+    looked for, so it counts as compared.
+    """
+    left_out = probe.left_out or Lines.none(probe.cuts[-1])
+    known, infinite = left_out.nan.sum(), (left_out.infinite & ~left_out.nan).sum()
+    widths = np.array([(~left_out.either[start:stop]).sum() for start, stop in probe.groups()], np.int64)
+    usual = ~special.either
+    in_usual = usual.sum() * infinite + (skipped[usual] @ widths).sum()
+    in_infinite = (special.infinite & ~special.nan).sum() * (probe.cuts[-1] - known)
+    return int(in_usual + in_infinite)
 
 
 def _relative_errors(
@@ -323,8 +451,8 @@ def _relative_errors(
     product_norms: np.ndarray,
     limits: Limits,
     probe: Probe,
-) -> tuple[np.ndarray, int]:
-    """Deviations in units of their scale, rows × groups × rounds, and how many could not be compared.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Deviations in units of their scale, rows × groups × rounds, and which of them could not be compared (bool).
 
     found, expected: rows × (groups × rounds), float64 or complex128. norms: rows × (groups + 1), float64: the scale
     sqrt(sum over l and j of |a_il b_lj|²) of each group, and the norm of A's row. product_norms: rows × groups,
@@ -333,7 +461,7 @@ def _relative_errors(
     Where factors are alike the norm of C's elements is the scale, for `tolerance_of_alike` of it; elsewhere that is no
     larger than the other.
 
-    A sum cannot be compared when a factor of it is NaN or infinite, or when C's dtype may rightly have overflowed.
+    A sum cannot be compared where the row of A holds NaN or infinity, or C's dtype may rightly have overflowed.
     """
     shape = (found.shape[0], probe.group_count, probe.vectors.shape[0])
     found, expected = found.reshape(shape), expected.reshape(shape)
@@ -349,7 +477,7 @@ def _relative_errors(
     skip = np.broadcast_to(~np.isfinite(units), shape) | ~np.isfinite(expected) | overflow
     # What is not finite here although its factors are is an error without measure, not something to pass over.
     errors = np.where(np.isnan(errors), np.inf, errors)
-    return np.where(skip, 0.0, errors), int(skip.sum())
+    return np.where(skip, 0.0, errors), skip
 
 
 def _underflow(row_norms: np.ndarray, widths: np.ndarray, limits: Limits) -> np.ndarray:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from tilewright.pipeline.events import (
 from tilewright.pipeline.freivalds import (
     INPUT_SUBNORMAL,
     Limits,
+    Lines,
     Outcome,
     Probe,
     Side,
@@ -55,9 +56,12 @@ INPUT_LARGEST = {"fp16": float(np.finfo(np.float16).max)}
 class Verification:
     """The outcome of the check of one product.
 
-    What it does not see: sums that meet NaN or infinity, which are counted in ``unchecked``. They are those of a row of
-    C whose row of op(A) holds one, and of a group of columns (a quarter of C's at least, in whole chunks) any of whose
-    columns of op(B) does; what C holds there may be anything. And of floats, an element that is wrong by less than
+    Where a row of op(A) or a column of op(B) holds NaN, all of that row or column of C must be NaN, and where it holds
+    infinity, nothing there may be a number: that is looked at for every element, and all others are compared as usual.
+
+    What it does not see: which of the two infinities, or NaN, C holds where infinity in a factor decides; and what it
+    holds in a row's sum over a group of columns (a quarter of C's at least, in whole chunks) that may rightly have
+    overflowed. Those are counted in ``unchecked``. And of floats, an element that is wrong by less than
     ``tolerance`` times the scale of its sum, sqrt(sum over l and j of |a_il b_lj|²) over the columns j of the group.
     For factors of random signs that is sqrt(columns of the group) times the usual size of C's elements, and
     ``tolerance`` is 2 eps max(k, 4) + 2 eps' sqrt(k), with eps of the type that sums are formed in and eps' of C's.
@@ -73,8 +77,7 @@ class Verification:
     tolerance: float
     """What ``largest_error`` may be; 0 for integers."""
     unchecked: int
-    """Sums (one for each row, group of columns and round) that NaN, infinity or overflow kept from being compared:
-    nothing is known of C there."""
+    """Elements of C that infinity or overflow kept from being compared."""
     worst: tuple[int, int, int] | None
     """Row of C, and first and last + 1 column, where the largest deviation was found; None where there is none."""
     seconds: float
@@ -86,7 +89,7 @@ class Verification:
 
     def __str__(self) -> str:
         if not self.conclusive:
-            return "verification could compare nothing: every sum meets NaN or infinity"
+            return "verification could compare nothing: every element meets infinity, or may overflow"
         exact = self.tolerance == 0
         wrong = int(self.largest_error) if exact else 0
         measure = (
@@ -94,7 +97,12 @@ class Verification:
             if exact
             else f"largest error {self.largest_error:.3g} of {self.tolerance:.3g} allowed"
         )
-        rest = f", {self.unchecked} sums met NaN or infinity and were not compared" if self.unchecked else ""
+        rest = (
+            f", {counted(self.unchecked, 'element')} met infinity or may overflow, and"
+            f" {'was' if self.unchecked == 1 else 'were'} not compared"
+            if self.unchecked
+            else ""
+        )
         if self.passed:
             return f"verified in {counted(self.rounds, 'round')} and {self.seconds:.2f} s: {measure}{rest}"
         assert self.worst is not None
@@ -159,18 +167,27 @@ def verify_product(
     nbytes = 0 if empty else sum(side.array.nbytes for side in (left, right, result))
     listener(WorkPlanned("verify", len(right_rows) + len(left_rows), 0, "panels", nbytes, 0))
     tasks = _Tasks(client, listener)
-    image = _project_all(tasks, right, right_rows, probe)
+    image, special = _project_all(tasks, right, right_rows, probe, 0)
+    first = len(right_rows)
+    if special is not None:
+        # Columns of op(B) that hold NaN or infinity would hide all others of their group: once more without them.
+        probe = replace(probe, left_out=special)
+        listener(WorkPlanned("verify", 2 * first + len(left_rows), first, "panels", nbytes, 0))
+        image, _ = _project_all(tasks, right, right_rows, probe, first)
+        first *= 2
     limits = _limits_of(image, k, dtype, precision, exact=probe.exact)
-    outcomes = _compare_all(tasks, left, result, left_rows, image, limits, probe, len(right_rows))
+    outcomes = _compare_all(tasks, left, result, left_rows, image, limits, probe, first)
     unchecked = sum(outcome.unchecked for outcome in outcomes)
-    conclusive = empty or m * len(image.thin) > unchecked
+    conclusive = empty or m * n > unchecked
     worst = max(outcomes, key=lambda outcome: (outcome.largest, -outcome.worst[0]), default=None)
     largest = 0.0 if worst is None else worst.largest
     if probe.exact:
         largest = float(sum(outcome.largest for outcome in outcomes))
     cause = ""
+    if any(outcome.strays for outcome in outcomes):
+        cause = "there are numbers where NaN or infinity in a factor leaves none"
     if precision in INPUT_LARGEST and largest == math.inf:
-        cause = _too_large(tasks, {"A": (left, left_rows), "B": (right, right_rows)}, precision)
+        cause = _too_large(tasks, {"A": (left, left_rows), "B": (right, right_rows)}, precision) or cause
     seconds = time.perf_counter() - start
     listener(WorkDone("verify", seconds))
     return Verification(
@@ -254,8 +271,11 @@ class _Image:
         return self.thin.nbytes + self.norms.nbytes
 
 
-def _project_all(tasks: _Tasks, right: Side, pieces: Sequence[slice], probe: Probe) -> _Image:
-    """B times the probe, its rows in these pieces."""
+def _project_all(
+    tasks: _Tasks, right: Side, pieces: Sequence[slice], probe: Probe, first: int
+) -> tuple[_Image, Lines | None]:
+    """B times the probe, its rows in these pieces, and the columns of B that hold NaN or infinity, if any; ``first`` is
+    the place of the first piece among all that the listener hears of."""
     k = right.shape[0]
     groups = 0 if probe.exact else probe.group_count
     image = _Image(
@@ -263,15 +283,17 @@ def _project_all(tasks: _Tasks, right: Side, pieces: Sequence[slice], probe: Pro
         np.ones((0 if probe.exact else groups + 1, k)),
         np.zeros(groups),
     )
-    calls = ((right, rows, True) for rows in pieces)
+    special = Lines.none(right.shape[1])
+    calls = ((right, rows) for rows in pieces)
     with closing(tasks.run(project, calls, (probe,), probe.vectors.nbytes, "b")) as projections:
         for place, sums in projections:
             image.thin[:, pieces[place]] = sums.thin.T
             image.norms[:groups, pieces[place]] = sums.norms.T
             with np.errstate(all="ignore"):  # NaN and infinity pass through
                 np.add(image.column_squares, sums.column_squares, out=image.column_squares)
-            tasks.finished(place, right, pieces[place])
-    return image
+            special.add(slice(None), sums.special)
+            tasks.finished(first + place, right, pieces[place])
+    return image, special if special.any else None
 
 
 def _limits_of(image: _Image, k: int, dtype: np.dtype, precision: str, *, exact: bool) -> Limits:

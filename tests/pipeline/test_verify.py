@@ -150,19 +150,97 @@ def test_a_tile_of_zeros_is_found(client: Client, tmp_path: Path, rng: np.random
     assert not check(client, tmp_path, a, b, c).passed
 
 
-def test_nan_and_infinity_are_not_compared_but_the_rest_is(
+def test_what_meets_infinity_is_not_compared_but_the_rest_is(
     client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     a, b, _ = factors(rng, "f8")
-    a[5, 3], a[60, 2] = np.nan, np.inf
+    a[5, 3], a[60, 2], b[7, 100] = np.nan, np.inf, -np.inf
     with np.errstate(invalid="ignore"):
         c = a @ b
-    with_nan = check(client, tmp_path / "nan", a, b, c)
-    assert with_nan.passed
-    assert 0 < with_nan.unchecked < 90 * 4 * 2
-    assert "not compared" in str(with_nan)
-    c[7, 7] = np.nan  # nothing in row 7 of A explains this one
+    outcome = check(client, tmp_path / "right", a, b, c)
+    assert outcome.passed
+    # Row 5 must be NaN, which was looked for. Of row 60, and of column 100 in the other rows, only that there is none.
+    assert outcome.unchecked == 110 + 88
+    assert "198 elements met infinity or may overflow, and were not compared" in str(outcome)
+    c[7, 7] = np.nan  # nothing in row 7 of A or column 7 of B explains this one
     assert not check(client, tmp_path / "unexplained", a, b, c).passed
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_nan_in_b_hides_no_other_column(
+    dtype: str, transposed: bool, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """A column of every group holds one, in C's first and last column too, and in several blocks of B's rows."""
+    a, b, _ = factors(rng, dtype)
+    for row, column in ((0, 0), (69, 109), (40, 33), (41, 33), (13, 65)):
+        b[row, column] = np.nan
+    wide = np.float32 if dtype == "f2" else a.dtype
+    c = np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
+    stored_b = b.T.copy() if transposed else b
+    assert np.isnan(c).all(axis=0).sum() == 4
+    right = check(client, tmp_path / "right", a, stored_b, c, transpose_b=transposed)
+    assert right.passed
+    assert right.unchecked == 0
+    wrong = c.copy()
+    wrong[41, 73] += np.asarray(3, wrong.dtype)
+    found = check(client, tmp_path / "wrong", a, stored_b, wrong, rounds=20, transpose_b=transposed)
+    assert not found.passed
+    assert found.worst is not None
+    row, first, stop = found.worst
+    assert row == 41
+    assert first <= 73 < stop
+    assert found.cause == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "wrongly"), [(np.nan, 1.0), (np.nan, np.inf), (np.inf, 1.0), (-np.inf, 0.0)], ids=str
+)
+@pytest.mark.parametrize("where", ["row", "column"])
+@pytest.mark.parametrize("dtype", ["f4", "c16"])
+def test_what_cannot_come_of_nan_or_infinity_is_found(
+    dtype: str,
+    where: str,
+    value: float,
+    wrongly: float,
+    client: Client,
+    tmp_path: Path,
+    rng: np.random.Generator,
+) -> None:
+    a, b, _ = factors(rng, dtype)
+    if where == "row":
+        a[17, 60] = value
+    else:
+        b[60, 99] = value
+    with np.errstate(invalid="ignore"):
+        c = a @ b
+    assert check(client, tmp_path / "right", a, b, c).passed
+    c[17, 99] = wrongly
+    found = check(client, tmp_path / "wrong", a, b, c)
+    assert not found.passed
+    assert found.conclusive
+    assert found.worst is not None
+    row, first, stop = found.worst
+    assert row == 17
+    assert first <= 99 < stop
+    assert "there are numbers where NaN or infinity in a factor leaves none" in str(found) or np.isinf(
+        wrongly
+    )
+
+
+def test_progress_of_a_check_that_goes_through_b_again(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    events: list[Event] = []
+    a, b, _ = factors(rng, "f4")
+    b[3, 4] = np.nan
+    assert check(client, tmp_path, a, b, a @ b, listener=events.append).passed
+    first, second = (event for event in events if isinstance(event, WorkPlanned))
+    assert first.done == 0
+    assert second.total == first.total + second.done
+    done = [event.index for event in events if isinstance(event, UnitDone)]
+    assert sorted(done) == list(range(second.total))
+    assert len(done[: second.done]) == second.done
 
 
 @pytest.mark.parametrize(("dtype", "unseen"), [("f2", 6), ("f4", 0.01), ("f8", 2e-11)])
@@ -178,8 +256,9 @@ def test_an_error_as_large_as_the_readme_says_shows(
 
 
 def test_a_check_that_compares_nothing_does_not_pass(client: Client, tmp_path: Path) -> None:
-    a, b = np.full((4, 4), np.nan), np.ones((4, 4))
-    outcome = check(client, tmp_path, a, b, a @ b)
+    a = np.full((4, 4), np.inf)
+    outcome = check(client, tmp_path, a, np.ones((4, 4)), a)
+    assert outcome.unchecked == 16
     assert not outcome.passed
     assert not outcome.conclusive
     assert "could compare nothing" in str(outcome)
@@ -235,10 +314,9 @@ def test_sums_that_overflow_with_k_are_not_compared_but_the_rest_is(
         c = (a.astype("f4") @ b.astype("f4")).astype("f2") if dtype == "f2" else a @ b
     assert not np.isfinite(c[:5]).any()
     assert np.isfinite(c[5]).all()
-    # One vector and one group where n is 1: nothing else could be compared in rows 0 to 4.
     outcome = check(client, tmp_path / "right", a, b, c, (4096, 4096))
     assert outcome.passed
-    assert outcome.unchecked == 5 * 2
+    assert outcome.unchecked == 5 * n
     c[5, 0] = np.inf
     assert not check(client, tmp_path / "wrong", a, b, c, (4096, 4096)).passed
 
