@@ -85,9 +85,14 @@ class Side:
         order = (1, 0) if self.transpose else (0, 1)
         return [(read.target[order[0]], read.target[order[1]], read) for read in reads]
 
-    def load(self, part: RegionRead, wide: np.dtype) -> np.ndarray:
+    def load(self, part: RegionRead, wide: np.dtype, compute: np.dtype) -> np.ndarray:
+        """A part, to be summed in ``wide``: its elements as they are in the product, which is formed in ``compute``."""
         block = np.empty(part.shape, self.array.dtype.newbyteorder("="))
         part.read(block)
+        narrow = compute if block.dtype.kind == "c" else np.zeros(0, compute).real.dtype
+        if block.dtype.kind in "fc" and block.itemsize > narrow.itemsize:
+            with np.errstate(over="ignore"):  # to infinity
+                block = block.astype(narrow)
         return widen(block.T if self.transpose else block, wide)
 
     def step(self) -> int:
@@ -172,6 +177,8 @@ class Probe:
     exact: bool
     bits: int
     """Bits of C's elements: what integers are compared modulo 2 to the power of."""
+    compute: np.dtype
+    """What C's elements are formed in."""
     threads: int
     left_out: Lines | None = None
     """Columns of op(B), and of C, that count as zeros, since what they hold is no number."""
@@ -236,7 +243,9 @@ def draw_probe(n: int, dtype: np.dtype, rounds: int, step: int) -> Probe:
         vectors = (generator.integers(0, 2, (rounds, n)) * 2 - 1).astype(WIDE_DTYPES[dtype.kind])
     width = step * ceil_div(ceil_div(n, step), MOST_GROUPS) if n else 1
     cuts = (*range(0, n, width), n) if n else (0,)
-    return Probe(vectors, cuts, exact, 8 * dtype.itemsize, config.threads("read-threads"))
+    return Probe(
+        vectors, cuts, exact, 8 * dtype.itemsize, compute_dtype(dtype), config.threads("read-threads")
+    )
 
 
 @dataclass(frozen=True)
@@ -281,7 +290,7 @@ def project(side: Side, rows: slice, probe: Probe, special_rows: Lines | None = 
     ones = np.ones((min(groups, 1), side.shape[1]))
 
     def project_part(place: slice, columns: slice, part: RegionRead) -> _Part:
-        block = side.load(part, probe.dtype)
+        block = side.load(part, probe.dtype, probe.compute)
         left_out = probe.left_out.part(columns) if probe.left_out is not None else None
         strays = None
         if special_rows is not None:
@@ -386,7 +395,7 @@ def compare(
     count, rounds = rows.stop - rows.start, probe.vectors.shape[0]
 
     def multiply(place: slice, inner: slice, part: RegionRead) -> _Part:
-        block = left.load(part, probe.dtype)
+        block = left.load(part, probe.dtype, probe.compute)
         thin = np.zeros((block.shape[0], vectors.shape[0]), probe.dtype)
         norms = np.zeros((block.shape[0], weights.shape[0]))
         add_thin_product(block, vectors[:, inner].copy(), thin, weights[:, inner].copy(), norms, np.zeros(0))

@@ -357,7 +357,7 @@ def _largest(side: Side, rows: slice) -> float:
     """The largest absolute value of these rows that is finite; 0 where none is."""
     largest = 0.0
     for _, _, part in side.parts(rows):
-        sizes = np.abs(side.load(part, np.dtype(np.float64)), dtype=np.float64)
+        sizes = np.abs(side.load(part, np.dtype(np.float64), np.dtype(np.float64)), dtype=np.float64)
         largest = max(largest, float(np.max(sizes, where=np.isfinite(sizes), initial=0.0)))
     return largest
 

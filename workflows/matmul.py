@@ -81,9 +81,9 @@ def matmul(
     dtype
         C's dtype where it shall be another than ``numpy.matmul`` would make it: int64 for int32 factors, say, so that
         sums do not wrap. A and B are cast to it as NumPy casts ``same_kind``, also to fewer bits, where integers wrap
-        and floats are rounded or overflow. Unsigned integers may become any type, signed ones any but unsigned, floats
-        any floats or complex numbers, complex numbers complex ones. Not bfloat16, which zarr-python does not store;
-        `tilewright.kernels.matmul` multiplies arrays of it.
+        and floats are rounded or overflow (for float16 to float32, which its sums are formed in). Unsigned integers may
+        become any type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers complex
+        ones. Not bfloat16, which zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
     precision
         ``full`` multiplies every dtype as itself; ``split``, ``tf32``, ``bf16`` and ``fp16`` use tensor cores, where
         ``fp16`` takes operands of at most 65504. On a CPU all of them mean ``full``.

@@ -432,6 +432,24 @@ def test_operands_that_underflow_in_a_lower_precision_pass_when_it_was_asked_for
 
 
 @pytest.mark.parametrize("role", ["A", "B"])
+@pytest.mark.parametrize(
+    ("wide", "narrow", "size"),
+    [("f8", "f4", 1e39), ("c16", "c8", 1e39j), ("f8", "f2", 1e39), ("f8", "c8", 1e39)],
+)
+def test_an_operand_that_overflows_in_the_product_s_own_dtype_is_infinite_there(
+    role: str, wide: str, narrow: str, size: complex, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    a, b, _ = factors(rng, wide)
+    (a if role == "A" else b)[40, 60] = size
+    compute = "f4" if narrow == "f2" else narrow
+    with np.errstate(all="ignore"):
+        c = (a.astype(compute) @ b.astype(compute)).astype(narrow)
+    assert check(client, tmp_path / "right", a, b, c).passed
+    c[(40, 5) if role == "A" else (5, 60)] = 1
+    assert not check(client, tmp_path / "wrong", a, b, c).passed
+
+
+@pytest.mark.parametrize("role", ["A", "B"])
 def test_an_operand_that_is_too_large_for_the_precision_is_named(
     role: str, client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:
