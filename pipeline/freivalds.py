@@ -351,7 +351,7 @@ def _each_part(
 
 
 @dataclass(frozen=True)
-class Limits:
+class Tolerances:
     """What a right product may deviate by."""
 
     relative: float
@@ -384,7 +384,7 @@ def compare(
     rows: slice,
     vectors: np.ndarray,
     weights: np.ndarray,
-    limits: Limits,
+    allowed: Tolerances,
     probe: Probe,
 ) -> Outcome:
     """The largest deviation between rows of C x and A (B x).
@@ -423,7 +423,7 @@ def compare(
         unchecked = 0
     else:
         with np.errstate(all="ignore"):  # NaN and infinity pass through and are counted
-            errors, skipped = _relative_errors(found, expected, norms, product.norms, limits, probe)
+            errors, skipped = _relative_errors(found, expected, norms, product.norms, allowed, probe)
         errors[strays] = np.inf
         unchecked = _unchecked(np.any(skipped, axis=2), special, probe)
     place_row, place_group, _ = (
@@ -458,7 +458,7 @@ def _relative_errors(
     expected: np.ndarray,
     norms: np.ndarray,
     product_norms: np.ndarray,
-    limits: Limits,
+    allowed: Tolerances,
     probe: Probe,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Deviations in units of their scale, rows × groups × rounds, and which of them could not be compared (bool).
@@ -476,20 +476,20 @@ def _relative_errors(
     found, expected = found.reshape(shape), expected.reshape(shape)
     units, row_norms = norms[:, :-1, np.newaxis], norms[:, -1:, np.newaxis]
     widths = np.diff(probe.cuts)[:, np.newaxis]
-    alike = limits.alike / limits.relative * product_norms[:, :, np.newaxis]
+    alike = allowed.alike / allowed.relative * product_norms[:, :, np.newaxis]
     scale = np.where(np.isfinite(alike), np.maximum(units, alike), units)
     deviation = np.abs(found - expected)
     # Where all factors are zero there is nothing that could underflow.
-    underflow = np.where((units == 0) & (expected == 0), 0.0, _underflow(row_norms, widths, limits))
-    errors = np.where(deviation == 0, 0.0, deviation / (scale + underflow / limits.relative))
-    overflow = ~np.isfinite(found) & _can_overflow(units, row_norms, widths, limits)
+    underflow = np.where((units == 0) & (expected == 0), 0.0, _underflow(row_norms, widths, allowed))
+    errors = np.where(deviation == 0, 0.0, deviation / (scale + underflow / allowed.relative))
+    overflow = ~np.isfinite(found) & _can_overflow(units, row_norms, widths, allowed)
     skip = np.broadcast_to(~np.isfinite(units), shape) | ~np.isfinite(expected) | overflow
     # What is not finite here although its factors are is an error without measure, not something to pass over.
     errors = np.where(np.isnan(errors), np.inf, errors)
     return np.where(skip, 0.0, errors), skip
 
 
-def _underflow(row_norms: np.ndarray, widths: np.ndarray, limits: Limits) -> np.ndarray:
+def _underflow(row_norms: np.ndarray, widths: np.ndarray, allowed: Tolerances) -> np.ndarray:
     """What rounding to subnormal numbers can make a sum deviate by: rows × groups × 1, absolute.
 
     row_norms: rows × 1 × 1, of A. widths: groups × 1, in columns.
@@ -497,18 +497,20 @@ def _underflow(row_norms: np.ndarray, widths: np.ndarray, limits: Limits) -> np.
     An element errs by half the smallest number, in each of its products and when it is rounded to C's dtype: at worst
     all one way, but elements have the probe's random signs. So have an operand's errors, times the other operand.
     """
-    compute = compute_dtype(limits.dtype)
-    products = limits.k * (COMPLEX_PRODUCTS if limits.dtype.kind == "c" else 1)
-    smallest = [float(np.finfo(dtype).smallest_subnormal) for dtype in (compute, limits.dtype)]
+    compute = compute_dtype(allowed.dtype)
+    products = allowed.k * (COMPLEX_PRODUCTS if allowed.dtype.kind == "c" else 1)
+    smallest = [float(np.finfo(dtype).smallest_subnormal) for dtype in (compute, allowed.dtype)]
     elements = np.sqrt(widths) * (products * smallest[0] + 2 * smallest[1])
     operands = 0.0
-    if limits.operand_subnormal:
-        others = limits.group_norms[:, np.newaxis] + np.sqrt(widths) * row_norms
-        operands = limits.operand_subnormal * others
+    if allowed.operand_subnormal:
+        others = allowed.group_norms[:, np.newaxis] + np.sqrt(widths) * row_norms
+        operands = allowed.operand_subnormal * others
     return DEVIATIONS / 2 * (elements + operands)
 
 
-def _can_overflow(units: np.ndarray, row_norms: np.ndarray, widths: np.ndarray, limits: Limits) -> np.ndarray:
+def _can_overflow(
+    units: np.ndarray, row_norms: np.ndarray, widths: np.ndarray, allowed: Tolerances
+) -> np.ndarray:
     """Whether a partial sum of an element may be too large for C's dtype, rows × groups × 1.
 
     units: rows × groups × 1, the scales. row_norms: rows × 1 × 1, of A. widths: groups × 1, in columns.
@@ -516,10 +518,10 @@ def _can_overflow(units: np.ndarray, row_norms: np.ndarray, widths: np.ndarray, 
     sum over l of |a_il b_lj| is at most |a_i| |b_j|, and at most sqrt(k) times the norm of these products. Either may
     overflow itself, or meet a NaN that the other does not.
     """
-    bound = np.fmin(row_norms * limits.column_norms[:, np.newaxis], units * math.sqrt(limits.k))
-    growth = 1 + limits.k * float(np.finfo(compute_dtype(limits.dtype)).eps)  # by rounding on the way
+    bound = np.fmin(row_norms * allowed.column_norms[:, np.newaxis], units * math.sqrt(allowed.k))
+    growth = 1 + allowed.k * float(np.finfo(compute_dtype(allowed.dtype)).eps)  # by rounding on the way
     # Complex: the sums of both parts at once in a scheme of three products.
-    margin = OVERFLOW_MARGIN * growth * (2 if limits.dtype.kind == "c" else 1)
+    margin = OVERFLOW_MARGIN * growth * (2 if allowed.dtype.kind == "c" else 1)
     # The check itself adds up elements of a group in float64.
-    largest = np.minimum(np.finfo(limits.dtype).max, np.finfo(np.float64).max / widths)
+    largest = np.minimum(np.finfo(allowed.dtype).max, np.finfo(np.float64).max / widths)
     return bound * margin > largest

@@ -27,11 +27,11 @@ from tilewright.pipeline.events import (
 )
 from tilewright.pipeline.freivalds import (
     INPUT_SUBNORMAL,
-    Limits,
     Lines,
     Outcome,
     Probe,
     Side,
+    Tolerances,
     compare,
     draw_probe,
     project,
@@ -175,8 +175,8 @@ def verify_product(
         listener(WorkPlanned("verify", 2 * first + len(left_rows), first, "panels", nbytes, 0))
         image, _ = _project_all(tasks, right, right_rows, probe, first)
         first *= 2
-    limits = _limits_of(image, k, dtype, precision, exact=probe.exact)
-    outcomes = _compare_all(tasks, left, result, left_rows, image, limits, probe, first)
+    allowed = _allowed_of(image, k, dtype, precision, exact=probe.exact)
+    outcomes = _compare_all(tasks, left, result, left_rows, image, allowed, probe, first)
     unchecked = sum(outcome.unchecked for outcome in outcomes)
     conclusive = empty or m * n > unchecked
     worst = max(outcomes, key=lambda outcome: (outcome.largest, -outcome.worst[0]), default=None)
@@ -191,11 +191,11 @@ def verify_product(
     seconds = time.perf_counter() - start
     listener(WorkDone("verify", seconds))
     return Verification(
-        passed=bool(largest <= limits.relative and conclusive),
+        passed=bool(largest <= allowed.relative and conclusive),
         conclusive=conclusive,
         rounds=rounds,
         largest_error=largest,
-        tolerance=limits.relative,
+        tolerance=allowed.relative,
         unchecked=unchecked,
         worst=worst.worst if worst is not None and worst.largest > 0 else None,
         seconds=seconds,
@@ -296,12 +296,12 @@ def _project_all(
     return image, special if special.any else None
 
 
-def _limits_of(image: _Image, k: int, dtype: np.dtype, precision: str, *, exact: bool) -> Limits:
+def _allowed_of(image: _Image, k: int, dtype: np.dtype, precision: str, *, exact: bool) -> Tolerances:
     """What C may deviate by, of this dtype and computed in this precision."""
     norms = image.norms[:-1]
     with np.errstate(all="ignore"):
         group_norms = np.sqrt(np.einsum("gl,gl->g", norms, norms))
-    return Limits(
+    return Tolerances(
         0.0 if exact else tolerance(k, dtype, precision),
         0.0 if exact else tolerance_of_alike(k, dtype, precision),
         INPUT_SUBNORMAL.get(precision, 0.0),
@@ -318,14 +318,14 @@ def _compare_all(
     result: Side,
     pieces: Sequence[slice],
     image: _Image,
-    limits: Limits,
+    allowed: Tolerances,
     probe: Probe,
     first: int,
 ) -> list[Outcome]:
     """C times the probe beside A times what B makes of it, its rows in these pieces; ``first`` is the place of
     the first of them among all that the listener hears of."""
     calls = ((left, result, rows) for rows in pieces)
-    values = image.thin, image.norms, limits, probe
+    values = image.thin, image.norms, allowed, probe
     nbytes = image.nbytes + probe.vectors.nbytes
     found: list[Outcome] = []
     with closing(tasks.run(compare, calls, values, nbytes, "a")) as outcomes:
