@@ -218,8 +218,6 @@ def run_sent(
         except ClusterError:
             if attempt == config.get("retries") or client.status != "running":
                 raise
-        except OSError as error:
-            raise ClusterError(f"no worker takes what {key} needs: {error}; {NO_WORKERS}") from error
 
 
 def run_placed(

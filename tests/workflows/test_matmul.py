@@ -42,6 +42,7 @@ from tilewright.pipeline import (
     units,
 )
 from tilewright.pipeline import output as outputs
+from tilewright.pipeline import verify as check
 from tilewright.pipeline.errors import (
     CorpusError,
     DamagedError,
@@ -307,10 +308,18 @@ def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.parametrize("vectors", ["along", "sent"])
 def test_finished_tiles_that_cannot_be_read_are_computed_again(
-    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
+    vectors: str,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only the check reads them; their chunks are as long as they were."""
+    if vectors == "sent":
+        monkeypatch.setattr(check, "SENT_NBYTES", 0)
     a, b, a_path, b_path = factors
     a_path, out = put(tmp_path / "coded.zarr", a, compressors=zarr.codecs.ZstdCodec()), tmp_path / "c.zarr"
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
@@ -330,6 +339,41 @@ def test_finished_tiles_that_cannot_be_read_are_computed_again(
         tw.matmul(a_path, b_path, out, **options)
     run = tw.matmul(a_path, b_path, out, **options)
     assert run.resumed == run.plan.tile_count - 2
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
+@pytest.mark.parametrize("vectors", ["along", "sent"])
+@pytest.mark.parametrize("role", "ab")
+def test_a_factor_that_the_check_cannot_read_is_named_and_the_product_goes_on(
+    role: str,
+    vectors: str,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B is read for what is sent along with the rest of the check, A by that."""
+    if vectors == "sent":
+        monkeypatch.setattr(check, "SENT_NBYTES", 0)
+    a, b, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
+    folder = {"a": a_path, "b": b_path}[role]
+    victim = max((path for path in (folder / "c").rglob("*") if path.is_file()), key=str)
+    good, times = victim.read_bytes(), victim.stat()
+
+    def damage_before_the_check(event: Event) -> None:
+        if isinstance(event, WorkPlanned) and event.name == "verify":
+            victim.write_bytes(good[:-1])
+
+    with pytest.raises(DamagedError, match=rf"chunk \(.* of .*{folder.name} cannot be read") as raised:
+        tw.matmul(a_path, b_path, out, listener=damage_before_the_check, **options)
+    assert raised.type is DamagedError
+    victim.write_bytes(good)
+    os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))  # a factor that was written since is another
+    run = tw.matmul(a_path, b_path, out, **options)
+    assert run.resumed == run.plan.tile_count
     assert_product(zarr.open_array(out)[...], a, b)
 
 
