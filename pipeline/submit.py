@@ -196,12 +196,13 @@ def run_sent(
     """As ``run_bounded`` of ``function(*call, *values)``, with values that are too large to go along with each call.
 
     They go to each worker once, and again when all workers that held them were lost, as often as a task is retried.
+    Where there is no worker it waits for one, as ``run_bounded`` does.
     """
     left = dict(enumerate(calls))
     for attempt in range(config.get("retries") + 1):
         places = list(left)
         try:
-            held = _answer_of(client, partial(client.scatter, list(values), broadcast=True, hash=False))
+            held = _sent(client, values, key, waiting)
             results = run_bounded(
                 client,
                 function,
@@ -218,6 +219,31 @@ def run_sent(
         except ClusterError:
             if attempt == config.get("retries") or client.status != "running":
                 raise
+
+
+def _sent(client: Client, values: tuple[Any, ...], key: str, waiting: Tell) -> list[Future]:
+    """Values on every worker, for tasks to use, once there is a worker.
+
+    Raises ClusterError where they do not get to any, all of which may have been lost on the way.
+    """
+    lookout = _Lookout(client, waiting)
+    while not lookout.look():  # else Dask gives up after a while, by a traceback on the scheduler's console
+        time.sleep(JOIN_LOOK_SECONDS)
+
+    def send() -> list[Future]:
+        try:
+            held: list[Future] = client.scatter(list(values), broadcast=True, hash=False)
+        except Exception as error:
+            # What a scheduler stumbles over whose workers go away meanwhile depends on how far it has come.
+            if client.status != "running":
+                raise
+            raise ClusterError(
+                f"no worker takes what {key} needs: {type(error).__name__}: {error}; look at the workers' logs, and"
+                " run it again"
+            ) from error
+        return held
+
+    return _answer_of(client, send)
 
 
 def run_placed(
@@ -603,11 +629,15 @@ def _answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
     """What the scheduler answers; ClusterError where it does not, or where the client was closed meanwhile."""
     try:
         return ask()
-    except OSError as error:
-        raise ClusterError(
-            f"the scheduler went away: {error}; bring a cluster up and run it again"
-        ) from error
+    except TilewrightError:
+        raise
     except Exception as error:
+        # For a connection that breaks Dask has a class, for one that cannot be made a mere OSError. Others, such as a
+        # TimeoutError, are what a scheduler that is there has answered.
+        if isinstance(error, CommClosedError) or type(error) is OSError:
+            raise ClusterError(
+                f"the scheduler went away: {error}; bring a cluster up and run it again"
+            ) from error
         # What a client without a scheduler stumbles over depends on how far it has come with closing.
         if client.status == "running":
             raise

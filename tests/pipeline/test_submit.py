@@ -26,7 +26,7 @@ from distributed.comm import CommClosedError
 import tilewright as tw
 from tilewright.pipeline import histogram, submit, tasks, tiling
 from tilewright.pipeline.corpus import list_corpus
-from tilewright.pipeline.errors import ClusterError, TaskError
+from tilewright.pipeline.errors import ClusterError, CorpusError, TaskError
 from tilewright.pipeline.events import Event, Notice, UnitDone, ignore, on_waiting
 from tilewright.pipeline.submit import (
     await_workers,
@@ -123,6 +123,53 @@ def test_what_was_sent_is_sent_again_when_its_workers_are_lost() -> None:
             assert result == place + 2
             found[place] += 1
     assert found == Counter(range(40))
+
+
+def times(number: int, factor: int) -> int:
+    return number * factor
+
+
+@pytest.mark.parametrize("error", [CommClosedError("it is gone"), TimeoutError("No valid workers found")])
+def test_what_workers_that_are_lost_meanwhile_do_not_take_is_sent_to_others(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.1)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        scatter = own.scatter
+
+        def waiting(text: str) -> None:
+            told.append(text)
+            cluster.scale(1)
+
+        def lost(values: list[Any], **options: Any) -> Any:
+            monkeypatch.setattr(own, "scatter", scatter)
+            leave(cluster, own)
+            raise error
+
+        monkeypatch.setattr(own, "scatter", lost)
+        found = run_sent(own, times, CALLS, (2,), key="lost", window=2, waiting=waiting)
+        assert sorted(found) == [(place, 2 * place) for place in range(7)]
+    assert len(told) == 1
+
+
+def test_what_no_worker_takes_is_named(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def refused(values: list[Any], **options: Any) -> Any:
+        tried.append(len(values))
+        raise CommClosedError("it is gone")
+
+    monkeypatch.setattr(client, "scatter", refused)
+    with (
+        dask.config.set({"tilewright.retries": 2}),
+        pytest.raises(ClusterError, match="no worker takes what far needs: CommClosedError: it is gone"),
+    ):
+        list(run_sent(client, times, CALLS, (2,), key="far", window=2))
+    assert tried == [1, 1, 1]
 
 
 def large(number: int) -> bytes:
@@ -461,8 +508,10 @@ def test_a_call_for_workers_is_not_left_behind() -> None:
         until_met(lambda: tasks_there() == 0)
 
 
-@pytest.mark.parametrize("kind", ["bounded", "combined"])
-def test_a_run_that_waits_for_a_worker_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["bounded", "sent", "combined"])
+def test_a_run_that_waits_for_a_worker_says_so(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)  # results too are to come within it
     monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
     told: list[str] = []
@@ -475,16 +524,16 @@ def test_a_run_that_waits_for_a_worker_says_so(kind: str, monkeypatch: pytest.Mo
             told.append(text)
             cluster.scale(1)  # without having been told, it waits for good
 
-        results = (
-            run_bounded(own, double, CALLS, key="alone", window=2, waiting=waiting)
-            if kind == "bounded"
-            else run_combined(
-                own, double, total, [((0,), [call]) for call in CALLS], key="alone", waiting=waiting
-            )
-        )
+        groups = [((0,), [call]) for call in CALLS]
+        results = {
+            "bounded": run_bounded(own, double, CALLS, key="alone", window=2, waiting=waiting),
+            "sent": run_sent(own, times, CALLS, (2,), key="alone", window=2, waiting=waiting),
+            "combined": run_combined(own, double, total, groups, key="alone", waiting=waiting),
+        }[kind]
         assert sorted(results) == [(place, 2 * place) for place in range(7)]
         (text,) = told
         assert re.fullmatch(rf"no worker has been at {own.scheduler.address} for \d+ s; it goes on .*", text)
+        assert "Traceback" not in caplog.text
 
 
 def leave(cluster: LocalCluster, client: Client) -> None:
@@ -549,6 +598,20 @@ def test_a_scheduler_that_went_away_is_named(client: Client, monkeypatch: pytest
     monkeypatch.setattr(client, "nthreads", lost)
     with pytest.raises(ClusterError, match="the scheduler went away: Timed out"):
         window_of(client)
+
+
+def test_what_a_scheduler_answers_does_not_pass_for_its_absence(client: Client) -> None:
+    for error in (
+        TimeoutError("No valid workers found"),
+        FileNotFoundError("a file"),
+        CorpusError("a corpus"),
+    ):
+
+        def ask(error: Exception = error) -> None:
+            raise error
+
+        with pytest.raises(type(error), match=str(error)):
+            submit._answer_of(client, ask)
 
 
 def meet(barrier_name: str, least: int) -> int:
