@@ -16,8 +16,8 @@ from concurrent.futures import Future as ConcurrentFuture
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
-from typing import Any, TypeVar
+from itertools import chain, islice
+from typing import Any, Generic, TypeVar
 
 from distributed import Client, Future, LocalCluster, as_completed
 from distributed.comm import CommClosedError
@@ -45,9 +45,9 @@ Answer = TypeVar("Answer")
 Tell = Callable[[str], None]
 """Is told, once each time, that a run waits since all workers are gone: how long already, and where one may join."""
 
-Feed = Callable[[Counter[str | None]], Iterator[tuple[int, tuple[Any, ...], str | None]]]
-"""Calls to submit now, given how many are under way for each worker, which counts along: place, arguments, and the
-worker they are for, if any."""
+Feed = Callable[[Counter[str | None]], Iterable[tuple[int, tuple[Any, ...], str | None]]]
+"""Calls to submit now: place, arguments, and the worker they are meant for, if any. It gets a count of those that are
+under way already, by the worker they were meant for, which is its own: what it gives it has to count itself."""
 
 LOOK_SECONDS = 2.0
 """How often, at most, a run looks whether workers have come or gone, and whether all its tasks have one."""
@@ -177,10 +177,11 @@ def run_bounded(
     numbered = enumerate(calls)
 
     def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
-        while under_way[None] < window and (found := next(numbered, None)) is not None:
-            yield *found, None
+        for place, call in islice(numbered, max(0, window - under_way[None])):
+            yield place, call, None
 
-    yield from _run(client, function, feed, lambda: sum(1 for _ in numbered), key=key, waiting=waiting)
+    run: _Run[Result] = _Run(client, function, key, waiting)
+    yield from run.results(feed, lambda: sum(1 for _ in numbered))
 
 
 def run_sent(
@@ -283,11 +284,13 @@ def run_placed(
                 for worker in tuple(taking):
                     room = under_way[worker] < max(threads[worker], least) + more
                     if room and (tile := take(worker)) is not None:
+                        under_way[worker] += 1
                         yield tile.index, call(tile, worker), worker
                     else:
                         taking.remove(worker)
 
-    yield from _run(client, function, feed, lambda: len(placement), key=key, waiting=waiting)
+    run: _Run[Result] = _Run(client, function, key, waiting)
+    yield from run.results(feed, lambda: len(placement))
 
 
 @dataclass(frozen=True)
@@ -327,89 +330,98 @@ class _Task:
     """Its result, on the way."""
 
 
-def _run(
-    client: Client,
-    function: Callable[..., Result],
-    feed: Feed,
-    left: Callable[[], int],
-    *,
-    key: str,
-    waiting: Tell,
-) -> Generator[tuple[int, Result], None, None]:
-    """Submit what ``feed`` gives, at the start, whenever a result has come, and when none has for `LOOK_SECONDS`; after
-    as long, what waits for a worker that is gone, again. Yield results as they finish. ``left`` says how many calls
-    ``feed`` still has."""
-    retries = config.get("retries")
-    under_way: dict[Future, _Task] = {}
-    counts: Counter[str | None] = Counter()
-    unplaced: set[Future] = set()
-    lookout = _Lookout(client, waiting)
-    # On this client's loop: without being told, it takes the one of whichever client was opened last.
-    completed = as_completed(loop=client.loop)
+class _Run(Generic[Result]):
+    """The tasks of a run that are under way.
 
-    def submit(task: _Task, name: str, **where: Any) -> None:
-        options = {"key": name, "pure": False, "retries": retries} | where
-        future = _answer_of(client, partial(client.submit, tried, function, *task.call, **options))
-        under_way[future] = task
-        counts[task.worker] += 1
-        completed.add(future)
+    They are those in ``_tasks``, and no others: submitted, and neither given up nor their results yielded. ``_counts``
+    says how many of them were meant for each worker. Only `_submit` and `_forget` add and remove, in both alike.
+    """
 
-    def forget(future: Future) -> _Task:
-        task = under_way.pop(future)
-        counts[task.worker] -= 1
+    def __init__(self, client: Client, function: Callable[..., Result], key: str, waiting: Tell) -> None:
+        self._client, self._function, self._key = client, function, key
+        self._retries = config.get("retries")
+        self._tasks: dict[Future, _Task] = {}
+        self._counts: Counter[str | None] = Counter()
+        self._unplaced: set[Future] = set()  # those that waited for a worker at the last look
+        self._lookout = _Lookout(client, waiting)
+        # On this client's loop: without being told, it takes the one of whichever client was opened last.
+        self._completed = as_completed(loop=client.loop)
+
+    def results(self, feed: Feed, left: Callable[[], int]) -> Generator[tuple[int, Result], None, None]:
+        """Submit what ``feed`` gives, at the start, whenever a result has come, and when none has for `LOOK_SECONDS`;
+        after as long, what waits for a worker that is gone, again. Yield results as they finish. ``left`` says how many
+        calls ``feed`` still has."""
+        try:
+            self._submit_next(feed)
+            looked = time.monotonic()
+            while self._tasks:
+                ready = _is_ready(self._completed)
+                if not ready or time.monotonic() - looked > LOOK_SECONDS:
+                    self._submit_again()
+                    self._lookout.look()
+                    looked = time.monotonic()
+                if not ready:
+                    self._submit_next(feed)
+                    continue
+                future = next(self._completed)
+                if future not in self._tasks:
+                    continue  # it was submitted again
+                try:
+                    result = self._result_of(future)
+                except _ResultLateError:
+                    self._completed.add(future)  # others first
+                    continue
+                self._lookout.seen()
+                task = self._forget(future)
+                future.release()
+                self._submit_next(feed)
+                yield task.place, result
+            _check_all_came(left(), self._key)
+        finally:
+            _cancel(self._client, list(self._tasks))
+
+    def _submit(self, task: _Task, name: str, **where: Any) -> None:
+        options = {"key": name, "pure": False, "retries": self._retries} | where
+        submit = partial(self._client.submit, tried, self._function, *task.call, **options)
+        future = _answer_of(self._client, submit)
+        self._tasks[future] = task
+        self._counts[task.worker] += 1
+        self._completed.add(future)
+
+    def _forget(self, future: Future) -> _Task:
+        task = self._tasks.pop(future)
+        self._counts[task.worker] -= 1
         return task
 
-    def submit_next() -> None:
-        for place, call, worker in feed(counts):
+    def _submit_next(self, feed: Feed) -> None:
+        for place, call, worker in feed(self._counts.copy()):
             where = {"workers": [worker], "allow_other_workers": True} if worker else {}
-            submit(_Task(place, call, worker), f"{key}-{place}", **where)
+            self._submit(_Task(place, call, worker), f"{self._key}-{place}", **where)
 
-    def submit_again() -> None:
+    def _submit_again(self) -> None:
         # A task that was meant for a worker goes to another where there is one, but when it finds none at all it waits
         # for that very worker, which comes back under another name, if at all. A look is too early for a task that the
         # scheduler has not received yet, or whose result is on its way, so that it takes two.
-        meant = {future for future, task in under_way.items() if task.worker is not None}
-        placed = set(chain(*_answer_of(client, client.processing).values())) if meant else set()
-        waiting = {future for future in meant if future.key not in placed and not future.done()}
-        for future in waiting & unplaced:
-            task = replace(forget(future), worker=None, late=0, fetch=None)
-            _cancel(client, [future])
-            submit(task, f"{key}-{task.place}-again")
-        unplaced.clear()
-        unplaced.update(waiting)
+        meant = {future for future, task in self._tasks.items() if task.worker is not None}
+        placed = set(chain(*_answer_of(self._client, self._client.processing).values())) if meant else set()
+        unplaced = {future for future in meant if future.key not in placed and not future.done()}
+        for future in unplaced & self._unplaced:
+            task = replace(self._forget(future), worker=None, late=0, fetch=None)
+            _cancel(self._client, [future])
+            self._submit(task, f"{self._key}-{task.place}-again")
+        self._unplaced = unplaced
 
-    try:
-        submit_next()
-        looked = time.monotonic()
-        while under_way:
-            ready = _is_ready(completed)
-            if not ready or time.monotonic() - looked > LOOK_SECONDS:
-                submit_again()
-                lookout.look()
-                looked = time.monotonic()
-            if not ready:
-                submit_next()
-                continue
-            future = next(completed)
-            if future not in under_way:
-                continue  # it was submitted again
-            task = under_way[future]
-            fetch = task.fetch or _answer_of(client, partial(_fetch, client, future))
-            try:
-                result = _result_of(future, retries, fetch, 2**task.late * LOOK_SECONDS)
-            except _ResultLateError:
-                # Others first; if it was lost, it is done again, and may have to be submitted.
-                under_way[future] = replace(task, late=task.late + 1, fetch=fetch)
-                completed.add(future)
-                continue
-            lookout.seen()
-            forget(future)
-            future.release()
-            submit_next()
-            yield task.place, result
-        _check_all_came(left(), key)
-    finally:
-        _cancel(client, list(under_way))
+    def _result_of(self, future: Future) -> Result:
+        """The result of a task that is done. Raises `_ResultLateError` where it does not come in time: it stays on its
+        way, and has longer the next time. If it was lost, it is done again, and may have to be submitted."""
+        task = self._tasks[future]
+        fetch = task.fetch or _answer_of(self._client, partial(_fetch, self._client, future))
+        try:
+            result: Result = _result_of(future, self._retries, fetch, 2**task.late * LOOK_SECONDS)
+        except _ResultLateError:
+            self._tasks[future] = replace(task, late=task.late + 1, fetch=fetch)
+            raise
+        return result
 
 
 class _Lookout:
