@@ -74,13 +74,13 @@ class Output:
             return []
         # Before the growing folder gets its name: as long as it is locked under the other, no run that lives is between
         # its two renames, and would want back what it has set aside.
-        aside = _set_aside(self.final)
+        aside = set_aside(self.final)
         check_place_free(self.final, overwrite=self.overwrite)
         remove_drafts(self.partial)
         displaced = None
         try:
             if self.final.exists():
-                displaced = _replaced_path(self.final)
+                displaced = replaced_path(self.final)
                 self.final.rename(displaced)
             self.partial.rename(self.final)
         except OSError as error:
@@ -129,13 +129,13 @@ def partial_path(final: Path) -> Path:
     return final.with_name(final.name + ".partial")
 
 
-def _replaced_path(final: Path) -> Path:
+def replaced_path(final: Path) -> Path:
     """A new name, beside an output, for what it replaces: no longer than an output's own may be, and of this output
     alone, since a digest of the output's whole name is in it."""
     return final.with_name(f"{_replaced_start(final)}{uuid.uuid4().hex[:16]}.replaced")
 
 
-def _set_aside(final: Path) -> list[Path]:
+def set_aside(final: Path) -> list[Path]:
     """What runs that replaced this output were to remove, and did not: they were killed, or could not."""
     ours = re.compile(re.escape(_replaced_start(final)) + r"[0-9a-f]{16}\.replaced")
     try:

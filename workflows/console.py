@@ -17,7 +17,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from glob import escape
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -151,8 +150,17 @@ class Outputs:
         else:
             said = "nothing was written"
         # A large array that was replaced takes a while to be removed, and nobody else will.
-        replaced = [old for path in finished for old in path.parent.glob(f"{escape(path.name)}.*.replaced")]
+        replaced = [old for path in finished for old in _replaced_by(path)]
         return f"{said}; what was replaced is left in {_named(replaced)}: remove it" if replaced else said
+
+
+def _replaced_by(path: Path) -> list[Path]:
+    """What an output was to replace and what is still there; only an array, a folder, sets anything aside."""
+    if not path.is_dir():
+        return []
+    from tilewright.pipeline.output import set_aside
+
+    return set_aside(path)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -21,6 +21,7 @@ from distributed import Client
 
 from tilewright.pipeline import cluster
 from tilewright.pipeline.cluster import open_cluster
+from tilewright.pipeline.output import replaced_path
 from tilewright.workflows.bench.e2e import cluster_of
 from tilewright.workflows.console import Outputs
 
@@ -116,19 +117,22 @@ def test_a_product_that_has_its_name_is_told_of(tmp_path: Path, profile: str, be
     np.testing.assert_array_equal(zarr.open_array(str(tmp_path / "c.zarr"))[...], values @ values)
 
 
+@pytest.mark.parametrize("name", ["c[1].zarr", "c" * 70 + ".zarr"])
 def test_what_a_product_replaced_is_named_while_it_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ours, other = Path("c[1].zarr"), Path("f.csv")
+    ours, table = Path(name), Path("f.csv")
+    replaced_path(Path(f"{name}.other")).mkdir()  # of another product, whose only copy it may be
     ours.mkdir()
-    outputs = Outputs(ours, other)
+    outputs = Outputs(ours, table)
     assert outputs.kept() == "nothing was written"
-    ours.rename("c[1].zarr.0123.replaced")
+    old = replaced_path(ours)
+    ours.rename(old)
     assert outputs.kept() == "nothing was written", "what has gone is not finished"
     ours.mkdir()
     assert outputs.kept() == (
-        "c[1].zarr is finished, f.csv is not written; what was replaced is left in c[1].zarr.0123.replaced: remove it"
+        f"{name} is finished, f.csv is not written; what was replaced is left in {old}: remove it"
     )
 
 
