@@ -83,13 +83,17 @@ class Output:
                 displaced = replaced_path(self.final)
                 self.final.rename(displaced)
             self.partial.rename(self.final)
-        except OSError as error:
+        except BaseException as error:  # Ctrl-C between the two renames, too: nothing would stand there
             lost = ""
             if displaced is not None and not self.final.exists():
                 try:
                     displaced.rename(self.final)
                 except OSError as second:
                     lost = f"; what stood there is at {displaced}, and cannot be renamed back: {second}"
+            if not isinstance(error, OSError):
+                if lost:
+                    error.add_note(lost.removeprefix("; "))
+                raise
             raise StoreError(
                 f"output: cannot rename {self.partial} to {self.final}: {error}{lost}"
             ) from error

@@ -124,14 +124,17 @@ def test_what_a_run_that_was_killed_between_renames_set_aside(
     output = begin(final, 2, overwrite=True)
     rename = Path.rename
 
+    class Killed(BaseException):
+        """Nothing is renamed any more behind it."""
+
     def killed(path: Path, target: Path) -> Path:
-        if path == outputs.partial_path(final):
-            raise KeyboardInterrupt
+        if path != final:
+            raise Killed
         return rename(path, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", killed)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             output.publish()
     output.release()
     left, growing = names(tmp_path)
@@ -144,8 +147,42 @@ def test_what_a_run_that_was_killed_between_renames_set_aside(
         assert (zarr.open_array(tmp_path / left)[...] == 1).all()
 
 
+@pytest.mark.parametrize("at", ["set aside", "named"])
+@pytest.mark.parametrize("comes", ["before", "behind"])
+def test_ctrl_c_at_any_rename_leaves_a_product_under_the_name(
+    at: str, comes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "c.zarr"
+    replace_once_more(final, 1)
+    output = begin(final, 2, overwrite=True)
+    rename, renamed = Path.rename, []
+
+    def interrupted(path: Path, target: Path) -> Path:
+        renamed.append(path)
+        now = len(renamed) == (1 if at == "set aside" else 2)
+        if now and comes == "before":
+            raise KeyboardInterrupt
+        found = rename(path, target)
+        if now:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            output.publish()
+    output.release()
+    finished = at == "named" and comes == "behind"
+    assert (zarr.open_array(final)[...] == (2 if finished else 1)).all()
+    if not finished:
+        assert names(tmp_path) == ["c.zarr", "c.zarr.partial"]
+    assert replace_once_more(final, 3) == []
+    assert names(tmp_path) == ["c.zarr"]
+
+
+@pytest.mark.parametrize("by", [OSError, KeyboardInterrupt])
 def test_a_product_that_cannot_be_put_back_is_not_lost_sight_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     final = tmp_path / "c.zarr"
     replace_once_more(final, 1)
@@ -153,16 +190,18 @@ def test_a_product_that_cannot_be_put_back_is_not_lost_sight_of(
     rename = Path.rename
 
     def refused(path: Path, target: Path) -> Path:
+        if path == outputs.partial_path(final) and by is KeyboardInterrupt:
+            raise KeyboardInterrupt
         if path != final:
             raise OSError(errno.EIO, "Input/output error")
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", refused)
-    with pytest.raises(
-        StoreError, match=r"cannot rename .*what stood there is at .*\.replaced, and cannot be"
-    ):
+    with pytest.raises(StoreError if by is OSError else KeyboardInterrupt) as caught:
         output.publish()
     output.release()
+    told = str(caught.value) if by is OSError else "\n".join(caught.value.__notes__)
+    assert re.search(r"what stood there is at .*\.replaced, and cannot be", told)
 
 
 def before(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, act: Callable[[], None]) -> None:
