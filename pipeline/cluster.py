@@ -304,8 +304,10 @@ def _check_known(whose: str, known: Set[str], options: Iterable[Any]) -> None:
 
 def _root_of(error: BaseException) -> BaseException:
     """What an error was raised because of, at the beginning."""
-    while (cause := error.__cause__ or error.__context__) is not None:
+    passed = {id(error)}
+    while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in passed:
         error = cause
+        passed.add(id(error))
     return error
 
 

@@ -291,9 +291,12 @@ def _fill(
         try:
             verification = _verified(client, job, output, ledger) if job.verify else None
         except DamagedProductError as error:
-            if ledger is None:
-                raise
-            raise _withdrawn(client, job, plan, output, ledger, error) from error
+            if ledger is None or not (count := _withdraw_damaged(client, job, plan, output, ledger)):
+                raise  # a chunk that can be read by now was restored by somebody
+            tiles = counted(count, "tile")
+            raise DamagedError(
+                f"{error}; the same command computes {tiles} of it again, and keeps the rest"
+            ) from error
         # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
         for left in output.publish(ledger.remove) if ledger is not None else output.publish():
             job.say(left)
@@ -340,20 +343,15 @@ def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) 
     return verification
 
 
-def _withdrawn(
-    client: Client, job: _Job, plan: MatmulPlan, output: Output, ledger: Ledger, error: DamagedProductError
-) -> DamagedError:
-    """The error to raise for a C that cannot be read, once the record has lost the tiles that are to blame: with them
-    every later run would end in the same error. All of C is gone through, or each of them would take a run to find."""
+def _withdraw_damaged(client: Client, job: _Job, plan: MatmulPlan, output: Output, ledger: Ledger) -> int:
+    """Let the record lose the tiles of a C that cannot be read: with them every later run would end in the same error.
+    Returns how many; all of C is gone through, or each of them would take a run to find."""
     job.say("a chunk of C cannot be read; looking for all tiles with such ones")
     regions = (tile.region for tile in plan.tiles())
     damaged = find_damaged(client, output.array, regions, listener=job.listener)
-    if not damaged:  # somebody has restored it
-        return error
     for index in damaged:
         ledger.withdraw(index)
-    tiles = counted(len(damaged), "tile")
-    return DamagedError(f"{error}; the same command computes {tiles} of it again, and keeps the rest")
+    return len(damaged)
 
 
 def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulPlan, given_up: int) -> str:

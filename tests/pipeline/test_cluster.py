@@ -170,6 +170,16 @@ def test_why_a_cluster_does_not_start_is_said(
         open_cluster("odd", path).__enter__()
 
 
+def test_who_looks_for_the_root_of_an_error_that_is_its_own_cause_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RuntimeError("Cluster failed.")
+    monkeypatch.setattr(cluster_module, "LocalCluster", failing(error, error))
+    path = profile_file(tmp_path, odd={"kind": "cpu", "n_workers": 1})
+    with pytest.raises(ClusterError, match=r"did not start \(Cluster failed\.\)"):
+        open_cluster("odd", path).__enter__()
+
+
 def test_options_reach_the_cluster_under_their_own_names(tmp_path: Path) -> None:
     path = profile_file(tmp_path, mine={"kind": "local", "threads_per_worker": 3, "name": "mine"})
     with open_cluster("mine", path) as own:

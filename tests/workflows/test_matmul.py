@@ -323,14 +323,7 @@ def test_finished_tiles_that_cannot_be_read_are_computed_again(
     a, b, a_path, b_path = factors
     a_path, out = put(tmp_path / "coded.zarr", a, compressors=zarr.codecs.ZstdCodec()), tmp_path / "c.zarr"
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
-
-    def stop_before_the_check(event: Event) -> None:
-        if isinstance(event, WorkPlanned) and event.name == "verify":
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        tw.matmul(a_path, b_path, out, listener=stop_before_the_check, **options)
-    chunks = sorted(path for path in (outputs.partial_path(out) / "c").rglob("*") if path.is_file())
+    chunks = stop_before_the_check(a_path, b_path, out, **options)
     for chunk in (chunks[0], chunks[-1]):
         chunk.write_bytes(bytes(chunk.stat().st_size))
     with pytest.raises(
@@ -372,6 +365,42 @@ def test_a_factor_that_the_check_cannot_read_is_named_and_the_product_goes_on(
     assert raised.type is DamagedError
     victim.write_bytes(good)
     os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))  # a factor that was written since is another
+    run = tw.matmul(a_path, b_path, out, **options)
+    assert run.resumed == run.plan.tile_count
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
+def stop_before_the_check(*factors_and_out: Path, **options: Any) -> list[Path]:
+    """A run whose tiles are all finished and that is stopped then; the files of C's chunks."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, WorkPlanned) and event.name == "verify":
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        tw.matmul(*factors_and_out, listener=stop, **options)
+    growing = outputs.partial_path(factors_and_out[-1])
+    return sorted(path for path in (growing / "c").rglob("*") if path.is_file())
+
+
+def test_a_chunk_that_is_restored_while_others_are_looked_for_is_told_of_by_the_error_that_it_was(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
+) -> None:
+    a, b, a_path, b_path = factors
+    a_path, out = put(tmp_path / "coded.zarr", a, compressors=zarr.codecs.ZstdCodec()), tmp_path / "c.zarr"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
+    chunk, *_ = stop_before_the_check(a_path, b_path, out, **options)
+    data = chunk.read_bytes()
+    chunk.write_bytes(bytes(len(data)))
+
+    def restore(event: Event) -> None:
+        if isinstance(event, Notice) and "looking for all tiles" in event.message:
+            chunk.write_bytes(data)
+
+    with pytest.raises(DamagedError, match="cannot be read") as caught:
+        tw.matmul(a_path, b_path, out, listener=restore, **options)
+    assert "same command" not in str(caught.value)
+    assert caught.value.__cause__ is not caught.value, "who goes to the root of it would never arrive"
     run = tw.matmul(a_path, b_path, out, **options)
     assert run.resumed == run.plan.tile_count
     assert_product(zarr.open_array(out)[...], a, b)
