@@ -70,24 +70,26 @@ class Notice:
     message: str
 
 
+@dataclass(frozen=True)
+class Waiting(Notice):
+    """A notice that work waits, and on what: who is not told would think that it hangs."""
+
+
 Event = WorkPlanned | UnitDone | WorkDone | Notice
 Listener = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """The listener of those who do not listen."""
+    """The listener of those who have named none: only that work waits gets a line of the log."""
+    if isinstance(event, Waiting):
+        logger.warning("%s", event.message)
 
 
 def on_waiting(listener: Listener, name: str, ctrl_c: str) -> Callable[[str], None]:
-    """What tells that work of this name waits, on what, and what Ctrl-C would do to it: by a notice, and by a line of
-    the log to those who do not listen, who would think that it hangs."""
+    """What tells the listener that work of this name waits, on what, and what Ctrl-C would do to it."""
 
     def tell(wait: str) -> None:
-        message = f"{name}: {wait}; Ctrl-C {ctrl_c}"
-        if listener is ignore:
-            logger.warning("%s", message)
-        else:
-            listener(Notice(message))
+        listener(Waiting(f"{name}: {wait}; Ctrl-C {ctrl_c}"))
 
     return tell
 

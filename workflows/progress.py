@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 
 from tilewright.kernels.memory import format_nbytes
-from tilewright.pipeline.events import Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned, ignore
+from tilewright.pipeline.events import Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned
 
 LINE_SECONDS = 10.0
 """Where there is no terminal: the least time between two lines about the same work."""
@@ -73,7 +73,7 @@ def format_seconds(seconds: float) -> str:
 def listening(*, quiet: bool = False) -> Iterator[Listener]:
     """A listener that shows what happens on standard error for as long as the block runs."""
     if quiet or sys.stderr is None:  # None: closed by who started this process
-        yield ignore
+        yield _quiet
     elif sys.stderr.isatty():
         from tilewright.workflows.display import displaying
 
@@ -81,6 +81,10 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
             yield listener
     else:
         yield Lines()
+
+
+def _quiet(event: Event) -> None:
+    """Nothing, not even a line of the log, which Python prints where nobody has said what becomes of it."""
 
 
 class Counting:

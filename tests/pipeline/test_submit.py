@@ -27,7 +27,7 @@ import tilewright as tw
 from tilewright.pipeline import histogram, submit, tasks, tiling
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, CorpusError, TaskError
-from tilewright.pipeline.events import Event, Notice, UnitDone, ignore, on_waiting
+from tilewright.pipeline.events import Event, Notice, UnitDone, Waiting, ignore, on_waiting
 from tilewright.pipeline.submit import (
     await_workers,
     run_bounded,
@@ -585,7 +585,7 @@ def test_a_product_whose_workers_are_lost_gives_notice_and_goes_on(
 def test_who_does_not_listen_finds_in_the_log_that_a_run_waits(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[Event] = []
     on_waiting(heard.append, "dot", "ends it")("no worker, 10% of the time")
-    assert heard == [Notice("dot: no worker, 10% of the time; Ctrl-C ends it")]
+    assert heard == [Waiting("dot: no worker, 10% of the time; Ctrl-C ends it")]
     assert not caplog.messages
     on_waiting(ignore, "dot", "ends it")("no worker, 10% of the time")
     assert caplog.messages == ["dot: no worker, 10% of the time; Ctrl-C ends it"]

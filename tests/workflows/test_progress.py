@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from tilewright.pipeline.events import Notice, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.events import Notice, UnitDone, WorkDone, WorkPlanned, on_waiting
 from tilewright.workflows import progress
 from tilewright.workflows.display import Display, display
 from tilewright.workflows.progress import Counting, Lines, Tally, format_count, format_seconds, listening
@@ -136,6 +136,13 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with listening() as listener:
         listener(Notice("said"))
     assert capsys.readouterr() == ("", "said\n")
+
+
+def test_quiet_keeps_waiting_out_of_the_log_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Python prints what is logged where nobody has said what becomes of it."""
+    with listening(quiet=True) as listener:
+        on_waiting(listener, "histogram", "ends it")("no worker has been there for 10 s")
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
