@@ -5,7 +5,8 @@ block while the other is copied and counted, and waits for nothing but the block
 task add to one tally, counts that stay on the device until the task has read everything. Plain text of large files
 takes a shorter way: all lanes of a task fill one text on the device, by loops without the interpreter's lock and on
 one stream, and it is counted in one launch. All of these are made once and kept by the process: pinning takes 0.4 s a
-GiB, and allocating device memory makes the whole device wait.
+GiB, and allocating device memory makes the whole device wait. Only texts, up to 512 MiB for each of a worker's threads,
+go when another job begins: its plan is made from what is free.
 """
 
 from __future__ import annotations
@@ -243,6 +244,11 @@ def borrowed_text(piece: Piece, kind: Kind) -> Iterator[Text]:
         yield Text(piece, kind, memory)
     finally:
         _spare_texts.append(memory)
+
+
+def free_texts() -> None:
+    """Let go of the device memory for texts that no task has in hand; for threads that are attached to the GPU."""
+    _spare_texts.clear()
 
 
 _spare_texts: list[Any] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -112,6 +113,15 @@ def _free_what_is_over(device: str) -> None:
     close_idle_engines()
     if device == "cuda":
         scratch.release()  # of the streams of runs that are over; this run's stream gets its own
+        _free_texts()
+
+
+def _free_texts() -> None:
+    """Free what counting text left on the GPU, if this process has counted any."""
+    if "tilewright.pipeline.lanes" in sys.modules:
+        from tilewright.pipeline.lanes import free_texts
+
+        free_texts()
 
 
 def make_room(least: int) -> None:
@@ -208,9 +218,11 @@ def _unless_memory_is_short(
 
 
 def release_memory() -> None:
-    """Free what failed tiles left on this worker: buffers in the frames of their errors, and the kernels' workspace."""
+    """Free what failed tiles left on this worker, buffers in the frames of their errors and the kernels' workspace, and
+    what counting text did."""
     gc.collect()
     scratch.release()
+    _free_texts()
 
 
 async def end_past_runs(place: str, run: str) -> None:

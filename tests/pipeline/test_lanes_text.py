@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from tests.kernels.pretended_driver import BLOCK, Driver, run
 from tests.pipeline.test_reduce_histogram import dense, naive_counts
 from tilewright.kernels.file_upload import Upload
 from tilewright.kernels.histogram_tokens import KINDS
-from tilewright.pipeline import lanes
+from tilewright.pipeline import lanes, tasks
 from tilewright.pipeline.corpus import Piece, cut_pieces, list_corpus
 
 
@@ -96,3 +99,43 @@ def test_a_document_that_became_shorter_is_not_moved(tmp_path: Path, monkeypatch
     upload = text.upload(1, 1)  # names the text's memory by its address alone
     run(upload, 1)
     assert upload.failed() == [0]
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is the host's."""
+    monkeypatch.setattr(lanes.cuda, "current_context", lambda: None)
+    monkeypatch.setattr(lanes.cuda, "device_array", np.empty)
+    monkeypatch.setattr(lanes, "_spare_texts", [])
+
+
+FREEING = pytest.mark.parametrize(
+    "free", [partial(tasks._free_what_is_over, "cuda"), tasks.release_memory], ids=["survey", "release"]
+)
+
+
+@FREEING
+def test_another_job_finds_the_memory_of_texts_free(
+    free: Callable[[], None], pretended_gpu: None, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(b"text")
+    (piece,) = cut_pieces(list_corpus([tmp_path]).documents, 2**20)
+    with lanes.borrowed_text(piece, KINDS["byte"]) as text:
+        with lanes.borrowed_text(piece, KINDS["byte"]):
+            pass
+        assert len(lanes._spare_texts) == 1
+        free()
+        assert lanes._spare_texts == []
+        assert text._data.size == lanes.TEXT_STEP_NBYTES, "what a task has in hand stays"
+    assert len(lanes._spare_texts) == 1
+    free()
+    assert lanes._spare_texts == []
+
+
+@FREEING
+def test_who_counts_no_text_imports_nothing_for_it(
+    free: Callable[[], None], pretended_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, lanes.__name__)
+    free()
+    assert lanes.__name__ not in sys.modules
