@@ -173,31 +173,41 @@ def _below(folder: str) -> tuple[list[str], int]:
 
 
 def cut_pieces(
-    documents: Sequence[Document], nbytes: int, most_documents: int = MOST_DOCUMENTS, streams: int = 1
+    documents: Sequence[Document],
+    nbytes: int,
+    most_documents: int = MOST_DOCUMENTS,
+    streams: int = 1,
+    *,
+    plain_nbytes: int | None = None,
 ) -> Iterator[Piece]:
     """Pieces of at most ``nbytes`` stored bytes that hold every byte of every document once, empty ones too.
 
-    Only compressed documents make larger pieces: ``streams`` of them share one whatever their lengths.
+    Only compressed documents make larger pieces: ``streams`` of them share one whatever their lengths. With
+    ``plain_nbytes`` pieces of plain documents alone have at most so many instead.
     """
+    most = nbytes if plain_nbytes is None else plain_nbytes
     first = 0
     while first < len(documents):
-        length = documents[first].nbytes
-        if length > nbytes and documents[first].codec is None:
-            step = ceil_div(length, ceil_div(length, nbytes))
+        length, plain = documents[first].nbytes, documents[first].codec is None
+        if length > most and plain:
+            step = ceil_div(length, ceil_div(length, most))
             for start in range(0, length, step):
                 yield Piece(first, (documents[first],), start, min(start + step, length))
             first += 1
             continue
         last, total = first + 1, length
-        while (
-            last < len(documents)
-            and last - first < most_documents
-            and (
-                total + documents[last].nbytes <= nbytes
-                or (documents[last].codec is not None and last - first < streams)
+        while last < len(documents) and last - first < most_documents:
+            document = documents[last]
+            still_plain = plain and document.codec is None
+            fits = total + document.nbytes <= (most if still_plain else nbytes)
+            # As one more stream, but not of what is too long to be counted with compressed documents.
+            streamed = (
+                document.codec is not None and last - first < streams and (not plain or total <= nbytes)
             )
-        ):
-            total += documents[last].nbytes
+            if not fits and not streamed:
+                break
+            total += document.nbytes
+            plain = still_plain
             last += 1
         yield Piece(first, tuple(documents[first:last]), 0, total)
         first = last

@@ -263,20 +263,27 @@ def share_here(neighbours: int) -> int:
 def _pieces(
     client: Client, corpus: Corpus, kind: Kind, device: str, per_document: bool, decompressors: int
 ) -> list[Piece]:
-    """What each task counts: for a GPU `TASK_BLOCKS` blocks at a time, if the corpus has as much for each thread."""
+    """What each task counts: for a GPU `TASK_BLOCKS` blocks of plain text at a time, if the corpus has as much for each
+    thread."""
     threads = threads_of(client)
-    share = ceil_div(corpus.nbytes, 2 * sum(threads.values()))
+    share = max(LEAST_PIECE_NBYTES, ceil_div(corpus.nbytes, 2 * sum(threads.values())))
     compressed = sum(document.codec is not None for document in corpus.documents)
     block = config.get("piece-nbytes")
     # Compressed documents are the work of the cores, on a GPU's worker as on any: small tasks share them out evenly.
-    most = block if device == "cpu" or compressed else TASK_BLOCKS * min(block, LANE_NBYTES)
-    nbytes = min(most, max(LEAST_PIECE_NBYTES, share))
+    nbytes = min(block, share)
+    plain_nbytes = nbytes if device == "cpu" else min(TASK_BLOCKS * min(block, LANE_NBYTES), share)
     documents = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
     # One task decompresses several documents at once, since a worker has fewer tasks under way than cores.
     streams = min(decompressors, ceil_div(compressed, 2 * len(threads)))
-    pieces = list(cut_pieces(corpus.documents, nbytes, min(documents, MOST_DOCUMENTS), streams))
+    pieces = list(
+        cut_pieces(
+            corpus.documents, nbytes, min(documents, MOST_DOCUMENTS), streams, plain_nbytes=plain_nbytes
+        )
+    )
     # Large compressed documents take longest: begun first, none is left for the end with one worker at it.
-    return sorted(pieces, key=lambda piece: -piece.nbytes if piece.nbytes > nbytes else 0)
+    return sorted(
+        pieces, key=lambda piece: -piece.nbytes if piece.nbytes > nbytes and not piece.is_plain else 0
+    )
 
 
 def _reduction(kind: Kind, rows: int) -> Reduction[Counts, Sum, Sum]:

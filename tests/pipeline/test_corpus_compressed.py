@@ -34,6 +34,7 @@ from tilewright.pipeline.corpus import Corpus, Document, Piece, cut_pieces, list
 from tilewright.pipeline.decompress import Fill
 from tilewright.pipeline.errors import CompressedError, CorpusError
 from tilewright.pipeline.histogram import count_corpus, count_piece
+from tilewright.pipeline.plan import LANE_NBYTES
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
@@ -204,21 +205,22 @@ def test_raw_counts_what_is_stored(client: Client, tmp_path: Path) -> None:
     nbytes=st.integers(1, 50),
     most=st.integers(1, 5),
     streams=st.integers(1, 3),
+    plain_nbytes=st.none() | st.integers(1, 80),
 )
 def test_compressed_documents_are_packed_and_never_cut(
-    lengths: list[tuple[int, bool]], nbytes: int, most: int, streams: int
+    lengths: list[tuple[int, bool]], nbytes: int, most: int, streams: int, plain_nbytes: int | None
 ) -> None:
     given_documents = [
         Document(f"d{i}", f"/d{i}", length, "gzip" if packed else None)
         for i, (length, packed) in enumerate(lengths)
     ]
-    pieces = list(cut_pieces(given_documents, nbytes, most, streams))
+    pieces = list(cut_pieces(given_documents, nbytes, most, streams, plain_nbytes=plain_nbytes))
     seen = [place for piece in pieces for place in range(piece.first, piece.first + len(piece.documents))]
     assert list(dict.fromkeys(seen)) == list(range(len(lengths)))
     for piece in pieces:
         assert piece.documents == tuple(given_documents[piece.first : piece.first + len(piece.documents)])
         if piece.is_plain:
-            assert piece.nbytes <= nbytes
+            assert piece.nbytes <= (plain_nbytes or nbytes)
         else:
             assert piece.nbytes == sum(document.nbytes for document in piece.documents)
             assert seen.count(piece.first) == 1
@@ -327,6 +329,31 @@ def test_a_host_decompresses_on_all_its_cores(
     ):  # by a worker's two threads
         shares = [counting._shares(piece, "cuda", 2**23, decompressors) for piece in begun]
         assert sum(map(len, shares)) >= at_once
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_compressed_file_does_not_cut_plain_ones_smaller(device: str, place: int) -> None:
+    """On a GPU a task counts as much plain text as without it; large compressed ones are begun first."""
+    client: Any = SimpleNamespace(nthreads=lambda: {"tcp://10.0.0.1:1": 2})
+    texts = [Document(f"{i}.txt", f"/{i}.txt", 2**32, None) for i in range(2)]
+    packed = Document("dump.gz", "/dump.gz", 2**26, "gzip")
+    corpus = Corpus((*texts[:place], packed, *texts[place:]), ())
+    pieces = counting._pieces(client, corpus, KINDS["byte"], device, False, 2)
+    assert pieces[0] == Piece(place, (packed,), 0, 2**26)
+    nbytes = 2**25 if device == "cpu" else counting.TASK_BLOCKS * LANE_NBYTES
+    assert {piece.nbytes for piece in pieces[1:]} == {nbytes}
+    assert len(pieces) == 1 + 2**33 // nbytes
+
+
+def test_small_files_of_both_kinds_share_pieces() -> None:
+    """What goes with compressed documents is counted as they are, so there is little of it."""
+    mixed = [Document(f"{i}", f"/{i}", 100, "gzip" if i % 2 else None) for i in range(1000)]
+    pieces = list(cut_pieces(mixed, 10_000, plain_nbytes=50_000))
+    assert [piece.nbytes for piece in pieces] == [10_000] * 10
+    long = Document("long", "/long", 50_000, None)
+    pieces = list(cut_pieces([long, *mixed[1:100]], 10_000, streams=4, plain_nbytes=50_000))
+    assert [piece.nbytes for piece in pieces] == [50_000, 9_900]
 
 
 def test_many_small_compressed_files_share_a_piece() -> None:
