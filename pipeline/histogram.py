@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -408,9 +408,10 @@ def _run(
         failed.clear()  # an error that its own traceback leads to would keep files open
 
 
-@cache
+@lru_cache(maxsize=2)
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Kept by a worker's process, so that its threads keep their buffers."""
+    """Kept by a worker's process, so that its threads keep their buffers; as many as plain and compressed pieces need.
+    The threads of one that was kept before end once nobody has it in hand any more."""
     return ThreadPoolExecutor(threads, thread_name_prefix="tilewright-text")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dask
@@ -21,6 +23,7 @@ from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import CorpusError, PlanError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.histogram import Histogram, count_corpus, label
+from tilewright.pipeline.threads import run_all
 
 
 def naive_counts(data: bytes, by: str) -> Counter[int]:
@@ -175,3 +178,26 @@ def test_an_empty_document_counts_nothing(client: Client, tmp_path: Path) -> Non
     assert result.counts.shape == (1, 0x110000)
     assert not result.counts.any()
     assert os.linesep not in str(result)
+
+
+def test_the_threads_of_other_settings_end_and_those_in_use_do_not() -> None:
+    """Each holds buffers as large as its blocks."""
+
+    def threads_of(pool: ThreadPoolExecutor) -> list[threading.Thread]:
+        return run_all(pool, [threading.current_thread] * 3)
+
+    try:
+        idle, used = threads_of(counting._pool(2)), counting._pool(3)
+        kept = [threads_of(counting._pool(count)) for count in (4, 5)]
+        for thread in idle:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert all(thread.is_alive() for thread in threads_of(used)), "a run that goes on beside others"
+        assert all(thread.is_alive() for thread in itertools.chain(*kept))
+        last = threads_of(used)
+        del used
+        for thread in last:
+            thread.join(60)
+            assert not thread.is_alive()
+    finally:
+        counting._pool.cache_clear()
