@@ -221,27 +221,27 @@ class Engine:
         self._multiplied = 0.0
         """When the last panels were."""
         self._unit: Unit = CudaUnit(product) if product.device == "cuda" else HostUnit(product)
-        self._sharing: _Sharing | None = None
-        if peers is not None and self._unit.shared is not None:
-            self._sharing = _Sharing(Exchange(peers, product.run), self._unit.shared)
-        self._readers = ThreadPoolExecutor(product.read_threads, thread_name_prefix="tilewright-read")
-        self._writers = ThreadPoolExecutor(product.write_threads, thread_name_prefix="tilewright-write")
-        self._takers = ThreadPoolExecutor(PANELS_TAKEN, thread_name_prefix="tilewright-take")
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._loaded: queue.SimpleQueue[_Panel | _End | None] = queue.SimpleQueue()
-        self._finished: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        plan, layout = product.plan, product.plan.layout
-        self._layout = layout
-        allocate = self._unit.allocate
-        a_size = layout.a_size(plan.tile_rows, min(plan.panel_depth, plan.k))
-        b_size = layout.b_size(plan.tile_columns, min(plan.panel_depth, plan.k))
-        self._a_panels = PanelCache(plan.a_buffers, partial(allocate, a_size, np.dtype(plan.a_dtype)))
-        self._b_panels = PanelCache(plan.b_buffers, partial(allocate, b_size, np.dtype(plan.b_dtype)))
-        self._operands = (
-            _Operand("a", product.a, self._a_panels, layout.a()),
-            _Operand("b", product.b, self._b_panels, layout.b()),
-        )
         try:
+            self._sharing: _Sharing | None = None
+            if peers is not None and self._unit.shared is not None:
+                self._sharing = _Sharing(Exchange(peers, product.run), self._unit.shared)
+            self._readers = ThreadPoolExecutor(product.read_threads, thread_name_prefix="tilewright-read")
+            self._writers = ThreadPoolExecutor(product.write_threads, thread_name_prefix="tilewright-write")
+            self._takers = ThreadPoolExecutor(PANELS_TAKEN, thread_name_prefix="tilewright-take")
+            self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+            self._loaded: queue.SimpleQueue[_Panel | _End | None] = queue.SimpleQueue()
+            self._finished: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+            plan, layout = product.plan, product.plan.layout
+            self._layout = layout
+            allocate = self._unit.allocate
+            a_size = layout.a_size(plan.tile_rows, min(plan.panel_depth, plan.k))
+            b_size = layout.b_size(plan.tile_columns, min(plan.panel_depth, plan.k))
+            self._a_panels = PanelCache(plan.a_buffers, partial(allocate, a_size, np.dtype(plan.a_dtype)))
+            self._b_panels = PanelCache(plan.b_buffers, partial(allocate, b_size, np.dtype(plan.b_dtype)))
+            self._operands = (
+                _Operand("a", product.a, self._a_panels, layout.a()),
+                _Operand("b", product.b, self._b_panels, layout.b()),
+            )
             self._tile_slots = pool_of(self._unit.tile_slots())
         except BaseException:
             self._unit.close()  # its pinned lanes serve the next attempt

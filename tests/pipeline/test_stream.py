@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import zarr
 
-from tilewright.pipeline import tasks, units
+from tilewright.pipeline import stream, tasks, units
 from tilewright.pipeline.engines import store_sum
 from tilewright.pipeline.execute import covered
 from tilewright.pipeline.gpu_unit import CudaUnit
@@ -337,6 +337,24 @@ class Queue:
 
         patch.setattr(HostUnit, "multiply", multiply)
         patch.setattr(HostUnit, "passed", lambda unit: self.last.result)
+
+
+@pytest.mark.parametrize("failing", ["as_stored_matrix", "PanelCache", "ThreadPoolExecutor", "pool_of"])
+def test_an_engine_that_cannot_be_made_leaves_no_unit(
+    failing: str, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = engine(10**6)[0]._product
+    closed = []
+    monkeypatch.setattr(HostUnit, "close", lambda unit: closed.append(unit))
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, failing, fail)
+        with pytest.raises(OSError, match="injected"):
+            Engine(product, "here")
+    assert len(closed) == 1, "its pinned lanes serve the next attempt"
 
 
 @pytest.mark.parametrize("started", [0, 1, 2, 3])
