@@ -140,7 +140,8 @@ def close_engine(run: str, *, abandon: bool = False) -> None:
     The buffers of an engine last until `free_engine`.
     """
     with _engines_lock:
-        _ended.append(run)
+        if run not in _ended:  # a run's end is asked for up to three times, and what is remembered is bounded
+            _ended.append(run)
         _changed.notify_all()
         _changed.wait_for(lambda: run not in _making and run not in _sums)
         if run in _engines:

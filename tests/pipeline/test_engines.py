@@ -112,6 +112,13 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "_users", Counter())
 
 
+def test_a_run_that_is_ended_several_times_is_remembered_once(registry: None) -> None:
+    """Else it would take the places of others, whose tasks may still be on their way."""
+    for _ in range(3):
+        engines.close_engine("run")
+    assert list(engines._ended) == ["run"]
+
+
 def test_an_engine_is_not_idle_while_a_task_has_it(engine: Any, factors: Any, registry: None) -> None:
     """Also before the task has begun its tile, which may not be the first. Another run looks at this worker meanwhile,
     and frees what nobody uses."""
