@@ -143,7 +143,7 @@ class CudaUnit:
         self._chunks = zstd_chunks
         self._compute_stream = cuda.stream()
         self._upload_stream, self._download_stream = upload_stream(), download_stream()
-        self._upload_nbytes = move_nbytes(product.read_threads, product.neighbours)
+        self._upload_nbytes = move_nbytes(product.plan.read_threads, product.neighbours)
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
         self._in_loops = zstd_chunks.available()
         """Whether threads can move bytes without the interpreter."""
@@ -190,7 +190,7 @@ class CudaUnit:
             found += [(part, place) for part in parts]
             others += ordinary(left, place)
         upload = self._upload_of([part.source for part, _ in found])
-        threads = min(self._product.read_threads, upload.blocks)
+        threads = min(self._product.plan.read_threads, upload.blocks)
         calls: list[Callable[[], Move]] = [partial(self._run_loop, upload) for _ in range(threads)]
 
         def rest() -> list[Callable[[], Move]]:
@@ -206,7 +206,7 @@ class CudaUnit:
         if chunks:
             return self._chunks.ChunkUpload(chunks, LOOP_BLOCK_NBYTES)
         rectangles = [source for source in sources if isinstance(source, Rectangle)]
-        return self._upload.Upload(rectangles, self._upload_nbytes, self._product.read_threads)
+        return self._upload.Upload(rectangles, self._upload_nbytes, self._product.plan.read_threads)
 
     def _run_loop(self, upload: Upload | ChunkUpload) -> Move:
         with self._lane() as lane:

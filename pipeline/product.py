@@ -27,8 +27,6 @@ class Product:
     device: str
     """``cuda`` or ``cpu``: decided before the first task, never by one."""
     precision: str
-    read_threads: int
-    write_threads: int
     run: str
     """Names the run among all that a worker may serve."""
     neighbours: int = 1

@@ -225,14 +225,14 @@ class Engine:
             self._sharing: _Sharing | None = None
             if peers is not None and self._unit.shared is not None:
                 self._sharing = _Sharing(Exchange(peers, product.run), self._unit.shared)
-            self._readers = ThreadPoolExecutor(product.read_threads, thread_name_prefix="tilewright-read")
-            self._writers = ThreadPoolExecutor(product.write_threads, thread_name_prefix="tilewright-write")
+            plan = product.plan
+            self._readers = ThreadPoolExecutor(plan.read_threads, thread_name_prefix="tilewright-read")
+            self._writers = ThreadPoolExecutor(plan.write_threads, thread_name_prefix="tilewright-write")
             self._takers = ThreadPoolExecutor(PANELS_TAKEN, thread_name_prefix="tilewright-take")
             self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
             self._loaded: queue.SimpleQueue[_Panel | _End | None] = queue.SimpleQueue()
             self._finished: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-            plan, layout = product.plan, product.plan.layout
-            self._layout = layout
+            layout = self._layout = plan.layout
             allocate = self._unit.allocate
             a_size = layout.a_size(plan.tile_rows, min(plan.panel_depth, plan.k))
             b_size = layout.b_size(plan.tile_columns, min(plan.panel_depth, plan.k))

@@ -271,8 +271,6 @@ def _fill(
         plan=plan,
         device=facts[0].device,
         precision=wanted.precision,
-        read_threads=plan.read_threads,
-        write_threads=plan.write_threads,
         run=uuid.uuid4().hex[:12],
         neighbours=most_neighbours(fact.address for fact in facts),
         sharing=_sharing(facts),

@@ -164,7 +164,8 @@ class Job:
         self.placement.share_among(WORKERS)
 
     def start(self, worker: str) -> Engine:
-        product = Product(*self.factors, self.c, self.plan, "cpu", "full", 2, 1, f"run of {worker}")
+        plan = replace(self.plan, read_threads=2, write_threads=1)
+        product = Product(*self.factors, self.c, plan, "cpu", "full", f"run of {worker}")
         engine = self.peers.engines[worker] = Engine(product, worker, self.peers)
         return engine
 

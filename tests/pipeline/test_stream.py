@@ -59,7 +59,8 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
         plan = plan_tiles(
             *stored, np.dtype("f8"), (20, 20), Limits(1, nbytes), keep=Geometry(40, 40, depth, 1, 40, 40)
         )
-        product = Product(a, b, c, plan, "cpu", "full", 2, 1, f"run-{len(made)}")
+        plan = replace(plan, read_threads=2, write_threads=1)
+        product = Product(a, b, c, plan, "cpu", "full", f"run-{len(made)}")
         made.append(Engine(product, "here"))
         return made[-1], plan, c
 
@@ -111,7 +112,8 @@ def test_cells_that_lie_apart(
     assert plan.layout.c().apart
     unit = HostUnit if device == "cpu" else CudaUnit
     monkeypatch.setattr(unit, "allocate", lambda unit, size, dtype: poisoned(size, dtype, device))
-    product = Product(*arrays, c, plan, device, "full", 2, 1, "apart")  # type: ignore[call-arg]
+    plan = replace(plan, read_threads=2, write_threads=1)
+    product = Product(*arrays, c, plan, device, "full", "apart")
     worker = Engine(product, "here")
     try:
         for tile in plan.tiles():
@@ -272,7 +274,7 @@ def test_several_tiles_are_written_at_once(
 ) -> None:
     other, plan, c = engine(1_000_000)
     assert plan.c_buffers == 4
-    worker = Engine(replace(other._product, write_threads=8, run="writing"), "here")
+    worker = Engine(replace(other._product, plan=replace(plan, write_threads=8), run="writing"), "here")
     original, gate, lock, seen = HostUnit.save, Gate(3), threading.Lock(), []
 
     def save(unit: Any, piece: Any, tile: Placed, dtype: np.dtype) -> Any:

@@ -88,7 +88,7 @@ def test_lanes_that_were_pinned_serve_the_next_attempt(failing: str, monkeypatch
 
     factor = StoredMatrix(100, 100, np.dtype("f4"), (10, 10))
     plan = replace(plan_tiles(factor, factor, np.dtype("f4"), (10, 10), Limits(1, 10**6)), lanes=3)
-    product = Product(None, None, None, plan, "cuda", "full", 2, 1, "run")  # type: ignore[arg-type]
+    product = Product(None, None, None, plan, "cuda", "full", "run")  # type: ignore[arg-type]
     made: list[object] = []
 
     class Lane:
@@ -121,7 +121,7 @@ def test_lanes_that_were_pinned_serve_the_next_attempt(failing: str, monkeypatch
 
 def multiplied(plan: MatmulPlan, device: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The product as one worker's unit computes it, tile by tile and panel by panel, without a store."""
-    product = Product(None, None, None, plan, device, "full", 2, 1, "run")  # type: ignore[arg-type]
+    product = Product(None, None, None, plan, device, "full", "run")  # type: ignore[arg-type]
     unit: HostUnit | CudaUnit = HostUnit(product) if device == "cpu" else CudaUnit(product)
     c, layout = np.zeros((plan.m, plan.n), plan.c_dtype), plan.layout
     for tile in plan.tiles():

@@ -372,10 +372,11 @@ def _device_unit(path: Path, threads: int) -> Unit:
     array = zarr.open_array(path, mode="r")
     stored = as_stored_matrix(array)
     unit = (min(stored.unit[0], stored.rows), min(stored.unit[1], stored.columns))
-    plan = plan_tiles(
-        stored, stored, stored.dtype, unit, Limits(workers=1, device_nbytes=64 * stored.nbytes + 2**30)
+    limits = Limits(
+        workers=1, device_nbytes=64 * stored.nbytes + 2**30, read_threads=threads, write_threads=1
     )
-    return CudaUnit(Product(array, array, array, plan, "cuda", "full", threads, 1, "bench io"))
+    plan = plan_tiles(stored, stored, stored.dtype, unit, limits)
+    return CudaUnit(Product(array, array, array, plan, "cuda", "full", "bench io"))
 
 
 def _load_by_ours(
