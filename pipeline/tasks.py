@@ -131,17 +131,21 @@ def make_room(least: int) -> None:
         try:
             secede()
         except RuntimeError:
-            _stay()
+            if not _stay():
+                raise
 
 
-def _stay() -> None:
+def _stay() -> bool:
     """Take back this thread's leave of Dask's pool. That counts the thread which could not be started in its place, and
-    would never start another."""
+    would never start another. False where Dask keeps its threads otherwise: then nothing is done."""
     with threads_lock:
-        threads = thread_state.executor._threads
+        threads = getattr(getattr(thread_state, "executor", None), "_threads", None)
+        if not isinstance(threads, set) or not hasattr(thread_state, "proceed"):
+            return False
         threads.difference_update([thread for thread in list(threads) if thread.ident is None])
         threads.add(threading.current_thread())
         thread_state.proceed = True
+        return True
 
 
 def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport | DeviceMemoryError:

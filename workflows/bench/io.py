@@ -23,8 +23,8 @@ from typing import Any
 import click
 import numpy as np
 import zarr
+from zarr.buffer import default_buffer_prototype
 from zarr.codecs import ZstdCodec
-from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from tilewright.kernels.device_choice import resolve_device
