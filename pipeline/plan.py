@@ -116,7 +116,9 @@ class MatmulPlan:
     """The same counted in whole chunks: more than ``read_nbytes`` where chunks do not line up with tiles."""
     write_nbytes: int
     bound_nbytes: int
-    """The least that any schedule could read with the same memory: 2mnk/sqrt(M), or A and B once if that is more."""
+    """What ``read_nbytes`` is compared with: 2mnk/sqrt(M), where one worker's memory has room for M elements, or A and
+    B once if that is more. That is the leading term of what any schedule has to read. What it leaves out counts where
+    much of A and B stays in memory; so this is ``read_nbytes`` at most."""
     operations: int
     """Multiplications and additions: 2mnk."""
 
@@ -160,7 +162,7 @@ class MatmulPlan:
 
     @property
     def read_ratio(self) -> float:
-        """How far above the lower bound the plan reads; 1.0 is the bound."""
+        """How far above ``bound_nbytes`` the plan reads; 1.0 where it reads no more."""
         return self.read_nbytes / self.bound_nbytes if self.bound_nbytes else 1.0
 
     def tile_read_nbytes(self, tile: Tile) -> int:
@@ -264,8 +266,9 @@ class MatmulPlan:
             (
                 "reads",
                 (
-                    f"{format_nbytes(self.read_nbytes)}, {self.read_ratio:.2f} × the lower bound of"
-                    f" {format_nbytes(self.bound_nbytes)} for this memory"
+                    f"{format_nbytes(self.read_nbytes)}, {self.read_ratio:.2f} × the bound of"
+                    f" {format_nbytes(self.bound_nbytes)} (2mnk/√M for this memory; at least A and B once, at most what"
+                    " is read)"
                 ),
             ),
             ("writes", format_nbytes(self.write_nbytes)),
@@ -357,7 +360,7 @@ def plan_tiles(
             " memory, or, where they have more than the process needs, lower the device memory or use fewer threads"
             f" (tilewright.read-threads, now {limits.read_threads}; write-threads, now {limits.write_threads})"
         )
-    bound = _lower_bound(m, n, k, limits.device_nbytes, a, b)
+    bound = _leading_bound(m, n, k, limits.device_nbytes, a, b)
     return MatmulPlan(
         m=m,
         n=n,
@@ -455,8 +458,11 @@ def _coding_nbytes(
     return 2 * sum(sorted(pieces, reverse=True)[:lanes]) + max(0, limits.encoders_nbytes - coders)
 
 
-def _lower_bound(m: int, n: int, k: int, nbytes: int, a: StoredMatrix, b: StoredMatrix) -> int:
-    """Bytes that any schedule must read with this memory: 2mnk/sqrt(M) less what C needs, and A and B once."""
+def _leading_bound(m: int, n: int, k: int, nbytes: int, a: StoredMatrix, b: StoredMatrix) -> int:
+    """Bytes of 2mnk/sqrt(M) elements, of the larger of both types, with room for M of them; A and B once at least.
+
+    Any schedule has to read as much but for terms of lower order, which are left out.
+    """
     itemsize = max(a.dtype.itemsize, b.dtype.itemsize)
     elements = max(1, nbytes // itemsize)
     return max(int(2 * m * n * k / math.sqrt(elements)) * itemsize, a.nbytes + b.nbytes)

@@ -37,7 +37,7 @@ class Product:
 
 @dataclass(frozen=True)
 class TileReport:
-    """What one finished tile tells: nothing but numbers crosses the wire."""
+    """What one finished tile, or part of one, tells. Elements cross the wire only where k is cut: ``partial``."""
 
     index: int
     worker: str
