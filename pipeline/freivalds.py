@@ -21,27 +21,46 @@ op(B) they are left out of the sums, so that all other columns are compared.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import zarr
+from distributed import get_worker
 
 from tilewright.kernels.gemm.base import compute_dtype
+from tilewright.kernels.host_loops import usable_cores
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.thin import WIDE_DTYPES, add_thin_product, widen
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
-from tilewright.pipeline.region_read import RegionRead, region_reads
-from tilewright.pipeline.store import as_stored_matrix
+from tilewright.pipeline.region_read import READ_NBYTES, RegionRead, region_reads
+from tilewright.pipeline.store import as_stored_matrix, is_local
+from tilewright.pipeline.terms import StoredMatrix
 
 TASK_NBYTES = 256 * 2**20
 """About how many bytes of a matrix one task of the check goes through, in whole chunks."""
 
+IMAGE_NBYTES = 256 * 2**20
+"""What B makes of the probe, which every worker holds as a whole, is to take no more; else there are fewer groups."""
+
+PARTS_SHARE = 1 / 8
+"""Of a worker's memory, what parts may take that are gone through at once, unless one alone takes more."""
+
+ROWS_NBYTES = 256 * 2**20
+"""What a task may make of its rows, and hold of that at once."""
+
+LINE_COPIES = 8
+"""How often what a task makes of a row is there at once: found, expected, and what they are compared by."""
+
 BATCH_ELEMENTS = 2**20
 """Elements that are looked at together for NaN and infinity."""
+
+AHEAD = 2
+"""Parts for each thread that are under way, or done and not added up yet."""
 
 MOST_GROUPS = 4
 """Groups of columns that a fault is located by: each costs one more vector in each round."""
@@ -95,11 +114,19 @@ class Side:
                 block = block.astype(narrow)
         return widen(block.T if self.transpose else block, wide)
 
-    def step(self) -> int:
-        """Rows of a task: whole chunks, about ``TASK_NBYTES``."""
-        matrix = as_stored_matrix(self.array, transpose=self.transpose)
-        strip = matrix.unit[0] * max(1, matrix.columns) * matrix.dtype.itemsize
-        return matrix.unit[0] * max(1, TASK_NBYTES // strip)
+    def step(self, line_nbytes: int) -> int:
+        """Rows of a task, each of which brings so many bytes."""
+        return task_rows(as_stored_matrix(self.array, transpose=self.transpose), line_nbytes)
+
+
+def task_rows(matrix: StoredMatrix, line_nbytes: int) -> int:
+    """Rows of a task: whole chunks, about ``TASK_NBYTES`` of them, but no more rows than bring ``ROWS_NBYTES``, each of
+    them ``line_nbytes``."""
+    strip = matrix.unit[0] * max(1, matrix.columns) * matrix.dtype.itemsize
+    most = max(1, ROWS_NBYTES // (LINE_COPIES * line_nbytes))
+    if most < matrix.unit[0]:
+        return most
+    return matrix.unit[0] * max(1, min(TASK_NBYTES // strip, most // matrix.unit[0]))
 
 
 @dataclass(frozen=True)
@@ -173,6 +200,9 @@ class Probe:
     """The vectors of all rounds, one a row of length n, and where the groups of columns are cut."""
 
     vectors: np.ndarray
+    """int8, whatever they are multiplied by: for a long row of C they are no small part of what is sent."""
+    dtype: np.dtype
+    """What sums are formed in."""
     cuts: tuple[int, ...]
     exact: bool
     bits: int
@@ -200,8 +230,9 @@ class Probe:
         return len(self.cuts) - 1
 
     @property
-    def dtype(self) -> np.dtype:
-        return self.vectors.dtype
+    def line_nbytes(self) -> int:
+        """What a row of op(A), or of op(B), brings: its products with the vectors of every group, and its norms."""
+        return line_nbytes(len(self.vectors), self.group_count, self.dtype)
 
 
 def tolerance(k: int, dtype: np.dtype, precision: str) -> float:
@@ -232,20 +263,70 @@ def _tolerance(k: int, dtype: np.dtype, precision: str, last: float) -> float:
     return error + 6 * INPUT_EPSILON.get(precision, 0.0)
 
 
-def draw_probe(n: int, dtype: np.dtype, rounds: int, step: int) -> Probe:
+def line_nbytes(vectors: int, groups: int, wide: np.dtype) -> int:
+    return groups * vectors * wide.itemsize + 8 * (groups + 1)
+
+
+def vector_count(rounds: int, dtype: np.dtype) -> int:
+    """How many vectors there are in each group for a C of this dtype."""
+    return rounds * INTEGER_VECTORS if dtype.kind in "iu" else rounds
+
+
+def group_width(n: int, k: int, dtype: np.dtype, rounds: int, step: int) -> int:
+    """Columns of a group: whole chunks of ``step`` columns, in as many groups as there may be."""
+    one = line_nbytes(vector_count(rounds, dtype), 1, WIDE_DTYPES[dtype.kind])
+    groups = max(1, min(MOST_GROUPS, IMAGE_NBYTES // (one * max(1, k))))
+    return step * ceil_div(ceil_div(n, step), groups) if n else 1
+
+
+def draw_probe(n: int, k: int, dtype: np.dtype, rounds: int, step: int) -> Probe:
     """Fresh vectors from the system's entropy: a fixed seed could be met by a fixed fault."""
     generator = np.random.default_rng()
     exact = dtype.kind in "iu"
+    shape = vector_count(rounds, dtype), n
     if exact:
-        vectors = generator.integers(0, 64, (rounds * INTEGER_VECTORS, n))
+        vectors = generator.integers(0, 64, shape, np.int8)
         vectors[0] |= 1
     else:
-        vectors = (generator.integers(0, 2, (rounds, n)) * 2 - 1).astype(WIDE_DTYPES[dtype.kind])
-    width = step * ceil_div(ceil_div(n, step), MOST_GROUPS) if n else 1
-    cuts = (*range(0, n, width), n) if n else (0,)
+        vectors = generator.integers(0, 2, shape, np.int8) * np.int8(2) - np.int8(1)
+    cuts = (*range(0, n, group_width(n, k, dtype, rounds, step)), n) if n else (0,)
     return Probe(
-        vectors, cuts, exact, 8 * dtype.itemsize, compute_dtype(dtype), config.threads("read-threads")
+        vectors,
+        WIDE_DTYPES[dtype.kind],
+        cuts,
+        exact,
+        8 * dtype.itemsize,
+        compute_dtype(dtype),
+        config.threads("read-threads"),
     )
+
+
+def check_nbytes(
+    a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, rounds: int, threads: int, host_nbytes: int | None
+) -> int:
+    """What a worker holds at most while C is checked: what B makes of the probe, the probe, what a task makes of its
+    rows, and the parts that so many threads go through at once, of a host with so much memory."""
+    dtype, wide = c.dtype, WIDE_DTYPES[c.dtype.kind]
+    vectors = vector_count(rounds, dtype)
+    groups = ceil_div(c.columns, group_width(c.columns, b.rows, dtype, rounds, c.unit[1]))
+    line = line_nbytes(vectors, groups, wide)
+    shared = b.rows * line + c.columns * (vectors + 2 * wide.itemsize)
+    rows = min(max(a.rows, b.rows), max(task_rows(matrix, line) for matrix in (a, b, c)))
+    largest = max(part_nbytes(matrix, rows, line, compute_dtype(dtype)) for matrix in (a, b, c))
+    room = largest if host_nbytes is None else max(largest, int(host_nbytes * PARTS_SHARE))
+    return shared + rows * line * LINE_COPIES + min(threads * largest, room)
+
+
+def part_nbytes(matrix: StoredMatrix, rows: int, line_nbytes: int, compute: np.dtype) -> int:
+    """What one part of a matrix takes at most while it is gone through: as stored, as decoded and as the loops take it,
+    and what comes of it, which is added up when parts before it have been."""
+    rows, columns = min(matrix.unit[0], rows, matrix.rows), min(matrix.unit[1], matrix.columns)
+    dtype = matrix.dtype
+    if matrix.plain:
+        rows = min(rows, ceil_div(READ_NBYTES, max(1, columns * dtype.itemsize)))
+    widened = 2 if dtype == np.float16 else int(dtype == np.uint64 or dtype.itemsize > compute.itemsize)
+    copies = 1 + (not matrix.plain) + widened
+    return copies * rows * columns * dtype.itemsize + (AHEAD * rows + columns) * line_nbytes
 
 
 @dataclass(frozen=True)
@@ -308,7 +389,7 @@ def project(side: Side, rows: slice, probe: Probe, special_rows: Lines | None = 
         for group, inside, whole in probe.inside(columns):
             add_thin_product(
                 block[:, inside],
-                probe.vectors[:, whole].copy(),
+                probe.vectors[:, whole].astype(probe.dtype),
                 thin[group],
                 ones[:, whole],
                 norms[group],
@@ -328,7 +409,7 @@ def project(side: Side, rows: slice, probe: Probe, special_rows: Lines | None = 
     squares = np.zeros(side.shape[1] if groups else 0)
     special = Lines.none(side.shape[1])
     strays = np.zeros((count, probe.group_count), bool)
-    for part in _each_part(side, rows, project_part, probe.threads):
+    for part in _each_part(side, rows, project_part, probe):
         with np.errstate(all="ignore"):  # NaN and infinity pass through
             thin[part.rows] += part.thin
             norms[part.rows] = np.hypot(norms[part.rows], part.norms)
@@ -343,11 +424,35 @@ def project(side: Side, rows: slice, probe: Probe, special_rows: Lines | None = 
 
 
 def _each_part(
-    side: Side, rows: slice, work: Callable[[slice, slice, RegionRead], _Part], threads: int
+    side: Side, rows: slice, work: Callable[[slice, slice, RegionRead], _Part], probe: Probe
 ) -> Iterator[_Part]:
-    """What ``work`` makes of all parts of some rows, on many threads, in the order of the parts."""
+    """What ``work`` makes of all parts of some rows, on many threads, in the order of the parts; no more is begun than
+    memory holds, or than is soon asked for."""
+    parts = side.parts(rows)
+    threads = _threads_for(side, rows, probe)
     with ThreadPoolExecutor(threads, thread_name_prefix="tilewright-verify") as pool:
-        yield from pool.map(lambda part: work(*part), side.parts(rows))
+        coming: deque[Future[_Part]] = deque()
+        try:
+            for part in parts:
+                if len(coming) == AHEAD * threads:
+                    yield coming.popleft().result()
+                coming.append(pool.submit(work, *part))
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for future in coming:
+                future.cancel()
+
+
+def _threads_for(side: Side, rows: slice, probe: Probe) -> int:
+    """How many threads go through these rows at once: of files here no more than there are cores."""
+    threads = min(probe.threads, usable_cores()) if is_local(side.array) else probe.threads
+    limit = get_worker().memory_manager.memory_limit
+    if not limit:
+        return threads
+    matrix = as_stored_matrix(side.array, transpose=side.transpose)
+    one = part_nbytes(matrix, rows.stop - rows.start, probe.line_nbytes, probe.compute)
+    return max(1, min(threads, int(limit * PARTS_SHARE) // max(1, one)))
 
 
 @dataclass(frozen=True)
@@ -404,7 +509,7 @@ def compare(
 
     expected, norms = np.zeros((count, len(vectors)), probe.dtype), np.zeros((count, len(weights)))
     special = Lines.none(count)
-    for part in _each_part(left, rows, multiply, probe.threads):
+    for part in _each_part(left, rows, multiply, probe):
         with np.errstate(all="ignore"):  # NaN and infinity pass through
             expected[part.rows] += part.thin
             norms[part.rows] = np.hypot(norms[part.rows], part.norms)

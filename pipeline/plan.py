@@ -102,7 +102,8 @@ class MatmulPlan:
     device_peak_nbytes: int
     """Projected peak of tiles, panels and the kernel's workspace of one worker, in the memory that multiplies."""
     host_peak_nbytes: int
-    """Projected peak of one worker's process: staging, decoding, and the process itself."""
+    """Projected peak of one worker's process: staging, decoding, and the process itself; or, if that is more, what the
+    check of C takes."""
     read_threads: int
     """Threads of one worker that read and decode chunks."""
     write_threads: int
@@ -360,6 +361,14 @@ def plan_tiles(
             " memory, or, where they have more than the process needs, lower the device memory or use fewer threads"
             f" (tilewright.read-threads, now {limits.read_threads}; write-threads, now {limits.write_threads})"
         )
+    checking = fixed + limits.check_nbytes + (0 if limits.on_host else lanes * LANE_NBYTES)
+    if limits.host_nbytes is not None and limits.check_nbytes and checking > limits.host_nbytes:
+        raise PlanError(
+            f"the check of the product needs {format_nbytes(checking)} of host memory for each worker,"
+            f" {format_nbytes(checking - limits.check_nbytes)} of it for the process itself, and"
+            f" {format_nbytes(limits.host_nbytes)} are allowed; give the workers more memory, leave the check out"
+            " (--no-verify, verify=False), or give it fewer rounds (tilewright.verify-rounds)"
+        )
     bound = _leading_bound(m, n, k, limits.device_nbytes, a, b)
     return MatmulPlan(
         m=m,
@@ -385,7 +394,7 @@ def plan_tiles(
         b_buffers=held.b_buffers,
         device_limit_nbytes=limits.device_nbytes,
         device_peak_nbytes=held.peak_nbytes,
-        host_peak_nbytes=host_peak,
+        host_peak_nbytes=max(host_peak, checking),
         read_threads=limits.read_threads,
         write_threads=limits.write_threads,
         lanes=lanes,

@@ -90,6 +90,8 @@ class Limits:
     encoders_nbytes: int = 0
     """Bytes that encoders take up where so many threads write, besides pieces of C: tables and windows, by the level of
     C's codec."""
+    check_nbytes: int = 0
+    """What the check of C takes of a worker's process, while nothing is multiplied; 0 where C is not checked."""
     workspace_nbytes: Callable[[int, int, int], int] = no_workspace
     """Bytes that the kernel borrows to add a panel of this depth into a tile, or cell, of these rows and columns."""
     line_nbytes: int = 1

@@ -160,8 +160,9 @@ def verify_product(
     _check_kinds({"A": a, "B": b}, c)
     check.precision(precision, dtype)
     empty = m * n == 0  # nothing to compare; without k there is: C must be zeros
-    probe = draw_probe(n, dtype, rounds, as_stored_matrix(c).unit[1])
-    right_step, left_step = right.step(), max(left.step(), result.step())
+    probe = draw_probe(n, k, dtype, rounds, as_stored_matrix(c).unit[1])
+    right_step, left_step, step = (side.step(probe.line_nbytes) for side in (right, left, result))
+    left_step = max(left_step, step)
     right_rows = [slice(i, min(i + right_step, k)) for i in range(0, k, right_step) if not empty]
     left_rows = [slice(i, min(i + left_step, m)) for i in range(0, m, left_step) if not empty]
     nbytes = 0 if empty else sum(side.array.nbytes for side in (left, right, result))

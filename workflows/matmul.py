@@ -221,7 +221,7 @@ def _attempt(
     wanted = job.wanted
     most_nbytes = failed.device_peak_nbytes // 2 if failed is not None else None
     past = _find_past(job.out, digest) if resume and failed is None else None
-    plan = plan_for(wanted, job.out, facts, past, most_nbytes)
+    plan = plan_for(wanted, job.out, facts, past, most_nbytes, verify=job.verify)
     if failed is not None:
         job.say(_goes_on_smaller(facts, failed, plan, _recorded(job.out, digest)))
     elif past is not None and not _goes_on(plan, past):

@@ -23,6 +23,7 @@ from tilewright.pipeline import config, store
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import DTypeError, OptionError, PlanError, ShapeError
 from tilewright.pipeline.events import ignore, on_waiting
+from tilewright.pipeline.freivalds import check_nbytes
 from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.ledger import Past
 from tilewright.pipeline.output import check_given_output
@@ -31,7 +32,7 @@ from tilewright.pipeline.region_write import encoders_nbytes
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts, cores_here
-from tilewright.pipeline.terms import TILE_BUFFERS, Geometry, Limits, no_workspace
+from tilewright.pipeline.terms import TILE_BUFFERS, Geometry, Limits, StoredMatrix, no_workspace
 from tilewright.pipeline.tiling import output_chunks
 
 CODING_SHARE = 1 / 8
@@ -148,11 +149,14 @@ def plan_for(
     facts: list[WorkerFacts],
     past: Past | None = None,
     most_nbytes: int | None = None,
+    *,
+    verify: bool = True,
 ) -> MatmulPlan:
     """The plan of a product for workers such as these.
 
     ``out`` is where C goes, None where nobody said. ``past`` is what an earlier run left: its geometry is kept where
     it fits. ``most_nbytes`` bounds the memory of tiles and panels whatever the workers and the caller allow.
+    ``verify`` is whether C is checked.
 
     Raises
     ------
@@ -193,12 +197,22 @@ def plan_for(
         piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
         encoders = partial(encoders_nbytes, given, piece) if coded or given is not None else _no_encoders
         threads = _threads("write-threads", facts, _is_local(out), [piece] if coded else [], encoders)
+        c = (
+            StoredMatrix(a.rows, b.columns, c_dtype, c_unit, not coded)
+            if given is None
+            else store.as_stored_matrix(given)
+        )
         return plan_tiles(
             a,
             b,
             c_dtype,
             c_unit,
-            limits=replace(limits, write_threads=threads, encoders_nbytes=encoders(threads)),
+            limits=replace(
+                limits,
+                write_threads=threads,
+                encoders_nbytes=encoders(threads),
+                check_nbytes=_check_nbytes(facts, wanted, out, c) if verify else 0,
+            ),
             transpose_a=transpose_a,
             transpose_b=transpose_b,
             keep=keep,
@@ -260,6 +274,17 @@ def _limits(facts: list[WorkerFacts], wanted: Wanted, parent: Parent) -> Limits:
         workspace_nbytes=workspace,
         line_nbytes=1 if on_host else LINE_NBYTES,
     )
+
+
+def _check_nbytes(facts: list[WorkerFacts], wanted: Wanted, out: Source | None, c: StoredMatrix) -> int:
+    """What the check of C takes of a worker's process."""
+    a = store.as_stored_matrix(wanted.a, transpose=wanted.transpose_a)
+    b = store.as_stored_matrix(wanted.b, transpose=wanted.transpose_b)
+    threads = config.threads("read-threads")
+    if _is_local(out) and all(store.is_local(array) for array in (wanted.a, wanted.b)):
+        threads = min(threads, max(fact.usable_cores for fact in facts))
+    limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
+    return check_nbytes(a, b, c, config.get("verify-rounds"), threads, min(limits, default=None))
 
 
 def _no_encoders(threads: int) -> int:

@@ -677,3 +677,21 @@ def test_who_is_told_of_chunks_that_do_not_line_up_hears_what_would_help() -> No
     }
     assert told[10**7].endswith("or raise the device memory")
     assert told[2**29].endswith("or cut C into fewer tiles (tilewright.tiles)")
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_the_check_of_a_product_has_to_fit_too(on_host: bool) -> None:
+    a, b = matrix(7, 13, (7, 13), F8), matrix(13, 11, (13, 11))
+    limits = Limits(1, device_nbytes=10**6, tiles=1, on_host=on_host)
+    without = plan_tiles(a, b, F8, (7, 11), limits)
+    small = plan_tiles(a, b, F8, (7, 11), replace(limits, check_nbytes=1))
+    assert small == without
+    held = PROCESS_NBYTES + (0 if on_host else CUDA_NBYTES + 20 * LANE_NBYTES)
+    checked = replace(limits, check_nbytes=10**9 + 7)
+    assert plan_tiles(a, b, F8, (7, 11), checked).host_peak_nbytes == held + 10**9 + 7
+    enough = replace(checked, host_nbytes=held + 10**9 + 7)
+    plan_tiles(a, b, F8, (7, 11), enough)
+    with pytest.raises(
+        PlanError, match=r"the check of the product needs .*--no-verify, verify=False.*verify-rounds"
+    ):
+        plan_tiles(a, b, F8, (7, 11), replace(enough, host_nbytes=held + 10**9 + 6))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -554,3 +556,78 @@ def test_factors_of_another_kind_than_the_product_are_refused(
             DTypeError, match=f"{role}: .* holds {a.dtype}, and no product of that is {c.dtype}"
         ):
             check(client, tmp_path / role, left, right, c)
+
+
+def test_no_more_parts_are_begun_than_are_soon_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Parts:
+        def parts(self, rows: slice) -> list[tuple[int]]:
+            return [(number,) for number in range(50)]
+
+    begun: list[int] = []
+    monkeypatch.setattr(freivalds, "_threads_for", lambda *arguments: 3)
+    coming = freivalds._each_part(Parts(), slice(0, 1), lambda number: begun.append(number) or number, None)  # type: ignore[arg-type, func-returns-value, return-value]
+    for added, number in enumerate(coming):
+        assert number == added
+        assert len(begun) <= added + 1 + freivalds.AHEAD * 3
+    assert added == 49
+
+
+def test_fewer_threads_check_where_each_takes_much(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a worker's memory, an eighth is for the parts that are under way, but for one in any case."""
+    array = zarr.create_array(tmp_path / "a", shape=(1024, 64), chunks=(1024, 64), dtype="f8")
+    side, rows = freivalds.Side(array, False), slice(0, 1024)
+    monkeypatch.setattr(freivalds, "usable_cores", lambda: 10)
+    probe = freivalds.draw_probe(64, 64, np.dtype("f8"), 2, 64)
+    one = freivalds.part_nbytes(module.as_stored_matrix(array), 1024, probe.line_nbytes, probe.compute)
+    assert one == 2 * 1024 * 64 * 8 + (2 * 1024 + 64) * (2 * 8 + 2 * 8)
+    for limit, threads in ((None, 10), (8 * one, 1), (8 * one - 1, 1), (8 * 3 * one, 3), (8 * 99 * one, 10)):
+        memory = SimpleNamespace(memory_manager=SimpleNamespace(memory_limit=limit))
+        monkeypatch.setattr(freivalds, "get_worker", lambda memory=memory: memory)
+        assert freivalds._threads_for(side, rows, probe) == threads
+    monkeypatch.setattr(freivalds, "usable_cores", lambda: 64)
+    assert freivalds._threads_for(side, rows, probe) == probe.threads == 12
+
+
+def test_a_long_inner_side_has_fewer_groups() -> None:
+    def groups(k: int, dtype: str) -> int:
+        probe = freivalds.draw_probe(4000, k, np.dtype(dtype), 2, 10)
+        assert probe.cuts[-1] == 4000
+        assert k * (probe.line_nbytes - 8) <= freivalds.IMAGE_NBYTES or probe.group_count == 1
+        return probe.group_count
+
+    assert [groups(k, "f4") for k in (10, 10**6, 4 * 10**6, 10**9)] == [4, 4, 2, 1]
+    assert [groups(k, "i8") for k in (10, 10**6, 2 * 10**6, 10**9)] == [4, 3, 1, 1]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", ["i8", "f2", "f8"])
+def test_a_check_takes_no_more_memory_than_is_said(
+    dtype: str,
+    transposed: bool,
+    client: Client,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chunks of whole columns of op(A): each makes as much as all of them together."""
+    monkeypatch.undo()  # tasks are as large as they are elsewhere
+    m, k, n = 20_000, 200, 40
+    a, b = (rng.integers(-9, 9, shape).astype(dtype) for shape in ((m, k), (k, n)))
+    c = (a.astype("f4") @ b.astype("f4")).astype(dtype) if dtype == "f2" else a @ b
+    arrays = [
+        put(tmp_path / "a", a.T.copy() if transposed else a, (1, m) if transposed else (m, 1)),
+        put(tmp_path / "b", b, (k, 10)),
+        put(tmp_path / "c", c, (m, 10)),
+    ]
+    assert verify_product(client, *arrays, transpose_a=transposed).passed  # loops are compiled by then
+    sides = [module.as_stored_matrix(array, transpose=transposed and array is arrays[0]) for array in arrays]
+    said = freivalds.check_nbytes(sides[0], sides[1], sides[2], 2, freivalds.usable_cores(), None)
+    tracemalloc.start()
+    try:
+        assert verify_product(client, *arrays, transpose_a=transposed).passed
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert said / 8 < peak <= said

@@ -158,7 +158,7 @@ def test_encoders_are_counted_by_their_level(
 
     def planned(threads: int) -> MatmulPlan:
         with dask.config.set({"tilewright.write-threads": threads}):
-            return plan_for(Wanted(a, a, np.dtype("f4"), device_memory=GIB // 4), c, facts)
+            return plan_for(Wanted(a, a, np.dtype("f4"), device_memory=GIB // 4), c, facts, verify=False)
 
     one, two = planned(1), planned(2)
     assert one.geometry == two.geometry
