@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: help demo test test-slow gpu-test sanitize lint clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 # The stamp depends on pyproject.toml alone: the install is editable, so source changes need no new one.
 $(INSTALLED): pyproject.toml
