@@ -212,7 +212,8 @@ def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
 @click.argument("b")
 @click.argument("c")
 @options(factor_options, precision_option, cluster_options)
-@click.option("--rounds", type=click.IntRange(min=1), help="Independent rounds; default: 2.")
+@click.option("--rounds", type=click.IntRange(min=1),
+              help="Independent rounds; default: the setting tilewright.verify-rounds (2).")  # fmt: skip
 @json_option
 def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
     """Check that C = A B without computing it again. Exit status 1 where it does not, or nothing could be compared."""
