@@ -181,7 +181,9 @@ def is_array_folder(path: Path) -> bool:
 
 
 def lock_folder(path: Path, *, create: bool = False) -> int:
-    """Keep other runs out of a growing output, until the descriptor that is returned is closed.
+    """Keep other runs of this host out of a growing output, until the descriptor that is returned is closed.
+
+    Of other hosts only where the file system tells them of a lock on a folder, which NFS does not.
 
     ``create`` makes the folder where there is none: it is locked before anything is in it, so that of several runs that
     begin at once one alone writes there.
