@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import dask
@@ -99,14 +100,20 @@ def test_blocks_cut_within_characters(client: Client, large: Path, by: str) -> N
 
 
 def test_lanes_and_tallies_are_kept(client: Client, large: Path) -> None:
+    """Where there are as many as can be in use at once, runs use these and no others."""
     from tilewright.pipeline import lanes
 
-    on_both(client, [large], "bigram", False)
-    made = len(lanes._spare_lanes), len(lanes._spare_tallies[KINDS["bigram"].bins])
-    for _ in range(3):
-        on_both(client, [large], "bigram", False)
-    assert len(lanes._spare_lanes) <= max(made[0], 2 * 8 + (os.cpu_count() or 1))
-    assert len(lanes._spare_tallies[KINDS["bigram"].bins]) <= 2  # a worker of two threads has two tasks
+    bins, threads, tasks = KINDS["bigram"].bins, 4, sum(client.nthreads().values())
+    with ExitStack() as stack:
+        for _ in range(2 * threads + tasks):  # for those that read, those that decompress, and the tasks' own
+            stack.enter_context(lanes.borrowed_lane())
+        for _ in range(tasks):
+            stack.enter_context(lanes.borrowed_tally(bins))
+    made = set(lanes._spare_lanes), set(lanes._spare_tallies[bins])
+    with dask.config.set({"tilewright.read-threads": threads, "tilewright.decompress-threads": threads}):
+        for _ in range(3):
+            on_both(client, [large], "bigram", False)
+            assert (set(lanes._spare_lanes), set(lanes._spare_tallies[bins])) == made
 
 
 def test_text_that_the_gpu_has_no_room_for_is_counted_block_by_block(
