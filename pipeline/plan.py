@@ -267,9 +267,8 @@ class MatmulPlan:
             (
                 "reads",
                 (
-                    f"{format_nbytes(self.read_nbytes)}, {self.read_ratio:.2f} × the bound of"
-                    f" {format_nbytes(self.bound_nbytes)} (2mnk/√M for this memory; at least A and B once, at most what"
-                    " is read)"
+                    f"{format_nbytes(self.read_nbytes)}, {self.read_ratio:.2f} × the lower bound of"
+                    f" {format_nbytes(self.bound_nbytes)} (2mnk/√M, and A and B once at least)"
                 ),
             ),
             ("writes", format_nbytes(self.write_nbytes)),
