@@ -19,7 +19,7 @@ import numpy as np
 from distributed import Client, Status, get_worker
 
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_waiting
-from tilewright.pipeline.submit import run_bounded, window_of
+from tilewright.pipeline.submit import run_bounded
 
 Part = TypeVar("Part")
 Total = TypeVar("Total")
@@ -76,7 +76,6 @@ def reduce_pieces(
         _run_chunk,
         ((reduction.chunk, call) for call in calls),
         key=key,
-        window=window_of(client),
         waiting=on_waiting(listener, reduction.name, "ends it"),
     )
     total = reduction.identity()

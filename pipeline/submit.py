@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -153,10 +154,13 @@ def run_bounded(
     calls: Iterable[tuple[Any, ...]],
     *,
     key: str,
-    window: int,
+    window: int | None = None,
     waiting: Tell = logger.warning,
 ) -> Generator[tuple[int, Result], None, None]:
     """Submit ``function(*call)`` for every call, at most ``window`` at a time; yield results as they finish.
+
+    ``window`` is, unless it is given, what all threads of the workers that are there can do at once, and one more for
+    each worker to find waiting. It follows workers that come and go.
 
     It ends only when every call has given its result, once: callers may take what they were given for all there is.
     Where all workers are lost it waits for others, and tells ``waiting`` of that once they are gone `WAIT_SECONDS`.
@@ -175,9 +179,12 @@ def run_bounded(
         It failed with any other, or took its workers down with it.
     """
     numbered = enumerate(calls)
+    workers = _Workers(client)
 
     def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
-        for place, call in islice(numbered, max(0, window - under_way[None])):
+        # At least one: a task without any worker waits for one, and calls for it where the cluster is adaptive.
+        most = max(1, sum(count + 1 for count in workers.threads().values())) if window is None else window
+        for place, call in islice(numbered, max(0, most - under_way[None])):
             yield place, call, None
 
     run: _Run[Result] = _Run(client, function, key, waiting)
@@ -191,7 +198,7 @@ def run_sent(
     values: tuple[Any, ...],
     *,
     key: str,
-    window: int,
+    window: int | None = None,
     waiting: Tell = logger.warning,
 ) -> Generator[tuple[int, Result], None, None]:
     """As ``run_bounded`` of ``function(*call, *values)``, with values that are too large to go along with each call.
@@ -266,18 +273,15 @@ def run_placed(
     where there is none. When workers have come or gone what is left is divided anew. Otherwise as ``run_bounded``, and
     raises as that does.
     """
-    threads = threads_of(client)
+    workers = _Workers(client, threads_of(client))
+    threads = workers.threads()
     placement.share_among(list(threads))
-    looked = time.monotonic()
 
     def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
-        nonlocal threads, looked
-        if len(placement) and time.monotonic() - looked > LOOK_SECONDS:
-            there = _answer_of(client, client.nthreads)
-            # None at all: they are being restarted, and come back under other names.
-            if there and there.keys() != threads.keys():
-                placement.share_among(list(there))
-            threads, looked = there or threads, time.monotonic()
+        nonlocal threads
+        before, threads = threads, workers.threads() if len(placement) else threads
+        if threads.keys() != before.keys():
+            placement.share_among(list(threads))
         for take, more in ((placement.own, 1), (placement.others, 0)):
             taking = list(threads)
             while taking:  # one for each by turns, so that the last begins no later than it must
@@ -291,6 +295,24 @@ def run_placed(
 
     run: _Run[Result] = _Run(client, function, key, waiting)
     yield from run.results(feed, lambda: len(placement))
+
+
+class _Workers:
+    """The threads of each worker, by its address, as they were when there were workers last: where there are none, they
+    are being restarted, and come back under other names."""
+
+    def __init__(self, client: Client, threads: dict[str, int] | None = None) -> None:
+        """threads: of the workers that have just been looked at, if they have."""
+        self._client = client
+        self._threads = threads or {}
+        self._looked = time.monotonic() if threads else -math.inf
+
+    def threads(self) -> dict[str, int]:
+        """Looks again, if the last look is as old as `LOOK_SECONDS`."""
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._threads = _answer_of(self._client, self._client.nthreads) or self._threads
+            self._looked = time.monotonic()
+        return self._threads
 
 
 @dataclass(frozen=True)
@@ -666,11 +688,3 @@ def _cancel(client: Client, futures: list[Future]) -> None:
         _answer_of(client, partial(client.cancel, futures, force=True))
     except ClusterError as error:
         logger.debug("%d tasks need not be cancelled: %s", len(futures), error)
-
-
-def window_of(client: Client) -> int:
-    """Tasks to have under way: what all threads can do at once, and one more for each worker to find waiting.
-
-    Raises ClusterError as ``threads_of`` does.
-    """
-    return sum(count + 1 for count in threads_of(client).values())

@@ -40,7 +40,7 @@ from tilewright.pipeline.freivalds import (
 )
 from tilewright.pipeline.region_read import region_reads
 from tilewright.pipeline.store import as_stored_matrix, name_of
-from tilewright.pipeline.submit import Result, run_bounded, run_sent, window_of
+from tilewright.pipeline.submit import Result, run_bounded, run_sent
 
 SENT_NBYTES = 2**20
 """Vectors up to this size are part of every task."""
@@ -228,7 +228,6 @@ class _Tasks:
     def __init__(self, client: Client, listener: Listener) -> None:
         self._client, self._listener = client, listener
         self._run = f"verify-{time.time_ns():x}"
-        self._window = window_of(client)
         self._waiting = on_waiting(listener, "verify", "ends the check and keeps the product")
 
     def run(
@@ -240,11 +239,7 @@ class _Tasks:
         name: str,
     ) -> Generator[tuple[int, Result], None, None]:
         """The results of all calls as they come, with their places; ``values``, of ``nbytes``, go along with each."""
-        options: dict[str, Any] = {
-            "key": f"{self._run}-{name}",
-            "window": self._window,
-            "waiting": self._waiting,
-        }
+        options: dict[str, Any] = {"key": f"{self._run}-{name}", "waiting": self._waiting}
         if nbytes > SENT_NBYTES:  # long vectors go to each worker once, not along with each task
             return run_sent(self._client, function, calls, values, **options)
         return run_bounded(self._client, function, ((*call, *values) for call in calls), **options)

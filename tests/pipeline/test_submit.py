@@ -28,6 +28,7 @@ from tilewright.pipeline import histogram, submit, tasks, tiling
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, CorpusError, TaskError
 from tilewright.pipeline.events import Event, Notice, UnitDone, Waiting, ignore, on_waiting
+from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.pipeline.submit import (
     await_workers,
     run_bounded,
@@ -35,9 +36,9 @@ from tilewright.pipeline.submit import (
     run_sent,
     survey,
     threads_of,
-    window_of,
     workers_held,
 )
+from tilewright.pipeline.verify import verify_product
 
 CALLS = [(number,) for number in range(7)]
 
@@ -260,11 +261,74 @@ def test_results_that_end_early_are_an_error(client: Client, monkeypatch: pytest
         next(results)
 
 
-def test_the_window_is_for_all_threads_whatever_the_client_remembers(refreshed_at_once: Client) -> None:
+def test_all_threads_are_counted_whatever_the_client_remembers(refreshed_at_once: Client) -> None:
     threads = refreshed_at_once.nthreads()
     assert threads
     assert threads_of(refreshed_at_once) == threads
-    assert window_of(refreshed_at_once) == sum(threads.values()) + len(threads)
+
+
+def meet_once(place: int, *values: int) -> int:
+    """Waits until as many are under way at once as the barrier is for; but not the first, by which Dask knows that many
+    more come, and does not give them to those alone that hold what they use."""
+    if place >= 20 and not MET.is_set():
+        BARRIERS["all"].wait(30)
+        MET.set()
+    return place
+
+
+MET = threading.Event()
+
+
+@pytest.mark.parametrize("kind", ["bounded", "sent"])
+def test_workers_that_join_are_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
+    MET.clear()
+    BARRIERS["all"] = threading.Barrier(5)
+    calls = [(place,) for place in range(40)]
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        run = partial(run_sent, values=(1,)) if kind == "sent" else run_bounded
+        results = run(own, meet_once, calls, key="joining")
+        with closing(results):
+            first = next(results)
+            cluster.scale(5)
+            own.wait_for_workers(5)
+            assert sorted([first, *results]) == [(place, place) for place in range(40)]
+    assert MET.is_set(), "all five workers were at it at once"
+
+
+def test_work_that_begins_while_its_workers_are_restarted_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the check of a product does, or the counting of what was found."""
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)  # results too are to come within it
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+    ones, fours = (
+        zarr.create_array(tmp_path / name, shape=(4, 4), dtype="f8", fill_value=value)
+        for name, value in (("a", 1), ("f", 4))
+    )
+    reduction = Reduction("letters", pair, str, str.__add__, str.upper, False)
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        told: list[str] = []
+
+        def listener(event: Event) -> None:
+            if isinstance(event, Notice):
+                told.append(event.message)
+                cluster.scale(1)
+
+        assert verify_product(own, ones, ones, fours, listener=listener).passed
+        leave(cluster, own)
+        assert reduce_pieces(own, reduction, [("a",), ("b",)], [1, 1], listener) == "AB"
+    assert [text.partition(":")[0] for text in told] == ["verify", "letters"]
+
+
+def pair(letter: str) -> tuple[str, dict[str, float]]:
+    return letter, {}
 
 
 def test_nothing_is_left_out_whatever_the_client_remembers(refreshed_at_once: Client, tmp_path: Path) -> None:
@@ -316,7 +380,7 @@ def test_a_cluster_without_workers_is_named() -> None:
         Client(cluster) as own,
         pytest.raises(ClusterError, match="no workers; start some"),
     ):
-        window_of(own)
+        threads_of(own)
 
 
 class Sparse:
@@ -597,7 +661,7 @@ def test_a_scheduler_that_went_away_is_named(client: Client, monkeypatch: pytest
 
     monkeypatch.setattr(client, "nthreads", lost)
     with pytest.raises(ClusterError, match="the scheduler went away: Timed out"):
-        window_of(client)
+        threads_of(client)
 
 
 def test_what_a_scheduler_answers_does_not_pass_for_its_absence(client: Client) -> None:
@@ -694,7 +758,7 @@ def test_a_closed_client_that_is_asked_is_named(own_client: Client) -> None:
     own_client.close()
     for ask in (
         lambda: survey(own_client, "cpu"),
-        lambda: window_of(own_client),
+        lambda: threads_of(own_client),
         lambda: list(bounded(own_client)),
         lambda: list(run_sent(own_client, added, CALLS, ((1,), 1), key="sent", window=1)),
     ):
