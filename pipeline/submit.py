@@ -22,10 +22,11 @@ from typing import Any, Generic, TypeVar
 
 from distributed import Client, Future, LocalCluster, as_completed
 from distributed.comm import CommClosedError
+from distributed.protocol import pickle
 from distributed.scheduler import KilledWorker
 
 from tilewright.kernels.memory import is_out_of_memory
-from tilewright.pipeline import config, tasks
+from tilewright.pipeline import asking, config, tasks
 from tilewright.pipeline.errors import (
     ClusterError,
     CompressedError,
@@ -645,10 +646,16 @@ def ask_all(client: Client, function: Callable[..., Any], *arguments: Any) -> di
     ClusterError
         The scheduler does not answer, or the function fails on a worker.
     """
+    question = pickle.dumps((function, arguments))
     answers = {}
-    for worker, answer in run_on_all(client, function, *arguments).items():
+    for worker, answer in run_on_all(client, asking.answer, question).items():
         if isinstance(answer, OSError):
             logger.warning("worker %s does not answer: %s: %s", worker, type(answer).__name__, answer)
+        elif isinstance(answer, asking.NoAnswerError):
+            raise ClusterError(
+                f"worker {worker} cannot say {function.__name__}: {answer}; look at its log, and mend that there, or"
+                " give the work a cluster without that worker"
+            ) from answer
         elif isinstance(answer, BaseException) and not isinstance(answer, TilewrightError):
             raise ClusterError(
                 f"worker {worker} cannot be asked for {function.__name__}: {type(answer).__name__}: {answer}; it needs"

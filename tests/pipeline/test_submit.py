@@ -24,6 +24,7 @@ from distributed import Client, LocalCluster
 from distributed.comm import CommClosedError
 
 import tilewright as tw
+from tilewright.kernels import device_choice
 from tilewright.pipeline import histogram, submit, tasks, tiling
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, CorpusError, TaskError
@@ -358,7 +359,7 @@ def test_neighbours_are_counted_whatever_the_client_remembers(
 ) -> None:
     told: list[int] = []
 
-    def run(function: Callable[[int], int], neighbours: int, *, on_error: str) -> dict[str, int]:
+    def ask_all(client: Client, function: Callable[[int], int], neighbours: int) -> dict[str, int]:
         told.append(neighbours)
         return {"a worker": function(neighbours)}
 
@@ -367,7 +368,7 @@ def test_neighbours_are_counted_whatever_the_client_remembers(
         Client(cluster) as own,
     ):
         monkeypatch.setattr(own, "scheduler_info", lambda n_workers=-1: {"workers": {}})
-        monkeypatch.setattr(own, "run", run)
+        monkeypatch.setattr(histogram, "ask_all", ask_all)
         (tmp_path / "text.gz").write_bytes(b"")
         corpus = list_corpus([tmp_path / "text.gz"])
         assert histogram._decompressors(own, corpus) == histogram.share_here(3)
@@ -798,6 +799,48 @@ def test_a_worker_that_cannot_be_asked_is_named(client: Client, monkeypatch: pyt
     answer_with(client, ModuleNotFoundError("No module named 'tilewright'"), monkeypatch)
     with pytest.raises(ClusterError, match=r"tcp://lost:1 cannot be asked .* No module named 'tilewright'"):
         survey(client, "cpu")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(13, "Permission denied", "/dev/nvidia0"),
+        OSError("libcuda.so: cannot open shared object file"),
+    ],
+)
+def test_what_a_worker_itself_meets_is_told(
+    error: OSError, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def resolve_device(device: str) -> str:
+        raise error
+
+    monkeypatch.setattr(device_choice, "resolve_device", resolve_device)
+    (worker,) = client.nthreads()
+    with pytest.raises(ClusterError, match=re.escape(f"{worker} cannot say worker_facts: ")) as raised:
+        survey(client, "auto")
+    assert f"{type(error).__name__}: {error}; look at its log" in str(raised.value)
+    assert "does not answer" not in caplog.text
+
+
+class Unloadable:
+    """What a worker cannot import."""
+
+    __name__ = "unloadable"
+
+    def __reduce__(self) -> Any:
+        return unloadable, ()
+
+    def __call__(self) -> None:
+        pass
+
+
+def unloadable() -> None:
+    raise OSError("libllvmlite.so: cannot open shared object file")
+
+
+def test_what_a_worker_meets_while_it_imports_is_told(client: Client) -> None:
+    with pytest.raises(ClusterError, match=r"cannot say unloadable: OSError: libllvmlite\.so"):
+        submit.ask_all(client, Unloadable())
 
 
 def test_a_result_that_cannot_be_fetched_is_no_failure_of_its_task(
