@@ -20,6 +20,7 @@ from distributed import Client, Status, get_worker
 
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_waiting
 from tilewright.pipeline.submit import run_bounded
+from tilewright.pipeline.tasks import address_of
 
 Part = TypeVar("Part")
 Total = TypeVar("Total")
@@ -112,7 +113,7 @@ def _parts(
 def _run_chunk(chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[Any, ...]) -> _Outcome[Part]:
     start = time.perf_counter()
     part, stages = chunk(*call)
-    return _Outcome(part, get_worker().address, time.perf_counter() - start, stages)
+    return _Outcome(part, address_of(get_worker()), time.perf_counter() - start, stages)
 
 
 def end_if_given_up() -> Callable[[], None]:

@@ -99,9 +99,14 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
         free = int(context.get_memory_info().free)
         name = cuda.get_current_device().name
         name = name.decode() if isinstance(name, bytes) else str(name)
-    address = dask_worker.contact_address
     cores = cores_here(), usable_cores(), os.cpu_count() or 1
-    return WorkerFacts(found, name, free, limit or None, *cores, address)
+    return WorkerFacts(found, name, free, limit or None, *cores, address_of(dask_worker))
+
+
+def address_of(worker: Any) -> str:
+    """The address that the scheduler and other workers know a worker by, which may be another than it listens at."""
+    address: str = worker.contact_address or worker.address
+    return address
 
 
 def _free_what_is_over(device: str) -> None:
@@ -209,7 +214,7 @@ def _unless_memory_is_short(
     That error is returned rather than raised: a plan that is too large for this worker stays too large however often
     Dask tries again. It comes back as a new error, since the frames of the old one hold the buffers that there are.
     """
-    worker = get_worker().contact_address or get_worker().address
+    worker = address_of(get_worker())
     try:
         with allocating(what, on_gpu=product.device == "cuda"):
             return work(worker)
