@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -266,17 +267,27 @@ def test_what_is_left_is_divided_anew_when_workers_change(grid: tuple[int, int],
     assert placement.own(names[0]) is placement.others(names[0]) is None
 
 
-def where(index: int, seconds: float = 0.0, slow: str = "") -> str:
+def where(index: int, seconds: float = 0.0) -> str:
+    time.sleep(seconds)
     address: str = get_worker().address
-    time.sleep(seconds if slow in ("", address) else 0)
     return address
 
 
-def placed(client: Client, plan: MatmulPlan, *arguments: Any) -> Any:
+def placed(client: Client, plan: MatmulPlan, function: Callable[..., Any] = where, *arguments: Any) -> Any:
     placement = Placement(plan, plan.tiles())
     return run_placed(
-        client, where, placement, lambda tile, _: (tile.index, *arguments), key=f"where-{time.time()}"
+        client, function, placement, lambda tile, _: (tile.index, *arguments), key=f"where-{time.time()}"
     )
+
+
+SHARED: dict[str, Callable[[str], object]] = {}
+
+
+def shared_work(index: int) -> str:
+    """What a test has workers of this process do: they tell it who they are."""
+    address: str = get_worker().address
+    SHARED["work"](address)
+    return address
 
 
 @pytest.fixture
@@ -291,7 +302,16 @@ def two() -> Any:
 def test_workers_compute_their_own_shares(two: Any) -> None:
     _, client = two
     plan = plan_of((4, 5), 2)
-    found = dict(placed(client, plan, 0.02))
+    pace = threading.Barrier(2)
+
+    def in_step(address: str) -> None:
+        with suppress(
+            threading.BrokenBarrierError
+        ):  # the last one, where the one before went to the same worker
+            pace.wait(30)
+
+    SHARED["work"] = in_step
+    found = dict(placed(client, plan, shared_work))
     workers = list(client.nthreads())
     shares = divide(plan, plan.tiles(), 2)
     expected = {tile.index: worker for worker, share in zip(workers, shares, strict=True) for tile in share}
@@ -304,14 +324,14 @@ def test_workers_of_one_thread_have_several_tiles_under_way(two: Any) -> None:
     _, client = two
     plan = plan_of((4, 4), 2)
     lock, now, most = threading.Lock(), Counter[str](), Counter[str]()
+    eight = threading.Barrier(8)
 
-    def work(index: int) -> None:
+    def work(address: str) -> None:
         tasks.make_room(3)
-        address = get_worker().address
         with lock:
             now[address] += 1
             most[address] = max(most[address], now[address])
-        time.sleep(0.1)
+        eight.wait(30)
         with lock:
             now[address] -= 1
 
@@ -324,19 +344,23 @@ def test_workers_of_one_thread_have_several_tiles_under_way(two: Any) -> None:
     assert sorted(most.values()) == [4, 4], "three, and the one that would wait for a thread"
 
 
-SHARED: dict[str, Any] = {}
-
-
-def shared_work(index: int) -> None:
-    SHARED["work"](index)
-
-
 def test_a_slow_worker_is_helped(two: Any) -> None:
     _, client = two
     slow, fast = client.nthreads()
-    found = dict(placed(client, plan_of((6, 4), 2), 0.2, slow))
+    others_done = threading.Event()
+
+    def work(address: str) -> None:
+        if address == slow:
+            others_done.wait(30)
+
+    SHARED["work"] = work
+    found: dict[int, str] = {}
+    for index, worker in placed(client, plan_of((6, 4), 2), shared_work):
+        found[index] = worker
+        if len(found) == 22:  # it was given one, and one to find waiting
+            others_done.set()
     assert len(found) == 24
-    assert Counter(found.values())[fast] > 16
+    assert Counter(found.values())[fast] >= 22
 
 
 def test_a_worker_that_joins_gets_a_share(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,8 +368,18 @@ def test_a_worker_that_joins_gets_a_share(two: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
     found: dict[int, str] = {}
     before = set(client.nthreads())
-    for index, worker in placed(client, plan_of((6, 5), 3), 0.05):
+    joined, helps = threading.Event(), threading.Event()
+
+    def work(address: str) -> None:
+        if address not in before:
+            helps.set()
+        elif joined.is_set():
+            helps.wait(30)
+
+    SHARED["work"] = work
+    for index, worker in placed(client, plan_of((6, 5), 3), shared_work):
         if not found:
+            joined.set()
             cluster.scale(3)
             client.wait_for_workers(3)
         found[index] = worker
@@ -357,10 +391,22 @@ def test_the_tiles_of_a_worker_that_leaves_go_to_others(two: Any, monkeypatch: p
     _, client = two
     monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
     found: dict[int, str] = {}
-    for index, worker in placed(client, plan_of((5, 4), 2), 0.05):
+    leaving: list[str] = []
+    gone = threading.Event()
+
+    def work(address: str) -> None:
+        if leaving and address not in leaving:
+            gone.wait(30)
+
+    def retire() -> None:
+        client.retire_workers(leaving)
+        gone.set()
+
+    SHARED["work"] = work
+    closing = threading.Thread(target=retire)
+    for index, worker in placed(client, plan_of((5, 4), 2), shared_work):
         if not found:
-            lost = next(name for name in client.nthreads() if name != worker)
-            closing = threading.Thread(target=client.retire_workers, args=([lost],))
+            leaving.append(next(name for name in client.nthreads() if name != worker))
             closing.start()
         found[index] = worker
     closing.join()
@@ -377,7 +423,7 @@ def test_all_workers_may_be_lost_at_once(workers: int, monkeypatch: pytest.Monke
         LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
-        for index, _ in placed(client, plan_of((4, 3), workers), 0.1):
+        for index, _ in placed(client, plan_of((4, 3), workers), where, 0.1):
             if not found:
                 for process in client.run(os.getpid).values():
                     os.kill(process, signal.SIGKILL)
@@ -392,7 +438,7 @@ def test_a_scheduler_that_goes_away_meanwhile_is_named(two: Any, monkeypatch: py
         raise OSError("Timed out trying to connect")
 
     monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
-    results = placed(client, plan_of((5, 4), 2), 0.1)
+    results = placed(client, plan_of((5, 4), 2), where, 0.1)
     next(results)
     monkeypatch.setattr(client, "nthreads", lost)
     with pytest.raises(ClusterError, match="the scheduler went away: Timed out"):
