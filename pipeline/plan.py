@@ -1,7 +1,7 @@
 """The plan of a matrix product: from numbers alone to tiles, panels, bytes and peaks. No I/O, no clock, no device.
 
 One task owns one tile of C, walks k panel by panel, and writes the tile once. `tiling.py` picks the sides of the tiles
-and the depth of the panels; here they are counted, and the executor only walks them.
+and the depth of the panels; this module counts bytes and peaks, and the executor only walks the result.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix, accumulato
 from tilewright.pipeline.tiling import best_geometry, panel_depth
 
 LANE_NBYTES = 8 * 2**20
-"""Pinned memory through which one thread of a GPU worker moves its parts of panels or of a finished tile."""
+"""Pinned memory through which one thread of a GPU worker moves parts of panels or of a finished tile."""
 
 CODER_NBYTES = 5 * 2**20
-"""What a thread of a GPU worker needs to decode, or to encode, block by block: Zstandard's tables and window, as its
-default level has them, and a megabyte of what is stored. Encoders of higher levels need more: see
-``Limits.encoders_nbytes``."""
+"""What a thread of a GPU worker needs to decode or encode block by block: Zstandard's tables and window at its default
+level, and a megabyte of stored data. Encoders of higher levels need more: see ``Limits.encoders_nbytes``."""
 
 PROCESS_NBYTES = 448 * 2**20
-"""Host memory that a worker's process holds besides buffers: the interpreter and its libraries. On two cores that
-multiply, 90 MiB are taken for floats and 210 with Numba's loops, for integers or the check. The rest is for what a plan
-does not count: BLAS's buffers by the core, what malloc keeps, and chunks that the check decodes."""
+"""Host memory of a worker's process besides its buffers: the interpreter and its libraries. Measured while two cores
+multiply: 90 MiB for floats, 210 with Numba's loops (integers, or the check). The rest is a margin for what a plan does
+not count: BLAS's buffers for each core, memory that malloc keeps, and chunks that the check decodes."""
 
 CUDA_NBYTES = 192 * 2**20
-"""What a GPU's context and the compiler of its kernels add to that."""
+"""What a GPU's context and the kernel compiler add to that."""
 
 
 @dataclass(frozen=True)
@@ -83,43 +82,45 @@ class MatmulPlan:
     tile_columns: int
     panel_depth: int
     k_parts: int
-    """Stretches that k is cut into for different tasks, whose sums are added in order: 1 unless C is small."""
+    """Parts that k is cut into, a task each; their sums are added in order. 1 unless C is small."""
     cell_rows: int
-    """Rows of C that are multiplied by one call of a kernel, which rounds by the sides that it is given: a tile's, or,
-    where tiles follow the workers, those of a part of it that does not."""
+    """Rows of C that one kernel call multiplies. Rounding depends on the sides a kernel is given, so these are the
+    tile's only where tiles do not depend on the number of workers; else a tile is made of cells that do not."""
     cell_columns: int
     c_buffers: int
-    """Tiles of C that a worker holds: two where memory allows, so that one is written meanwhile, and on a GPU more of
-    what is left over."""
+    """Tiles of C that a worker holds: two where memory allows, so that one is written while the next is computed; on a
+    GPU, more where memory is left over."""
     c_unit: tuple[int, int]
     line_nbytes: int
-    """What the lines of cells begin at multiples of, where tiles are cut into them."""
+    """Alignment of the lines of cells, where tiles are cut into cells."""
     a_buffers: int
-    """Panels of A that a GPU holds: all of a row of tiles where memory is left over, so that they are read once."""
+    """Panels of A that a GPU holds: all those of a row of tiles where memory is left over, so that they are read
+    once."""
     b_buffers: int
-    """Panels of B that a GPU holds: those of whole columns of tiles, after A's."""
+    """Panels of B that a GPU holds: those of whole columns of tiles, in what memory A's panels leave."""
     device_limit_nbytes: int
     device_peak_nbytes: int
-    """Projected peak of tiles, panels and the kernel's workspace of one worker, in the memory that multiplies."""
+    """Projected peak of one worker's tiles, panels and kernel workspace, in the memory of the device that
+    multiplies."""
     host_peak_nbytes: int
-    """Projected peak of one worker's process: staging, decoding, and the process itself; or, if that is more, what the
-    check of C takes."""
+    """Projected peak of one worker's process: staging, decoding and the process itself; or the check of C, if that is
+    more."""
     read_threads: int
     """Threads of one worker that read and decode chunks."""
     write_threads: int
     """Threads of one worker that encode and write chunks."""
     lanes: int
-    """How many of these threads work at once on a GPU, each with pinned memory of its own."""
+    """Pinned lanes: how many of these threads can work at once on a GPU."""
     read_nbytes: int
-    """The most bytes of A and B that are read, as they are once decoded: what tiles take in, less what a GPU still
-    holds of the tiles before, however the tiles fall to the workers."""
+    """Upper bound on the bytes of A and B that are read, counted after decoding: what tiles take in, less what a GPU
+    still holds from earlier tiles, whichever workers the tiles fall to."""
     decoded_nbytes: int
-    """The same counted in whole chunks: more than ``read_nbytes`` where chunks do not line up with tiles."""
+    """The same, counted in whole chunks: more than ``read_nbytes`` where chunks do not line up with tiles."""
     write_nbytes: int
     bound_nbytes: int
-    """What ``read_nbytes`` is compared with: 2mnk/sqrt(M), where one worker's memory has room for M elements, or A and
-    B once if that is more. That is the leading term of what any schedule has to read. What it leaves out counts where
-    much of A and B stays in memory; so this is ``read_nbytes`` at most."""
+    """What ``read_nbytes`` is compared with: 2mnk/sqrt(M), where one worker's memory has room for M elements; A and B
+    once if that is more; at most ``read_nbytes``. 2mnk/sqrt(M) is the leading term of what any schedule must read. The
+    terms left out matter where much of A and B stays in memory, hence the cap."""
     operations: int
     """Multiplications and additions: 2mnk."""
 
@@ -130,7 +131,7 @@ class MatmulPlan:
 
     @property
     def geometry(self) -> Geometry:
-        """What a run that goes on with this one's tiles has to keep."""
+        """What a later run must keep in order to resume with this run's tiles."""
         return Geometry(
             self.tile_rows,
             self.tile_columns,
@@ -167,12 +168,12 @@ class MatmulPlan:
         return self.read_nbytes / self.bound_nbytes if self.bound_nbytes else 1.0
 
     def tile_read_nbytes(self, tile: Tile) -> int:
-        """Bytes of A and B that one tile takes in, read for it or held already."""
+        """Bytes of A and B that one tile needs, whether read for it or already held."""
         a, b = np.dtype(self.a_dtype).itemsize, np.dtype(self.b_dtype).itemsize
         return self.k * (tile.rows * a + tile.columns * b)
 
     def tiles(self) -> Iterator[Tile]:
-        """Every tile once, row by row, every second row backwards: neighbours in time share a row or a column."""
+        """Every tile once, row by row, every second row backwards: consecutive tiles share a row or a column."""
         grid_rows, grid_columns = self.grid
         for index in range(grid_rows * grid_columns):
             i, j = divmod(index, grid_columns)
@@ -190,7 +191,7 @@ class MatmulPlan:
             )
 
     def cells(self, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-        """The cells of a tile of so many rows and columns, by their places in it."""
+        """The cells of a tile of this size, as positions within it."""
         for row in range(0, rows, self.cell_rows):
             for column in range(0, columns, self.cell_columns):
                 yield (
@@ -199,7 +200,7 @@ class MatmulPlan:
                 )
 
     def panels(self, part: int = 0) -> Iterator[tuple[int, int]]:
-        """Every stretch of k in a part once, in the one order that every worker keeps."""
+        """Every panel's range of k in one part, in the order that all workers keep."""
         first, stop = (self.panel_count * place // self.k_parts for place in (part, part + 1))
         for start in range(first * self.panel_depth, min(stop * self.panel_depth, self.k), self.panel_depth):
             yield start, min(start + self.panel_depth, self.k)
@@ -274,7 +275,7 @@ class MatmulPlan:
             ("writes", format_nbytes(self.write_nbytes)),
         ]
         if waste > 0.005:
-            # Where memory is idle, more of it changes nothing.
+            # More memory changes nothing where memory is idle.
             cut_by_memory = 2 * self.device_peak_nbytes > self.device_limit_nbytes
             other = (
                 "raise the device memory" if cut_by_memory else "cut C into fewer tiles (tilewright.tiles)"
@@ -303,18 +304,18 @@ def plan_tiles(
     transpose_b: bool = False,
     keep: Geometry | None = None,
 ) -> MatmulPlan:
-    """Choose tiles and panels for C = A B, where ``a`` and ``b`` are as they stand after op.
+    """Choose tiles and panels for C = A B, with ``a`` and ``b`` given after op.
 
-    The depth of the panels depends on the matrices, their chunks and the memory, never on the number of workers:
-    the sums of every element are then cut at the same places however many workers share the tiles.
-    ``keep`` is the geometry of an earlier run: taken if it fits into memory and its tiles are whole stored pieces of C.
+    The depth of the panels depends on the matrices, their chunks and the memory, never on the number of workers, so
+    every element's sum is cut at the same places however many workers share the tiles. ``keep`` is the geometry of an
+    earlier run: it is used if it fits into memory and its tiles and cells are whole stored pieces of C.
 
     Raises
     ------
     ShapeError
         The inner sides differ.
     PlanError
-        Not even the smallest tile fits; the message says how much memory it needs.
+        Not even the smallest tile fits, or the workers' host memory is too small; the message says how much is needed.
     """
     if a.columns != b.rows:
         raise ShapeError(
@@ -323,7 +324,7 @@ def plan_tiles(
         )
     m, n, k = a.rows, b.columns, a.columns
     if keep and not _cuts_between(keep, (m, n), c_unit):
-        keep = None  # two tasks would write the same stored piece, or one lie in two cells
+        keep = None  # two tasks would write the same stored piece, or a piece would lie in two cells
     items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize
     transposed = transpose_a, transpose_b
     depth = keep.panel_depth if keep else panel_depth(a, b, items, transposed, c_unit, limits)
@@ -413,8 +414,8 @@ def fitting_unit(
     limits: Limits,
     transposed: tuple[bool, bool],
 ) -> tuple[int, int] | None:
-    """Sides of a stored piece of C, halved as often as it takes for a tile of one to fit, with panels as shallow as can
-    be; None: none fits."""
+    """The sides of a stored piece of C, halved until a tile of one such piece fits with panels of depth 1; None if none
+    does."""
     items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize
     memory = Memory((a.rows, b.columns), items, 1, transposed, limits)
     rows, columns = max(1, min(c_unit[0], a.rows)), max(1, min(c_unit[1], b.columns))
@@ -426,7 +427,7 @@ def fitting_unit(
 
 
 def _cuts_between(geometry: Geometry, sides: tuple[int, int], c_unit: tuple[int, int]) -> bool:
-    """Whether the tiles and cells of a geometry are whole stored pieces of C."""
+    """Whether the tiles and cells of a geometry consist of whole stored pieces of C."""
     return not any(
         length < side and length % unit
         for lengths in (
@@ -438,7 +439,7 @@ def _cuts_between(geometry: Geometry, sides: tuple[int, int], c_unit: tuple[int,
 
 
 def _no_tile_fits(memory: Memory, c_unit: tuple[int, int], fitting: tuple[int, int] | None) -> PlanError:
-    """The error that says what the smallest tile needs, and which stored pieces of C would fit."""
+    """The error that says what the smallest tile needs, and which smaller pieces of C would fit."""
     limits = memory.limits
     rows, columns = (min(unit, side) for unit, side in zip(c_unit, memory.sides, strict=True))
     needed = memory.nbytes(rows, columns, 1)
@@ -455,10 +456,10 @@ def _no_tile_fits(memory: Memory, c_unit: tuple[int, int], fitting: tuple[int, i
 def _coding_nbytes(
     factors: tuple[StoredMatrix, StoredMatrix], c_unit_nbytes: int, limits: Limits, lanes: int
 ) -> int:
-    """Bytes that threads hold of stored pieces while they decode and encode them, and what encoders take besides.
+    """Bytes of stored pieces that threads hold while they decode and encode, and what encoders need besides.
 
-    Through a codec, each thread holds one stored piece as it came and as it was decoded or gathered. A decoder in
-    place of those takes less: of its window, however large, it fills no more than it decodes.
+    A thread that goes through a codec holds one stored piece twice: encoded, and decoded or gathered. Where a streaming
+    decoder takes the place of that it needs less: however large its window, it fills no more than it decodes.
     """
     pieces = [max((op.unit_nbytes for op in factors if not op.plain), default=0)] * limits.read_threads
     pieces += [c_unit_nbytes] * limits.write_threads
@@ -467,9 +468,9 @@ def _coding_nbytes(
 
 
 def _leading_bound(m: int, n: int, k: int, nbytes: int, a: StoredMatrix, b: StoredMatrix) -> int:
-    """Bytes of 2mnk/sqrt(M) elements, of the larger of both types, with room for M of them; A and B once at least.
+    """Bytes of 2mnk/sqrt(M) elements of the wider dtype, where M elements fit into ``nbytes``; at least A and B once.
 
-    Any schedule has to read as much but for terms of lower order, which are left out.
+    Any schedule must read this much up to terms of lower order, which are left out.
     """
     itemsize = max(a.dtype.itemsize, b.dtype.itemsize)
     elements = max(1, nbytes // itemsize)

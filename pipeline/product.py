@@ -1,4 +1,4 @@
-"""What workers are told to multiply, and what they report of each tile."""
+"""What workers are told to multiply, and what they report for each tile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.pipeline.plan import MatmulPlan
 
 STAGES = ("read", "upload", "compute", "download", "write")
 THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("download", "write")}
-"""The threads that a tile passes through, and the stages that each of them counts."""
+"""The threads that a tile passes through, and the stages whose time each of them counts."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Product:
     """``cuda`` or ``cpu``: decided before the first task, never by one."""
     precision: str
     run: str
-    """Names the run among all that a worker may serve."""
+    """The name of the run, unique among all that a worker may serve."""
     neighbours: int = 1
-    """Workers of a host, of the one with most of them."""
+    """Workers on the host that has most of them."""
     sharing: frozenset[str] = frozenset()
-    """Addresses of workers that may give each other panels, where they are of one host."""
+    """Addresses of workers that may copy panels from each other, where they are on one host."""
 
 
 @dataclass(frozen=True)
 class TileReport:
-    """What one finished tile, or part of one, tells. Elements cross the wire only where k is cut: ``partial``."""
+    """The report of one finished tile, or part of one. Matrix data cross the wire only where k is cut: ``partial``."""
 
     index: int
     worker: str
@@ -45,14 +45,14 @@ class TileReport:
     stages: dict[str, float]
     """Busy seconds of each stage for this tile."""
     kernels: frozenset[str]
-    """What multiplied it; nothing where there was nothing to add up."""
+    """Names of the kernels that multiplied; empty where there was nothing to add up."""
     read_nbytes: int
-    """Bytes of A and B that were read for it; what the worker held already is not read again."""
+    """Bytes of A and B that were read for it, without what the worker already held."""
     shared_nbytes: int = 0
     """Bytes of A and B that were copied for it from other workers' GPUs."""
     partial: np.ndarray | None = None
-    """The tile's sum over one part of k, rows × columns, when the plan cuts k into parts; else it is stored."""
+    """The tile's sum over one part of k, rows × columns, where the plan cuts k into parts; else the tile is stored."""
     spans: tuple[Span, ...] = ()
-    """When this worker's threads were busy with the tile: one for each panel loaded, each multiplied, and the write."""
+    """When threads were busy with the tile: one span for each panel loaded, each panel multiplied, and the write."""
     stored_nbytes: int = 0
-    """Bytes that its chunks take up as they are stored; 0 where it is not stored, or in a remote array."""
+    """Bytes of its chunks as stored; 0 where the tile is not stored, or stored in a remote array."""

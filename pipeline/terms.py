@@ -1,4 +1,4 @@
-"""What a plan is made from: matrices as they are stored, and what workers have; and what it decides: a geometry."""
+"""What a plan is made from (stored matrices, and what workers have) and what it decides (a geometry)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 TILE_BUFFERS = 4
-"""Tiles of C that a GPU holds at most: one being multiplied and the others in writing, so that no thread waits for the
+"""The most tiles of C that a GPU holds: one being multiplied, the others being written, so that no thread waits for the
 last piece of a tile."""
 
 LEAST_PART_NBYTES = 4096
-"""A plain chunk is read in stretches of a row of at least this length: a page, and what a disk gives at once."""
+"""A plain chunk is read in stretches of a row of at least this length: a page, the least a disk delivers."""
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,24 @@ class StoredMatrix:
     columns: int
     dtype: np.dtype
     unit: tuple[int, int]
-    """Rows × columns of what is read, or written, as one piece: a chunk for reading, a shard for writing."""
+    """Rows × columns of what is read or written as one piece: a chunk for reading, a shard for writing."""
     plain: bool = False
-    """Whether a part of a chunk can be read without the rest of it: there is nothing to decode."""
+    """Whether part of a chunk can be read without the rest, since there is nothing to decode."""
 
     @property
     def transposed(self) -> StoredMatrix:
         return replace(self, rows=self.columns, columns=self.rows, unit=self.unit[::-1])
 
     def step(self, axis: int) -> int:
-        """The least stretch along an axis that is read without waste."""
+        """The shortest stretch along an axis that can be read without waste."""
         side = self.unit[axis]
         while self.plain and side % 2 == 0 and side // 2 * self.dtype.itemsize >= LEAST_PART_NBYTES:
             side //= 2
         return side
 
     def touched(self, axis: int, stride: int) -> int:
-        """Elements of an axis that are read for stretches of ``stride`` one behind the other: more than its side where
-        they end inside what is read as one piece, which is then read for both."""
+        """Elements read along an axis for consecutive stretches of ``stride``: more than the axis has where stretches
+        end inside a piece that is read as a whole, since both neighbours then read it."""
         side, step = (self.rows, self.columns)[axis], self.step(axis)
         if side == 0:
             return 0
@@ -62,45 +62,45 @@ class StoredMatrix:
 
 
 def no_workspace(rows: int, columns: int, depth: int) -> int:
-    """What a kernel borrows that multiplies from its operands alone."""
+    """Workspace of a kernel that needs none."""
     return 0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a plan has to keep to, for each worker."""
+    """The limits that a plan has to keep, for each worker."""
 
     workers: int
     device_nbytes: int
     """Memory for tiles and panels: the GPU's, or the host's where the CPU multiplies."""
     host_nbytes: int | None = None
-    """All the host memory that a worker's process may hold; None: not bounded."""
+    """All the host memory that a worker's process may hold; None: unlimited."""
     on_host: bool = False
-    """Whether the CPU multiplies, so that panels are not staged in a second memory."""
+    """Whether the CPU multiplies, so that panels need no copy in a second memory."""
     panel_nbytes: int = 2**29
-    """The size that a panel of A and one of B are aimed at together; of elements above four bytes, as many of them."""
+    """Target size of a panel of A and one of B together; for elements wider than four bytes, the same number of
+    elements."""
     tile_buffers: int = TILE_BUFFERS
-    """Tiles of C that a worker holds at most; one where it could not write and multiply at once."""
+    """The most tiles of C that a worker holds; 1 where it could not write and multiply at once."""
     tiles: int = 16
     """About how many tiles C is cut into, so that one is written while the next is computed, and workers share."""
     read_threads: int = 12
     write_threads: int = 8
     lanes: int | None = None
-    """How many of these threads work at once, on a GPU; None: all."""
+    """Pinned lanes: how many of these threads can work at once on a GPU; None: all."""
     encoders_nbytes: int = 0
-    """Bytes that encoders take up where so many threads write, besides pieces of C: tables and windows, by the level of
-    C's codec."""
+    """Bytes of all write threads' encoders besides pieces of C: tables and windows, by the level of C's codec."""
     check_nbytes: int = 0
-    """What the check of C takes of a worker's process, while nothing is multiplied; 0 where C is not checked."""
+    """What the check of C needs in a worker's process, after the product; 0 where C is not checked."""
     workspace_nbytes: Callable[[int, int, int], int] = no_workspace
-    """Bytes that the kernel borrows to add a panel of this depth into a tile, or cell, of these rows and columns."""
+    """Workspace bytes the kernel needs to add a panel of this depth into a tile or cell of these rows and columns."""
     line_nbytes: int = 1
-    """What the lines of cells begin at multiples of in memory, so that a kernel finds all cells alike: `LINE_NBYTES` on
-    a GPU. A CPU's library looks at no addresses."""
+    """Alignment in memory of the lines of cells, so that a kernel treats all cells alike: `LINE_NBYTES` on a GPU. CPU
+    libraries do not depend on addresses."""
 
 
 class Geometry(NamedTuple):
-    """What decides the bytes of every tile of a product, and where it lies."""
+    """What decides the bytes of every tile of a product, and where each tile lies."""
 
     tile_rows: int
     tile_columns: int
@@ -111,5 +111,5 @@ class Geometry(NamedTuple):
 
 
 def accumulator_dtype(c_dtype: np.dtype) -> np.dtype:
-    """The dtype in which a tile's panels are added up: float16 would be rounded again with every panel."""
+    """The dtype in which a tile's panels are summed: float16 would be rounded again with every panel."""
     return np.dtype(np.float32) if c_dtype == np.float16 else c_dtype
