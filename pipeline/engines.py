@@ -1,6 +1,7 @@
-"""The engines of this process, one for each run: made for the run's first tile, found by its name, ended with it.
+"""The engines of this process, one for each run: made for the run's first tile, found by the run's name, closed with
+it.
 
-Sums over parts of k, which are stored without an engine, end with their run as well.
+Ending a run also ends the storing of sums over parts of k, which needs no engine.
 """
 
 from __future__ import annotations
@@ -26,28 +27,29 @@ from tilewright.pipeline.units import rounded
 
 _engines: dict[str, Engine] = {}
 _users: Counter[str] = Counter()
-"""For each run the tasks that have its engine, or wait for it."""
+"""How many tasks of each run hold its engine or wait for it."""
 _ended: deque[str] = deque(maxlen=256)
-"""Runs that are over: a task of one that was on its way when it was cancelled must not begin it again."""
+"""Runs that are over. A task that was already on its way when it was cancelled must not start its run again."""
 _sums: dict[str, list[zarr.Array[Any]]] = {}
-"""For each run its array C, as often as a sum is being stored there: no engine does that, and its end is waited for."""
+"""For each run its array C, once for every sum being stored there now. No engine does that, and ending the run waits
+for it."""
 _making: dict[str, Product] = {}
-"""Runs whose first task makes the engine just now; the others wait for it, as does whoever ends such a run."""
+"""Runs whose first task is making the engine. Other tasks wait for it, and so does ending such a run."""
 _engines_lock = threading.Lock()
 _changed = threading.Condition(_engines_lock)
-"""A run has ended, a sum is stored, or an engine is made, or cannot be."""
+"""Notified when a run ends, a sum is stored, or making an engine has succeeded or failed."""
 _closing: dict[str, Engine] = {}
-"""What is ending: its last tiles may still be written."""
+"""Engines being closed: their last tiles may still be written."""
 _stopped: dict[str, Engine] = {}
-"""What is over here, and kept until no other worker copies from it any more."""
+"""Closed engines, kept until no other worker copies from their buffers."""
 
 
 @contextmanager
 def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Iterator[Engine]:
-    """The engine of this process for the product's run, made on first use by the worker of that name.
+    """This process's engine for the product's run, made on first use; ``worker`` is this worker's name.
 
-    It is not idle before the block has ended. Where making it fails, the next task tries again. peers: its way to the
-    others that share panels with it, if any do.
+    Until the block ends the engine does not count as idle. If making it fails, the next task tries again. peers: the
+    connection to workers that share panels with this one, if any do.
     """
     with _engines_lock:
         _users[product.run] += 1
@@ -68,11 +70,11 @@ def _found_or_made(product: Product, worker: str, peers: Peers | None) -> Engine
         if run in _engines:
             return _engines[run]
         _making[run] = product
-    # Without the lock, which others want for a moment: pinning memory, allocating and compiling take seconds.
+    # Without the lock, which others need only briefly: pinning memory, allocating and compiling take seconds.
     try:
         engine = Engine(product, worker, peers)
         with _engines_lock:
-            _engines[run] = engine  # also where the run has ended meanwhile: who ends it waits, to close this
+            _engines[run] = engine  # even if the run has ended: `close_engine` waits to close it
             _check_goes_on(product)
         return engine
     finally:
@@ -93,17 +95,17 @@ def is_over(run: str) -> bool:
 
 
 def arrival_of(run: str, key: Key) -> Arrival | None:
-    """How far a panel of a run has come in this process; None where it is not, or no longer."""
+    """The arrival of a run's panel in this process; None if it is not, or no longer, here."""
     engine = _engines.get(run)
     return engine.arrival(key) if engine is not None else None
 
 
 def close_idle_engines() -> None:
-    """Free what runs hold here that no task has in hand: those whose client died hold it for nobody.
+    """Close the engines that no task uses: those of runs whose client died are of no use to anyone.
 
-    A run that lives and only pauses gets a new engine with its next tile. What another worker is copying just now lasts
-    until it has closed it (seen on H200s: memory that another process has open outlives its owner), and is read from
-    the files by that one instead.
+    A run that is only paused gets a new engine with its next tile. A buffer that another worker is copying from lasts
+    until that worker closes it (seen on H200s: memory that another process has open outlives its owner); that worker
+    then reads the panel from files instead.
     """
     with _engines_lock:
         idle = [run for run in _engines if not _users[run]]
@@ -114,33 +116,34 @@ def close_idle_engines() -> None:
 
 
 def close_engines_writing(place: str, run: str) -> list[str]:
-    """End what any other run than this one still does for the array at that place, unwritten where that can be.
+    """End all other runs that write to the array at that place, leaving their unfinished tiles unwritten where
+    possible.
 
-    For who has that array to himself: such a run's client died, and what its tiles are would be written over his.
-    Returns those runs, whose buffers are to be freed.
+    Call this only while holding the array's lock. The client of such a run is dead, and its late tiles would overwrite
+    ours. Returns those runs, whose buffers are to be freed.
     """
     with _engines_lock:
         arrays = {other: engine.product.c for other, engine in (_engines | _closing).items()}
         arrays |= {other: product.c for other, product in _making.items()}
         arrays |= {other: under_way[0] for other, under_way in _sums.items()}
     others = {other: c for other, c in arrays.items() if other != run}
-    # The dead client may have named the same folder otherwise: from where it stood, or by a link.
+    # The dead client may have named the same folder differently: relative to its own folder, or through a link.
     ours = os.path.realpath(place)
     past = [other for other, c in others.items() if os.path.realpath(place_of(c)) == ours]
-    with ExitStack() as ending:  # all of them, also where ending one fails
+    with ExitStack() as ending:  # closes all of them, even if closing one fails
         for other in past:
             ending.callback(close_engine, other, abandon=True)
     return past
 
 
 def close_engine(run: str, *, abandon: bool = False) -> None:
-    """End this process's part in a run, if it has one: nothing of it is written any more when this returns.
+    """End this process's part in a run, if any: nothing of it is written any more when this returns.
 
-    That holds for everybody who asks for it at once, and it is enough that one of them abandons the tiles under way.
-    The buffers of an engine last until `free_engine`.
+    Concurrent calls all wait for that, and one call with ``abandon`` abandons the unfinished tiles for all. The
+    engine's buffers last until `free_engine`.
     """
     with _engines_lock:
-        if run not in _ended:  # a run's end is asked for up to three times, and what is remembered is bounded
+        if run not in _ended:  # a run is ended up to three times, and this record is bounded
             _ended.append(run)
         _changed.notify_all()
         _changed.wait_for(lambda: run not in _making and run not in _sums)
@@ -158,19 +161,19 @@ def close_engine(run: str, *, abandon: bool = False) -> None:
 
 
 def free_engine(run: str) -> None:
-    """Free the buffers of an engine that was closed, once no other worker copies from them.
+    """Free a closed engine's buffers, once no other worker copies from them.
 
-    For threads that are attached to the GPU.
+    Call it from a thread that is attached to the GPU.
     """
     with _engines_lock:
         _stopped.pop(run, None)
 
 
 def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> int:
-    """Store one tile as the sum of its parts over k, added in their order: the same bits every time.
+    """Store one tile as the sum of its parts over k, added in order: the same bits every time.
 
-    Returns the bytes that it takes up, as ``TileReport.stored_nbytes``. Raises CancelledError where the run is over,
-    also between two pieces.
+    Returns its stored bytes, as ``TileReport.stored_nbytes``. Raises CancelledError when the run is over, also between
+    two pieces.
     """
     total = parts[0].copy()
     for part in parts[1:]:

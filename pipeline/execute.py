@@ -1,4 +1,4 @@
-"""Walk a plan on a cluster: hand out its tiles, report what happens, keep what is finished. It decides nothing."""
+"""Walk a plan on a cluster: hand out its tiles, report what happens, keep what is finished. It makes no decisions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 def _tile_results(
     client: Client, product: Product, tiles: list[Tile], waiting: Tell
 ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
-    """A number and a report of every tile as it is stored, each by one task, or by one for each part of k."""
+    """Yield a number and a report for each tile as it is stored. A tile takes one task; where k is cut, one for each
+    part and one that adds them up."""
     key = f"tile-{product.run}"
     parts = range(product.plan.k_parts)
     if len(parts) == 1:
@@ -42,10 +43,10 @@ def _tile_results(
 
 
 def on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> None:
-    """Have every worker do something, whatever becomes of the others: one that is gone holds nothing any more."""
+    """Call a function on every worker; failures are only logged, since a worker that is gone holds nothing any more."""
     try:
         answers = run_on_all(client, function, *arguments)
-    except ClusterError as error:  # nor does a scheduler; what ends the run, if anything has to, tells of it
+    except ClusterError as error:  # the scheduler is gone; if that ends the run, its own error says so
         logger.warning("%s: %s", function.__name__, error)
         return
     for worker, answer in answers.items():
@@ -54,7 +55,7 @@ def on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> Non
 
 
 def covered(times: Iterable[tuple[float, float]]) -> float:
-    """How long at least one of the stretches of time, each a begin and an end, lasted."""
+    """Seconds covered by at least one of these (begin, end) intervals."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(times):
         total += max(0.0, end - max(begin, until))
@@ -64,13 +65,13 @@ def covered(times: Iterable[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True)
 class TilesDone:
-    """What running a plan's tiles took."""
+    """Totals of running a plan's tiles."""
 
     seconds: float
     stages: dict[str, float]
     """Busy seconds by stage, summed over workers."""
     kernel: str
-    """The kernel, or kernels, that multiplied; ``none`` where nothing was left to do."""
+    """The kernel or kernels that multiplied; ``none`` if nothing was left to do."""
     read_nbytes: int
     """Bytes of A and B that were read."""
     shared_nbytes: int
@@ -80,7 +81,7 @@ class TilesDone:
     operations: int
     """Multiplications and additions."""
     workers: dict[str, dict[str, float]]
-    """Seconds in which each worker did something of each of `THREADS`."""
+    """Seconds in which each worker was busy with each of `THREADS`."""
 
 
 def run_tiles(
@@ -92,13 +93,13 @@ def run_tiles(
 ) -> TilesDone:
     """Compute every tile of the plan that is not finished yet.
 
-    ``record`` is called with a tile's index, and the bytes that it takes up, once it is stored. When this ends, by
-    success, error or Ctrl-C, the workers hold nothing of the run any more.
+    ``record`` is called with each tile's index and stored bytes once it is stored. When this ends, by success, error or
+    Ctrl-C, the workers hold nothing of the run any more.
 
     Raises
     ------
     DeviceMemoryError
-        A worker has less memory than the plan takes. It is not tried again: the plan is too large.
+        A worker has less memory than the plan needs. Not retried: the plan is too large.
     TilewrightError
         As ``run_placed`` and ``run_combined`` raise.
     """
@@ -116,7 +117,7 @@ def run_tiles(
     try:
         waiting = on_waiting(listener, "matmul", "keeps what is finished")
         results = _tile_results(client, product, list(todo.values()), waiting)
-        with closing(results):  # so that what is outstanding is cancelled before the workers are told to end
+        with closing(results):  # cancels outstanding tasks before the workers are told to end
             for _, report in results:
                 if isinstance(report, DeviceMemoryError):
                     raise report
@@ -144,7 +145,7 @@ def run_tiles(
                 )
         ended = True
     finally:
-        if client.status == "running":  # else the scheduler is gone, and its error is on its way
+        if client.status == "running":  # else the scheduler is gone, which raises its own error
             if product.sharing:  # no worker frees what another may still copy from
                 on_all(client, tasks.stop_run, product.run, not ended)
             on_all(client, tasks.end_run, product.run, not ended)
@@ -155,7 +156,8 @@ def run_tiles(
         worker: {name: covered(times) for name, times in busy.items()} for worker, busy in spans.items()
     }
     for name, parts in THREADS.items():
-        # Panels come, and tiles are written, several at once: what their stages took together is shared out.
+        # Several panels load, and several tiles are written, at once, so stage seconds overlap: scale them to the time
+        # in which the threads were busy.
         total = sum(stages.get(stage, 0.0) for stage in parts)
         share = sum(busy[name] for busy in workers.values()) / total if total > 0 else 1.0
         stages |= {stage: share * stages[stage] for stage in parts if stage in stages}

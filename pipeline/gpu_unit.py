@@ -1,6 +1,6 @@
-"""What multiplies where there is a GPU: pinned lanes to and from it, and memory that other workers copy from.
+"""The unit of a GPU: pinned lanes to and from it, and memory that other workers copy from.
 
-Nothing of CUDA is imported before a unit is made, so that processes that work on the CPU can import this too.
+Nothing of CUDA is imported until a unit is made, so that CPU-only processes can import this module too.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from tilewright.pipeline.chunks import Zstd
 
 LOOP_BLOCK_NBYTES = 2**20
-"""`BLOCK_NBYTES` for loops outside the interpreter that write, or decode and encode with a thread for each core: more
-makes none of them faster, and takes the CPU's cache from those that read (`lane_blocks`)."""
+"""`BLOCK_NBYTES` for loops outside the interpreter that write, or that decode and encode with a thread for each core.
+Larger blocks are no faster there, and take CPU cache from the threads that read (`lane_blocks`)."""
 
 
 class _Lane:
-    """Two blocks of pinned memory: what one thread needs to move bytes to or from the GPU."""
+    """Two blocks of pinned memory, for one thread that moves bytes to or from the GPU."""
 
     def __init__(self) -> None:
         from numba import cuda
@@ -71,28 +71,29 @@ class _Lane:
         self._turn = 0
         self.to_gpu = lane_words(self._blocks, self._passed, upload_stream())
         self.from_gpu = lane_words(self._blocks, self._passed, download_stream())
-        """The lane as loops outside the interpreter take it, each way by the stream that all lanes share."""
+        """The lane as loops outside the interpreter take it, for each direction; all lanes share one stream a
+        direction."""
 
     def block(self) -> np.ndarray:
-        """The block used longest ago, once its bytes have gone where they were sent."""
+        """The block used longest ago, once its last transfer has completed."""
         self._turn = 1 - self._turn
         self._passed[self._turn].synchronize()
         return self._blocks[self._turn]
 
     def sent(self, stream: Any) -> Any:
-        """The block given last is in use until the stream has passed this point; returns the event that says so."""
+        """Mark the last block as in use until the stream passes this point; returns the event for that."""
         passed = self._passed[self._turn]
         passed.record(stream)
         return passed
 
 
 _spare_lanes: list[_Lane] = []
-"""Lanes of runs that are over: pinning memory takes 0.4 s a GiB, so a process keeps what it pinned."""
+"""Lanes of past runs, kept by the process: pinning memory takes 0.4 s a GiB."""
 _spare_lanes_lock = threading.Lock()
 
 
 def _lanes(count: int) -> list[_Lane]:
-    """So many lanes: spare ones first. Where one cannot be made, those that there are stay spare."""
+    """``count`` lanes, spare ones first. If one cannot be made, those there are stay spare."""
     with _spare_lanes_lock:
         while len(_spare_lanes) < count:
             _spare_lanes.append(_Lane())
@@ -100,7 +101,7 @@ def _lanes(count: int) -> list[_Lane]:
 
 
 class GpuSharedMemory:
-    """Of this process's GPU, and of other processes' GPUs."""
+    """Shared memory of this process's GPU and of other processes' GPUs."""
 
     def __init__(self) -> None:
         from numba import cuda
@@ -116,10 +117,10 @@ class GpuSharedMemory:
         top, bottom, left, right = part
         item = panel.dtype.itemsize
         corner = panel.place(top, left) * item
-        # What lies between the cells of a line comes along: it is the same there.
+        # The gaps between the cells of a line are copied too: the layout is the same there.
         width = (panel.place(top, right - 1) + 1) * item - corner if left < right else 0
         self._cuda.current_context()  # attaches the thread to the GPU
-        with self._lock:  # nobody closes it meanwhile
+        with self._lock:  # so that nobody closes it meanwhile
             source, target = self._imported.address(peer, exported) + corner, address(panel.flat) + corner
             peer_memory.copy_rectangle(source, target, panel.pitch * item, bottom - top, width, self._stream)
             self._stream.synchronize()
@@ -131,7 +132,7 @@ class GpuSharedMemory:
 
 
 class CudaUnit:
-    """One GPU. Threads move bytes through pinned lanes, of which they wait for a free one."""
+    """One GPU. Threads move bytes through pinned lanes, and wait for a free one."""
 
     def __init__(self, product: Product) -> None:
         from numba import cuda
@@ -146,7 +147,7 @@ class CudaUnit:
         self._upload_nbytes = move_nbytes(product.plan.read_threads, product.neighbours)
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
         self._in_loops = zstd_chunks.available()
-        """Whether threads can move bytes without the interpreter."""
+        """Whether threads can move bytes without the interpreter's lock."""
         if self._in_loops:
             file_upload.prepare()
             file_download.prepare()
@@ -161,7 +162,7 @@ class CudaUnit:
 
     @contextmanager
     def _lane(self) -> Iterator[_Lane]:
-        self._cuda.current_context()  # attaches the thread to the GPU: pool threads come without
+        self._cuda.current_context()  # attaches the thread to the GPU: pool threads are not attached
         lane = self._lanes.get()
         try:
             yield lane
@@ -194,14 +195,15 @@ class CudaUnit:
         calls: list[Callable[[], Move]] = [partial(self._run_loop, upload) for _ in range(threads)]
 
         def rest() -> list[Callable[[], Move]]:
-            # Chunks that were never written, and those of which reading them says what is wrong with them.
+            # What the loop could not move: chunks never written, and chunks for which an ordinary read reports what is
+            # wrong.
             failed = [found[number] for number in upload.failed()]
             return [call for part, place in failed for call in ordinary(part.reads(), place)]
 
         return Loading(calls + others, rest, self._settle)
 
     def _upload_of(self, sources: Sequence[Rectangle | StoredChunk]) -> Upload | ChunkUpload:
-        """What moves them: all plain, or all compressed."""
+        """The upload of these parts, which are all plain or all compressed."""
         chunks = [source for source in sources if isinstance(source, StoredChunk)]
         if chunks:
             return self._chunks.ChunkUpload(chunks, LOOP_BLOCK_NBYTES)
@@ -220,7 +222,7 @@ class CudaUnit:
         with self._lane() as lane:
             begun = time.perf_counter()
             whole = None
-            if rows * columns * item > BLOCK_NBYTES:  # a chunk that is decoded whole goes over in bands
+            if rows * columns * item > BLOCK_NBYTES:  # a chunk decoded as a whole is sent in bands
                 whole = np.empty((rows, columns), panel.dtype)
                 clock = time.perf_counter()
                 part.read(whole)
@@ -240,7 +242,7 @@ class CudaUnit:
 
     def _settle(self) -> None:
         self._cuda.current_context()
-        self._upload_stream.synchronize()  # what has been sent for other panels by now is waited for too
+        self._upload_stream.synchronize()  # also waits for what was sent for other panels by now
 
     def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
         return multiply(self._product, a, b, tile, accumulate, self._compute_stream)
@@ -267,14 +269,14 @@ class CudaUnit:
         moving = [0.0]
 
         def start(lane: _Lane, row: int, column: int, extent: tuple[int, int]) -> tuple[np.ndarray, Any]:
-            """A rectangle on its way into the lane's next block, and the event that it is there."""
+            """Start copying a rectangle into the lane's next block; returns the block and the event of its arrival."""
             staged = shaped(lane.block().view(tile.dtype), extent)
             source = corner + row * pitch + column * item
             download_rectangle(source, pitch, staged, self._download_stream)
             return staged, lane.sent(self._download_stream)
 
         def bands(lane: _Lane) -> Iterator[np.ndarray]:
-            # While one band is written the next comes down, into the block whose band was written before.
+            # While one band is written, the next is copied into the other block, whose band has been written already.
             parts = list(_bands((height, width), item))
             row = np.empty((1, width), tile.dtype) if parts[0][2][1] < width else None
             clock = time.perf_counter()
@@ -287,7 +289,7 @@ class CudaUnit:
                 moving[0] += time.perf_counter() - clock
                 if row is None:
                     yield rounded(staged, dtype)
-                else:  # one row alone is longer than a block
+                else:  # a single row is longer than a block
                     row[:, column : column + extent[1]] = staged
                     if column + extent[1] == width:
                         yield rounded(row, dtype)
@@ -322,7 +324,7 @@ class CudaUnit:
 
 
 def _bands(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """Rectangles of a matrix that fit into a block: the row and the column where each begins, and its shape."""
+    """Rectangles of a matrix that fit into a block: first row, first column and shape of each."""
     wide = max(1, min(shape[1], BLOCK_NBYTES // itemsize))
     tall = band_rows(wide, itemsize)
     for row in range(0, shape[0], tall):

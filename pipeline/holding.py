@@ -1,4 +1,5 @@
-"""What a worker holds of tiles and panels beside what it works on, and what is read and decoded all the same."""
+"""Which tiles and panels a worker keeps in memory besides those it works on, and what it must read and decode
+anyway."""
 
 from __future__ import annotations
 
@@ -11,22 +12,22 @@ from tilewright.pipeline.terms import Geometry, StoredMatrix
 
 @dataclass(frozen=True)
 class Held:
-    """The buffers of a worker, and what is read all the same."""
+    """The buffers of a worker, and what is read in spite of them."""
 
     a_buffers: int
     b_buffers: int
     c_buffers: int
     peak_nbytes: int
-    """What all of them take up, with what a kernel borrows."""
+    """Bytes of all buffers and of the kernel's workspace."""
     a_reads: int
-    """How often all of A is read at most."""
+    """Upper bound on how often all of A is read."""
     b_reads: tuple[int, ...]
     """The same for each column of tiles of B."""
 
 
 def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> Held:
-    """As many tiles and panels as the memory holds: first what the work needs, then panels that save reading, and then
-    tiles that are written while others are multiplied. ``workers`` share the tiles."""
+    """As many tiles and panels as the memory holds: first those the work needs, then panels that save reading, then
+    tiles to be written while others are multiplied. ``workers`` share the tiles."""
     limits, (m, n) = memory.limits, memory.sides
     rows, columns, k_parts = geometry.tile_rows, geometry.tile_columns, geometry.k_parts
     grid = ceil_div(m, rows), ceil_div(n, columns)
@@ -53,11 +54,11 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
 def _panel_buffers(
     grid: tuple[int, int], panel_count: int, left: int, panel_nbytes: tuple[int, int]
 ) -> tuple[int, int]:
-    """Panels of A and of B that a worker holds: two of each, and what ``left`` bytes of memory hold beside them.
+    """How many panels of A and of B a worker holds: two of each, and as many more as fit into ``left`` bytes.
 
-    Tiles are walked row by row and every second row backwards, and what was used longest ago gives way. So the
-    panels of a row of A are read once for the row if all of them fit; they come first, since each byte of them
-    saves most. The columns of B that fit are those at which the walk turns round.
+    Tiles are walked row by row, every second row backwards, and the least recently used panel is replaced. So the
+    panels of a row of A are read once for the row if all of them fit; they come first, since they save most for each
+    byte. Of B, the columns of tiles at which the walk turns round are held, as many as fit.
     """
     rows, columns = grid
     a_buffers = b_buffers = PANEL_BUFFERS
@@ -69,7 +70,7 @@ def _panel_buffers(
         left -= panel_count * panel_a
     if rows > 1:
         b_buffers += min(columns, left // (panel_count * panel_b)) * panel_count
-        if (columns * panel_count - PANEL_BUFFERS) * panel_b <= left:  # then no panel needs another's place
+        if (columns * panel_count - PANEL_BUFFERS) * panel_b <= left:  # then no panel replaces another
             b_buffers = max(PANEL_BUFFERS, columns * panel_count)
     return a_buffers, b_buffers
 
@@ -77,10 +78,10 @@ def _panel_buffers(
 def _read_counts(
     grid: tuple[int, int], panel_count: int, k_parts: int, workers: int, buffers: tuple[int, int]
 ) -> tuple[int, tuple[int, ...]]:
-    """How often A, and each column of tiles of B, is read at most by all workers together.
+    """Upper bounds on how often A, and each column of tiles of B, is read by all workers together.
 
-    A worker among several walks a share of the tiles, and at the end what others would come to last: what it holds
-    whole it reads at most once, of the rest nothing is promised.
+    With several workers, each walks its own share and then takes tiles from the ends of others' shares. What a worker
+    holds whole it reads at most once; for the rest the bound is that of holding nothing.
     """
     rows, columns = grid
     a_buffers, b_buffers = buffers
@@ -92,9 +93,9 @@ def _read_counts(
         return a_reads, (min(rows, workers),) * columns
     if workers > 1:
         return a_reads, (rows,) * columns
-    last, first = rows // 2, (rows - 1) // 2  # turns at the end of the columns, and at their beginning
+    last, first = rows // 2, (rows - 1) // 2  # how often the walk turns at the last column, and at the first
     at_one = min(kept, columns - kept)
-    between = rows if 2 * kept <= columns else rows - first - last  # held at neither, or at both
+    between = rows if 2 * kept <= columns else rows - first - last  # columns held at neither turn, or at both
     return a_reads, (
         *(rows - first,) * at_one,
         *(between,) * (columns - 2 * at_one),
@@ -105,11 +106,11 @@ def _read_counts(
 def reads(
     a: StoredMatrix, b: StoredMatrix, memory: Memory, geometry: Geometry, held: Held
 ) -> tuple[int, int]:
-    """Bytes of A and B that are read, and that are decoded for it: whole stored pieces, also where tiles cut them."""
+    """Bytes of A and B that are read, and bytes decoded for that: whole stored pieces, even where tiles cut them."""
     m, n, k = a.rows, b.columns, a.columns
     tile_columns, depth = geometry.tile_columns, geometry.panel_depth
     item_a, item_b = a.dtype.itemsize, b.dtype.itemsize
-    # B's columns are wide or narrow, and are read more often or less: counted one by one.
+    # Columns of tiles differ in width and in how often they are read: counted one by one.
     edges = [(start, min(start + tile_columns, n)) for start in range(0, n, tile_columns)]
     columns = sum(reads * (stop - start) for (start, stop), reads in zip(edges, held.b_reads, strict=True))
     stride_a, stride_b = memory.strides(geometry.tile_rows, tile_columns)
@@ -127,5 +128,5 @@ def reads(
 
 
 def _touched(start: int, stop: int, side: int, unit: int) -> int:
-    """Elements of the whole stored units that a stretch of a side meets."""
+    """Elements in the whole stored units that a stretch of an axis touches."""
     return min(ceil_div(stop, unit) * unit, side) - start // unit * unit

@@ -1,4 +1,4 @@
-"""How much a thread that reads moves at once from plain files to a GPU, among all those of its host."""
+"""How many bytes a reading thread moves at once from plain files to a GPU, given all reading threads of its host."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from distributed.comm import get_address_host
 from tilewright.pipeline.plan import LANE_NBYTES
 
 UNDER_WAY_NBYTES = 128 * 2**20
-"""What all threads of a host that read may have in pinned blocks, of which each has two: less than half of the 300 MiB
-that the cache of an H200's host has. What was read into more has left the cache when the copy comes for it, and goes to
-memory and back once more."""
+"""What all reading threads of a host may have in pinned blocks, two for each thread: less than half of the 300 MiB of
+cache that an H200's host has. With more, bytes have left the cache when the copy fetches them, and go to memory and
+back once more."""
 
 LEAST_MOVE_NBYTES = 2**20
-"""A copy over the bus takes 3 µs beside its bytes, a sixth of what 1 MiB takes."""
+"""A copy over the bus costs 3 µs besides its bytes: a sixth of what 1 MiB takes."""
 
 MOST_MOVE_NBYTES = LANE_NBYTES // 2
 
 
 def move_nbytes(threads: int, neighbours: int) -> int:
-    """Bytes that each of so many threads of a worker that read moves at once, a power of two.
+    """Bytes that each of a worker's ``threads`` reading threads moves at once, a power of two.
 
     neighbours: workers on its host, itself among them.
     """
@@ -30,5 +30,5 @@ def move_nbytes(threads: int, neighbours: int) -> int:
 
 
 def most_neighbours(addresses: Iterable[str]) -> int:
-    """How many of the workers with these addresses the host with most of them has; 1 for none."""
+    """The largest number of these workers on one host; 1 if there are none."""
     return max(Counter(map(get_address_host, addresses)).values(), default=1)

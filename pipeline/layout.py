@@ -13,36 +13,36 @@ PANEL_BUFFERS = 2
 """Panels of A and of B that a worker holds at least: one being multiplied while the next is filled."""
 
 LINE_NBYTES = 128
-"""Where tiles are cut into cells, every cell of a panel on a GPU begins its lines at multiples of this. Kernels look at
-addresses modulo as much, and add up in another order where lines are not aligned: so they find every cell alike,
-wherever in a tile it lies."""
+"""On a GPU, where tiles are cut into cells, every cell of a panel or a tile begins its lines at multiples of this.
+Kernels add up in an order that depends on addresses modulo this, so they treat every cell alike, wherever in a tile it
+lies."""
 
 
 class Lines(NamedTuple):
     """How the lines of a panel, or of a tile, lie in memory; counted in elements."""
 
     cell: int
-    """Elements of a line that lie side by side."""
+    """Contiguous elements of a line: the length of a cell."""
     unit: int
-    """What such stretches, and the lines, begin at multiples of."""
+    """Alignment of cells and lines."""
 
     def place(self, element: int) -> int:
-        """Where an element of a line lies behind the line's first."""
+        """Offset of an element from the first of its line."""
         whole, rest = divmod(element, self.cell)
         return whole * self.pitch(self.cell) + rest
 
     def pitch(self, length: int) -> int:
-        """From one line of this length to the next."""
+        """Distance from one line of this length to the next."""
         whole, rest = divmod(length, self.cell)
         return (whole * ceil_div(self.cell, self.unit) + ceil_div(rest, self.unit)) * self.unit
 
     @property
     def apart(self) -> bool:
-        """Whether something lies between one cell of a line and the next."""
+        """Whether there is padding between one cell of a line and the next."""
         return self.cell % self.unit != 0
 
     def stretches(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """A part of a line, cut so that the elements of each piece lie side by side."""
+        """A part of a line, cut into contiguous stretches."""
         if not self.apart:
             return [(start, stop)]
         cuts = [start, *range(ceil_div(start + 1, self.cell) * self.cell, stop, self.cell), stop]
@@ -52,8 +52,9 @@ class Lines(NamedTuple):
 class Layout(NamedTuple):
     """How the panels and tiles of a product lie in memory.
 
-    They are stored as the matrices are in Zarr, so lines of a transposed operand run across. Lines are side by side, as
-    are the cells of a line, but on a GPU where their operand, or C, is cut into cells: see `LINE_NBYTES`.
+    They lie as the matrices are stored in Zarr, so a transposed operand has lines along its other side. Lines follow
+    each other without gaps, as do the cells of a line, except on a GPU where the operand, or C, is cut into cells: see
+    `LINE_NBYTES`.
     """
 
     depth: int
@@ -78,7 +79,7 @@ class Layout(NamedTuple):
         items: tuple[int, int, int],
         line_nbytes: int,
     ) -> Layout:
-        """That of a product whose C has these sides."""
+        """The layout for a C of these sides."""
         cut = cell[0] < sides[0], cell[1] < sides[1]
         return cls(depth, cell, cut, transposed, items, line_nbytes)
 
@@ -123,7 +124,7 @@ class Memory:
 
     sides: tuple[int, int]
     items: tuple[int, int, int]
-    """Bytes of an element of A, of B, and of a tile of C while it is added up: more than what is stored, maybe."""
+    """Bytes of an element of A, of B, and of a sum in a tile of C, which may be wider than C's dtype."""
     depth: int
     transposed: tuple[bool, bool]
     limits: Limits
@@ -131,13 +132,13 @@ class Memory:
     """Sides of the cells that tiles are multiplied in; None: those of the tile."""
 
     def layout(self, rows: int, columns: int) -> Layout:
-        """How the panels of a tile of these sides lie, and it."""
+        """The layout of a tile of these sides and of its panels."""
         cell = self.cell or (rows, columns)
         return Layout.of(self.sides, cell, self.depth, self.transposed, self.items, self.limits.line_nbytes)
 
     def strides(self, rows: int, columns: int) -> tuple[int, int]:
-        """Rows of A, and columns of B, that are read at once for tiles of these sides: where cells lie apart in a line,
-        each is read by itself."""
+        """Rows of A, and columns of B, that are read at once for tiles of these sides: where there is padding between
+        the cells of a line, each cell is read by itself."""
         if self.cell is None:
             return rows, columns
         layout, (transpose_a, transpose_b) = self.layout(rows, columns), self.transposed
@@ -159,14 +160,14 @@ class Memory:
         panel_a, panel_b, tile = self.nbytes_of_each(rows, columns)
         borrowed = self.limits.workspace_nbytes(rows, columns, self.depth)
         if self.cell is not None:
-            # Of an aligned tile nothing may have to be copied, and still something of its cells.
+            # A tile may be aligned and need no copy where its cells do.
             cell_rows, cell_columns = min(self.cell[0], rows), min(self.cell[1], columns)
             borrowed = max(borrowed, self.limits.workspace_nbytes(cell_rows, cell_columns, self.depth))
         return PANEL_BUFFERS * (panel_a + panel_b) + c_buffers * tile + borrowed
 
     def most_columns(self, rows: int, nbytes: int, c_buffers: int) -> int:
-        """No wider tile of ``rows`` rows fits into ``nbytes``; 0 where none does. More may be wanted for aligned lines,
-        and for the workspace."""
+        """Upper bound on the columns of a tile of ``rows`` rows that fits into ``nbytes``; 0 where none does. Padding
+        and workspace may leave room for fewer."""
         item_a, item_b, item_c = self.items
         left = nbytes - PANEL_BUFFERS * self.depth * rows * item_a
         each = PANEL_BUFFERS * self.depth * item_b + c_buffers * rows * item_c

@@ -1,12 +1,12 @@
-"""The record of finished tiles: what lets a run that was stopped go on where it stood.
+"""The record of finished tiles, with which a run that was stopped resumes where it stood.
 
 A file beside the growing output holds one line of JSON for what is being computed, one for each stored tile, and one
-for each of those that proved damaged. The submitting process alone appends to it, after a tile's task has returned, so
-that no crash of a process leaves a line ahead of the data; it loses at most the line of a tile that is stored already,
-which is then computed once more with the same bytes. A crash of the machine that stores C may: a line is forced to
-disk, and chunks are not. A line holds the bytes that its tile's chunks took up, so that those which are missing, cut
-off or empty are noticed all the same, as most are after a power cut; what was damaged and kept its length is not, until
-somebody reads it.
+for each stored tile that proved damaged. Only the submitting process appends to it, after a tile's task has returned,
+so a crash of a process never leaves a line ahead of the data; it loses at most the line of a tile that is stored
+already, which is then computed again with the same bytes. A crash of the machine that stores C can leave a line ahead
+of the data: lines are forced to disk, chunks are not. So a line holds the bytes that its tile's chunks took up, by
+which chunks that are missing, truncated or empty are noticed, as most are after a power cut. Damage that keeps the
+length goes unnoticed until somebody reads the chunk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tilewright.pipeline.terms import Geometry
 
 FILE_NAME = "tilewright-ledger.jsonl"
 VERSION = 3
-"""A record of another version is none: the run starts anew."""
+"""A record of another version is ignored: the run starts anew."""
 
 
 @dataclass(frozen=True)
@@ -38,27 +38,27 @@ class Past:
     """What an earlier run left."""
 
     geometry: Geometry
-    """What a plan has to keep to go on."""
+    """What a plan must keep to resume."""
     c_unit: tuple[int, int]
-    """Sides of the stored pieces of C that its tiles are whole ones of."""
+    """Sides of the stored pieces of C, of which each tile holds whole ones."""
     finished: Mapping[int, int]
-    """For each finished tile, by its index, the bytes that its chunks took up as they were stored."""
+    """The stored bytes of the chunks of each finished tile, by the tile's index."""
 
 
 def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> str:
-    """A digest of everything that decides the bytes of the result: the inputs as they lie stored, and the request.
+    """A digest of everything that decides the bytes of the result: the inputs as stored, and the request.
 
-    Of local arrays it takes the metadata and the name, size and time of every stored file, which of a ZIP file is that
-    itself; of others the metadata alone, since listing a remote store can take longer than the product.
+    For local arrays it covers the metadata and the name, size and time of every stored file, or the size and time of a
+    ZIP file; for others the metadata alone, since listing a remote store can take longer than the product.
 
     Raises
     ------
     StoreError
-        A file or folder of an input cannot be looked at.
+        A file or folder of an input cannot be inspected.
     """
     digest = hashlib.sha256(json.dumps(plan_facts, sort_keys=True).encode())
     for array in (a, b):
-        digest.update(os.fsencode(str(array.store_path)))  # file names may hold bytes that are no UTF-8
+        digest.update(os.fsencode(str(array.store_path)))  # file names may hold bytes that are not UTF-8
         digest.update(json.dumps(array.metadata.to_dict(), sort_keys=True, default=str).encode())
         if isinstance(array.store, LocalStore):
             for line in _stored_files(str(array.store.root / array.path)):
@@ -73,13 +73,13 @@ def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, An
 
 
 def _stored_files(root: str) -> Iterator[str]:
-    """A line for everything below ``root``, in an order that is always the same: name, bytes and nanoseconds since the
-    epoch of each file, or what else is there. Links are followed.
+    """A line for everything below ``root``, in a fixed order: name, size and nanoseconds since the epoch of each file,
+    or what else is there. Links are followed.
 
-    A file that is replaced shows by its time, also where that is older, and files that change places by theirs. Inode
-    numbers would add little, and some network file systems give other ones to other hosts, or after a restart; the
-    time of the last change of a file's status differs after a backup that makes links. Either would give up finished
-    tiles for nothing.
+    A replaced file is recognised by its modification time, even an older one; so are files that swap names. Inode
+    numbers would add little, and on some network file systems they differ between hosts or change after a restart; the
+    time of the last status change changes with a backup that makes hard links. Either would discard finished tiles for
+    nothing.
 
     Raises StoreError.
     """
@@ -99,7 +99,7 @@ def _stored_files(root: str) -> Iterator[str]:
             name = os.path.join(folder, entry.name)
             try:
                 if entry.is_dir():
-                    # Each folder that links lead to is listed once: they may lead back to where they are.
+                    # A folder that links lead to is listed once: links may form a cycle.
                     first = (
                         followed.setdefault(os.path.realpath(entry.path), name)
                         if entry.is_symlink()
@@ -111,7 +111,7 @@ def _stored_files(root: str) -> Iterator[str]:
                     continue
                 facts = entry.stat()
                 yield f"{name}\0{facts.st_size} {facts.st_mtime_ns}\n"
-            except FileNotFoundError:  # a link to nothing, or gone by now: to a reader a chunk never written
+            except FileNotFoundError:  # a dangling link, or gone by now: reads as a chunk never written
                 yield f"{name}\0missing\n"
             except OSError as error:
                 raise _not_looked_at(entry.path, error) from error
@@ -130,10 +130,10 @@ class Ledger:
     def __init__(
         self, folder: Path, digest: str, plan: MatmulPlan, finished: Mapping[int, int] | None = None
     ) -> None:
-        """Begin the record in the output's folder, with the tiles that an earlier run finished, as ``Past`` has them.
+        """Begin the record in the output's folder, with the tiles that an earlier run finished, as in ``Past``.
 
-        The whole record is written anew and put in place in one step: appending behind a line that a crash tore
-        would make that line swallow the next.
+        The whole record is rewritten and put in place in one step: a line appended after one that a crash tore would be
+        lost with it.
         """
         self._path = folder / FILE_NAME
         head = {
@@ -153,17 +153,17 @@ class Ledger:
         with self._writing():
             draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             draft.replace(self._path)
-            # Unbuffered: of a line that was refused, nothing is left for closing to stumble over.
+            # Unbuffered, so that a line which could not be written leaves nothing for closing to write.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 -- lives as long as the run; see close
 
     def record(self, index: int, nbytes: int) -> None:
-        """Note that the tile of this index is stored, in chunks of so many bytes together. Raises StoreError where the
-        disk takes no more."""
+        """Note that the tile of this index is stored, in chunks of ``nbytes`` together. Raises StoreError if the disk
+        is full or refuses the write."""
         self._append(_line(index, nbytes))
 
     def withdraw(self, index: int) -> None:
-        """Note that what is stored of the tile of this index is none, so that a run that goes on computes it again.
-        Raises as ``record``."""
+        """Note that what is stored of this tile is invalid, so that a resumed run computes it again. Raises as
+        ``record``."""
         self._append(json.dumps({"withdrawn": index}))
 
     def _append(self, text: str) -> None:
@@ -186,7 +186,8 @@ class Ledger:
         self._file.close()
 
     def remove(self, folder: Path) -> None:
-        """The record has served, or is not to be trusted; ``folder`` is where the output stands by now."""
+        """Delete the record, which is no longer needed or not to be trusted; ``folder`` is where the output is by
+        now."""
         self.close()
         (folder / FILE_NAME).unlink(missing_ok=True)
 
@@ -196,10 +197,10 @@ def _line(index: int, nbytes: int) -> str:
 
 
 def read_past(folder: Path, digest: str) -> Past | None:
-    """What the record in ``folder`` says, if it speaks of the same product; None otherwise, or where it is damaged.
+    """What the record in ``folder`` says, if it is about the same product; None otherwise, or if it is damaged.
 
-    A torn last line, left by a crash in the middle of a write, is passed over: its tile is computed again. So is one
-    that does not say how many bytes its tile has, with which nothing could be compared.
+    A torn last line, left by a crash in the middle of a write, is ignored: its tile is computed again. So is a line
+    without its tile's bytes, since the stored chunks could not be compared with it.
     """
     try:
         lines = (folder / FILE_NAME).read_text(encoding="utf-8").splitlines()
@@ -209,7 +210,7 @@ def read_past(folder: Path, digest: str) -> Past | None:
     for line in lines:
         try:
             entries.append(json.loads(line))
-        except (ValueError, RecursionError):  # no JSON; digits, or brackets, past what Python reads
+        except (ValueError, RecursionError):  # not JSON; or more digits or brackets than Python reads
             break
     try:
         head, *rest = entries

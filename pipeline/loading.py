@@ -1,4 +1,4 @@
-"""Regions on their way to their places: the calls that bring them, and a pool's threads that make them."""
+"""Loading regions of arrays into panels: the calls that do it, made by the threads of a pool."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Move:
 
 @dataclass(frozen=True)
 class Loading:
-    """What brings a region to its place: calls for many threads at once, and behind them calls for what they left."""
+    """How a region is loaded: calls for many threads at once, then calls for what those could not load."""
 
     calls: list[Callable[[], Move]]
     rest: Callable[[], list[Callable[[], Move]]] = list
     settle: Callable[[], None] = lambda: None
-    """Waits until everything that the calls sent is in its place; to be called once they have returned."""
+    """Waits until everything that the calls sent is in place; to be called once they have returned."""
     there: Future[bool] | None = None
-    """To be told whether the calls have brought everything, as soon as they have, where somebody may wait for it."""
+    """If others may wait for the region: set to whether the calls loaded everything, as soon as they have ended."""
 
 
 class LoadsUnderWay:
-    """Several loadings that a pool's threads have begun, or will once they have done what was given to them before."""
+    """Loads queued on a pool."""
 
     def __init__(self, pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> None:
         self._pool, self._loadings = pool, loadings
@@ -45,11 +45,11 @@ class LoadsUnderWay:
                 for call in loading.calls:
                     self._futures.append(submitted(pool, call))
                 if loading.there is not None:
-                    # Behind its calls in the pool's queue, so that what it waits for has been begun.
+                    # Queued behind its calls, so that those it waits for have been started.
                     calls = self._futures[first:]
                     self._told.append(submitted(pool, partial(self._tell, loading, loading.there, calls)))
         except BaseException:
-            self._end()  # the places go to other panels
+            self._end()  # the buffers are about to be reused
             raise
 
     @staticmethod
@@ -63,7 +63,7 @@ class LoadsUnderWay:
         tell(there, good)
 
     def finish(self) -> list[Move]:
-        """Wait until everything is in its place, or, after an error too, nothing is on its way there any more.
+        """Wait until everything is loaded; after an error, until nothing is written to the buffers any more.
 
         Raises what reading raised.
         """
@@ -78,14 +78,14 @@ class LoadsUnderWay:
             self._end()
 
     def _end(self) -> None:
-        """Wait until nothing is on its way any more, of any of them, whatever waiting for another one raises."""
+        """Wait until none of the loads writes to its buffer any more, even if waiting for one of them raises."""
         wait(self._futures)
         wait(self._told)
-        with ExitStack() as settling:  # from the last to the first, whose error is the one that is raised
+        with ExitStack() as settling:  # called last to first: the first one's error is raised
             for loading in self._loadings:
                 settling.callback(loading.settle)
 
 
 def load_all(pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> list[Move]:
-    """Bring all of them to their places. Raises what reading raised."""
+    """Load all of them and wait. Raises what reading raised."""
     return LoadsUnderWay(pool, loadings).finish()

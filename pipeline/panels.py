@@ -1,4 +1,4 @@
-"""Panels and tiles in their buffers: how they lie there, and which panels a worker holds."""
+"""Panels and tiles in their buffers: their layout, and which panels a worker holds."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Placed:
     """A panel, or a tile, in a buffer."""
 
     flat: Any
-    """The buffer: at least as long as the matrix takes up."""
+    """The buffer: at least as long as the matrix with its padding."""
     shape: tuple[int, int]
-    """As it is stored, so a transposed operand has its sides swapped."""
+    """As stored: a transposed operand has its sides swapped."""
     lines: Lines
 
     @property
@@ -36,14 +36,14 @@ class Placed:
         return self.lines.pitch(self.shape[1])
 
     def place(self, row: int, column: int) -> int:
-        """Where an element lies, counted in elements from the first."""
+        """Offset of an element from the first one, in elements."""
         return row * self.pitch + self.lines.place(column)
 
     def address(self, row: int, column: int) -> int:
         return address(self.flat) + self.place(row, column) * self.dtype.itemsize
 
     def cut(self, rows: slice, columns: slice) -> Any:
-        """A region that has its lines in one piece, without a copy."""
+        """A view, without a copy, of a region each of whose lines is contiguous."""
         matrix, left = self._matrix, self.lines.place(columns.start)
         columns = slice(left, left + columns.stop - columns.start)
         if shape_of((rows, columns)) == matrix.shape:
@@ -54,29 +54,30 @@ class Placed:
 
     @cached_property
     def _matrix(self) -> Any:
-        """With what lies between its cells, and behind its lines."""
+        """The whole matrix, including the padding between cells and at the end of lines."""
         return shaped(self.flat, (self.shape[0], self.pitch))
 
     def pieces(self, rows: slice, columns: slice) -> list[tuple[slice, slice]]:
-        """A region, cut so that each piece of it has its lines in one piece."""
+        """A region, cut so that each line of a piece is contiguous."""
         return [(rows, slice(*stretch)) for stretch in self.lines.stretches(columns.start, columns.stop)]
 
 
 @dataclass(eq=False)
 class Buffer:
-    """A panel's place, as large as the plan's largest, and how many that were taken wait to be multiplied."""
+    """A buffer for one panel, as large as the plan's largest; ``users`` counts those that took it and have not
+    multiplied yet."""
 
     flat: Any
     users: int = 0
     arrival: Arrival = field(default_factory=Arrival)
-    """Of the panel that is here, or on its way."""
+    """The arrival of the panel that is here or being loaded."""
 
 
 class PanelCache:
-    """Panels of one operand, at most ``count`` of them; the one that was taken longest ago gives way to a new one.
+    """Panels of one operand, at most ``count`` of them; a new one replaces the least recently taken.
 
-    One thread takes them, in the order of the work, and another lets them go in the same order: so a panel gives
-    way only when it is not the next to be wanted again.
+    One thread takes panels in the order of the work and another releases them in the same order, so the least recently
+    taken is also the first that falls free.
     """
 
     def __init__(self, count: int, allocate: Callable[[], Any]) -> None:
@@ -86,9 +87,8 @@ class PanelCache:
         self._let_go = threading.Condition()
 
     def take(self, key: Any) -> tuple[Buffer, bool]:
-        """The place of panel ``key``, and whether its bytes are there; if not, they are to be loaded. Waits for a
-        place while all are in use.
-        """
+        """The buffer of panel ``key``, and whether its bytes are there or being loaded; if not, the caller must load
+        them. Waits for a buffer while all are in use."""
         with self._let_go:
             buffer = self._held.get(key)
             there = buffer is not None
@@ -107,22 +107,23 @@ class PanelCache:
             return buffer, there
 
     def ready(self, key: Any) -> bool:
-        """Whether `take` would not wait. It stays so until the next `take`."""
+        """Whether `take` would return without waiting. This holds until the next `take`."""
         with self._let_go:
             return key in self._held or self._spare > 0 or next(iter(self._held.values())).users == 0
 
     def find(self, key: Any) -> Buffer | None:
-        """The place of a panel that is here, or on its way. It waits for nobody: not while a place is allocated."""
+        """The buffer of a panel that is here or being loaded. Takes no lock, so it does not wait while a buffer is
+        allocated."""
         return self._held.get(key)
 
     def let_go(self, buffer: Buffer) -> None:
-        """One who took it has multiplied it."""
+        """Release a buffer that was taken: its panel has been multiplied."""
         with self._let_go:
             buffer.users -= 1
             self._let_go.notify()
 
     def discard(self, key: Any) -> None:
-        """Panel ``key`` could not be loaded: its place holds nothing, and goes first."""
+        """Panel ``key`` could not be loaded: its buffer is empty and will be the next to be reused."""
         with self._let_go:
             nothing = object()
             self._held[nothing] = self._held.pop(key)

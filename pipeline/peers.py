@@ -1,12 +1,13 @@
-"""Panels from the GPU of another worker of the host, where both want them: each reads a part of them from files.
+"""Panels from the GPU of another worker of the host: where several need the same one, each reads a part of it from
+files.
 
 Workers whose tiles lie in the same row of C need the same panels of A, and in the same column those of B. Such a panel
-is cut into a part for each of them. A worker reads its own part, then asks the others for theirs: what one has, or is
-reading just now, is copied from GPU to GPU; what nobody has is read from the files as well. So nobody waits for
-somebody who may wait for him, and one who falls behind finds what he needs with those ahead, and catches up.
+is cut into a part for each of them. A worker reads its own part, then asks the others for theirs: what another has, or
+is reading just now, is copied from GPU to GPU; the rest is read from files. So no worker waits for one that may be
+waiting for it, and one that falls behind finds what it needs with those ahead, and catches up.
 
-Nothing is lent. A panel's place may be filled again while another worker copies from it; it asks once more behind the
-copy, and what has changed in between is thrown away.
+Nothing is lent. A panel's buffer may be refilled while another worker copies from it; so that worker asks again after
+the copy, and discards what it copied if the panel has changed.
 """
 
 from __future__ import annotations
@@ -29,40 +30,40 @@ from tilewright.kernels.launch import ceil_div
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 2.0
-"""How long a worker waits for what another is reading before it reads that itself."""
+"""How long a worker waits for a part that another is reading before it reads the part itself."""
 
 MOST_PANELS_UNASKED = 16
-"""Panels that a worker reads without asking others, at most, when they have had nothing for long."""
+"""The most panels that a worker reads in a row without asking others, after they have had nothing for long."""
 
 Part = tuple[int, int, int, int]
-"""A rectangle of a panel as it is stored: first row and the one behind the last, first column and the one behind."""
+"""A rectangle of a panel as stored: first row, row after the last, first column, column after the last."""
 
 Key = tuple[str, int, int]
-"""A panel: of ``a`` or ``b``, the row or column of tiles that it is for, and where in k it begins."""
+"""A panel: ``a`` or ``b``, its row or column of tiles, and its first index along k."""
 
 
 @dataclass(frozen=True)
 class Sharers:
-    """Workers of one host that want the same panels for a tile, themselves included."""
+    """Workers of one host that need the same panels of A, and of B, as a tile does, its own worker included."""
 
     a: tuple[str, ...] = ()
     b: tuple[str, ...] = ()
 
     def reached_from(self, worker: str) -> Sharers:
-        """The same for a worker of that host, and nobody for one of another, whom Dask gave the tile instead."""
+        """These for a worker of the same host; none for a worker of another, to which Dask gave the tile instead."""
         here = all(host_of(other) == host_of(worker) for other in self.a + self.b)
         return self if here else Sharers()
 
 
 def host_of(address: str) -> str:
-    """The part of a worker's address that it has in common with others of its host."""
+    """The part of a worker's address that it shares with other workers of its host."""
     return address.rpartition(":")[0]
 
 
 def parts_of(region: Sequence[slice], unit: Sequence[int], count: int) -> list[Part | None]:
-    """A part of a stored region for each of ``count`` workers, about as large each; None for those that get none.
+    """Cut a stored region into about equal parts for ``count`` workers; None for those that get none.
 
-    unit: rows and columns of what is read as one piece, which is not cut. The cut is along the side of more pieces.
+    unit: rows and columns of what is read as one piece, which is not cut. The cut is along the axis with more pieces.
     """
     shape = [side.stop - side.start for side in region]
     pieces = [ceil_div(side.stop, step) - side.start // step for side, step in zip(region, unit, strict=True)]
@@ -84,28 +85,27 @@ _numbers = itertools.count()
 
 @dataclass(eq=False)
 class Arrival:
-    """How far a panel has come, for those who would have it from here. Each of the two is told once, in any thread."""
+    """The state of a panel being loaded, for workers that would copy it. Both futures are set once, by any thread."""
 
     own: Part | None = None
-    """What this worker reads from files first."""
+    """The part that this worker reads from files first."""
     exported: bytes | None = None
-    """What opens its place to another process; None where it is not to be had from here."""
+    """The handle by which other processes open its buffer; None where they cannot copy it."""
     number: int = field(default_factory=lambda: next(_numbers))
     own_there: Future[bool] = field(default_factory=Future)
     whole: Future[bool] = field(default_factory=Future)
 
 
 def tell(there: Future[bool], value: bool) -> None:
-    """Say, unless it has been said, whether something has come, or will not."""
+    """Set, unless it is set already, whether something has arrived (True) or never will (False)."""
     with suppress(InvalidStateError):
         there.set_result(value)
 
 
 async def offer(arrival: Arrival | None, part: Part) -> tuple[bytes, int, bool] | None:
-    """What opens a panel to another worker, the panel's number, and whether all of it is there, once a part is; None
-    where that will not be.
+    """A panel's handle, its number, and whether all of it is there, once ``part`` is there; None where it will not be.
 
-    What has not been begun, or comes from yet another worker, is not waited for.
+    Does not wait for a part that this worker has not begun or gets from yet another worker.
     """
     if arrival is None or arrival.exported is None:
         return None
@@ -127,14 +127,14 @@ def _covers(part: Part, other: Part) -> bool:
 
 
 class Peers(Protocol):
-    """The way to other workers."""
+    """A connection to other workers."""
 
     def ask(self, peer: str, question: str, run: str, key: Key, what: Any) -> Future[Any]:
-        """Have a worker answer ``offer`` (what: a part) or ``still`` (what: a number) about a panel of a run."""
+        """Ask a worker ``offer`` (what: a part) or ``still`` (what: a number) about a panel of a run."""
 
 
 class WorkerPeers:
-    """The way that a Dask worker has to others, over the connections that it keeps to them anyway."""
+    """A Dask worker's way to other workers, over the connections that it keeps to them anyway."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -149,7 +149,7 @@ class WorkerPeers:
 
 
 def answer_peers(worker: Worker, arrival_of: Callable[[str, Key], Arrival | None]) -> None:
-    """Have a Dask worker answer other workers, who ask by `WorkerPeers`, about panels of runs in its process."""
+    """Have a Dask worker answer the questions that other workers ask by `WorkerPeers` about panels in its process."""
 
     async def answer_offer(
         run: str, key: Sequence[Any], what: Sequence[int]
@@ -171,32 +171,32 @@ def _key(parts: Sequence[Any]) -> Key:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A part of a panel that another worker reads, and the ways to have it here."""
+    """A part of a panel that another worker reads, and the way to copy it here."""
 
     peer: str
     key: Key
     part: Part
     nbytes: int
     copy: Callable[[bytes, str], None]
-    """Copies it from the panel of a worker, which the bytes open, and returns when it is here."""
+    """Copies the part, given the handle and address of a worker that has it; returns when it is here."""
 
 
 class Exchange:
-    """What one worker takes from others in one run. Several threads may, each of its own panels."""
+    """What one worker copies from others in one run. Several threads may use it, each for its own panels."""
 
     def __init__(self, peers: Peers, run: str) -> None:
         self._peers, self._run = peers, run
         self._lock = threading.Lock()
         self.lost: frozenset[str] = frozenset()
-        """Who did not answer, or cannot be reached: not asked again in this run."""
+        """Workers that did not answer or could not be copied from: not asked again in this run."""
         self._rest = {"a": 1, "b": 1}
-        """Panels of an operand to read without asking. The first, since others may not have begun."""
+        """Panels of each operand to read before asking again. At first one, since others may not have begun."""
         self._pause = {"a": 0, "b": 0}
-        """As many as that is when nobody has one next time."""
+        """What `_rest` was last set to: doubled each time nobody had anything, 0 once somebody had."""
 
     def asks(self, operand: str) -> bool:
-        """Whether to ask for the next panel of A, or B. Where others are somewhere else in k, each question is only
-        time lost: so it is asked less and less often until somebody has something again."""
+        """Whether to ask others for the next panel of A or B. Where they are elsewhere in k each question only costs
+        time, so it is asked less and less often until somebody has something again."""
         with self._lock:
             if self._rest[operand]:
                 self._rest[operand] -= 1
@@ -204,7 +204,7 @@ class Exchange:
             return True
 
     def take(self, wanted: Sequence[Foreign]) -> list[Foreign]:
-        """Bring here what can be had from others now; returns what has to be read instead."""
+        """Copy here what other workers have now; returns what has to be read instead."""
         asked = [(one, self._ask(one.peer, "offer", one.key, one.part)) for one in wanted]
         copied: list[tuple[Foreign, str, Future[Any] | None]] = []
         left: list[Foreign] = []
@@ -228,7 +228,7 @@ class Exchange:
                 whole[one.key] = one.peer, exported, number
             copy(one, one.peer, exported, number)
         for one in missed:
-            # Whose part it is has fallen behind, but another who was asked for his may be ahead of both.
+            # The worker whose part this is has fallen behind, but another of those asked may have the whole panel.
             if one.key in whole and whole[one.key][0] not in self.lost:
                 copy(one, *whole[one.key])
             else:
@@ -247,7 +247,7 @@ class Exchange:
             return None
         try:
             return self._peers.ask(peer, question, self._run, key, what)
-        except Exception as error:  # this worker itself is on its way out
+        except Exception as error:  # this worker itself is shutting down
             self._lose(peer, error)
             return None
 
@@ -259,7 +259,7 @@ class Exchange:
             return None
         try:
             return answer.result(max(0.0, until - time.monotonic()))
-        except Exception as error:  # whatever it is, the files have the same bytes
+        except Exception as error:  # whatever went wrong, the files have the same bytes
             answer.cancel()
             self._lose(peer, error)
             return None
@@ -277,7 +277,7 @@ class Exchange:
             if peer in self.lost:
                 return
             self.lost |= {peer}
-        expected = isinstance(error, (OSError, TimeoutError))  # that it has gone
+        expected = isinstance(error, (OSError, TimeoutError))  # the worker has gone
         logger.log(
             logging.INFO if expected else logging.WARNING,
             "panels that %s has are read from files for the rest of this run: %s: %s",

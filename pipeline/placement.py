@@ -1,8 +1,8 @@
-"""Which worker computes which tile: each a share of C of its own, so that together they read little twice.
+"""Which worker computes which tile: each gets a share of C, chosen so that workers read little in common.
 
-Every worker reads the rows of A and the columns of B that its tiles meet. Dealt out one after another to whoever is
-free, tiles make every worker meet all of both; shares of whole rows, or blocks of the grid, make that as little as a
-grid of workers has to read.
+A worker reads the rows of A and the columns of B that its tiles need. If tiles were dealt out one by one to whichever
+worker is free, every worker would need nearly all of both; shares of whole rows, or of blocks of the grid, need as
+little as a grid of workers has to read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tilewright.pipeline.plan import MatmulPlan, Tile
 
 
 def divide(plan: MatmulPlan, tiles: Iterable[Tile], workers: int) -> list[list[Tile]]:
-    """A share of these tiles for each worker, in the order of work; about the same area each, none lost.
+    """A share of these tiles for each worker, in the order of work: about equal areas, no tile lost.
 
-    The grid is cut into bands of columns, each band is walked row by row, and the walk is cut into shares. Bands are as
-    many as make all workers together read least, counted as often as the largest share is larger than an even one;
-    where that is the same, few. For one worker it is the plan's order.
+    The grid is cut into bands of columns, each band is walked row by row, and the walk is cut into shares. The number
+    of bands is the divisor of ``workers`` that minimises the bytes read by all workers times the area of the largest
+    share; ties go to fewer bands. For one worker the result is the plan's order.
 
-    There may be millions of tiles, so what is done for each of them is done by NumPy, by their places in the grid.
+    There may be millions of tiles, so the work for each of them is done in NumPy, on their grid positions.
     """
     tiles = list(tiles)
     places = _Places.of(plan, tiles)
@@ -46,10 +46,10 @@ def divide(plan: MatmulPlan, tiles: Iterable[Tile], workers: int) -> list[list[T
 
 
 class _Places(NamedTuple):
-    """Where tiles lie in the grid, row by row; int64[tiles] each."""
+    """Grid positions of tiles, sorted row by row; int64[tiles] each."""
 
     number: np.ndarray
-    """Of the tile in the list that they were given in."""
+    """Index of the tile in the given list."""
     i: np.ndarray
     j: np.ndarray
     area: np.ndarray
@@ -66,12 +66,13 @@ class _Places(NamedTuple):
 
 
 def _deal(plan: MatmulPlan, places: _Places, workers: int, bands: int) -> np.ndarray:
-    """Whose each tile is, if the grid is cut into so many bands: int64[tiles], workers by number."""
+    """The owner of each tile if the grid is cut into ``bands`` bands: int64[tiles], worker numbers."""
     band = places.j * bands // max(1, plan.grid[1])
-    down = np.where(band % 2, -places.i, places.i)  # from band to band the walk stays in its row
+    down = np.where(band % 2, -places.i, places.i)  # every second band upwards: the walk stays in its row
     walk = np.lexsort((places.j, down, band))
     done = np.cumsum(places.area[walk])
-    # A tile is whose share its middle lies in. Twice the areas are whole numbers, which the ends of shares round up to.
+    # A tile belongs to the share that its midpoint in the walk falls into. Areas are doubled so that midpoints are
+    # integers; the ends of shares are rounded up.
     middles = 2 * done - places.area[walk]
     area = int(places.area.sum())
     ends = np.array([ceil_div(2 * area * end, workers) for end in range(1, workers)], np.int64)
@@ -81,13 +82,13 @@ def _deal(plan: MatmulPlan, places: _Places, workers: int, bands: int) -> np.nda
 
 
 def _walk(places: _Places, deal: np.ndarray) -> np.ndarray:
-    """The order of work, share behind share: int64[tiles], tiles by their place among ``places``.
+    """The order of work, share after share: int64[tiles], indices into ``places``.
 
-    Row by row, every second one of a share backwards: neighbours in time share a row or a column. Every worker begins
-    at its first column, so that those whose rows differ want the same panels of B at about the same time.
+    Row by row, every second row of a share backwards, so that consecutive tiles share a row or a column. Every worker
+    begins at its first column, so that workers of different rows need the same panels of B at about the same time.
     """
     first = _first_of_each(places.i, deal)
-    owner = deal[first]  # of each stretch of a row that falls to one worker
+    owner = deal[first]  # for each stretch of a row that one worker owns
     by_owner = np.argsort(owner, kind="stable")
     among_its = np.empty_like(by_owner)
     among_its[by_owner] = np.arange(len(owner)) - np.searchsorted(owner[by_owner], owner[by_owner])
@@ -96,9 +97,10 @@ def _walk(places: _Places, deal: np.ndarray) -> np.ndarray:
 
 
 def _first_of_each(lines: np.ndarray, deal: np.ndarray) -> np.ndarray:
-    """Which tiles, row by row or column by column, are the first of their line that fall to their worker: bool[tiles].
+    """Which tiles are the first of their line (row or column) that their worker owns: bool[tiles].
 
-    Along a line the numbers of workers only rise, or only fall, since every band is walked row by row.
+    Equal owners are adjacent in a line: every band is walked row by row, so worker numbers along a line only rise or
+    only fall.
     """
     first = np.ones(len(lines), bool)
     first[1:] = (lines[1:] != lines[:-1]) | (deal[1:] != deal[:-1])
@@ -106,15 +108,15 @@ def _first_of_each(lines: np.ndarray, deal: np.ndarray) -> np.ndarray:
 
 
 def _cost(plan: MatmulPlan, places: _Places, deal: np.ndarray, workers: int) -> int:
-    """What all workers together read, for each element of k, as often as the largest share's area; tiles at the edge
-    count as whole ones."""
+    """Bytes that all workers together read for each element of k, times the area of the largest share; tiles at the
+    edge count as whole ones."""
     by_columns = np.argsort(places.j, kind="stable")
     count = np.bincount(deal, minlength=workers)
     rows = np.bincount(deal[_first_of_each(places.i, deal)], minlength=workers)
     columns = np.bincount(
         deal[by_columns][_first_of_each(places.j[by_columns], deal[by_columns])], minlength=workers
     )
-    panels = max(1, plan.panel_count)  # there are none where k = 0
+    panels = max(1, plan.panel_count)  # no panels where k = 0
     holds_row, held_columns = plan.a_buffers >= panels, plan.b_buffers // panels
     row_reads = rows if holds_row else count
     fewer = count - held_columns * np.maximum(0, rows - 1)
@@ -127,7 +129,7 @@ def _cost(plan: MatmulPlan, places: _Places, deal: np.ndarray, workers: int) -> 
 
 
 class Placement:
-    """Hands out tiles: to each worker its own share, and then what others would come to last."""
+    """Hands out tiles: to each worker its own share first, then the tiles that others would reach last."""
 
     def __init__(self, plan: MatmulPlan, tiles: Iterable[Tile]) -> None:
         self._plan = plan
@@ -135,16 +137,16 @@ class Placement:
         self._shares: dict[str, deque[Tile]] = {}
         self._rows: dict[int, list[str]] = {}
         self._columns: dict[int, list[str]] = {}
-        """Who had tiles of a row, or a column, in its share when that was divided."""
+        """For each row, or column, of tiles: the workers whose shares had tiles there when they were divided."""
         self._helped: dict[str, str] = {}
-        """For a worker that has done its own share, whose it took from last."""
+        """For each worker that has finished its own share: the worker that it last took a tile from."""
 
     def __len__(self) -> int:
-        """Tiles that nobody was given yet."""
+        """Number of tiles not handed out yet."""
         return len(self._left) + sum(map(len, self._shares.values()))
 
     def share_among(self, workers: Sequence[str]) -> None:
-        """Divide what nobody was given yet among these workers, instead of those before."""
+        """Divide the tiles not handed out yet among these workers, in place of the earlier shares."""
         left = self._left + [tile for share in self._shares.values() for tile in share]
         shares = divide(self._plan, left, len(workers))
         self._left, self._helped = [], {}
@@ -159,12 +161,12 @@ class Placement:
                     lines.setdefault(place, []).append(worker)
 
     def own(self, worker: str) -> Tile | None:
-        """The next tile of this worker's share; None behind its end."""
+        """The next tile of this worker's own share; None at its end."""
         share = self._shares[worker]
         return share.popleft() if share else None
 
     def others(self, worker: str) -> Tile | None:
-        """The last tile of another's share: of the one that was helped last, so that the same row serves again, else of
+        """The last tile of another worker's share: of the one helped last, whose row's panels are still held, else of
         the longest. None where nothing is left."""
         helped = self._shares.get(self._helped.get(worker, worker))
         if not helped:
@@ -174,7 +176,8 @@ class Placement:
         return helped.pop() if helped else None
 
     def sharers(self, tile: Tile, worker: str, among: Set[str]) -> Sharers:
-        """Who of these workers, on the host of this one, wants the panels that a tile needs as well: in one order."""
+        """The workers in ``among`` on this worker's host, itself included, that also need a tile's panels: always in
+        the same order."""
         if worker not in among:
             return Sharers()
         here = host_of(worker)

@@ -1,10 +1,10 @@
 """Load, multiply, write: one worker's stages, overlapped, over buffers allocated once.
 
-Each stage takes work from the queue before it: a thread loads, one multiplies, and one for each buffer of C writes. So
-tiles are loaded and multiplied in the order in which they came, and two tiles never wait for each other's buffers.
-While tiles are written, the next is multiplied, and the panels of the one after it are read. Loading and writing are
-spread over threads that each move one part at a time, on a GPU through a block of pinned memory of their own. Memory
-is bounded by the buffers, which the plan counted; each stage keeps a clock of the time it was busy.
+Each stage takes work from the queue before it: one thread loads, one multiplies, and one for each buffer of C writes.
+So tiles are loaded and multiplied in the order in which they came, and two tiles never wait for each other's buffers.
+While tiles are written, the next is multiplied, and the panels of the one after it are read. Loading and writing use
+pools of threads that each move one part at a time, on a GPU through a pinned lane. Memory is bounded by the buffers,
+which the plan counted; each stage records the time it was busy.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from tilewright.pipeline.units import HostUnit, SharedMemory, Unit, pool_of
 logger = logging.getLogger(__name__)
 
 PANELS_COMING = 4
-"""Panels of A, and of B, that a worker has under way at once where it has places for them: its threads go on reading
-while it asks others for what they have read of those before."""
+"""Panels of A, and of B, that a worker loads at once where it has buffers for them: its threads read on while it asks
+other workers for parts of earlier panels."""
 PANELS_TAKEN = 2
-"""Of so many at once it waits for the answers, which take longer than the copies."""
+"""For how many of these at once it waits for other workers' answers, which take longer than the copies."""
 
 
 @dataclass
@@ -66,14 +66,14 @@ class _Job:
     started: float = field(default_factory=time.perf_counter)
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     spans: list[tuple[str, float, float]] = field(default_factory=list)
-    """A thread of ``THREADS`` and when it was busy, in seconds since the epoch."""
+    """A thread of ``THREADS``, and the begin and end of a time it was busy, in seconds since the epoch."""
     error: BaseException | None = None
     target: Any = None
     """The tile of C on the device, once the first panel has come."""
     panels: int = 0
     """Panels multiplied so far."""
     kernels: frozenset[str] = frozenset()
-    """What multiplied them."""
+    """Names of the kernels that multiplied them."""
     partial: np.ndarray | None = None
     read_nbytes: int = 0
     shared_nbytes: int = 0
@@ -81,7 +81,7 @@ class _Job:
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[Move]]:
-        """Count the time of the block for two stages, in the proportion in which its threads spent theirs."""
+        """Count the block's time for two stages, in proportion to what its threads spent in each."""
         moves: list[Move] = []
         clock = _Clock()
         try:
@@ -90,7 +90,7 @@ class _Job:
             self.count(store_stage, device_stage, clock, moves)
 
     def count(self, store_stage: str, device_stage: str, clock: _Clock, moves: Sequence[Move]) -> None:
-        """Count the time since the clock was started, likewise."""
+        """The same for the time since the clock was started."""
         seconds = time.perf_counter() - clock.start
         stored, moved = sum(m.store_seconds for m in moves), sum(m.device_seconds for m in moves)
         share = stored / (stored + moved) if stored + moved > 0 else 1.0
@@ -109,7 +109,7 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _Panel:
-    """A panel of A and one of B under way."""
+    """A panel of A and one of B, to be multiplied for a job."""
 
     job: _Job
     depth: int
@@ -119,14 +119,14 @@ class _Panel:
 
 @dataclass
 class _Running:
-    """Panels that are multiplied, or will be as soon as those before are."""
+    """A pair of panels being multiplied, or enqueued behind the one before."""
 
     panel: _Panel
     clock: _Clock
     wait: Callable[[], None] | None
-    """Waits until they are; None where nothing is under way."""
+    """Waits until they are multiplied; None where nothing is pending."""
     ends: bool = False
-    """Whether they are the last of their tile."""
+    """Whether they are the last of their job."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,13 @@ class _End:
 
 @dataclass(frozen=True)
 class _Coming:
-    """Panels that threads read, or will, and what is to follow them."""
+    """Panels being read, or queued to be, and the jobs that end behind them."""
 
     panel: _Panel
     missing: list[tuple[PanelCache, Key]]
-    """What is being read, by its key in either cache; nothing where both panels are held already."""
+    """The panels being read: cache and key of each; empty where both are held already."""
     arrivals: list[Arrival]
-    """The same, for those who wait for it."""
+    """Their arrivals, which other workers may wait for."""
     brought: Callable[[], _Brought]
     """Waits until both panels are whole; raises what reading raised."""
     clock: _Clock = field(default_factory=_Clock)
@@ -153,19 +153,19 @@ class _Coming:
 
 @dataclass(frozen=True)
 class _Brought:
-    """How panels came, but for what this worker set out to read."""
+    """What it took to bring panels. The bytes of this worker's own parts are counted when reading begins, not here."""
 
     moves: list[Move] = field(default_factory=list)
-    """Of all of it."""
+    """Of everything, own parts included."""
     read_nbytes: int = 0
-    """Read as well, since those who were to had not."""
+    """Bytes read here because the workers whose parts they are did not have them."""
     shared_nbytes: int = 0
-    """Copied from others."""
+    """Bytes copied from other workers."""
 
 
 @dataclass(frozen=True)
 class _Foreign:
-    """A part of a panel that another worker reads, and what reads it here."""
+    """A part of a panel that another worker reads, and the way to read it here after all."""
 
     wanted: Foreign
     loading: Callable[[], Loading]
@@ -176,24 +176,24 @@ def _part_nbytes(part: Part, array: zarr.Array[Any]) -> int:
 
 
 class _Operand:
-    """A or B: where it is read from, the panels of it that are held, and how they lie."""
+    """A or B: the array it is read from, its panels held, and how they lie in memory."""
 
     def __init__(self, name: str, array: zarr.Array[Any], cache: PanelCache, lines: Lines) -> None:
         self.name, self.array, self.cache, self.lines = name, array, cache, lines
         stored = as_stored_matrix(array)
         self.unit = (1, stored.unit[1]) if stored.plain else stored.unit
-        """Rows and columns of what is read as one piece; of what needs no decoding, a row alone."""
+        """Rows and columns of what is read as one piece; a single row of a chunk that needs no decoding."""
         self._exported: dict[int, bytes | None] = {}
 
     def placed(self, buffer: Buffer, shape: tuple[int, int]) -> Placed:
         return Placed(buffer.flat, shape, self.lines)
 
     def exported(self, buffer: Buffer, memory: SharedMemory) -> bytes | None:
-        """What opens a buffer to other workers, or None. Asked for once, since it takes a call to the driver."""
+        """The handle by which other workers open a buffer, or None. Cached, since it takes a call to the driver."""
         if id(buffer) not in self._exported:
             try:
                 self._exported[id(buffer)] = memory.export(buffer.flat)
-            except Exception as error:  # others can read the same from the files
+            except Exception as error:  # others can read the same bytes from the files
                 logger.warning("panels cannot be given to other workers: %s: %s", type(error).__name__, error)
                 self._exported[id(buffer)] = None
         return self._exported[id(buffer)]
@@ -201,7 +201,7 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Sharing:
-    """The way to other workers' panels, in a run that has one."""
+    """How a worker gets panels from others, in a run that shares them."""
 
     exchange: Exchange
     memory: SharedMemory
@@ -217,9 +217,9 @@ class Engine:
         self._abandoned = False
         self._closed = False
         self._entrance = threading.Lock()
-        """Held while a job enters or the entrance is closed: behind the end no job would ever be answered."""
+        """Held while a job is queued or the queue is closed: a job behind the end marker would never be answered."""
         self._multiplied = 0.0
-        """When the last panels were."""
+        """When the last panels were multiplied."""
         self._unit: Unit = CudaUnit(product) if product.device == "cuda" else HostUnit(product)
         try:
             self._sharing: _Sharing | None = None
@@ -244,26 +244,26 @@ class Engine:
             )
             self._tile_slots = pool_of(self._unit.tile_slots())
         except BaseException:
-            self._unit.close()  # its pinned lanes serve the next attempt
+            self._unit.close()  # returns its pinned lanes, for the next attempt
             raise
         self._threads = [
             threading.Thread(target=stage, name=f"tilewright-{stage.__name__.strip('_')}", daemon=True)
-            # When nothing is left to multiply, the tiles in all buffers are written at once.
+            # As many threads write as there are tile buffers, so that at the end all tiles are written at once.
             for stage in (self._load_stage, self._compute_stage, *[self._write_stage] * plan.c_buffers)
         ]
         try:
             for thread in self._threads:
                 thread.start()
-        except BaseException:  # the system has no thread left: those that began would wait for work for ever
+        except BaseException:  # no thread left: those that started would wait for ever
             self._threads = [thread for thread in self._threads if thread.ident is not None]
             self.close()
             raise
 
     def multiply(self, tile: Tile, part: int = 0, sharers: Sharers | None = None) -> TileReport:
-        """Compute and store one tile, or bring back its sum over one part of k when the plan has several.
+        """Compute and store one tile, or return its sum over one part of k when the plan has several.
 
-        sharers: workers that want the same panels, and may have them by now. Returns when it is stored. Raises what the
-        failing stage raised.
+        sharers: workers that need the same panels and may have them already. Returns when the tile is stored. Raises
+        what the failing stage raised.
         """
         job = _Job(tile, part, sharers or Sharers(), Future())
         with self._entrance:
@@ -274,19 +274,19 @@ class Engine:
 
     @property
     def product(self) -> Product:
-        """What this is a worker's part in."""
+        """The product this engine works on."""
         return self._product
 
     def arrival(self, key: Key) -> Arrival | None:
-        """How far a panel has come here, for another worker; None where it is not, or no longer."""
+        """The arrival of a panel here, for another worker; None if it is not, or no longer, here."""
         buffer = self._operands[key[0] == "b"].cache.find(key)
         return buffer.arrival if buffer is not None else None
 
     def close(self, *, abandon: bool = False) -> None:
-        """End every stage behind the jobs under way; with ``abandon`` those stop at their next panel, unwritten.
+        """End every stage after the jobs already queued; with ``abandon`` those stop at their next panel, unwritten.
 
-        It may be called again, and meanwhile: each call returns when all has ended, and what one abandons is abandoned.
-        The buffers last as long as the engine, for other workers that still copy from them.
+        It may be called repeatedly and concurrently: each call returns when all has ended, and one that abandons does
+        so for all. The buffers last as long as the engine, for other workers that still copy from them.
         """
         self._abandoned = self._abandoned or abandon
         with self._entrance:
@@ -300,8 +300,8 @@ class Engine:
         self._unit.close()
 
     def _load_stage(self) -> None:
-        # The threads that read go on to the next panels while the last blocks of those before are on their way, or
-        # parts of them are fetched from other workers: half a panel's time is lost otherwise.
+        # Reading goes on with the next panels while the last blocks of earlier ones are still being sent, or parts of
+        # them are fetched from other workers: half a panel's time would be lost otherwise.
         coming: deque[_Coming] = deque()
         while True:
             while coming and self._jobs.empty():
@@ -312,7 +312,7 @@ class Engine:
                 try:
                     self._close_unreached(self._sharing, job)
                 except BaseException as error:
-                    job.error = error  # if this thread ended, no tile would ever get an answer
+                    job.error = error  # if this thread ended, no tile would ever be answered
             for start, stop in self._plan.panels(job.part):
                 while coming and not self._may_begin(coming, job.tile, start):
                     self._hand_on(coming.popleft())
@@ -334,15 +334,15 @@ class Engine:
         self._loaded.put(None)
 
     def _may_begin(self, coming: Sequence[_Coming], tile: Tile, start: int) -> bool:
-        """Whether places for these panels can be had while others are still coming, and neither is one of those: who
-        uses a panel must not begin before it is whole."""
+        """Whether these panels can begin while others are still coming. Each must have a buffer without waiting, and
+        must not itself be coming: it would be used before it is whole."""
         wanted = (self._a_panels, ("a", tile.i, start)), (self._b_panels, ("b", tile.j, start))
         return len(coming) < PANELS_COMING and all(
             place[0].ready(place[1]) and not any(place in one.missing for one in coming) for place in wanted
         )
 
     def _begin(self, job: _Job, start: int, stop: int) -> _Coming:
-        """Have the panels of A and B over a stretch of k read, unless they are held already."""
+        """Start reading the panels of A and B over a range of k, unless they are held already."""
         plan, tile = self._plan, job.tile
         rows, columns = tile.region
         inner = slice(start, stop)
@@ -373,14 +373,15 @@ class Engine:
                 if own is not None:
                     loading = self._loading(operand, region, own, buffer)
                     job.read_nbytes += _part_nbytes(own, operand.array)
-                    # Also where all of it is read here: others must not wait for what comes with it, or before it.
+                    # Also where all of the panel is read here: other workers must not wait for the other panel of the
+                    # pair, or for earlier ones.
                     given = buffer.arrival.exported is not None
                     loadings.append(replace(loading, there=buffer.arrival.own_there if given else None))
             bring = partial(self._bring, job, LoadsUnderWay(self._readers, loadings), foreign, arrivals)
             brought: Callable[[], _Brought] = bring
             if foreign:
-                # Others take their time to answer: meanwhile the panels before these are waited for.
-                with suppress(RuntimeError):  # no thread to be had: then they are asked behind those
+                # Other workers' answers take time: meanwhile this thread waits for earlier panels.
+                with suppress(RuntimeError):  # no thread left: then they are asked after those
                     brought = submitted(self._takers, bring).result
         except BaseException:
             self._give_back(taken, missing, arrivals)
@@ -390,7 +391,7 @@ class Engine:
     def _shared_out(
         self, operand: _Operand, key: Key, region: tuple[slice, slice], buffer: Buffer, sharers: Sequence[str]
     ) -> tuple[Part | None, list[_Foreign]]:
-        """What this worker reads of a panel, if anything, and what it asks others for."""
+        """The part of a panel that this worker reads, if any, and the parts that it asks other workers for."""
         shape = shape_of(region)
         whole = (0, shape[0], 0, shape[1])
         sharing = self._sharing
@@ -420,11 +421,11 @@ class Engine:
             )
             others.append(_Foreign(wanted, partial(self._loading, operand, region, part, buffer)))
         arrival.own = own
-        arrival.exported = exported  # last: from here on others may have it
+        arrival.exported = exported  # last: from here on others may copy it
         return own, others
 
     def _loading(self, operand: _Operand, region: tuple[slice, slice], part: Part, buffer: Buffer) -> Loading:
-        """What fills a part of the panel that ``region`` of an operand is."""
+        """The loading of one part of a panel, whose whole is ``region`` of an operand."""
         top, bottom, left, right = part
         rows, columns = region
         inner = (
@@ -440,7 +441,7 @@ class Engine:
         missing: Sequence[tuple[PanelCache, Key]],
         arrivals: Sequence[Arrival],
     ) -> None:
-        """Let go of the places of panels that will not come."""
+        """Release the buffers of panels that will not come."""
         for cache, key in missing:
             cache.discard(key)
         for arrival in arrivals:
@@ -450,14 +451,15 @@ class Engine:
             cache.let_go(buffer)
 
     def _close_unreached(self, sharing: _Sharing, job: _Job) -> None:
-        """Keep memory open of those only that a tile names, who are there, and answer. A worker that was lost leaves
-        room on its GPU for the one that comes in its place only when nobody has its memory open."""
+        """Close other workers' memory, except that of sharers which this tile names and which are not lost. A lost
+        worker's GPU memory becomes free for its successor only when nobody has it open."""
         sharing.memory.close(keep=frozenset((*job.sharers.a, *job.sharers.b)) - sharing.exchange.lost)
 
     def _bring(
         self, job: _Job, loads: LoadsUnderWay, foreign: Sequence[_Foreign], arrivals: Sequence[Arrival]
     ) -> _Brought:
-        """Wait until panels are whole: read, or, what others read, copied from them, or read after all."""
+        """Wait until panels are whole: own parts read, the others copied from other workers or, failing that, read
+        here."""
         moves, read, shared = loads.finish(), 0, 0
         if self._sharing is not None and foreign:
             if self._abandoned:
@@ -479,7 +481,7 @@ class Engine:
         return _Brought(moves, read, shared)
 
     def _hand_on(self, coming: _Coming) -> None:
-        """Wait for panels, and give them, and what is to follow them, to those who multiply."""
+        """Wait for panels, then pass them and the jobs that end behind them to the compute stage."""
         panel, job = coming.panel, coming.panel.job
         try:
             if coming.missing:
@@ -500,7 +502,7 @@ class Engine:
 
     def _compute_stage(self) -> None:
         # The next panels are enqueued while those before are multiplied, so that a GPU does not wait for this thread,
-        # which waits for the interpreter's lock whenever it has slept.
+        # which must reacquire the interpreter's lock whenever it has slept.
         running: _Running | None = None
         while True:
             if running is not None and self._loaded.empty():
@@ -511,7 +513,7 @@ class Engine:
             job = item.job
             if job.target is None:
                 if running is not None and self._tile_slots.empty():
-                    self._finish(running)  # the tile that is waited for may be the one it belongs to
+                    self._finish(running)  # the slot may have to come from the tile of these panels
                     running = None
                 job.target = self._tile_slots.get()
             if isinstance(item, _End):
@@ -536,11 +538,11 @@ class Engine:
         self._finished.put(None)
 
     def _tile(self, job: _Job) -> Placed:
-        """The tile that a job works on."""
+        """The tile of C that a job adds into."""
         return Placed(job.target, (job.tile.rows, job.tile.columns), self._layout.c())
 
     def _enqueue(self, panel: _Panel) -> _Running:
-        """Have a panel of A and one of B multiplied, unless the job has failed."""
+        """Enqueue the product of a panel of A and one of B, unless the job has failed."""
         job, clock = panel.job, _Clock()
         a, b = self._operands
         wait = None
@@ -555,20 +557,20 @@ class Engine:
                     )
                     job.panels += 1
                 finally:
-                    wait = self._unit.passed()  # what was begun before an error reads the panels as well
+                    wait = self._unit.passed()  # what was enqueued before an error still reads the panels
             except BaseException as error:
                 job.error = error
         return _Running(panel, clock, wait)
 
     def _finish(self, running: _Running) -> None:
-        """Wait until panels are multiplied, let go of them, and of a tile that they were the last of."""
+        """Wait until panels are multiplied, release them, and pass the job on if they were its last."""
         panel, job = running.panel, running.panel.job
         try:
             if running.wait is not None:
                 running.wait()
         except BaseException as error:
             job.error = job.error or error
-        late = max(0.0, self._multiplied - running.clock.start)  # while those before were multiplied
+        late = max(0.0, self._multiplied - running.clock.start)  # until then: those before
         clock = _Clock(running.clock.begin + late, running.clock.start + late)
         job.count("compute", "compute", clock, ())
         self._multiplied = time.perf_counter()
@@ -610,7 +612,7 @@ class Engine:
         region = tile.region
         dtype = np.dtype(self._plan.c_dtype)
         with job.clock("write", "download") as moves:
-            if self._plan.k_parts > 1:  # a sum over a part of k goes back to whoever adds them up
+            if self._plan.k_parts > 1:  # a sum over a part of k is returned, to be added up by another task
                 dtype = accumulator_dtype(dtype)
                 job.partial = np.empty(placed.shape, dtype)
                 pieces = [

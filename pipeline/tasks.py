@@ -1,4 +1,4 @@
-"""What one Dask task does. Everything here runs on a worker and is told all it needs by its arguments."""
+"""What one Dask task does. Everything here runs on a worker and gets all it needs as arguments."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.product import Product, TileReport
 
 TILES_UNDER_WAY = 4
-"""Tiles that a GPU has under way at least, however few threads its worker has: one is read, one multiplied, and two are
-written. Only the engine's own threads work on them; those of the tasks wait."""
+"""The least number of tiles that a GPU has under way, however few threads its worker has: one is read, one multiplied,
+and two are written. The engine's own threads do the work; the tasks' threads only wait."""
 
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What a plan has to know of a worker."""
+    """What a plan has to know about a worker."""
 
     device: str
     """``cuda`` or ``cpu``: what ``auto`` means there."""
@@ -52,11 +52,12 @@ class WorkerFacts:
     device_free_nbytes: int | None
     """Free memory of its GPU; None on a CPU."""
     host_limit_nbytes: int | None
-    """The memory limit of the worker; None when it has none."""
+    """The worker's memory limit; None: it has none."""
     cores: int
-    """Cores that a product on its CPU uses: all, or what OMP_NUM_THREADS leaves a process of many."""
+    """Cores that a product on its CPU uses: OMP_NUM_THREADS where that is set (as Dask does for several processes of a
+    host), else all."""
     usable_cores: int = 1
-    """Cores that its process may use, whatever OMP_NUM_THREADS says."""
+    """Cores that its process may use, regardless of OMP_NUM_THREADS."""
     host_cores: int = 1
     """All cores of its host."""
     address: str = ""
@@ -64,19 +65,19 @@ class WorkerFacts:
 
 
 def cores_here() -> int:
-    """Cores that BLAS uses in this process: Dask starts processes of one host with OMP_NUM_THREADS=1."""
+    """Cores that BLAS uses in this process. Dask starts several processes of one host with OMP_NUM_THREADS=1."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return int(threads) if threads.isdigit() and int(threads) > 0 else CPU_COUNT
 
 
 async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | TilewrightError:
-    """Look at this worker and resolve ``device`` (``auto``, ``cuda`` or ``cpu``) on it.
+    """Describe this worker and resolve ``device`` (``auto``, ``cuda`` or ``cpu``) on it.
 
-    loops: whether a CPU will need compiled loops, so that Numba had better begin. ``dask_worker`` is filled in by
-    ``Client.run``, which calls this on the worker's event loop. What may wait long does so beside it.
+    loops: whether work on a CPU will need compiled loops, so that Numba should start now. ``dask_worker`` is filled in
+    by ``Client.run``, which calls this on the worker's event loop; what may take long runs in a thread.
 
-    An error of ours is returned rather than raised, which the worker would report at length on its own account:
-    ``cuda`` was asked for and this worker has no usable GPU.
+    A TilewrightError (``cuda`` was asked for and this worker has no usable GPU) is returned, not raised: the worker
+    would log a raised one at length.
     """
     from tilewright.kernels.device_choice import resolve_device
 
@@ -94,8 +95,8 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
         from numba import cuda
 
         answer_peers(dask_worker, arrival_of)
-        context = cuda.current_context()  # attaches the loop to the GPU as well: see `end_run`
-        context.memory_manager.deallocations.clear()  # what Numba has let go of but not yet given back counts as free
+        context = cuda.current_context()  # attaches the event loop to the GPU too, for `end_run`
+        context.memory_manager.deallocations.clear()  # frees what Numba has queued for deallocation
         free = int(context.get_memory_info().free)
         name = cuda.get_current_device().name
         name = name.decode() if isinstance(name, bytes) else str(name)
@@ -110,14 +111,14 @@ def address_of(worker: Any) -> str:
 
 
 def _free_what_is_over(device: str) -> None:
-    """Free what no run uses here any more; waits for threads that end, and for what the GPU has under way."""
+    """Free what no run uses here any more; waits for ending threads and for the GPU's pending work."""
     if device == "cuda":
         from numba import cuda
 
-        cuda.current_context()  # attaches this thread to the GPU, before anything of it is freed
+        cuda.current_context()  # attaches this thread to the GPU before device memory is freed
     close_idle_engines()
     if device == "cuda":
-        scratch.release()  # of the streams of runs that are over; this run's stream gets its own
+        scratch.release()  # workspace of past runs' streams; this run's stream gets its own
         _free_texts()
 
 
@@ -130,8 +131,8 @@ def _free_texts() -> None:
 
 
 def make_room(least: int) -> None:
-    """Let this worker begin its next task while this one waits, where it has fewer threads than ``least``; where the
-    system has no thread left for that, the next one waits."""
+    """Secede from Dask's pool if it has fewer than ``least`` threads, so that the worker starts its next task while
+    this one waits. If the system has no thread left for that, the next task waits."""
     if get_worker().state.nthreads < least:
         try:
             secede()
@@ -141,8 +142,8 @@ def make_room(least: int) -> None:
 
 
 def _stay() -> bool:
-    """Take back this thread's leave of Dask's pool. That counts the thread which could not be started in its place, and
-    would never start another. False where Dask keeps its threads otherwise: then nothing is done."""
+    """Undo `secede`: return this thread to Dask's pool. The pool counts the thread that could not be started and would
+    otherwise never start another. False, with nothing done, if Dask's pool does not keep its threads as expected."""
     with threads_lock:
         threads = getattr(getattr(thread_state, "executor", None), "_threads", None)
         if not isinstance(threads, set) or not hasattr(thread_state, "proceed"):
@@ -154,7 +155,7 @@ def _stay() -> bool:
 
 
 def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport | DeviceMemoryError:
-    """Compute one tile of C and store it. Doing it twice stores the same bytes twice, so a retry is safe."""
+    """Compute one tile of C and store it. Safe to retry: doing it twice stores the same bytes twice."""
     if product.device == "cuda":
         make_room(TILES_UNDER_WAY)
 
@@ -167,7 +168,7 @@ def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport 
 
 
 def multiply_part(product: Product, tile: Tile, part: int) -> TileReport | DeviceMemoryError:
-    """The sum of one tile over one part of k; it stays on the worker until ``add_parts`` asks for it."""
+    """Sum one tile over one part of k; the sum stays on the worker until ``add_parts`` asks for it."""
 
     def work(worker: str) -> TileReport:
         with engine_for(product, worker) as engine:
@@ -179,7 +180,7 @@ def multiply_part(product: Product, tile: Tile, part: int) -> TileReport | Devic
 def add_parts(
     product: Product, tile: Tile, *parts: TileReport | DeviceMemoryError
 ) -> TileReport | DeviceMemoryError:
-    """Store one tile as the sum of its parts, in their order; the report counts what all of them took."""
+    """Store one tile as the sum of its parts, added in order; the report counts the work of all parts."""
     reports: list[TileReport] = []
     for part in parts:
         if isinstance(part, DeviceMemoryError):
@@ -209,10 +210,10 @@ def add_parts(
 def _unless_memory_is_short(
     product: Product, work: Callable[[str], TileReport], what: str
 ) -> TileReport | DeviceMemoryError:
-    """What ``work`` gives, called with this worker's address; or the error that it had too little memory.
+    """Call ``work`` with this worker's address and return its result, or the error that memory ran out.
 
-    That error is returned rather than raised: a plan that is too large for this worker stays too large however often
-    Dask tries again. It comes back as a new error, since the frames of the old one hold the buffers that there are.
+    That error is returned rather than raised: a plan that is too large for this worker stays so however often Dask
+    retries. It is a new error, since the traceback of the old one keeps the buffers alive.
     """
     worker = address_of(get_worker())
     try:
@@ -227,37 +228,38 @@ def _unless_memory_is_short(
 
 
 def release_memory() -> None:
-    """Free what failed tiles left on this worker, buffers in the frames of their errors and the kernels' workspace, and
-    what counting text did."""
+    """Free what failed tiles left on this worker (buffers in the frames of their errors, kernels' workspace), and what
+    counting text left."""
     gc.collect()
     scratch.release()
     _free_texts()
 
 
 async def end_past_runs(place: str, run: str) -> None:
-    """End what runs of clients that died still do on this worker for the array there, which ``run`` is to write.
+    """End other runs on this worker that still write to the array at ``place``, which ``run`` is to write: their
+    clients died.
 
-    Returns when nothing of theirs is being written any more.
+    When this returns, none of them writes any more.
     """
     for past in await asyncio.to_thread(close_engines_writing, place, run):
         free_engine(past)  # on the loop, as in `end_run`
 
 
 async def stop_run(run: str, abandon: bool) -> None:
-    """End this worker's part in a run; with ``abandon``, give up the tiles under way at the next panel.
+    """End this worker's part in a run; with ``abandon``, give up unfinished tiles at their next panel.
 
-    Not on the worker's loop: a read or a write under way is waited for, however slow the storage is, and the loop
-    carries heartbeats and what others may be waiting for, answers about panels.
+    Runs in a thread: pending reads and writes are waited for, however slow the storage, and the event loop must keep
+    answering heartbeats and other workers' questions about panels.
     """
     await asyncio.to_thread(close_engine, run, abandon=abandon)
 
 
 async def end_run(run: str, abandon: bool) -> None:
-    """Free what this worker holds for a run, which it ends first where that was not done, likewise.
+    """Free what this worker holds for a run; first stop its part in the run, if that was not done.
 
-    Where workers share panels all of them have to be stopped before.
+    Where workers share panels, stop all of them before any frees its memory.
     """
     try:
         await stop_run(run, abandon)
     finally:
-        free_engine(run)  # on the loop, which is attached to the GPU: it takes milliseconds
+        free_engine(run)  # on the event loop, which is attached to the GPU: it takes milliseconds

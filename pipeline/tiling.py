@@ -1,11 +1,12 @@
-"""Which sides tiles and cells get, and how deep panels are: what reads least of all that fits into memory.
+"""The sides of tiles and cells and the depth of panels: of what fits into memory, what reads least.
 
-How much has to be read at all: with M elements of fast memory, a product must move at least 2mnk/sqrt(M) elements
-(Kwasniewski et al., "Red-Blue Pebbling Revisited", SC 2019). Tiles of tm × tn read mnk(1/tm + 1/tn), which meets
-the bound when they are square and fill the memory; hence "as large as fits".
+The lower bound: with M elements of fast memory, a product must move at least 2mnk/sqrt(M) elements (Kwasniewski et al.,
+"Red-Blue Pebbling Revisited", SC 2019). Tiles of tm × tn read mnk(1/tm + 1/tn), which meets the bound when they are
+square and fill the memory; hence "as large as fits".
 
-To that is added what has to be decoded besides: whole stored pieces, for every tile and panel that meets them and is
-not held. Where matrices are stored in bands of whole rows, say, square tiles would decode all of such a band of B each.
+To that is added what is decoded besides: a stored piece is decoded whole for every tile and panel that touches it,
+unless it is held. Where matrices are stored in bands of whole rows, for example, every square tile would decode whole
+bands of B.
 """
 
 from __future__ import annotations
@@ -24,50 +25,53 @@ from tilewright.pipeline.layout import PANEL_BUFFERS, Memory
 from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix
 
 TILE_OPERATIONS = 2**34
-"""Less work than this is not cut from a small product for a tile of its own: a tenth of a second on a few cores."""
+"""The fewest operations worth a tile of its own in a small product: a tenth of a second on a few cores."""
 
 FEW_TO_COMPARE = 64
-"""Tiles, up to which it matters how whole cells fill them: several sides of cells are tried."""
+"""Up to this many tiles it matters how well whole cells fill them: several sides of cells are tried."""
 
 CELL_COST = 1.04
-"""Reading so much more is worth larger cells, or deeper panels: kernels are slow on small ones."""
+"""Reading this many times as much is accepted for larger cells or deeper panels: kernels are slow on small ones."""
 
 DEPTH_COST = 0.9
-"""Panels are less deep than aimed at only if so much less, at most, is then read."""
+"""Panels are shallower than aimed at only if that cuts what is decoded to this share or less."""
 
 FEW_WORKERS = 1, 2, 4
-"""What must not follow the workers, as cells and the depth of panels, is chosen for all of these. What one worker holds
-and reads once, each of several reads for itself."""
+"""Cells and the depth of panels must not depend on the number of workers, so they are chosen for all of these at once:
+what one worker holds and reads once, each of several reads for itself."""
 
 FEW_TILES = 4
-"""Where memory cuts C into so many tiles, more of them are not worth what would be read for them."""
+"""Where memory alone cuts C into this many tiles, more tiles are not worth the additional reading."""
 
 SPLIT_NBYTES = 32 * 2**20
-"""k is cut for several tasks only if each of them still reads this much: less is done before it is shared out."""
+"""k is cut into parts for several tasks only if each still reads this much: less is done sooner than it is handed
+out."""
 
 SUM_COST = 4
-"""A byte of a sum over a part of k that is written, or read again, takes as long as so many bytes of A or B: it goes
-through the interpreter and over the wire (two workers on two GPUs: 2.3 GB/s each, and 20 of their inputs)."""
+"""Writing, or reading back, a byte of a sum over a part of k costs as much as reading this many bytes of A or B: it
+goes through the interpreter and over the network (two workers on two GPUs: 2.3 GB/s each, against 20 for their
+inputs)."""
 
 HOST_DEPTH = 1024
-"""Panels so deep, or half as deep as a tile is wide, are enough for a CPU: what it then takes to add them to the tile
-is a twentieth of multiplying them, and deeper ones only take memory."""
+"""The deepest panels that pay on a CPU, unless half the shorter side of a tile is more: adding such a panel's product
+to the tile takes a twentieth of the time of multiplying it, and deeper ones only take memory."""
 
 MOST_CHUNK_MISMATCH = 8
-"""When the k-chunks of A and B first meet only after more than this many of the longer ones, stop insisting."""
+"""Where the chunks of A and B along k line up only after more than this many of the longer ones, panels follow the
+longer ones alone."""
 
 LEAST_CHUNK_NBYTES = 2**20
 MOST_CHUNK_NBYTES = 2**26
-"""The stored pieces of an output that we create are kept between these, whatever the inputs' chunks are."""
+"""Bounds on the chunks of an output that we create, whatever the inputs' chunks are."""
 SMALL_CHUNK_NBYTES = 2**12
-"""Where memory is less than eight of those, they are kept above this: what a file takes up at least."""
+"""Where memory is small, chunks are kept to an eighth of it, but not below this: the least that a file takes up."""
 
 
 def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int) -> tuple[int, int]:
-    """Chunk sides for a new C: those of A's rows and B's columns, kept between 1 and 64 MiB a chunk.
+    """Chunk sides for a new C: A's along rows and B's along columns, adjusted to between 1 and 64 MiB a chunk.
 
-    A chunk is also kept to an eighth of the memory that tiles and panels get, down to 4 KiB: a tile is at least a
-    chunk, and panels that have little room beside it are shallow, so that chunks are decoded again and again.
+    A chunk is also kept to an eighth of the memory for tiles and panels, down to 4 KiB: a tile is at least a chunk, and
+    panels with little room beside it are shallow, so that chunks would be decoded again and again.
     """
     most = max(SMALL_CHUNK_NBYTES, min(MOST_CHUNK_NBYTES, memory_nbytes // 8))
     least = min(LEAST_CHUNK_NBYTES, most)
@@ -90,11 +94,12 @@ def panel_depth(
     c_unit: tuple[int, int],
     limits: Limits,
 ) -> int:
-    """The depth of a panel: whole k-chunks of both operands, near the size aimed at, within memory.
+    """The depth of a panel: whole chunks of both operands along k, near the size aimed at, within memory.
 
-    Of chunks that are decoded, it is less where much less is decoded then: memory that panels leave goes to tiles, and
-    k-chunks may be so long before they meet that tiles would be small. It has to be less for a few workers in all,
-    and more for none of their numbers, however many there are: the depth decides how sums are rounded.
+    Where chunks have to be decoded, it is less if much less is decoded then: smaller panels leave more memory to tiles,
+    and the chunks of A and B may line up so rarely that tiles would be small. That must decode less in total over
+    `FEW_WORKERS`, and more for none of them. The actual number of workers has no influence, since the depth decides how
+    sums are rounded.
     """
     m, n, k = a.rows, b.columns, a.columns
     aimed = _depth_aimed_at(a, b, items, transposed, c_unit, limits)
@@ -102,9 +107,10 @@ def panel_depth(
         return aimed
 
     def decoded(depth: int) -> list[float]:
-        """Bytes that are decoded by as many as each of `FEW_WORKERS` says, with the tiles of one."""
+        """Bytes decoded with each number of workers in `FEW_WORKERS`, with the tiles of one worker."""
         memory = Memory((m, n), items, depth, transposed, limits)
-        # As though sums were exact: without cells, which cost more to find than all the rest, as many tiles would.
+        # As if sums were exact, so without cells, and with few tiles: searching cells, or many tiles, would take longer
+        # than all the rest.
         few = replace(limits, workers=1, tiles=min(limits.tiles, Limits.tiles))
         geometry = best_geometry(a, b, c_unit, memory, few, exact=True)
         if geometry is None:
@@ -113,7 +119,7 @@ def panel_depth(
         return [reads(a, b, memory, geometry, one)[1] for one in held]
 
     def once(depth: int) -> int:
-        """What tiles of all rows and columns would decode: the least at this depth."""
+        """Bytes decoded with a single tile: the least at this depth."""
         return m * a.touched(1, depth) * items[0] + n * b.touched(0, depth) * items[1]
 
     at_aimed = decoded(aimed)
@@ -126,7 +132,7 @@ def panel_depth(
     costs: dict[int, float] = {}
     for least, depth in sorted((once(depth), depth) for depth in others if depth < aimed):
         if len(FEW_WORKERS) * least > enough:
-            break  # and those behind it cut no fewer chunks
+            break  # the depths after it decode no less
         for_each = decoded(depth)
         if all(new <= old for new, old in zip(for_each, at_aimed, strict=True)):
             costs[depth] = sum(for_each)
@@ -142,7 +148,7 @@ def _depth_aimed_at(
     c_unit: tuple[int, int],
     limits: Limits,
 ) -> int:
-    """The depth by what panels should take up, whatever the tiles are."""
+    """The depth at which panels have the size aimed at, whichever tiles are chosen later."""
     k = a.columns
     if k == 0:
         return 1
@@ -153,8 +159,8 @@ def _depth_aimed_at(
         unit = longer
     if unit >= k:
         unit = k
-    # About the side of a tile: what half the memory would hold, or what cuts C into as many tiles as wanted, where
-    # memory holds some of those. Then there is more to hold than panels, and they are smaller.
+    # The likely side of a tile: what half the memory holds, or what cuts C into the wanted number of tiles, where
+    # memory holds several of those. In that case more than panels is held, and panels are smaller.
     held = math.isqrt(max(1, limits.device_nbytes // (2 * items[2])))
     wanted = math.isqrt(max(1, a.rows * b.columns // limits.tiles))
     short = held * held <= 2 * wanted * wanted
@@ -163,7 +169,8 @@ def _depth_aimed_at(
     rows = max(1, min(max(side, c_unit[0]), a.rows))
     columns = max(1, min(max(side, c_unit[1]), b.columns))
     row_nbytes = rows * items[0] + columns * items[1]
-    # Four GPUs that share panels of float64 or int64 take a tenth less time where these are as deep as float32's.
+    # Measured: four GPUs that share panels of float64 or int64 take a tenth less time when these are as deep as
+    # float32's.
     wanted_nbytes = limits.panel_nbytes * max(*items[:2], 4) // 4
     panel_nbytes = min(wanted_nbytes, limits.device_nbytes // ((4 if short else 8) * PANEL_BUFFERS))
     depth = max(1, panel_nbytes // row_nbytes)
@@ -176,7 +183,7 @@ def _depth_aimed_at(
     if depth >= whole:
         unit = whole
     depth = depth // unit * unit if depth >= unit else unit
-    # A chunk deeper than the memory can hold is read in parts rather than refused.
+    # A chunk too deep for the memory is read in parts rather than refused.
     smallest = max(1, min(c_unit[0], a.rows)), max(1, min(c_unit[1], b.columns))  # C may be empty
     while depth > 1:
         memory = Memory((a.rows, b.columns), items, depth, transposed, limits)
@@ -198,9 +205,9 @@ def best_geometry(
     """Sides of the tiles, the parts that k is cut into, and sides of the cells; None: nothing fits.
 
     The parts of k are the same for any number of workers up to ``limits.tiles``, and where memory is plenty so is the
-    grid. Where memory alone cuts C into many tiles the grid follows the workers: one for any of them would make one
-    worker alone read more (one for 16, a fifth). Its tiles are whole cells, and those are the same for any workers, so
-    that C is the same to the last bit. Sums that are ``exact`` are anyway.
+    grid. Where memory alone cuts C into many tiles the grid depends on the number of workers: a grid that suits any
+    number would make a single worker read more (a grid for 16: a fifth more). Its tiles then consist of whole cells,
+    which do not depend on the workers, so that C is the same to the last bit. ``exact`` sums need no cells for that.
     """
     m, n, k = a.rows, b.columns, a.columns
     if m == 0 or n == 0:
@@ -218,7 +225,7 @@ def best_geometry(
     cut_by_memory = least.tile_count(m, n) >= few
     cell = None
     if cut_by_memory and best is not None:
-        # The grid follows the workers, but not the parts of k, whose sums are rounded one by one.
+        # The grid follows the workers, but the parts of k must not: the sum over each is rounded.
         k_parts = best.k_parts if few_workers else None
 
         def in_cells(cell: tuple[int, int], wanted: int) -> _Grid | None:
@@ -240,10 +247,10 @@ def best_geometry(
 def _best_cell(
     m: int, n: int, c_unit: tuple[int, int], largest: _Grid, search: Callable[..., _Grid | None]
 ) -> tuple[int, int] | None:
-    """Sides of cells of which one, two and four workers can make tiles that are nearly as good as any.
+    """Sides of the largest cells with which one, two and four workers get tiles nearly as good as with any.
 
-    They are whole stored pieces of C, and a third to a sixth of the side that the largest tile has. None where memory
-    holds no tile of them, for what a kernel borrows to copy cells that are not aligned.
+    Cells are whole stored pieces of C, with a third to a sixth of the largest tile's sides. None where no tile made of
+    cells fits into memory, given the workspace for copying cells that are not aligned.
     """
     sides: list[set[int]] = []
     for tile, side, unit in zip((largest.rows, largest.columns), (m, n), c_unit, strict=True):
@@ -268,7 +275,8 @@ def _best_cell(
 
 
 class _Grid(NamedTuple):
-    """Sides of tiles, parts that k is cut into, and what that costs beside other grids for as many tasks."""
+    """Sides of tiles, parts that k is cut into, and their cost, to compare grids for the same number of wanted
+    tasks."""
 
     rows: int
     columns: int
@@ -290,10 +298,10 @@ def _search_grid(
     *,
     k_parts: int | None = None,
 ) -> _Grid | None:
-    """Sides of tiles, whole units each, and parts of k unless those are given, that make at least ``wanted`` tasks
-    where they can, and read least.
+    """Sides of tiles, in whole units, and parts of k unless given, that read least and make at least ``wanted`` tasks,
+    where that is possible.
 
-    What is read counts as often as rounds of ``wanted`` tasks take longer than C shared out evenly. Parts of k
+    The cost is the bytes read, times how much longer rounds of ``wanted`` tasks take than C divided evenly. Parts of k
     read nothing twice, but their sums are written and read once more (`SUM_COST`): they pay where C is small and k is
     long.
     """
@@ -325,7 +333,7 @@ def _search_grid(
             columns = min(ceil_div(column_units, grid_columns) * unit_columns, n)
             return memory.nbytes(rows, columns, 1) <= nbytes
 
-        if not fits(fewest):  # for aligned lines, or the workspace: narrower ones take less
+        if not fits(fewest):  # because of padding or workspace: narrower tiles take less
             grids = grids[bisect_left(grids, True, key=fits) :]
         enough = 0
         for grid_columns in grids:
@@ -333,7 +341,7 @@ def _search_grid(
             actual_columns = ceil_div(n, columns)
             read = m * k * item_a * actual_columns + n * k * item_b * actual_rows
             if best is not None and read > best[0]:
-                break  # and narrower ones more of A
+                break  # narrower tiles read even more of A
             if memory.nbytes(rows, columns, 1) > nbytes:
                 continue
             count = actual_rows * actual_columns
@@ -347,7 +355,8 @@ def _search_grid(
                 longer = ceil_div(tasks, wanted) * wanted * rows * columns / (m * n) / parts
                 sums = SUM_COST * 2 * parts * m * n * item_c if parts > 1 else 0
                 all_read = read + sums
-                # A CPU multiplies for so long that fewer tiles, or workers, are not worth what is decoded twice.
+                # A CPU multiplies for so long that decoding once instead of twice is not worth fewer tiles, or idle
+                # workers.
                 if (
                     (more_a or more_b)
                     and not memory.limits.on_host

@@ -1,6 +1,6 @@
-"""What multiplies: what the engine asks of a CPU or a GPU, what both do alike, and the CPU.
+"""What multiplies: the interface that the engine expects of a CPU or a GPU, what both share, and the CPU.
 
-The GPU has a file of its own, `gpu_unit.py`.
+The GPU is in `gpu_unit.py`.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from tilewright.pipeline.region_write import RegionWrite
 from tilewright.pipeline.terms import accumulator_dtype
 
 BLOCK_NBYTES = LANE_NBYTES // 2
-"""What a thread moves at once, while the other half of its lane is on its way to the GPU."""
+"""Bytes that a thread moves at once, while the other half of its lane is being sent to the GPU."""
 
 
 class SharedMemory(Protocol):
-    """Buffers that other workers of this host can copy from, and theirs. For any thread."""
+    """Buffers that other workers of this host can copy from, and access to theirs. Callable from any thread."""
 
     def export(self, flat: Any) -> bytes:
-        """What others open to copy from a buffer. Raises what the driver does where it refuses."""
+        """A handle by which others can copy from a buffer. Raises what the driver raises if it refuses."""
 
     def copy(self, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
-        """Fill a part of a panel from another worker's; returns when it is there."""
+        """Fill a part of a panel from another worker's; returns when the bytes have arrived."""
 
     def close(self, keep: Set[str] = frozenset()) -> None:
-        """Let go of the memory of all other workers but these, once nothing is copied from it."""
+        """Close the memory of all other workers except these, once nothing is being copied from it."""
 
 
 class Unit(Protocol):
-    """What multiplies: the buffers it works in, and the moves between them and the store."""
+    """A device that multiplies: its buffers, and the moves between them and the store."""
 
     shared: SharedMemory | None
-    """None where others never can copy from here."""
+    """None where other workers can never copy from here."""
 
     def allocate(self, size: int, dtype: np.dtype) -> Any:
         """A flat buffer of ``size`` elements."""
 
     def tile_slots(self) -> list[Any]:
-        """Places for one tile of C each."""
+        """Buffers for one tile of C each."""
 
     def loading(
         self,
@@ -63,21 +63,22 @@ class Unit(Protocol):
         panel: Placed,
         corner: tuple[int, int] = (0, 0),
     ) -> Loading:
-        """What brings ``array[region]`` into a panel, from this row and column on."""
+        """The loading of ``array[region]`` into a panel, at this row and column."""
 
     def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
-        """Put, or add, the product of two panels into a tile; returns the names of the kernels that do.
+        """Put the product of two panels into a tile, or add it; returns the names of the kernels used.
 
-        It may go on when this has returned: see `passed`.
+        The kernels may still run when this has returned: see `passed`.
         """
 
     def passed(self) -> Callable[[], None] | None:
-        """What waits until everything that was multiplied so far is done; None where it is."""
+        """A function that waits until everything multiplied so far is done; None if it is done already."""
 
     def clear(self, tile: Placed) -> None: ...
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
-        """Store one piece of a finished tile, which has its lines in one piece. Called by many threads at once."""
+        """Store one piece of a finished tile; each line of the piece is contiguous in memory. Called by many threads at
+        once."""
 
     def close(self) -> None: ...
 
@@ -91,7 +92,7 @@ def tile_slots(plan: MatmulPlan, allocate: Callable[[int, np.dtype], Any]) -> li
 def multiply(
     product: Product, a: Placed, b: Placed, tile: Placed, accumulate: bool, stream: Any
 ) -> frozenset[str]:
-    """``tile`` takes, or adds, the product of two panels, cell by cell. Returns the kernels used."""
+    """Put the product of two panels into ``tile``, or add it, cell by cell. Returns the names of the kernels used."""
     plan = product.plan
     options: dict[str, Any] = {
         "accumulate": accumulate,
@@ -102,7 +103,7 @@ def multiply(
         "device": product.device,
     }
     depth = slice(0, a.shape[0] if plan.transpose_a else a.shape[1])
-    names: dict[tuple[int, int], str] = {}  # cells of one shape meet the same kernel
+    names: dict[tuple[int, int], str] = {}  # cells of one shape get the same kernel
     for rows, columns in plan.cells(*tile.shape):
         left = a.cut(*((depth, rows) if plan.transpose_a else (rows, depth)))
         right = b.cut(*((columns, depth) if plan.transpose_b else (depth, columns)))
@@ -117,8 +118,8 @@ def multiply(
 
 
 def _multiply_thin(a: np.ndarray, b: np.ndarray, out: np.ndarray, options: dict[str, Any]) -> None:
-    """The product of a cell of one row or column. BLAS adds it up in an order that depends on how far apart in memory
-    elements are, which the tile decides that the cell is cut from: with copies it is as if the cell were the tile."""
+    """Multiply a cell of one row or column. BLAS's order of summation depends on the stride of its operands, which
+    depends on the tile that the cell is cut from. Contiguous copies make the result independent of the tile."""
     sums = np.ascontiguousarray(out)
     matmul(np.ascontiguousarray(a), np.ascontiguousarray(b), out=sums, **options)
     if not np.may_share_memory(sums, out):
@@ -126,7 +127,8 @@ def _multiply_thin(a: np.ndarray, b: np.ndarray, out: np.ndarray, options: dict[
 
 
 class HostUnit:
-    """The CPU: panels are multiplied where they were read, tiles are written from where they were computed."""
+    """The CPU: panels are multiplied in the buffers they were read into, and tiles written from where they were
+    computed."""
 
     shared: SharedMemory | None = None  # the page cache holds what another worker has read
 
@@ -161,7 +163,7 @@ class HostUnit:
         return Move(time.perf_counter() - start, 0.0)
 
     def settle(self) -> None:
-        """What a thread has read is in its place when it returns."""
+        """Nothing to wait for: what a thread reads is in place when its call returns."""
 
     def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
         multiply(self._product, a, b, tile, accumulate, None)
@@ -187,8 +189,8 @@ class HostUnit:
 def pieces_of(
     region: tuple[slice, slice], panel: Placed, corner: tuple[int, int]
 ) -> Iterator[tuple[tuple[slice, slice], tuple[int, int]]]:
-    """A region of an array that goes to this row and column of a panel, cut so that each piece of it has its lines in
-    one piece there; and where in the panel each goes."""
+    """Cut a region of an array, which goes to this row and column of a panel, so that each line of a piece is
+    contiguous in the panel. Yields each piece, and its row and column in the panel."""
     rows, columns = region
     by = columns.start - corner[1]
     inside = slice(corner[1], corner[1] + columns.stop - columns.start)
@@ -197,7 +199,7 @@ def pieces_of(
 
 
 def moved(parts: list[RegionRead], corner: tuple[int, int]) -> list[RegionRead]:
-    """The parts of a region that begins at this row and column of a panel, by their places in the panel."""
+    """The parts of a region at this row and column of a panel, with targets relative to the panel."""
     if corner == (0, 0):
         return parts
     return [
@@ -217,7 +219,7 @@ def band_rows(columns: int, itemsize: int) -> int:
 
 
 def rounded(band: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Sums in the dtype that C is stored in; what is too large for float16 becomes infinite, as NumPy has it."""
+    """Sums converted to C's dtype; what is too large for float16 becomes infinite, as in NumPy."""
     with np.errstate(over="ignore"):
         return band.astype(dtype, copy=False)
 
