@@ -1,7 +1,7 @@
 """The text of a piece as blocks that are counted in one go: whole documents, or stretches of one with margins.
 
-A piece is read at once into memory of its size, or as a stream through buffers that are smaller than it. Any cut
-gives the same counts: a stretch holds what its edge tokens reach to (`tilewright.kernels.histogram_tokens`).
+A piece is read at once into memory of its size, or as a stream through smaller buffers. Wherever it is cut, the counts
+are the same: a stretch includes the bytes that tokens at its edges reach to (`tilewright.kernels.histogram_tokens`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from tilewright.pipeline.corpus import Document, Piece, read_range, reader
 from tilewright.pipeline.decompress import Fill
 
 SEPARATOR = 0
-"""The byte between documents that are counted as one text, where tokens reach over edges: NUL ends any UTF-8
-sequence as the end of the text would, and what it adds itself is taken off again."""
+"""The byte between documents that are counted as one text, where tokens span several bytes: NUL ends any UTF-8 sequence
+as the end of the text would; the counts that it adds itself are subtracted again."""
 
 EXTRA_NBYTES = 64
-"""What a buffer for `stream` has more than a block: the margins of a stretch, and a separator."""
+"""Bytes that a buffer for `stream` has beyond a block: the margins of a stretch, and a separator."""
 
 SMALL_FILE_NBYTES = 2**18
-"""Files below this size on average are read by one thread of a process at a time: in calls so short, two threads
-spend four times as long handing the interpreter lock to and fro. Others count meanwhile, without that lock."""
+"""Where files are smaller than this on average, one thread of a process reads at a time: with such short calls, two
+threads spend four times as long passing the interpreter lock back and forth. Other threads count meanwhile, without
+that lock."""
 _small_files = threading.Lock()
 
 
@@ -35,18 +36,18 @@ class Block:
     """What is counted in one go: whole documents, or a stretch of one with its margins."""
 
     data: np.ndarray
-    """uint8. Whole documents lie one behind the other, a separator behind each where there is a gap."""
+    """uint8. Whole documents follow one another, each with a separator behind it where there is a gap."""
     first: int
-    """Place in the piece of the first document."""
+    """Index in the piece of the first document."""
     edges: np.ndarray | None
     """Where each whole document begins and the last ends; None for a stretch."""
     start: int
     stop: int
-    """What is counted of ``data``; the rest is margins."""
+    """The range of ``data`` that is counted; the rest is margins."""
 
     @property
     def documents(self) -> int:
-        """How many whole ones."""
+        """Number of whole documents."""
         return 0 if self.edges is None else len(self.edges) - 1
 
     @property
@@ -59,19 +60,20 @@ def _whole(data: np.ndarray, first: int, edges: np.ndarray) -> Block:
 
 
 def has_small_files(piece: Piece) -> bool:
-    """Whether the piece's documents, plain ones, are best read by one thread of a process at a time."""
+    """Whether the piece consists of plain documents that are best read by one thread of a process at a time."""
     return piece.is_plain and piece.nbytes < SMALL_FILE_NBYTES * len(piece.documents)
 
 
 def turn_to_read(piece: Piece) -> AbstractContextManager[object]:
-    """What to hold while a piece's documents are read."""
+    """The lock, if any, to hold while a piece's documents are read."""
     return _small_files if has_small_files(piece) else nullcontext()
 
 
 def read_at_once(piece: Piece, kind: Kind, gap: int, memory: Callable[[int], np.ndarray]) -> Block:
-    """A piece of plain documents in one block; ``memory(nbytes)`` is where.
+    """Read a piece of plain documents into one block, in memory from ``memory(nbytes)``.
 
-    Where documents are counted as one text and tokens reach over edges, a separator follows each: gap is 1.
+    gap: 1 where documents are counted as one text and tokens span several bytes, so that a separator follows each; else
+    0.
     """
     if piece.is_part:
         (document,) = piece.documents
@@ -91,7 +93,7 @@ def read_at_once(piece: Piece, kind: Kind, gap: int, memory: Callable[[int], np.
 
 
 def with_margins(piece: Piece, kind: Kind) -> tuple[int, int]:
-    """The bytes of the document that a part of it needs: its own, and what its edge tokens reach to."""
+    """The range of its document that a part needs: its own bytes, and those that tokens at its edges reach to."""
     (document,) = piece.documents
     return max(0, piece.start - kind.before), min(document.nbytes, piece.stop + kind.after)
 
@@ -99,12 +101,12 @@ def with_margins(piece: Piece, kind: Kind) -> tuple[int, int]:
 def stream(
     piece: Piece, kind: Kind, gap: int, nbytes: int, buffer: Callable[[], np.ndarray]
 ) -> Iterator[Block]:
-    """Any piece in blocks of about ``nbytes``, decompressed where it is compressed, in memory that does not grow.
+    """Any piece in blocks of about ``nbytes``, decompressed if need be, in memory that does not grow.
 
-    ``buffer()`` gives memory of ``nbytes + EXTRA_NBYTES`` for the next block: other memory than the last's, which may
-    then be read for longer, or the same again. A block holds the documents that ended in it. The beginning of the next
-    one moves to the front of the next buffer; when that one alone fills it, stretches of it are handed out, and the
-    margins move to the front.
+    ``buffer()`` gives memory of ``nbytes + EXTRA_NBYTES`` for the next block: the last block's again, or other memory,
+    so that the last block may still be read. A block holds the documents that ended in it. The beginning of the next
+    document moves to the front of the next buffer; when it alone fills a buffer, it is handed out in stretches, and
+    their margins move to the front.
     """
     full = nbytes + kind.before + kind.after
     data = buffer()
@@ -117,7 +119,7 @@ def stream(
             margin, behind = piece.start - begin, end - piece.stop
         fill = reader(document) if document.codec is not None else _stored(document, begin, end)
         while True:
-            while filled >= full:  # twice, where empty documents alone were ahead of this one
+            while filled >= full:  # twice if only empty documents precede this one
                 if len(edges) > 1:
                     yield _whole(data, first, np.array(edges))
                     keep = filled - edges[-1]
@@ -147,7 +149,7 @@ def stream(
 
 
 def _stored(document: Document, start: int, stop: int) -> Fill:
-    """What fills memory with the next bytes of a plain document's range, and returns how many there were; 0 at its
+    """A function that fills memory with the next bytes of a plain document's range and returns how many; 0 at its
     end."""
     done = start
 

@@ -1,8 +1,8 @@
-"""How an array's chunks lie in local files, and how a chunk's bytes become elements, and elements bytes.
+"""Where an array's chunks lie in local files, and how a chunk's bytes become elements and elements become bytes.
 
-What is described here goes past zarr-python: one system call for a chunk's bytes, on the caller's thread, and one
-decoder of numcodecs straight into the memory that the elements are wanted in. zarr-python's metadata objects say what
-is done to the bytes; an array that is stored in any other way has no ``Layout``, and is left to zarr-python.
+This bypasses zarr-python: one system call for a chunk's bytes, on the caller's thread, and one numcodecs decoder
+straight into the destination. The encoding is taken from zarr-python's metadata objects; an array that is stored in any
+other way has no ``Layout`` and is left to zarr-python.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from tilewright.kernels.memory import is_out_of_memory
 from tilewright.kernels.zstd import encoder_nbytes
 
 KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")
-"""What makes bytes of bytes, by numcodecs' names; Zarr's format 3 knows some by these names and the rest, where
-zarr-python wrote them, by ``numcodecs.`` and these."""
+"""Bytes-to-bytes codecs, by numcodecs' names. Zarr's format 3 has some under these names, and the rest, as zarr-python
+writes them, under these with the prefix ``numcodecs.``."""
 
 MISSING = 2**64 - 1
 """Offset and length, in a shard's index, of an inner chunk that was never written."""
 
 BLOSC_BLOCK_NBYTES = 2**20
-"""The largest block that Blosc cuts a chunk into by itself; its codecs take each by itself."""
+"""The largest block that Blosc chooses by default; its codecs encode each block separately."""
 MOST_ZSTD_LEVEL = 22
-"""libzstd's, which Blosc asks for by its own level 9."""
+"""libzstd's highest level, which Blosc's level 9 asks for."""
 
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
-"""How the name of a chunk, or of metadata, ends while it is being written."""
+"""How the name of a chunk or metadata file ends while it is being written."""
 
 METADATA_NAMES = {2: ".zarray", 3: "zarr.json"}
-"""The file that makes a folder an array, by Zarr's format."""
+"""The file that marks a folder as an array, by Zarr's format."""
 
 Extent: TypeAlias = "tuple[int, int]"
 """Offset and length, in bytes, of a chunk in its file."""
 
 
 class DamagedChunkError(ValueError):
-    """Stored bytes that stand for no chunk of the array."""
+    """Stored bytes that are not a valid chunk of the array."""
 
 
 class Zstd(NamedTuple):
-    """How Zstandard is to compress, as libzstd has it."""
+    """Zstandard's compression parameters, as libzstd has them."""
 
     level: int
     checksum: bool
@@ -63,7 +63,7 @@ class Zstd(NamedTuple):
 
 @dataclass(frozen=True)
 class Shards:
-    """Chunks that share a file, behind or before an index of where each lies."""
+    """Chunks that share a file, with an index of their positions before or after them."""
 
     counts: tuple[int, ...]
     """Chunks along each side of a shard."""
@@ -83,32 +83,32 @@ class Layout:
     name: str
     root: Path
     metadata_name: str
-    """The file below ``root`` that makes it an array."""
+    """The file below ``root`` that marks it as an array."""
     key: Callable[[tuple[int, ...]], str]
-    """A file's name from the place of its chunk, or of its shard, in the array."""
+    """A file's name from the grid index of its chunk, or of its shard."""
     chunks: tuple[int, ...]
     dtype: np.dtype
-    """As stored, with the byte order that it has there."""
+    """As stored, including the byte order."""
     fill_value: Any
     codecs: tuple[Any, ...] = ()
-    """numcodecs' codecs that encoded a chunk's bytes, in their order."""
+    """numcodecs' codecs for a chunk's bytes, in the order of encoding."""
     transposed: bool = False
     """Whether the elements of a chunk lie column by column."""
     shards: Shards | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether a chunk's bytes are its elements, row by row, as they are in memory."""
+        """Whether a chunk's bytes are its elements, row by row, just as in memory."""
         return not self.codecs and not self.transposed and self.dtype.isnative
 
     @property
     def zstd(self) -> Zstd | None:
-        """How a chunk was compressed of which nothing but that keeps its bytes from being `plain`."""
+        """How a chunk was compressed, if Zstandard is all that keeps it from being `plain`; else None."""
         if len(self.codecs) != 1 or self.codecs[0].codec_id != "zstd":
             return None
         if not replace(self, codecs=()).plain:
             return None
-        # numcodecs takes a higher level, which format 2 may have, for the highest.
+        # numcodecs lowers any higher level, which format 2 may have, to the highest.
         return Zstd(min(self.codecs[0].level, zstandard.MAX_COMPRESSION_LEVEL), self.codecs[0].checksum)
 
     @property
@@ -157,7 +157,7 @@ def layout_of(array: zarr.Array[Any], name: str) -> Layout | None:
 
 
 def _with_codecs(layout: Layout, chain: Sequence[Any]) -> Layout | None:
-    """The layout of chunks that went through a chain of codecs of format 3; None where one of them is not known."""
+    """The layout of chunks encoded by a chain of format 3's codecs; None where one of them is not known."""
     codecs = []
     for codec in chain:
         if isinstance(codec, TransposeCodec):
@@ -174,7 +174,7 @@ def _with_codecs(layout: Layout, chain: Sequence[Any]) -> Layout | None:
 
 
 def _of_numcodecs(codec: Any) -> Any:
-    """numcodecs' own for a codec of format 3 that makes bytes of bytes; None where it is not known."""
+    """numcodecs' codec for a bytes-to-bytes codec of format 3; None where it is not known."""
     description = codec.to_dict()
     known = description["name"].removeprefix("numcodecs.")
     if known not in KNOWN_CODECS:
@@ -186,8 +186,8 @@ def _of_numcodecs(codec: Any) -> Any:
 
 
 def chunk_encoder_nbytes(array: zarr.Array[Any]) -> int:
-    """What encoding one of an array's chunks takes at most, besides the chunk as it is in memory and as it is stored:
-    the tables and window of Zstandard, by its level, or by Blosc's. What other codecs that we know take is little."""
+    """The most bytes that encoding one of an array's chunks takes besides the chunk in memory and as stored:
+    Zstandard's tables and window, by its level or by Blosc's. Other known codecs take little."""
     chunk_nbytes = math.prod(array.chunks) * array.dtype.itemsize
     most = 0
     for compressor in array.compressors:
@@ -204,7 +204,7 @@ def chunk_encoder_nbytes(array: zarr.Array[Any]) -> int:
 
 
 def _plain_value(choice: Any) -> Any:
-    """An enumeration's member up to zarr 3.1, its plain value later."""
+    """The value of a choice: an enumeration's member up to zarr 3.1, a plain value later."""
     return getattr(choice, "value", choice)
 
 
@@ -213,9 +213,8 @@ def find_chunk(
 ) -> Extent | None:
     """Where a chunk lies in its open file; None: it was never written.
 
-    indexes: of the shards that were opened so far, by file name; takes this one's. Threads may share it: at worst
-    two of them read the same index.
-    Raises DamagedChunkError for a shard whose index cannot be, OSError as reading does.
+    indexes: of the shards opened so far, by file name; this shard's is added. Threads may share it: at worst two of
+    them read the same index. Raises DamagedChunkError for a shard whose index is invalid, OSError as reading does.
     """
     stored_nbytes = os.fstat(descriptor).st_size
     if layout.shards is None:
@@ -246,7 +245,7 @@ def _read_index(shards: Shards, descriptor: int, stored_nbytes: int) -> np.ndarr
 
 
 def read_bytes(descriptor: int, offset: int, nbytes: int) -> bytes:
-    """A stretch of a file; one call may give less than was asked for."""
+    """A stretch of a file, read by as many calls as it takes: one may return less than was asked for."""
     found = os.pread(descriptor, nbytes, offset)
     while len(found) < nbytes:
         more = os.pread(descriptor, nbytes - len(found), offset + len(found))
@@ -261,17 +260,16 @@ def as_bytes(part: np.ndarray) -> memoryview:
 
 
 def flat_bytes(part: np.ndarray) -> np.ndarray:
-    """The bytes of elements that lie side by side: uint8, no copy."""
+    """The bytes of contiguous elements: uint8, no copy."""
     return part.reshape(-1).view(np.uint8)
 
 
 def decode(codecs: Sequence[Any], data: Any, nbytes: int, room: np.ndarray | None) -> np.ndarray:
-    """The bytes of one chunk: uint8, exactly ``nbytes`` of them, in the room or in new memory.
+    """Decode one chunk: uint8, exactly ``nbytes`` of them, in ``room`` or in new memory.
 
-    codecs: in the order of encoding. data: the chunk as it is stored. room: ``nbytes`` of uint8, side by side, which
-    may be written even where the chunk then turns out to lie elsewhere.
-    Raises DamagedChunkError for what does not decode, fails its checksum, or has another length; and passes on what
-    says that memory ran out (`is_out_of_memory`).
+    codecs: in the order of encoding. data: the chunk as stored. room: ``nbytes`` of contiguous uint8, which may be
+    overwritten even if the chunk is then returned in other memory. Raises DamagedChunkError for what does not decode,
+    fails its checksum, or has another length; errors that say memory ran out pass through (`is_out_of_memory`).
     """
     try:
         for codec in reversed(codecs[1:]):
@@ -283,7 +281,7 @@ def decode(codecs: Sequence[Any], data: Any, nbytes: int, room: np.ndarray | Non
         raise
     except Exception as error:  # every codec has exceptions of its own
         if is_out_of_memory(error):
-            raise  # the chunk may be as it should be
+            raise  # the chunk may be sound
         raise DamagedChunkError(f"{type(error).__name__}: {error}") from error
     decoded = np.frombuffer(data, np.uint8)
     if decoded.nbytes != nbytes:
@@ -292,9 +290,10 @@ def decode(codecs: Sequence[Any], data: Any, nbytes: int, room: np.ndarray | Non
 
 
 def _decode_last(codec: Any, data: Any, nbytes: int, room: np.ndarray | None) -> Any:
-    """Decode into given memory where the data says beforehand that it fills it: numcodecs does not say afterwards."""
+    """Decode into given memory only if the data states in advance that it fills it: numcodecs does not report the
+    length afterwards."""
     if codec.codec_id not in _STATED_NBYTES:
-        return codec.decode(data)  # into memory of its own, whatever it is given
+        return codec.decode(data)  # allocates its output, whatever it is given
     stated = _stated_nbytes(codec, data)
     if stated is not None and stated > nbytes:
         raise DamagedChunkError(_length(stated, nbytes))
@@ -304,7 +303,7 @@ def _decode_last(codec: Any, data: Any, nbytes: int, room: np.ndarray | None) ->
 
 
 def encode(layout: Layout, chunk: np.ndarray) -> np.ndarray:
-    """A whole chunk as it is stored: uint8. Takes the array's dtype; raises what codecs do."""
+    """Encode a whole chunk: uint8, as stored. Converts to the stored dtype; raises what codecs raise."""
     data: Any = np.ascontiguousarray(chunk.T if layout.transposed else chunk, layout.dtype)
     for codec in layout.codecs:
         data = codec.encode(data)
@@ -316,19 +315,21 @@ def _length(found: int, expected: int) -> str:
 
 
 def _stated_nbytes(codec: Any, data: Any) -> int | None:
-    """What encoded data says about the length of what was encoded; None where it, or its codec, says nothing."""
+    """The decoded length that encoded data states; None where the data, or its codec, states none."""
     stated = _STATED_NBYTES.get(codec.codec_id)
     return None if stated is None else stated(data)
 
 
 def _zstd_nbytes(data: Any) -> int | None:
-    """What the first frame says; None where it says nothing, and numcodecs insists on filling what it is given."""
+    """The first frame's content size. None where it states none: numcodecs insists on filling memory that it is
+    given."""
     nbytes: int = zstandard.frame_content_size(data)
     return None if nbytes < 0 else nbytes
 
 
 def _blosc_nbytes(data: Any) -> int:
-    """Blosc 1's header: bytes decoded, block size, bytes encoded, the last of which its decoder reads unchecked."""
+    """Blosc 1's header: bytes decoded, block size, bytes encoded. Its decoder does not check the last of them, so it is
+    checked here."""
     decoded, _, encoded = struct.unpack_from("<III", data, 4)
     if encoded != len(data):
         raise DamagedChunkError(f"it has {len(data)} bytes and says that it has {encoded}")
@@ -336,7 +337,7 @@ def _blosc_nbytes(data: Any) -> int:
 
 
 def _lz4_nbytes(data: Any) -> int:
-    """numcodecs puts the length of what was encoded before the block."""
+    """numcodecs stores the decoded length before the block."""
     return int(struct.unpack_from("<I", data)[0])
 
 
@@ -345,7 +346,7 @@ _STATED_NBYTES: dict[str, Callable[[Any], int | None]] = {
     "blosc": _blosc_nbytes,
     "lz4": _lz4_nbytes,
 }
-"""For each codec that decodes into given memory, how to find the length beforehand."""
+"""For each codec that can decode into given memory, how to find the decoded length in advance."""
 
 
 def draft_of(path: Path) -> Path:

@@ -27,7 +27,7 @@ class Setting:
     unit: str
     meaning: str
     least: int = 1
-    """Of bytes: the least that a user may say. Code that is called with less, in tests, does what it is told."""
+    """For sizes in bytes, the least that a user may set. Internal callers, in tests, may use less."""
 
     @property
     def environment(self) -> str:
@@ -77,11 +77,12 @@ SETTINGS = (
 )  # fmt: skip
 
 THREAD_COUNTS = {"read-threads": 12, "write-threads": 8}
-"""Of one worker where nothing is said: for one GPU, of what is not encoded, more are no faster, or slower, since what
-all have under way has to stay in the CPU's cache."""
+"""Defaults for one worker. On one GPU, for data that is not encoded, more are no faster, or slower: what all threads
+have in flight must stay in the CPU's cache."""
 
 _REPLACED = dask.config.get("tilewright", None)
-"""What was given in place of the settings, if it is no mapping: the defaults take its place, and nobody would know."""
+"""The configured value of ``tilewright`` before our defaults are added, which would silently replace one that is not a
+mapping."""
 
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
@@ -91,7 +92,7 @@ dask.config.update_defaults(
 
 
 COUNTS = {"tiles": 1, "threads": 1, "workers": 1, "attempts": 0, "rounds": 1}
-"""The units that count things, and the least that each may be."""
+"""The units that are counts, and the least value of each."""
 
 
 def get(name: str, override: Any = None) -> Any:
@@ -133,17 +134,17 @@ def get(name: str, override: Any = None) -> Any:
 
 
 def threads(name: str) -> int:
-    """``read-threads`` or ``write-threads`` for what is not encoded. Raises as ``get`` does."""
+    """``read-threads`` or ``write-threads`` for data that is not encoded. Raises as ``get`` does."""
     return int(get(name) or THREAD_COUNTS[name])
 
 
 def check_all() -> None:
-    """Look at every setting, so that a wrong one is found before any work. Raises OptionError as ``get`` does, and for
-    names that no setting has: a slip of the pen would otherwise leave the default in place and say nothing."""
+    """Check every setting, so that a wrong one is found before any work. Raises OptionError as ``get`` does, and for
+    unknown names: a misspelt one would silently leave the default in place."""
     given = dask.config.get("tilewright", None)
     if not isinstance(_REPLACED, dict | types.NoneType):
         given = _REPLACED
-    if given is None:  # also where a file has the name and nothing below it
+    if given is None:  # also where a file has the key with nothing below it
         given = {}
     if not isinstance(given, dict):
         raise OptionError(
@@ -168,10 +169,7 @@ def check_all() -> None:
 def as_nbytes(value: int | float | str, name: str) -> int:
     """Bytes from a number or a text such as ``8GiB``.
 
-    Raises
-    ------
-    OptionError
-        The text is no size, or the size is not positive, or no whole number of bytes.
+    Raises ------ OptionError The text is not a size, or the size is not positive, or not a whole number of bytes.
     """
     try:
         if isinstance(value, bool):
@@ -188,7 +186,7 @@ def as_nbytes(value: int | float | str, name: str) -> int:
     number = value.strip().upper().removesuffix("B") if isinstance(value, str) else value
     try:
         whole = Fraction(number).denominator == 1
-    except ValueError:  # text with a larger unit: a part of it may well be a whole number of bytes
+    except ValueError:  # text with a larger unit: a fraction of it may well be a whole number of bytes
         whole = True
     if not whole:
         raise OptionError(

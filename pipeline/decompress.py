@@ -1,9 +1,9 @@
 """Compressed bytes to plain ones, as a stream: gzip, bzip2, xz and Zstandard, in memory that does not grow.
 
 A compressed file may hold several members (gzip), streams (bzip2, xz) or frames (Zstandard), one behind the other:
-their contents are one document. All four libraries release the interpreter lock while they work. What they are given
-at a time is large: dozens of threads that ask for the lock after every quarter of a megabyte get little else done.
-Zstandard, by far the fastest, is read and decompressed by a loop of its own, which asks once a block.
+their contents are one document. All four libraries release the interpreter lock while they work. Each call gets a large
+amount: dozens of threads that ask for the lock after every quarter of a megabyte get little else done. Zstandard, by
+far the fastest, is read and decompressed by a loop of its own, which takes the lock once a block.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tilewright.kernels import zstd_loop
 from tilewright.kernels.zstd import WINDOW_BITS, FrameError, Frames
 
 BLOCK_NBYTES = 2**20
-"""Most bytes that are decompressed at a time where the library puts them into memory of its own: a few kilobytes can
-stand for gigabytes."""
+"""The most bytes that are decompressed at a time where the library allocates the output: a few kilobytes can expand to
+gigabytes."""
 
 Stored = bytes | memoryview
-"""Compressed bytes; a view may be of memory that the next ones come into."""
+"""Compressed bytes; a view may be of memory that the next block overwrites."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class StoredFile:
 
     path: str
     nbytes: int
-    """How many of them are meant; the file may have become longer."""
+    """How many bytes to read; the file may have grown."""
     blocks: Callable[[int], Iterator[Stored]]
-    """The bytes from a place on, block by block; its errors say what is wrong with the file."""
+    """The bytes from an offset on, block by block; its errors say what is wrong with the file."""
 
 
 Fill = Callable[[np.ndarray], int]
@@ -46,23 +46,23 @@ Fill = Callable[[np.ndarray], int]
 XZ_NBYTES = 2**28
 """Memory that one xz stream may take for its dictionary; ``xz -9`` needs 65 MiB."""
 GZIP_WBITS = 16 + zlib.MAX_WBITS
-"""zlib's way to say: gzip's header and checksum, and no others."""
+"""Tells zlib to expect gzip's header and checksum, and no others."""
 
 
 class DamagedError(ValueError):
-    """Compressed bytes that stand for no document."""
+    """Compressed bytes that are malformed."""
 
 
 class TooWideError(ValueError):
-    """Compressed bytes, sound ones, that take more memory to decompress than is allowed."""
+    """Valid compressed bytes that need more memory to decompress than is allowed."""
 
 
 class DictionaryError(ValueError):
-    """Compressed bytes, sound ones for all we know, that refer to a dictionary which is kept somewhere else."""
+    """Compressed bytes, presumably valid, that need a dictionary which is stored elsewhere."""
 
 
 class Decompressor(Protocol):
-    """One member's state, as `bz2` and `lzma` have it."""
+    """A decompressor of one member, with the interface of `bz2` and `lzma`."""
 
     @property
     def eof(self) -> bool: ...
@@ -74,7 +74,7 @@ class Decompressor(Protocol):
 
 
 class _Gunzip:
-    """zlib's object with the interface of the others: it keeps the input that it was given and did not use."""
+    """zlib's decompressor with the interface of the others: it keeps input that it was given and has not used."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(GZIP_WBITS)
@@ -90,7 +90,7 @@ class _Gunzip:
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         block = self._member.decompress(self._member.unconsumed_tail + data, max_length)
-        # A full block may have left more to say even when all input went in.
+        # A full block may leave output pending even when all input was taken.
         self.needs_input = not self._member.unconsumed_tail and len(block) < max_length
         return block
 
@@ -116,28 +116,27 @@ CODECS = {
 ZSTD = "zstd"
 
 SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": ZSTD}
-"""The end of a file's name, in either case, and the codec that it stands for."""
+"""File name suffixes, in either case, and their codecs."""
 
 
 def codec_of(name: str) -> str | None:
-    """The codec that the end of a file's name stands for, if any: a value of `SUFFIXES`."""
+    """The codec that a file name's suffix stands for, if any: a value of `SUFFIXES`."""
     return SUFFIXES.get(os.path.splitext(name)[1].lower())
 
 
 def reader(codec: str, stored: Iterable[Stored] | StoredFile) -> Fill:
-    """What gives the bytes that the stored bytes of a file stand for; it may give fewer than there is room for.
+    """A `Fill` of the decompressed bytes of a file; it may give fewer bytes than there is room for.
 
-    codec: a value of `SUFFIXES`. stored: the file, or its bytes in any blocks that are not empty, taken as they are
-    needed; none is looked at any more when the next is asked for.
-    It raises DamagedError where they are malformed, end within a member, or fail a checksum that the format has, and
-    TooWideError where they refer further back than `WINDOW_BITS` or `XZ_NBYTES` allow, and DictionaryError where to a
-    dictionary of their own; errors of ``stored`` pass through.
+    codec: a value of `SUFFIXES`. stored: the file, or its bytes in blocks of any size but 0, taken as they are needed;
+    a block is not used any more once the next is asked for. The function raises DamagedError where the bytes are
+    malformed, end within a member, or fail a checksum of the format; TooWideError where they refer further back than
+    `WINDOW_BITS` or `XZ_NBYTES` allow; DictionaryError where they need a dictionary. Errors of ``stored`` pass through.
     """
     return _Frames(stored).fill if codec == ZSTD else _Members(codec, stored).fill
 
 
 class _Source:
-    """The stored bytes of a file, block by block, and what is to be said of them."""
+    """The stored bytes of a file, block by block, and the errors about them."""
 
     def __init__(self, codec: str, stored: Iterable[Stored] | StoredFile) -> None:
         self.codec = codec
@@ -145,7 +144,7 @@ class _Source:
         self._blocks: Iterator[Stored] | None = None
 
     def next(self, taken: int) -> Stored:
-        """The next block, behind so many bytes; empty at the end."""
+        """The next block, after ``taken`` bytes; empty at the end."""
         if self._blocks is None:
             stored = self._stored
             self._blocks = stored.blocks(taken) if isinstance(stored, StoredFile) else iter(stored)
@@ -154,8 +153,8 @@ class _Source:
     def malformed(
         self, error: Exception, taken: int, whole: bool
     ) -> DamagedError | TooWideError | DictionaryError:
-        """What a library's error on the bytes so far is told as. whole: whether a member has come to its end before."""
-        # The libraries have no other way to say it than by these words.
+        """Our error for a library's error on the bytes so far. whole: whether a member has ended before."""
+        # The libraries tell these cases apart only by their messages.
         if "Dictionary mismatch" in str(error):
             return DictionaryError(f"its {self.codec} needs the dictionary that it was compressed with")
         if "too much memory" in str(error) or "Memory usage limit" in str(error):
@@ -167,10 +166,10 @@ class _Source:
         return DamagedError(f"{self.codec} finds within its first {taken} bytes: {error}{others}")
 
     def check_end(self, taken: int, inside: bool, whole: bool) -> None:
-        """Raise DamagedError where the bytes, so many, end inside of a member, or before any.
+        """Raise DamagedError if there are no bytes, or if they end inside a member.
 
-        whole: whether a member has come to its end before. What follows it is one that was cut short, or none: a few
-        bytes do not say which.
+        whole: whether a member has ended before. What follows it is then a truncated member or no member at all: a few
+        bytes do not tell which.
         """
         if not taken:
             raise DamagedError(f"it is empty, and even {self.codec} of nothing has some bytes")
@@ -182,7 +181,7 @@ class _Source:
 
 
 class _Members:
-    """Members, or streams, one behind the other, by libraries that decompress into memory of their own."""
+    """Consecutive members, or streams, for libraries that allocate their own output."""
 
     def __init__(self, codec: str, stored: Iterable[Stored] | StoredFile) -> None:
         self._how = CODECS[codec]
@@ -197,7 +196,7 @@ class _Members:
         while len(target):
             member = self._member
             if not self._data and (member is None or member.needs_input):
-                self._data = bytes(self._source.next(self._taken))  # a library may keep some, or leave it
+                self._data = bytes(self._source.next(self._taken))  # a library may keep or leave some
                 self._taken += len(self._data)
                 if not self._data:
                     self._source.check_end(self._taken, member is not None, self._whole)
@@ -223,7 +222,7 @@ class _Members:
 
 
 class _Frames:
-    """Zstandard's frames one behind the other, decompressed straight to where they are wanted."""
+    """Consecutive Zstandard frames, decompressed straight to their destination."""
 
     def __init__(self, stored: Iterable[Stored] | StoredFile) -> None:
         self._source = _Source(ZSTD, stored)

@@ -1,8 +1,8 @@
 """The dot product of two stored vectors, as a reduction over stretches of them.
 
-The vectors are cut into blocks of a fixed number of elements, one partial product each. Tasks take many
-blocks, the more the larger the chunks are, but the partial products and the order of their sum depend on the
-length alone: the same numbers give the same bits however they are stored and shared out.
+The vectors are cut into blocks of a fixed number of elements, with one partial product each. A task takes many blocks,
+the more the larger the chunks are, but the partial products and the order of their sum depend on the length alone: the
+same numbers give the same bits however they are stored and distributed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ BLOCK = 2**20
 """Elements in one partial product."""
 
 MOST_CHUNK_NBYTES = 256 * 2**20
-"""A task holds whole chunks up to this size; parts of larger ones, which are then decoded more than once."""
+"""A task reads whole chunks up to this size, and parts of larger ones, which are then decoded more than once."""
 
 
 def dot_stored(
     client: Client, x: zarr.Array[Any], y: zarr.Array[Any], *, device: str, listener: Listener
 ) -> Any:
-    """Sum of conj(x[i]) y[i] over two vectors of n elements, as a NumPy scalar of ``numpy.result_type(x,
-    y)``.
+    """Sum of conj(x[i]) y[i] over two vectors of n elements, as a NumPy scalar of ``numpy.result_type(x, y)``.
 
-    Integers wrap modulo 2^bits, as ``numpy.vdot``. Partial products of floating point are rounded to the
-    result's dtype (float16: float32) and then added without any further rounding but the last
-    (``math.fsum``).
+    Integers wrap modulo 2^bits, as in ``numpy.vdot``. Partial products of floating point are rounded to the result's
+    dtype (float16: float32) and then added exactly, with a single rounding at the end (``math.fsum``).
 
     Raises
     ------
@@ -66,7 +64,7 @@ def dot_stored(
 
 
 def _piece_elements(x: zarr.Array[Any], y: zarr.Array[Any]) -> int:
-    """Elements of a task: about the configured size and no less than a chunk, in whole blocks."""
+    """Elements of a task: about the configured size, at least a chunk, in whole blocks."""
     itemsize = x.dtype.itemsize + y.dtype.itemsize
     wanted = config.get("piece-nbytes") // itemsize
     for array in (x, y):
@@ -81,7 +79,7 @@ def _reduction(dtype: np.dtype) -> Reduction[list[Any], list[Any], Any]:
         identity=list,
         combine=list.__add__,
         finalize=_Sum(dtype),
-        commutative=False,  # sums that are not finite take the partial products in order
+        commutative=False,  # sums that are not finite are added in order
     )
 
 
@@ -118,7 +116,7 @@ def _exact_sum(values: list[float]) -> float:
 def multiply_piece(
     x: zarr.Array[Any], y: zarr.Array[Any], start: int, stop: int, device: str
 ) -> tuple[list[Any], dict[str, float]]:
-    """The partial products of the blocks of x[start:stop] and y[start:stop]; what a task does."""
+    """What a task does: compute the partial products of the blocks of x[start:stop] and y[start:stop]."""
     begin = time.perf_counter()
     left, right = (_read(array, start, stop, device, role) for array, role in ((x, "x"), (y, "y")))
     read = time.perf_counter()

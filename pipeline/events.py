@@ -17,25 +17,25 @@ class WorkPlanned:
     name: str
     """What runs: ``matmul``, ``histogram``, ``dot`` or ``verify``."""
     total: int
-    """Units (tiles, pieces) that the whole work has."""
+    """Units (tiles, pieces) of the whole work."""
     done: int
-    """Units that an earlier run left finished."""
+    """Units that an earlier run finished."""
     unit: str
     nbytes: int
     """Bytes that the units left to do will read."""
     operations: int
-    """Arithmetic operations that the units left to do will need (0 where counting them says nothing)."""
+    """Arithmetic operations of the units left to do (0 where the count means nothing)."""
 
 
 class Span(NamedTuple):
-    """One stretch of time in which one stage of one worker was busy with one panel, or one tile."""
+    """An interval in which one stage of one worker was busy with one panel or one tile."""
 
     worker: str
     stage: str
-    """``load`` (read and upload), ``compute`` or ``write`` (download and write). Spans of ``load``, and of
-    ``write``, may overlap: the next panel is begun while one is coming, and several tiles are written at once."""
+    """``load`` (read and upload), ``compute`` or ``write`` (download and write). Spans of ``load``, and of ``write``,
+    may overlap: several panels are loaded at once, and several tiles written."""
     begin: float
-    """Seconds since the epoch, so that the spans of all workers of a host stand on one axis."""
+    """Seconds since the epoch, so that spans of all workers of a host share one time axis."""
     end: float
 
 
@@ -53,8 +53,8 @@ class UnitDone:
     stages: Mapping[str, float]
     """Busy seconds by stage; stages overlap, so they do not add up to ``seconds``."""
     spans: tuple[Span, ...] = ()
-    """When the stages were busy: of a tile one ``load`` and one ``compute`` for each panel, and one ``write``. Parts
-    of a tile that other workers computed carry their names. Empty for work that has no stages."""
+    """When the stages were busy: for a tile, one ``load`` and one ``compute`` for each panel, and one ``write``. Parts
+    of a tile that other workers computed carry those workers' names. Empty for work without stages."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class WorkDone:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something a person should know and nothing failed: what was chosen, what was found, what was given up."""
+    """Something a person should know although nothing failed: a choice, a finding, something given up."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Waiting(Notice):
-    """A notice that work waits, and on what: who is not told would think that it hangs."""
+    """A notice that work waits, and for what: otherwise it would seem to hang."""
 
 
 Event = WorkPlanned | UnitDone | WorkDone | Notice
@@ -80,13 +80,13 @@ Listener = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """The listener of those who have named none: only that work waits gets a line of the log."""
+    """The default listener: it only logs that work waits."""
     if isinstance(event, Waiting):
         logger.warning("%s", event.message)
 
 
 def on_waiting(listener: Listener, name: str, ctrl_c: str) -> Callable[[str], None]:
-    """What tells the listener that work of this name waits, on what, and what Ctrl-C would do to it."""
+    """A function that tells the listener that the named work waits, for what, and what Ctrl-C would do."""
 
     def tell(wait: str) -> None:
         listener(Waiting(f"{name}: {wait}; Ctrl-C {ctrl_c}"))
@@ -102,7 +102,8 @@ def counted(count: int, noun: str) -> str:
 def describe(event: Event) -> dict[str, Any]:
     """The event as one flat JSON-ready object, its type under ``event``.
 
-    Spans are left out: a tile may have hundreds, and a log is to keep a line a tile; ``stages`` sums them up.
+    Spans are left out: a tile may have hundreds, and a log should have one line for each tile; ``stages`` has their
+    sums.
     """
     fields = {name: value for name, value in vars(event).items() if name != "spans"}
     return {

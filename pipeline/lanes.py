@@ -1,12 +1,12 @@
-"""Text from files to counts on a GPU: lanes that each carry one block while the next is read.
+"""Text from files to counts on a GPU, through lanes that each carry one block while the next is read.
 
 A lane is what one reading thread needs: two blocks of pinned memory, two on the device, a stream. A thread fills one
-block while the other is copied and counted, and waits for nothing but the block it is about to fill. All lanes of a
-task add to one tally, counts that stay on the device until the task has read everything. Plain text of large files
-takes a shorter way: all lanes of a task fill one text on the device, by loops without the interpreter's lock and on
-one stream, and it is counted in one launch. All of these are made once and kept by the process: pinning takes 0.4 s a
-GiB, and allocating device memory makes the whole device wait. Only texts, up to 512 MiB for each of a worker's threads,
-go when another job begins: its plan is made from what is free.
+block while the other is copied and counted, and waits only for the block it is about to fill. All lanes of a task add
+to one tally: counts that stay on the device until the task has read everything. Plain text of large files takes a
+shorter way: all lanes of a task fill one text on the device, by loops without the interpreter's lock and on one stream,
+and it is counted in one launch. All of these are made once and kept by the process: pinning takes 0.4 s a GiB, and
+allocating device memory makes the whole device wait. Only texts, up to 512 MiB for each of a worker's threads, are
+freed when another job begins, since its plan is made from what is free.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from tilewright.pipeline.lane_blocks import move_nbytes
 from tilewright.pipeline.plan import LANE_NBYTES
 
 TEXT_STEP_NBYTES = 32 * 2**20
-"""Memory for texts comes in multiples of this, so that pieces of nearly the same size find what others used."""
+"""Memory for texts is allocated in multiples of this, so that a piece can reuse the memory of one of nearly the same
+size."""
 
 
 def _event() -> Any:
-    """An event without a clock, which would make recording it slower; the simulator has one kind alone."""
+    """An event without timing, which would slow down recording; the simulator has only one kind."""
     return cuda.event() if SIMULATOR else cuda.event(timing=False)
 
 
 class Lane:
-    """Two pinned blocks, their places on the device, and a stream; used by one thread at a time."""
+    """Two pinned blocks, two device blocks and a stream; used by one thread at a time."""
 
     def __init__(self) -> None:
         self.stream = cuda.stream()
         self._host = [pinned_bytes(LANE_NBYTES + EXTRA_NBYTES) for _ in range(2)]
         self._device = [cuda.device_array(LANE_NBYTES + EXTRA_NBYTES, np.uint8) for _ in range(2)]
         self._free = [_event() for _ in range(2)]
-        """Passed when the block of this number has been copied and counted; one never recorded counts as passed."""
+        """For each block, the event that it has been copied and counted; an event never recorded counts as passed."""
         self._all = _event()
         self._turn = 0
         self.waited = 0.0
@@ -63,17 +64,18 @@ class Lane:
         self._keeping = LockKeepingStream(self.stream)
 
     def move(self, upload: Upload) -> tuple[float, float]:
-        """Take part in an upload until nothing is left to move; seconds of reading, and of waiting for the device."""
+        """Take part in an upload until nothing is left to move; returns seconds of reading and of waiting for the
+        device."""
         assert self._to_text is not None
         return upload.run(self._to_text)
 
     def all_given(self) -> Any:
-        """An event that is passed when all that this lane has been given until now is done, until it is asked again."""
+        """The event that all work given to this lane so far is done; valid until the next call."""
         self._keeping.record(self._all)
         return self._all
 
     def buffer(self) -> np.ndarray:
-        """The block that is to be filled next, uint8[LANE_NBYTES + EXTRA_NBYTES], once the device is done with it."""
+        """The block to fill next, uint8[LANE_NBYTES + EXTRA_NBYTES], once the device is done with it."""
         self._turn ^= 1
         start = time.perf_counter()
         self._keeping.wait(self._free[self._turn])
@@ -81,13 +83,14 @@ class Lane:
         return self._host[self._turn]
 
     def add(self, block: Block, kind: Kind, tally: Tally) -> None:
-        """Copy a block of the last buffer and add its counts, as one text, to the tally; returns before it is done."""
+        """Copy a block that lies in the last buffer, and add its counts, as one text, to the tally; returns before that
+        is done."""
         device = self._upload(block)
         add_counts(device, 0, len(block.data), block.start, block.stop, kind, tally.counts, self._keeping)
         self._keeping.record(self._free[self._turn])
 
     def rows(self, block: Block, kind: Kind) -> np.ndarray:
-        """Counts of a block of the last buffer, int64[(documents, bins)]; of a stretch, int64[(1, bins)]."""
+        """Counts of a block that lies in the last buffer: int64[(documents, bins)]; for a stretch, int64[(1, bins)]."""
         device = self._upload(block)
         edges = np.array([0, len(block.data)]) if block.edges is None else block.edges
         offsets = DocumentOffsets.once(edges)
@@ -104,17 +107,18 @@ class Lane:
 
 
 class Text:
-    """Plain documents of a piece on the device: the one that it is a part of, with margins, or all, side by side."""
+    """A piece's plain documents on the device: part of one document, with margins, or whole ones side by side."""
 
     ALIGNMENT = 256
-    """Where documents that are counted one by one begin."""
+    """Alignment of documents that are counted one by one."""
 
     def __init__(self, piece: Piece, kind: Kind, memory: Any) -> None:
         self._piece, self._kind, self._data = piece, kind, memory
         self._spans = _spans(piece, kind)
 
     def upload(self, threads: int, neighbours: int) -> Upload:
-        """What lanes move, that many at once, on a worker that shares its host with others: so many with itself."""
+        """The upload that lanes carry out. threads: lanes at work at once; neighbours: workers on this host, this one
+        included."""
         base = address(self._data)
         wanted = [
             (document.path, *span) for document, span in zip(self._piece.documents, self._spans, strict=True)
@@ -139,13 +143,13 @@ class Text:
         )
 
     def count(self, tally: Tally) -> int:
-        """Add its counts to the tally, behind all that the tally follows; returns the bytes that were counted."""
+        """Add its counts to the tally, after all that the tally follows; returns the number of bytes counted."""
         piece, kind = self._piece, self._kind
         if piece.is_part:
             ((begin, end, _),) = self._spans
             self._add(tally, 0, end - begin, piece.start - begin, piece.stop - begin)
             return piece.stop - piece.start
-        if not kind.after:  # no token reaches over an edge
+        if not kind.after:  # no token spans documents
             self._add(tally, 0, piece.nbytes, 0, piece.nbytes)
         else:
             for _, length, place in self._spans:
@@ -157,7 +161,7 @@ class Text:
 
 
 def _spans(piece: Piece, kind: Kind) -> list[tuple[int, int, int]]:
-    """For each document the bytes that are wanted, from and to, and their place in the text."""
+    """For each document the first byte wanted, the end, and the offset in the text."""
     if piece.is_part:
         return [(*with_margins(piece, kind), 0)]
     spans, place = [], 0
@@ -170,7 +174,7 @@ def _spans(piece: Piece, kind: Kind) -> list[tuple[int, int, int]]:
 
 
 class Tally:
-    """Counts on the device that the lanes of one task add to, or a text, and pinned memory that they come back to."""
+    """Counts on the device, to which a task's lanes or its text add, and pinned memory to copy them back to."""
 
     def __init__(self, bins: int) -> None:
         self.counts = cuda.device_array(bins, np.int64)
@@ -180,27 +184,27 @@ class Tally:
         self._uploads, self._uploaded = LockKeepingStream(upload_stream()), _event()
 
     def clear(self) -> None:
-        """Begin at zero; lanes may add once it returns."""
+        """Set all counts to zero; lanes may add once it returns."""
         clear(self.counts, self.stream)
         self.stream.synchronize()
 
     def follow(self, lane: Lane) -> None:
-        """Let what is read of the counts wait for all that the lane has been given until now."""
+        """Make reading the counts wait for all work given to the lane so far."""
         self._keeping.follow(lane.all_given())
 
     def follow_uploads(self) -> None:
-        """Let what is read of the counts, or adds to them, wait for all that has been sent to texts until now."""
+        """Make reading the counts, and adding to them, wait for everything sent to texts so far."""
         self._uploads.record(self._uploaded)
         self._keeping.follow(self._uploaded)
 
     def read(self) -> np.ndarray:
-        """The counts, int64[bins], once every lane that it follows has added its own; good until the next task."""
+        """The counts, int64[bins], including those of every lane that the tally follows; valid until the next task."""
         self.counts.copy_to_host(self._host, stream=self.stream)
         self.stream.synchronize()
         return self._host
 
     def settle(self) -> None:
-        """Wait until all that it follows is done."""
+        """Wait until all that the tally follows is done."""
         self.stream.synchronize()
 
 
@@ -209,10 +213,10 @@ _preparing = threading.Lock()
 
 
 def prepare(kind: Kind) -> None:
-    """Compile and load the kernels of a kind, once in a process, before many threads launch them at the same moment.
+    """Compile and load the kernels of a kind, once in a process, before many threads launch them at the same time.
 
-    Each of those would compile them for itself, and one could launch a copy that has not yet been allowed the shared
-    memory that it needs.
+    Otherwise each would compile them for itself, and one could launch a copy that has not been allowed the shared
+    memory it needs yet.
     """
     with _preparing:
         if kind.name in _prepared:
@@ -230,7 +234,7 @@ def prepare(kind: Kind) -> None:
 
 @contextmanager
 def borrowed_text(piece: Piece, kind: Kind) -> Iterator[Text]:
-    """Room on the device for the text of a piece of plain documents."""
+    """Device memory for the text of a piece of plain documents."""
     cuda.current_context()
     begin, end, place = _spans(piece, kind)[-1]
     nbytes = max(1, place + end - begin)
@@ -238,7 +242,7 @@ def borrowed_text(piece: Piece, kind: Kind) -> Iterator[Text]:
     with suppress(IndexError):
         memory = _spare_texts.pop()
     if memory is None or memory.size < nbytes:
-        memory = None  # let go before more is asked for
+        memory = None  # freed before more is allocated
         memory = cuda.device_array(ceil_div(nbytes, TEXT_STEP_NBYTES) * TEXT_STEP_NBYTES, np.uint8)
     try:
         yield Text(piece, kind, memory)
@@ -247,7 +251,7 @@ def borrowed_text(piece: Piece, kind: Kind) -> Iterator[Text]:
 
 
 def free_texts() -> None:
-    """Let go of the device memory for texts that no task has in hand; for threads that are attached to the GPU."""
+    """Free the device memory of texts that no task uses; call it from a thread that is attached to the GPU."""
     _spare_texts.clear()
 
 
@@ -258,8 +262,9 @@ _spare_tallies: dict[int, list[Tally]] = {}
 
 @contextmanager
 def borrowed_lane() -> Iterator[Lane]:
-    """A lane of this process for one thread; blocks under way when it goes back delay the next borrower alone."""
-    cuda.current_context()  # attaches the thread to the GPU: pool threads come without
+    """A lane of this process for one thread; blocks still being counted when it is returned delay only the next
+    borrower."""
+    cuda.current_context()  # attaches the thread to the GPU: pool threads are not attached
     lane = None
     with suppress(IndexError):
         lane = _spare_lanes.pop()
@@ -284,5 +289,5 @@ def borrowed_tally(bins: int) -> Iterator[Tally]:
     try:
         yield tally
     finally:
-        tally.settle()  # after a failure, blocks that came before it are still being counted
+        tally.settle()  # after a failure, earlier blocks are still being counted
         spare.append(tally)

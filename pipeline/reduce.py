@@ -1,8 +1,8 @@
-"""A reduction as a value: what is done to a piece, how parts are put together, what comes out at the end.
+"""A reduction as a value: what is done to a piece, how parts are combined, and what comes out at the end.
 
-After flox's aggregations (chunk, combine, finalize, identity). The parts come from tasks that finish in any
-order; a reduction whose ``combine`` does not care takes them as they come, any other gets them in the order
-of the pieces. Either way the result depends neither on the number of workers nor on their speed.
+After flox's aggregations (chunk, combine, finalize, identity). The parts come from tasks that finish in any order; a
+commutative reduction takes them as they come, any other gets them in the order of the pieces. Either way the result
+depends neither on the number of workers nor on their speed.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ Total = TypeVar("Total")
 Result = TypeVar("Result")
 
 CLOSING_SECONDS = 0.5
-"""How long a task goes on in a worker that closes: that first tells its nanny and then cancels its tasks, and one that
+"""How long a task goes on in a closing worker. A worker first tells its nanny and then cancels its tasks; a task that
 ended before would count as failed, not as cancelled."""
 
 
 @dataclass(frozen=True)
 class Reduction(Generic[Part, Total, Result]):
-    """What a reduction is made of."""
+    """The functions of a reduction."""
 
     name: str
-    """As events call it: ``histogram`` or ``dot``."""
+    """Its name in events: ``histogram`` or ``dot``."""
     chunk: Callable[..., tuple[Part, dict[str, float]]]
-    """On a worker: one piece's part, and the busy seconds of its stages. Must be importable there."""
+    """Runs on a worker: returns one piece's part and the busy seconds of its stages. Must be importable there."""
     identity: Callable[[], Total]
-    """The total of no pieces at all."""
+    """The total of no pieces."""
     combine: Callable[[Total, Part], Total]
-    """The total with one more part; may write into the total it is given."""
+    """Adds one part to the total; may write into the total it is given."""
     finalize: Callable[[Total], Result]
     commutative: bool
-    """Whether parts may be combined in any order with the same outcome to the last bit."""
+    """Whether combining parts in any order gives the same bits."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def reduce_pieces(
     nbytes: Sequence[int],
     listener: Listener,
 ) -> Result:
-    """Run ``reduction.chunk(*call)`` on the workers for every call, and put the parts together here.
+    """Run ``reduction.chunk(*call)`` on the workers for every call, and combine the parts in this process.
 
     ``nbytes`` says how much each call reads. Raises what the tasks raise (see ``run_bounded``).
     """
@@ -80,7 +80,7 @@ def reduce_pieces(
         waiting=on_waiting(listener, reduction.name, "ends it"),
     )
     total = reduction.identity()
-    with closing(outcomes):  # cancels what is outstanding now, not when an error's traceback is forgotten
+    with closing(outcomes):  # cancels outstanding tasks now, not when an error's traceback is freed
         for part in _parts(outcomes, reduction, nbytes, listener):
             total = reduction.combine(total, part)
     result = reduction.finalize(total)
@@ -94,7 +94,7 @@ def _parts(
     nbytes: Sequence[int],
     listener: Listener,
 ) -> Iterator[Part]:
-    """The parts in an order that the reduction can take; says of each that it came."""
+    """Yield the parts in an order that the reduction allows; tell the listener of each as it arrives."""
     early: dict[int, Part] = {}
     due = 0
     for place, outcome in outcomes:
@@ -117,8 +117,8 @@ def _run_chunk(chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[
 
 
 def end_if_given_up() -> Callable[[], None]:
-    """What ends the task that this thread runs as soon as nobody wants it any more: its client has let go of it, or its
-    worker closes, which waits for it. For any thread to call, now and then. In no task it does nothing.
+    """A function that ends the task this thread runs once nobody needs it any more: its client has released it, or its
+    worker is closing and waits for it. Any thread may call it, now and then. Outside a task it does nothing.
 
     It raises CancelledError.
     """
@@ -133,7 +133,7 @@ def end_if_given_up() -> Callable[[], None]:
     def check() -> None:
         nonlocal seen
         task = worker.state.tasks.get(key)
-        # A worker that retires, which is another word, lets its tasks come to their ends.
+        # A worker that retires has another status and lets its tasks finish.
         if seen is None and worker.status in (Status.closing, Status.closed, Status.failed):
             seen = time.monotonic()
         if (
@@ -150,10 +150,9 @@ _kept = threading.local()
 
 
 def scratch(name: str, nbytes: int, *, pinned: bool) -> np.ndarray:
-    """Memory for ``nbytes`` bytes, uint8, kept by this thread under ``name`` and given again to its next
-    task.
+    """``nbytes`` of memory, uint8, kept by this thread under ``name`` and reused by its next task.
 
-    ``pinned`` takes host memory that a GPU copies from at full speed. What it holds is of no meaning.
+    ``pinned`` takes host memory that a GPU copies from at full speed. The contents are undefined.
     """
     key = (name, pinned)
     buffers: dict[tuple[str, bool], np.ndarray] = _kept.__dict__.setdefault("buffers", {})

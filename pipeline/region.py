@@ -1,4 +1,4 @@
-"""A region of an array as the parts of chunks that it touches: what reading and writing it have in common."""
+"""A region of an array as the parts of chunks that it touches: shared by reading and writing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilewright.kernels.launch import ceil_div
 
 SCRAP_NBYTES = 2**20
-"""Rows that are read whole although only a part of each is wanted pass through this much memory, which stays cached."""
+"""Size of the buffer through which whole rows pass where only a part of each is wanted: it stays in cache."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a finished matrix product tells of itself."""
+"""The report of a finished matrix product."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tilewright.pipeline.product import THREADS
 from tilewright.pipeline.verify import Verification
 
 LIMITING_SHARE = 0.8
-"""A thread that is busy for this share of the time is what limits a run; below it, threads wait for one another."""
+"""A thread that is busy for at least this share of the time limits a run; below it, threads wait for one another."""
 
 
 @dataclass(frozen=True)
 class MatmulRun:
-    """A finished matrix product: what was planned, what did it, how long it took, and whether it proved right."""
+    """A finished matrix product: the plan, what computed it, how long it took, and the result of its verification."""
 
     plan: MatmulPlan
     device: str
@@ -27,10 +27,10 @@ class MatmulRun:
     seconds: float
     """From the first tile handed out to the last one stored."""
     stages: dict[str, float]
-    """Busy seconds by stage, summed over workers; stages overlap, so they can add up to more than the time. Where a
-    stage moves several panels or tiles at once, the time counts once."""
+    """Busy seconds by stage, summed over workers. Stages overlap, so they can add up to more than ``seconds``. Time in
+    which a stage moves several panels or tiles at once counts once."""
     read_nbytes: int
-    """Bytes of A and B that were read, as they are once decoded: no more than the plan says."""
+    """Bytes of A and B that were read, counted after decoding: at most what the plan says."""
     shared_nbytes: int
     """Bytes of A and B that workers copied from each other's GPUs rather than read."""
     write_nbytes: int
@@ -38,7 +38,7 @@ class MatmulRun:
     operations: int
     """Multiplications and additions of those tiles."""
     workers: dict[str, dict[str, float]]
-    """For each worker that did something, the seconds in which it did something of ``load``, ``compute``, ``write``."""
+    """For each worker that did any work, the seconds in which it was busy with ``load``, ``compute``, ``write``."""
     resumed: int
     """Tiles that an earlier run had finished."""
     verification: Verification | None
@@ -68,7 +68,7 @@ class MatmulRun:
         return "\n".join(lines)
 
     def _busy(self) -> str:
-        """One line: how much of the time each thread of a worker was busy, and which of them the others wait for."""
+        """One line: the share of the time each thread of a worker was busy, and which of them the others wait for."""
         if not self.workers or self.seconds <= 0:
             return "busy: nothing was left to do"
         count = max(self.plan.workers, len(self.workers))

@@ -1,7 +1,6 @@
-"""Zarr arrays: what they are called and where they lie, opened and checked, the sides of what is read and written.
+"""Zarr arrays: their names and locations, opening and checking them, and the units in which they are read and written.
 
-How regions of them are read is in `region_read.py`, how they are written in `region_write.py`, and how new ones come to
-be in `output.py`.
+Regions of them are read in `region_read.py` and written in `region_write.py`; new ones are created in `output.py`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.terms import StoredMatrix
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
-"""What a user may name an array by: a path, a URL, or an open array."""
+"""How a user may give an array: a path, a URL, or an open array."""
 
 UNREADABLE = (BaseZarrError, ValueError, KeyError, TypeError, AttributeError)
-"""What zarr-python raises for what is no array. It takes the form of the metadata for granted: a list for a mapping
-ends in an AttributeError."""
+"""What zarr-python raises for something that is not an array. It does not validate the metadata's form: a list in place
+of a mapping ends in an AttributeError."""
 
 GIVEN_NAME = "_tilewright_given_name"
-"""The attribute of a local store that keeps what the user called its folder, whose path we made absolute."""
+"""The attribute of a local store that keeps the user's name for its folder, whose path we made absolute."""
 
 
 def name_of(source: Source) -> str:
@@ -44,22 +43,22 @@ def name_of(source: Source) -> str:
 
 
 def place_of(array: zarr.Array[Any]) -> str:
-    """Where an array lies, for processes that run in other folders: its absolute path, or its URL."""
+    """Where an array is, for processes that run in other folders: its absolute path, or its URL."""
     if isinstance(array.store, LocalStore):
         return str(array.store.root.absolute() / array.path)
     return str(array.store_path)
 
 
 def location(source: Source) -> tuple[str, PurePath]:
-    """Where an array lies, or would, to see whether two are one, or one lies inside another.
+    """Where an array is, or would be, to tell whether two are the same, or one lies inside another.
 
-    For a local disk ``""`` and the path without links, else a protocol, or what the store is, and the path there.
+    For a local disk ``""`` and the path with links resolved; else a protocol, or the store's type, and the path there.
     """
     if not isinstance(source, zarr.Array):
         path = local_path(source)
         if path is not None:
             return "", path.resolve()
-        from fsspec.core import url_to_fs  # few name a URL
+        from fsspec.core import url_to_fs  # imported here since few use a URL
 
         try:
             return _location(*url_to_fs(os.fspath(source)))
@@ -82,10 +81,10 @@ def _location(fs: Any, path: str) -> tuple[str, PurePath]:
 
 
 def anchored(array: zarr.Array[Any], given: str | None = None) -> zarr.Array[Any]:
-    """The array by its absolute path, which means the same to workers that run in other folders.
+    """The array by its absolute path, which is the same for workers that run in other folders.
 
-    given: what to call its folder, where that is absolute already. Links in the path stay: to other hosts they may lead
-    elsewhere, and on purpose.
+    given: the folder's name in messages, where its path is absolute already. Links in the path are kept: on other hosts
+    they may lead elsewhere, deliberately.
     """
     folder = array.store
     if not isinstance(folder, LocalStore):
@@ -95,7 +94,7 @@ def anchored(array: zarr.Array[Any], given: str | None = None) -> zarr.Array[Any
         return array
     if folder.root.is_absolute():
         return array
-    # The caller's own array is left as it is, and the copy keeps whatever it was opened with.
+    # The caller's array is left unchanged; the copy keeps whatever it was opened with.
     moved = copy.copy(folder)
     moved.root = folder.root.absolute()
     setattr(moved, GIVEN_NAME, str(folder.root))
@@ -109,7 +108,7 @@ def metadata_name(array: zarr.Array[Any]) -> str:
 
 
 def check_source(source: Any, role: str) -> None:
-    """Raise StoreError for what names no stored array."""
+    """Raise StoreError for anything that does not name a stored array."""
     if not isinstance(source, (str, os.PathLike, zarr.Array)):
         raise StoreError(
             f"{role}: found {type(source).__module__}.{type(source).__qualname__}; it must be a path, a URL or a"
@@ -130,12 +129,13 @@ def check_source(source: Any, role: str) -> None:
 def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
     """Open an array for reading and check that it holds numbers in ``ndim`` dimensions.
 
-    A relative path is made absolute, for workers that run in other folders; messages name it as it was given.
+    A relative path is made absolute, for workers that run in other folders; messages use the name as given.
 
     Raises
     ------
     StoreError
-        Nothing is there, it cannot be read, it is a group and no array, or ``source`` is no path at all.
+        Nothing is there, it cannot be read, it is a group and not an array, its chunks hold no element, or ``source``
+        is not a path.
     ShapeError, DTypeError
         The array has another number of dimensions, or holds no numbers.
     """
@@ -175,22 +175,22 @@ def _opened(source: Source) -> zarr.Array[Any]:
     path = None if text.startswith("file://") else local_path(source)
     if path is None:
         return zarr.open_array(text, mode="r")
-    # A path and no text, or zarr would take a colon in the names of the folders above for a URL's.
+    # A Path, not a string: in a string zarr would take a colon in a folder's name for part of a URL.
     return anchored(zarr.open_array(path.absolute(), mode="r"), text)
 
 
 def read_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
-    """Sides of what is read as one piece: the chunk (within a shard, the inner chunk)."""
+    """Sides of what is read as one piece: the chunk (in a shard, the inner chunk)."""
     return tuple(max(1, side) for side in array.chunks)
 
 
 def write_unit(array: zarr.Array[Any]) -> tuple[int, ...]:
-    """Sides of what is written as one object, by one writer at a time: the shard where there is one."""
+    """Sides of what is written as one object, by one writer at a time: the shard if there is one, else the chunk."""
     return tuple(max(1, side) for side in (array.shards or array.chunks))
 
 
 def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> StoredMatrix:
-    """The array's numbers for the planner, with op applied."""
+    """The array as the planner sees it, with op applied."""
     rows, columns = array.shape
     unit = read_unit(array)
     layout = layout_of(array, name_of(array))
@@ -200,12 +200,12 @@ def as_stored_matrix(array: zarr.Array[Any], *, transpose: bool = False) -> Stor
 
 
 def check_shared(source: Source, role: str, *, written: bool = False, copied: bool = False) -> None:
-    """Raise StoreError for what tasks would not share with the caller, to read it, or to write to it (``written``).
+    """Raise StoreError for an array that tasks cannot share with the caller, for reading, or (``written``) for writing.
 
-    They are pickled on their way to any worker, also to one in this process. What lies in memory is copied along with
-    every task, or is not there in another process, by its store; what a task writes to it, the caller does not see. A
-    ZIP file is opened again, in the caller's mode: "w" empties it, and what was added in "a" is not in its list yet and
-    reads as zeros. ``copied``: a copy along with every task will do.
+    Arrays are pickled on their way to any worker, even one in this process. An array in memory is, depending on its
+    store, copied along with every task or missing in another process; the caller does not see what a task writes to it.
+    A ZIP file is opened again, in the caller's mode: "w" empties it; what was added in "a" is not in its directory yet,
+    and reads as zeros. ``copied``: a copy along with every task will do.
     """
     pickled = isinstance(source, zarr.Array) and isinstance(_keeper(source), MemoryStore)
     if in_memory(source) and not (copied and pickled):
@@ -227,18 +227,18 @@ def check_shared(source: Source, role: str, *, written: bool = False, copied: bo
 
 
 def in_memory(source: Source) -> bool:
-    """Whether the data lie in this process's memory: by an open array's store, whatever wraps it, or by a URL."""
+    """Whether the data are in this process's memory, judged by an open array's innermost store, or by a URL."""
     if not isinstance(source, zarr.Array):
         return _names_protocol(source, "memory")
     keeper = _keeper(source)
     if isinstance(keeper, MemoryStore) or "memory" in _protocols(keeper):
         return True
-    # By its name: whoever has such a store has obstore, and nobody else needs it.
+    # Compared by name, so that obstore need not be imported: whoever has such a store has it.
     return type(keeper).__module__.startswith("obstore") and type(keeper).__name__ == "MemoryStore"
 
 
 def zip_mode(source: Source) -> str | None:
-    """The mode in which the ZIP file is open that an array lies in; None: it lies in none."""
+    """The mode in which an array's ZIP file is open; None: it is in no ZIP file."""
     if not isinstance(source, zarr.Array):
         return "r" if _names_protocol(source, "zip") else None
     keeper = _keeper(source)
@@ -248,12 +248,12 @@ def zip_mode(source: Source) -> str | None:
 
 
 def _names_protocol(url: str | os.PathLike[str], protocol: str) -> bool:
-    """Whether a URL, or one of a chain of them, is of a protocol."""
+    """Whether a URL, or any in a chain of URLs, has this protocol."""
     return any(part.startswith(f"{protocol}://") for part in os.fspath(url).split("::"))
 
 
 def _keeper(array: zarr.Array[Any]) -> Any:
-    """What keeps an array's data beneath all that wraps it: a store, a file system of fsspec's, or obstore's store."""
+    """What holds an array's data beneath all wrappers: a store, an fsspec file system, or obstore's store."""
     store = _unwrapped(array.store)
     if isinstance(store, ObjectStore):
         return store.store
@@ -269,7 +269,7 @@ def _unwrapped(store: Any) -> Any:
 
 
 def _beneath(fs: Any, path: str) -> tuple[Any, str]:
-    """A file system of fsspec's, and a path there, beneath what makes it asynchronous, begins it at a folder, or caches
+    """An fsspec file system and a path there, beneath wrappers that make it asynchronous, root it at a folder, or cache
     it."""
     while (inner := getattr(fs, "sync_fs", None) or getattr(fs, "fs", None)) is not None:
         if "dir" in _protocols(fs):
@@ -279,13 +279,13 @@ def _beneath(fs: Any, path: str) -> tuple[Any, str]:
 
 
 def _protocols(keeper: Any) -> tuple[str, ...]:
-    """By which names a file system of fsspec's stands in URLs; none for anything else."""
+    """The protocol names of an fsspec file system; none for anything else."""
     found = getattr(keeper, "protocol", ())
     return (found,) if isinstance(found, str) else tuple(found)
 
 
 def is_local(array: zarr.Array[Any]) -> bool:
-    """Whether an array's chunks are files of this host."""
+    """Whether an array's chunks are local files."""
     return isinstance(array.store, LocalStore)
 
 
@@ -304,7 +304,7 @@ def is_compressed(array: zarr.Array[Any]) -> bool:
 
 
 def check_in_sight(name: str, root: Path, metadata_name: str) -> None:
-    """Raise StoreError where this host does not have the array's own file, so that what it lacks tells nothing."""
+    """Raise StoreError where this host does not see the array's metadata file: then a missing chunk means nothing."""
     try:
         os.stat(f"{root}/{metadata_name}")
     except OSError as error:

@@ -1,5 +1,5 @@
-"""Calls made by the threads of a pool, and none behind the caller's back: what no thread could be had for is never
-made, and where one fails the others have ended before the caller hears of it."""
+"""Calls on a pool's threads, with two guarantees: a call for which no thread could be started is never made, and where
+one call fails, the others have ended before the caller sees the error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ Result = TypeVar("Result")
 
 
 def submitted(pool: Executor, call: Callable[[], Result]) -> Future[Result]:
-    """What a thread of the pool will bring. Raises what submitting does where the system has no thread left; the pool
-    keeps the call all the same, and would make it later, with buffers that are in use for something else by then."""
+    """The future of a call on the pool. Raises what submitting raises if the system has no thread left; the pool keeps
+    such a call and would make it later, with buffers that are used for something else by then, so it is cancelled
+    here."""
     done: Future[Result] = Future()
     try:
         pool.submit(_make, done, call)
@@ -28,11 +29,11 @@ def _make(done: Future[Result], call: Callable[[], Result]) -> None:
             done.set_result(call())
         except BaseException as error:
             done.set_exception(error)
-            del done, call  # the error holds this frame, and would hold itself and their buffers
+            del done, call  # the error holds this frame: avoid a cycle that keeps buffers alive
 
 
 def run_all(pool: Executor, calls: Iterable[Callable[[], Result]]) -> list[Result]:
-    """Run the calls on the pool and wait for every one, also when one fails: none still writes afterwards."""
+    """Run the calls on the pool and wait for every one, even if one fails: none still writes afterwards."""
     futures: list[Future[Result]] = []
     try:
         for call in calls:
