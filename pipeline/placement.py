@@ -166,7 +166,7 @@ class Placement:
         return share.popleft() if share else None
 
     def others(self, worker: str) -> Tile | None:
-        """The last tile of another worker's share: of the one helped last, whose row's panels are still held, else of
+        """The last tile of another worker's share: of the one helped last, so that the same row is used again, else of
         the longest. None where nothing is left."""
         helped = self._shares.get(self._helped.get(worker, worker))
         if not helped:

@@ -458,8 +458,8 @@ def _coding_nbytes(
 ) -> int:
     """Bytes of stored pieces that threads hold while they decode and encode, and what encoders need besides.
 
-    A thread that goes through a codec holds one stored piece twice: encoded, and decoded or gathered. Where a streaming
-    decoder takes the place of that it needs less: however large its window, it fills no more than it decodes.
+    A thread that goes through a codec holds one stored piece twice: encoded, and decoded or gathered. A streaming
+    decoder needs less: however large its window, it fills no more than it decodes.
     """
     pieces = [max((op.unit_nbytes for op in factors if not op.plain), default=0)] * limits.read_threads
     pieces += [c_unit_nbytes] * limits.write_threads

@@ -381,7 +381,7 @@ class Engine:
             brought: Callable[[], _Brought] = bring
             if foreign:
                 # Other workers' answers take time: meanwhile this thread waits for earlier panels.
-                with suppress(RuntimeError):  # no thread left: then they are asked after those
+                with suppress(RuntimeError):  # no thread left: they are asked later, in `_hand_on`
                     brought = submitted(self._takers, bring).result
         except BaseException:
             self._give_back(taken, missing, arrivals)
@@ -570,7 +570,7 @@ class Engine:
                 running.wait()
         except BaseException as error:
             job.error = job.error or error
-        late = max(0.0, self._multiplied - running.clock.start)  # until then: those before
+        late = max(0.0, self._multiplied - running.clock.start)  # the panels before ran until then
         clock = _Clock(running.clock.begin + late, running.clock.start + late)
         job.count("compute", "compute", clock, ())
         self._multiplied = time.perf_counter()
