@@ -74,7 +74,7 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
     """Describe this worker and resolve ``device`` (``auto``, ``cuda`` or ``cpu``) on it.
 
     loops: whether work on a CPU will need compiled loops, so that Numba should start now. ``dask_worker`` is filled in
-    by ``Client.run``, which calls this on the worker's event loop; what may take long runs in a thread.
+    by `asking.answer`, which calls this on the worker's event loop; what may take long runs in a thread.
 
     A TilewrightError (``cuda`` was asked for and this worker has no usable GPU) is returned, not raised: the worker
     would log a raised one at length.
