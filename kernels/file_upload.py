@@ -13,7 +13,6 @@ ordinary way, which knows what to say when that fails too.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from tilewright.kernels.file_rectangles import (
     Rectangle,
     name_table,
 )
+from tilewright.kernels.files import READ_FLAGS
 from tilewright.kernels.host_loops import compiled
 
 _OFFSET, _FILE_NBYTES, _ROWS, _WIDTH, _STRIDE, _TARGET, _PITCH, _TALL, _WIDE, _SPAN = range(10)
@@ -133,7 +133,7 @@ def _move(
             descriptor = call2(
                 functions[_OPEN],
                 numba.int64(paths.ctypes.data) + path_starts[here],
-                os.O_RDONLY | os.O_CLOEXEC,
+                READ_FLAGS,
             )
             opened = here
             bad = descriptor < 0

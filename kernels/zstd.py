@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tilewright.kernels.files import READ_FLAGS
+
 WINDOW_BITS = 27
 """How far back, 128 MiB, data may refer, which takes as much memory; ``zstd --long=31`` writes more."""
 STORED_NBYTES = 2**20
@@ -163,7 +165,7 @@ class Frames:
         self._descriptor, self._close = -1, lambda: None
         if path is not None:
             with contextlib.suppress(OSError):
-                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptor = os.open(path, READ_FLAGS)
                 self._close = weakref.finalize(self, os.close, self._descriptor)
 
     @property

@@ -16,7 +16,6 @@ Method: the streaming interface of libzstd (zstd.h, `ZSTD_decompressStream` and 
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,6 +36,7 @@ from tilewright.kernels.calls import (
     take_numbers,
 )
 from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk, name_table
+from tilewright.kernels.files import READ_FLAGS
 from tilewright.kernels.host_loops import compiled
 from tilewright.kernels.zstd import (
     ADDRESS,
@@ -128,7 +128,7 @@ def _upload(
             break
         chunk = table[here]
         name = numba.int64(paths.ctypes.data) + path_starts[here]
-        descriptor = call2(functions[_OPEN], name, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = call2(functions[_OPEN], name, READ_FLAGS)
         bad = descriptor < 0
         if not bad:
             length = long_call3(functions[_SEEK], descriptor, 0, SEEK_END)

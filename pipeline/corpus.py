@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewright.kernels.files import READ_FLAGS, NotAFileError, check_is_file, read_at
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import decompress
 from tilewright.pipeline.errors import CompressedError, CorpusError
@@ -237,7 +238,7 @@ def read_range(document: Document, start: int, stop: int, target: np.ndarray) ->
         view = memoryview(target.view(np.uint8).data)
         done = 0
         while done < stop - start:
-            got = os.preadv(descriptor, [view[done:]], start + done)
+            got = read_at(descriptor, view[done:], start + done)
             if got == 0:
                 raise _ended(document, descriptor)
             done += got
@@ -288,7 +289,7 @@ def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
     with _opened(document) as descriptor:
         done = start
         while done < document.nbytes:
-            got = os.preadv(descriptor, [view[: document.nbytes - done]], done)
+            got = read_at(descriptor, view[: document.nbytes - done], done)
             if not got:
                 raise _ended(document, descriptor)
             done += got
@@ -299,15 +300,27 @@ def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
 def _opened(document: Document) -> Iterator[int]:
     """The descriptor of a document's file; what the system refuses becomes a CorpusError."""
     try:
-        descriptor = os.open(document.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        descriptor = os.open(document.path, READ_FLAGS)
+    except OSError as error:
+        raise _refused(document, error) from error
+    try:
+        yield descriptor
     except CorpusError:
         raise
     except OSError as error:
-        raise CorpusError(f"cannot read {document.name}: {error.strerror}") from error
+        try:
+            check_is_file(
+                os.fstat(descriptor)
+            )  # not before: of small files, each further call is a part of the time
+        except NotAFileError as what:
+            raise _refused(document, what) from error
+        raise _refused(document, error) from error
+    finally:
+        os.close(descriptor)
+
+
+def _refused(document: Document, error: OSError) -> CorpusError:
+    return CorpusError(f"cannot read {document.name}: {error.strerror or error}")
 
 
 def _ended(document: Document, descriptor: int) -> CorpusError:

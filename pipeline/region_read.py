@@ -30,6 +30,7 @@ from tilewright.kernels.file_rectangles import (
     Rectangle,
     StoredChunk,
 )
+from tilewright.kernels.files import NotAFileError, open_file
 from tilewright.kernels.memory import is_out_of_memory
 from tilewright.pipeline.chunks import (
     DamagedChunkError,
@@ -207,7 +208,7 @@ def _extent_in_shard(
 ) -> tuple[int, int] | None:
     """Where a chunk lies in its shard; None where it is not there, or cannot be found: reading it says why."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(path)
     except OSError:
         return None
     try:
@@ -255,13 +256,16 @@ def _read_direct(
     file_name = layout.file_name(piece.chunk)
     path = layout.root / file_name
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(path)
     except FileNotFoundError:
         # A chunk that was never written holds the fill value, but an array that is out of sight has no chunk at all.
         # Asked each time: it costs less than the fill, and the array may go away while it is read.
         check_in_sight(layout.name, layout.root, layout.metadata_name)
         target[...] = layout.fill_value
         return
+    except NotAFileError as error:
+        message = _unreadable(piece, layout.name, file_name, layout.shards is not None, error)
+        raise DamagedError(message) from error
     except OSError as error:
         raise StoreError(
             f"cannot read chunk {chunk_name(piece)} of {layout.name} from {path}: {error}"
@@ -334,7 +338,7 @@ def _bands_into(target: np.ndarray, layout: Layout, piece: Piece) -> Iterator[np
 
 
 def _unreadable(piece: Piece, name: str, file_name: str, sharded: bool, error: Exception) -> str:
-    kind = "" if isinstance(error, DamagedChunkError) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, DamagedChunkError | NotAFileError) else f"{type(error).__name__}: "
     return (
         f"chunk {chunk_name(piece)} of {name} cannot be read ({'in shard ' * sharded}{name}/{file_name}):"
         f" {kind}{error}; restore the chunk, or write the array again"

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.pipes import pipe_at
 from tests.kernels.pretended_driver import BLOCK, Driver, run
 from tilewright.kernels import calls, file_upload
 from tilewright.kernels.device_choice import SIMULATOR, driver_library
@@ -105,9 +106,11 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_moved(driver: Driver, tmp_
         return Rectangle(str(tmp_path / name), 0, length, 1, 3000, 3000, address, 3000)
 
     missing, longer, wrong = whole("missing", 0), whole("short", 1), whole("good", 2, 2999)
-    upload = Upload([missing, longer, wrong, whole("good", 3, 3000)], BLOCK, 2, driver.functions)
-    run(upload, 2)
-    assert upload.failed() == [0, 1, 2]
+    pipes = [whole("pipe", 0), whole("pipe", 0, 3000)]
+    upload = Upload([missing, longer, wrong, whole("good", 3, 3000), *pipes], BLOCK, 2, driver.functions)
+    with pipe_at(tmp_path / "pipe"):
+        run(upload, 2)
+    assert upload.failed() == [0, 1, 2, 4, 5]
     np.testing.assert_array_equal(device[3], good)
     assert not device[[0, 2]].any()
 

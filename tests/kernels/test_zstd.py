@@ -12,6 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kernels.pipes import pipe_at
 from tilewright.kernels import zstd, zstd_loop
 from tilewright.kernels.zstd import Decompress, FrameError, Frames
 
@@ -127,11 +128,13 @@ def test_a_file_is_decompressed(
 
 @ways
 def test_what_cannot_be_read_has_to_be_fed(way: Decompress, tmp_path: Path) -> None:
-    """A file that is not there, and one that ended early: from then on, and no more of the file."""
+    """What is not there, or no file, and a file that ended early: from then on, and no more of the file."""
     stored, content = frame("text", 10**6, True)
     path = tmp_path / "stored.zst"
-    frames = Frames(WINDOW_BITS, str(path), len(stored), decompress=way)
-    assert (filled(frames, 1000), frames.taken) == (b"", 0)
+    with pipe_at(tmp_path / "pipe"):
+        for name in (path, tmp_path, tmp_path / "pipe"):
+            frames = Frames(WINDOW_BITS, str(name), len(stored), decompress=way)
+            assert (filled(frames, 1000), frames.taken) == (b"", 0)
     path.write_bytes(stored[:1234])
     frames = Frames(WINDOW_BITS, str(path), len(stored), decompress=way)
     found = filled(frames, 1000)

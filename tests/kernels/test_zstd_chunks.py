@@ -14,6 +14,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.pipes import pipe_at
 from tests.kernels.pretended_driver import BLOCK, Driver, lanes, run
 from tilewright.kernels import file_download, file_upload, zstd, zstd_chunks
 from tilewright.kernels.device_choice import SIMULATOR, driver_library
@@ -103,12 +104,15 @@ def test_a_chunk_that_is_not_what_it_should_be_is_named_and_the_rest_is_moved(tm
             (tmp_path / name).write_bytes(data)
         chunks.append(chunk_at(tmp_path / name, content, device[place]))
     chunks.append(chunks[-1]._replace(nbytes=len(good) + 1))  # more than the file has
+    chunks.append(chunks[0]._replace(path=str(tmp_path / "pipe")))
+    chunks.append(chunks[-1]._replace(nbytes=len(good)))
     driver = Driver()
-    before = len(os.listdir("/proc/self/fd"))
     upload = ChunkUpload(chunks, BLOCK, driver.functions_zstd)
-    run(upload, 2)
-    names = [*stored, "beyond the file's end"]
-    assert [names[place] for place in upload.failed()] == [*list(stored)[:-2], names[-1]]
+    before = len(os.listdir("/proc/self/fd"))
+    with pipe_at(tmp_path / "pipe"):
+        run(upload, 2)
+    names = [*stored, "beyond the file's end", "pipe", "pipe of that length"]
+    assert [names[place] for place in upload.failed()] == [*list(stored)[:-2], *names[-3:]]
     for moved in (-1, -2):  # two frames that make a chunk together are one
         np.testing.assert_array_equal(device[moved], content)
     assert len(os.listdir("/proc/self/fd")) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.pipeline.corpus import Document, cut_pieces, list_corpus, read_range
+from tests.kernels.pipes import pipe_at
+from tilewright.pipeline.corpus import Document, cut_pieces, list_corpus, read_range, reader
 from tilewright.pipeline.errors import CorpusError
 
 
@@ -150,6 +152,24 @@ def test_a_file_that_shrinks_or_goes_away_is_named(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(CorpusError, match=r"cannot read .*log: No such file"):
         read_range(document, 0, 10, target)
+
+
+@pytest.mark.parametrize("name", ["log", "log.gz", "log.zst"])
+@pytest.mark.parametrize("found", ["a pipe", "a folder"])
+def test_what_has_come_in_place_of_a_file_is_named_and_not_waited_for(
+    name: str, found: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / name, b"0123456789")
+    (document,) = list_corpus([path]).documents
+    path.unlink()
+    if found == "a folder":
+        path.mkdir()
+    target = np.zeros(10, np.uint8)
+    with (
+        pipe_at(path) if found == "a pipe" else nullcontext(),
+        pytest.raises(CorpusError, match=rf"cannot read .*{name}: it is {found} and no file"),
+    ):
+        read_range(document, 0, 10, target) if document.codec is None else reader(document)(target)
 
 
 def test_a_file_that_grows_is_read_as_long_as_it_was(tmp_path: Path) -> None:

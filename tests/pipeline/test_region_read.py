@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs.abc import Codec
 
+from tests.kernels.pipes import pipe_at
 from tests.pipeline.stored_arrays import CODECS, KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
 from tilewright.pipeline import region_read
 from tilewright.pipeline.chunks import decode, layout_of
@@ -89,6 +91,28 @@ def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
     victim.write_bytes(victim.read_bytes()[:-1])
     with pytest.raises(StoreError, match=r"chunk \(1, 0\) of .*x\.zarr.* 63 bytes .* 64"):
         read_region(array, (slice(0, 8), slice(0, 8)))
+
+
+@pytest.mark.parametrize("found", ["a pipe", "a folder"])
+@pytest.mark.parametrize("in_loops", [False, True])
+@pytest.mark.parametrize("codecs", ["3 none", "3 zstd", "3 gzip", "3 sharded"])
+def test_what_has_come_in_place_of_a_chunk_is_named_and_not_waited_for(
+    codecs: str, in_loops: bool, found: str, tmp_path: Path
+) -> None:
+    array = any_way(codecs, tmp_path / "x.zarr", np.ones((1000, 1000), "f4"), (500, 500))
+    victim = chunk_file(array, (0, 0))
+    victim.unlink()
+    if found == "a folder":
+        victim.mkdir()
+    (first, *_) = region_reads(array, (slice(0, 1000), slice(0, 1000)), in_loops=in_loops)
+    target = np.empty(first.shape, "f4")
+    with (
+        pipe_at(victim) if found == "a pipe" else nullcontext(),
+        pytest.raises(
+            DamagedError, match=rf"chunk \(0, 0\) of .*x\.zarr cannot be read .*: it is {found} and no file"
+        ),
+    ):
+        first.read(target)
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, Crc32cCodec, TransposeCodec, ZstdCodec
 
+from tests.kernels.pipes import pipe_at
 from tests.kernels.pretended_driver import BLOCK, Driver, run
 from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
 from tilewright.kernels.file_upload import Upload
@@ -134,6 +135,20 @@ def test_a_damaged_chunk_that_is_compressed_is_an_error_that_names_it(tmp_path: 
     data[-1] ^= 1  # the checksum's last byte, behind all that the chunk has
     damaged.write_bytes(data)
     with pytest.raises(StoreError, match=r"chunk \(1, 0\) of .* cannot be read .*checksum"):
+        bring(array, (slice(0, 20), slice(0, 20)), 20, 2)
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+@pytest.mark.parametrize("shards", [None, (20, 20)])
+def test_a_pipe_in_place_of_a_chunk_is_an_error_that_names_it(
+    tmp_path: Path, shards: tuple[int, int] | None, compressors: str | None
+) -> None:
+    ones = np.ones((20, 20), np.float32)
+    array = store(tmp_path / "a", ones, chunks=(10, 10), shards=shards, compressors=compressors)
+    with (
+        pipe_at(tmp_path / "a" / "c" / "0" / "0"),
+        pytest.raises(StoreError, match=r"chunk \(0, 0\) of .* cannot be read .*: it is a pipe"),
+    ):
         bring(array, (slice(0, 20), slice(0, 20)), 20, 2)
 
 
