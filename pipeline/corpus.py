@@ -29,6 +29,9 @@ MOST_DOCUMENTS = 4096
 STORED_NBYTES = 2**20
 """Stored bytes that are read at a time from a compressed document: what a library has not used it may copy."""
 
+ELSEWHERE = "copy its contents to another file and count that, or leave it out"
+"""What to do about a file whose length is not known before it is read."""
+
 
 @dataclass(frozen=True)
 class Document:
@@ -92,8 +95,8 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
     Raises
     ------
     CorpusError
-        A path that is not there, a folder that cannot be listed, something that is neither file nor folder,
-        no files at all, or something that is no path.
+        A path that is not there, a folder that cannot be listed, something that is neither file nor folder, a file
+        that says of itself to be empty and is not, no files at all, or something that is no path.
     """
     try:
         given = [os.fsdecode(path) for path in paths]
@@ -128,6 +131,8 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
             elif place in documents:
                 repeated += 1
             else:
+                if not facts.st_size:
+                    _check_empty(name)
                 documents[place] = Document(
                     name, absolute, facts.st_size, None if raw else decompress.codec_of(name)
                 )
@@ -157,6 +162,27 @@ def _stat(path: str) -> os.stat_result:
         raise CorpusError(
             f"cannot find {path or repr(path)}: {reason}; name files or folders that exist"
         ) from error
+
+
+def _check_empty(name: str) -> None:
+    """Raise CorpusError where a file has bytes though its length is given as 0: as in /proc, where they are made when
+    they are read. One that cannot be opened has none to count, and one that has grown since is no such file."""
+    try:
+        descriptor = os.open(name, READ_FLAGS)
+    except OSError:
+        return
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not os.pread(descriptor, 1, 0):
+            return
+        if os.fstat(descriptor).st_size:
+            return
+    except OSError as error:
+        raise CorpusError(
+            f"{name} is said to have no bytes, and cannot be read: {error.strerror}; {ELSEWHERE}"
+        ) from error
+    finally:
+        os.close(descriptor)
+    raise CorpusError(f"{name} is said to have no bytes, and has some; {ELSEWHERE}")
 
 
 def _below(folder: str) -> tuple[list[str], int]:
@@ -325,6 +351,10 @@ def _refused(document: Document, error: OSError) -> CorpusError:
 
 def _ended(document: Document, descriptor: int) -> CorpusError:
     at = os.fstat(descriptor).st_size  # not where a read found nothing: several read behind the end at once
+    if at >= document.nbytes:
+        return CorpusError(
+            f"{document.name} is said to have {at} bytes, and ended before the last of them; {ELSEWHERE}"
+        )
     return CorpusError(
         f"{document.name} ended at byte {at} while it was read and had {document.nbytes} bytes when the corpus"
         " was listed; count it when nothing writes to it"

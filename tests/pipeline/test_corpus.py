@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.pipes import pipe_at
+from tilewright.pipeline import corpus
 from tilewright.pipeline.corpus import Document, cut_pieces, list_corpus, read_range, reader
 from tilewright.pipeline.errors import CorpusError
 
@@ -93,6 +96,60 @@ def test_pipes_are_told_of_and_never_opened(tmp_path: Path) -> None:
     assert corpus.notes == ("1 special file (socket, pipe or device) not counted",)
     with pytest.raises(CorpusError, match=r"pipe is neither a file nor a folder"):
         list_corpus([tmp_path / "pipe"])
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_file_that_is_empty_by_its_length_alone_is_refused(below: bool, tmp_path: Path) -> None:
+    """Its bytes are made when it is read."""
+    (tmp_path / "cmdline").symlink_to("/proc/self/cmdline")
+    assert (tmp_path / "cmdline").stat().st_size == 0
+    with pytest.raises(CorpusError, match=r"cmdline is said to have no bytes, and has some; copy"):
+        list_corpus([tmp_path if below else tmp_path / "cmdline"])
+
+
+def test_files_that_are_empty_count(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write(tmp_path / name, b"")
+    (tmp_path / "two").chmod(0)
+    assert [document.nbytes for document in list_corpus([tmp_path]).documents] == [0, 0]
+
+
+def test_a_file_that_grows_from_nothing_while_it_is_listed_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that come later are not counted, in the first file that is written to as in any."""
+    path, system_open = write(tmp_path / "log", b""), os.open
+
+    def grown(*arguments: Any) -> int:
+        path.write_bytes(b"x")
+        return system_open(*arguments)
+
+    monkeypatch.setattr(corpus.os, "open", grown)
+    (document,) = list_corpus([path]).documents
+    assert document.nbytes == 0
+
+
+def test_a_file_that_cannot_be_read_and_is_empty_by_its_length_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of /proc that give whole records alone, or wait for what happens next."""
+
+    def refuse(*_: Any) -> bytes:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(corpus.os, "pread", refuse)
+    with pytest.raises(CorpusError, match=r"map is said to have no bytes, and cannot be read: Invalid"):
+        list_corpus([write(tmp_path / "map", b"")])
+
+
+def test_a_file_that_has_fewer_bytes_than_its_length_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of /sys, all of which have 4096 bytes by their length."""
+    (document,) = list_corpus([write(tmp_path / "online", b"0-63" + bytes(4092))]).documents
+    monkeypatch.setattr(corpus, "read_at", lambda descriptor, target, offset: 4 if offset == 0 else 0)
+    with pytest.raises(CorpusError, match=r"online is said to have 4096 bytes, and ended before .*; copy"):
+        read_range(document, 0, 4096, np.zeros(4096, np.uint8))
 
 
 def test_errors_name_what_is_missing(tmp_path: Path) -> None:
