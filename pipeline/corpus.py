@@ -7,6 +7,7 @@ middle cannot be read without its beginning: a piece has all of it, and it is re
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 from tilewright.kernels.files import READ_FLAGS, NotAFileError, check_is_file, read_at
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import decompress
-from tilewright.pipeline.errors import CompressedError, CorpusError
+from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.events import counted
 
 MOST_DOCUMENTS = 4096
@@ -31,6 +32,9 @@ STORED_NBYTES = 2**20
 
 ELSEWHERE = "copy its contents to another file and count that, or leave it out"
 """What to do about a file whose length is not known before it is read."""
+
+LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
+"""What the system says of files that are gone, closed to us, or no files any more; the next try would find them so."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +260,9 @@ def read_range(document: Document, start: int, stop: int, target: np.ndarray) ->
     Raises
     ------
     CorpusError
-        The file cannot be read, or has become shorter than it was when the corpus was listed.
+        The file cannot be read.
+    DocumentError
+        It is gone, or has become shorter than it was when the corpus was listed.
     """
     if start == stop:
         return
@@ -277,7 +283,7 @@ def reader(document: Document) -> decompress.Fill:
 
     Raises
     ------
-    CorpusError
+    CorpusError, DocumentError
         As `read_range` does.
     CompressedError
         The bytes are damaged, cut short, or followed by others, or take more memory or a dictionary.
@@ -324,7 +330,7 @@ def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
 
 @contextmanager
 def _opened(document: Document) -> Iterator[int]:
-    """The descriptor of a document's file; what the system refuses becomes a CorpusError."""
+    """The descriptor of a document's file; what the system refuses becomes a CorpusError, or a DocumentError."""
     try:
         descriptor = os.open(document.path, READ_FLAGS)
     except OSError as error:
@@ -346,16 +352,17 @@ def _opened(document: Document) -> Iterator[int]:
 
 
 def _refused(document: Document, error: OSError) -> CorpusError:
-    return CorpusError(f"cannot read {document.name}: {error.strerror or error}")
+    kind = DocumentError if isinstance(error, NotAFileError) or error.errno in LASTING else CorpusError
+    return kind(f"cannot read {document.name}: {error.strerror or error}")
 
 
-def _ended(document: Document, descriptor: int) -> CorpusError:
+def _ended(document: Document, descriptor: int) -> DocumentError:
     at = os.fstat(descriptor).st_size  # not where a read found nothing: several read behind the end at once
     if at >= document.nbytes:
-        return CorpusError(
+        return DocumentError(
             f"{document.name} is said to have {at} bytes, and ended before the last of them; {ELSEWHERE}"
         )
-    return CorpusError(
+    return DocumentError(
         f"{document.name} ended at byte {at} while it was read and had {document.nbytes} bytes when the corpus"
         " was listed; count it when nothing writes to it"
     )

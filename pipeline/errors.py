@@ -21,6 +21,7 @@ __all__ = [
     "DamagedProductError",
     "DeviceMemoryError",
     "DeviceUnavailableError",
+    "DocumentError",
     "OptionError",
     "OutputError",
     "OutputExistsError",
@@ -54,8 +55,12 @@ class CorpusError(TilewrightError, OSError):
     """A corpus without files, or a file of it that cannot be read."""
 
 
-class CompressedError(CorpusError):
-    """A compressed document that cannot be decompressed here, however often it is tried."""
+class DocumentError(CorpusError):
+    """A document that cannot be read here, however often it is tried: it is gone, has become shorter, is no file."""
+
+
+class CompressedError(DocumentError):
+    """A compressed one that cannot be decompressed here."""
 
 
 class PlanError(TilewrightError, ValueError):

@@ -29,9 +29,9 @@ from tilewright.kernels.memory import is_out_of_memory
 from tilewright.pipeline import asking, config, tasks
 from tilewright.pipeline.errors import (
     ClusterError,
-    CompressedError,
     DamagedError,
     DeviceMemoryError,
+    DocumentError,
     RunEndedError,
     TaskError,
     TilewrightError,
@@ -60,7 +60,7 @@ WAIT_SECONDS = 10.0
 JOIN_LOOK_SECONDS = 0.2
 """How often it is looked whether the workers that work is to begin with have joined."""
 
-LASTING = (CompressedError, DamagedError, RunEndedError)
+LASTING = (DamagedError, DocumentError, RunEndedError)
 """Errors that no second try can help: they are about what is stored, or nobody waits for the answer any more."""
 
 NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"

@@ -20,6 +20,7 @@ _ERRORS = (
     "DamagedProductError",
     "DeviceMemoryError",
     "DeviceUnavailableError",
+    "DocumentError",
     "OptionError",
     "OutputError",
     "OutputExistsError",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.errors import DamagedProductError as DamagedProductError
     from tilewright.pipeline.errors import DeviceMemoryError as DeviceMemoryError
     from tilewright.pipeline.errors import DeviceUnavailableError as DeviceUnavailableError
+    from tilewright.pipeline.errors import DocumentError as DocumentError
     from tilewright.pipeline.errors import DTypeError as DTypeError
     from tilewright.pipeline.errors import OptionError as OptionError
     from tilewright.pipeline.errors import OutputError as OutputError

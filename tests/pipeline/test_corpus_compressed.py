@@ -32,7 +32,7 @@ from tilewright.pipeline import corpus, decompress
 from tilewright.pipeline import histogram as counting
 from tilewright.pipeline.corpus import Corpus, Document, Piece, cut_pieces, list_corpus, reader
 from tilewright.pipeline.decompress import Fill
-from tilewright.pipeline.errors import CompressedError, CorpusError
+from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.histogram import count_corpus, count_piece
 from tilewright.pipeline.plan import LANE_NBYTES
 
@@ -435,6 +435,33 @@ def test_damage_is_looked_for_once(client: Client, tmp_path: Path, monkeypatch: 
     with pytest.raises(CompressedError, match=r"a\.gz cannot be decompressed: it was cut short"):
         count(client, [tmp_path], "byte")
     assert read == [str(tmp_path / "a.gz")]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("change", ["gone", "shorter", "a folder"])
+def test_what_became_of_a_document_is_looked_for_once(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, change: str
+) -> None:
+    """Raised, it would be tried again, and reported by Dask each time."""
+    path, tries = tmp_path / f"a{suffix}", []
+
+    def changed(piece: Piece, *how: Any) -> list[Piece]:
+        tries.append(piece)
+        if change == "shorter":
+            os.truncate(path, 5)
+        else:
+            path.unlink(missing_ok=True)
+        if change == "a folder":
+            path.mkdir(exist_ok=True)
+        return shares(piece, *how)
+
+    shares = counting._shares
+    path.write_bytes(COMPRESS.get(suffix, bytes)(b"text that goes away"))
+    monkeypatch.setattr(counting, "_shares", changed)
+    said = {"gone": "No such file", "shorter": "ended at byte 5", "a folder": "it is a folder"}[change]
+    with pytest.raises(DocumentError, match=said):
+        count(client, [tmp_path], "byte")
+    assert len(tries) == 1
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
