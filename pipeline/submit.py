@@ -540,10 +540,7 @@ def run_combined(
 def _check_all_came(missing: int, key: str) -> None:
     # Whatever the cause: a product with tiles left out, or a sum with parts left out, looks like any other.
     if missing:
-        raise ClusterError(
-            f"the results of {key} came to an end with {missing} still to come; what is finished is kept, and the same"
-            " command goes on there"
-        )
+        raise ClusterError(f"the results of {key} came to an end with {missing} still to come; run it again")
 
 
 class _ResultLateError(Exception):
@@ -582,8 +579,7 @@ def _result_of(
         if isinstance(error, CancelledError) and future.status == "finished":
             raise _not_fetched(future, error) from error
         raise ClusterError(
-            f"the scheduler went away, or cancelled task {future.key}: {error}; what is finished is kept, and the same"
-            " command goes on there once a cluster is up"
+            f"the scheduler went away, or cancelled task {future.key}: {error}; bring a cluster up and run it again"
         ) from error
     except KilledWorker as error:
         raise TaskError(
@@ -607,8 +603,8 @@ def _result_of(
 
 def _not_fetched(future: Future, error: BaseException) -> ClusterError:
     return ClusterError(
-        f"the result of task {future.key} cannot be fetched: {type(error).__name__}: {error}; what is finished is kept;"
-        " run it again, with a new client if that was interrupted before"
+        f"the result of task {future.key} cannot be fetched: {type(error).__name__}: {error}; run it again, with a new"
+        " client if that was interrupted before"
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config, store, tasks
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import (
+    ClusterError,
     DamagedError,
     DamagedProductError,
     DeviceMemoryError,
@@ -281,6 +282,7 @@ def _fill(
             # The lock says that no other client lives which writes there; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
             ledger = stack.enter_context(closing(Ledger(output.partial, digest, plan, finished)))
+            stack.enter_context(_telling_what_is_kept(job, plan, digest))
         record = ledger.record if ledger is not None else _forget
         try:
             done = run_tiles(client, product, finished, job.listener, record)
@@ -312,6 +314,20 @@ def _fill(
         resumed=len(finished),
         verification=verification,
     )
+
+
+@contextmanager
+def _telling_what_is_kept(job: _Job, plan: MatmulPlan, digest: str) -> Iterator[None]:
+    """Add to the error that a cluster was lost, what the next run need not do again."""
+    try:
+        yield
+    except ClusterError as error:
+        if not (done := _recorded(job.out, digest)):
+            raise
+        tiles = counted(plan.tile_count, "tile")
+        raise type(error)(
+            f"{error}; {done} of {tiles} are finished and kept, and the same command goes on there"
+        ) from error
 
 
 def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) -> Verification:

@@ -44,6 +44,7 @@ from tilewright.pipeline import (
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline import verify as check
 from tilewright.pipeline.errors import (
+    ClusterError,
     CorpusError,
     DamagedError,
     DTypeError,
@@ -543,6 +544,37 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
     assert_product(zarr.open_array(out)[...], changed, b)
     with pytest.raises(CancelledError), engines.engine_for(past, "a worker"):
         pass
+
+
+@pytest.mark.parametrize(("at", "kept"), [("begun", None), ("third tile", "3 of"), ("check", "16 of")])
+def test_a_run_whose_scheduler_is_lost_says_what_is_kept(
+    at: str,
+    kept: str | None,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    tmp_path: Path,
+    small_chunks: None,
+) -> None:
+    *_, a_path, b_path = factors
+    tiles = itertools.count(1)
+    cluster = LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0")
+    with cluster, Client(cluster) as own:
+
+        def lose(event: Event) -> None:
+            if isinstance(event, WorkPlanned):
+                now = "begun" if event.name == "matmul" else "check"
+            else:
+                now = "third tile" if isinstance(event, UnitDone) and next(tiles) == 3 else ""
+            if now == at:
+                own.close()
+
+        options: dict[str, Any] = {"cluster": own, "device": "cpu", "device_memory": TIGHT}
+        with pytest.raises(ClusterError, match="run it again") as told:
+            tw.matmul(a_path, b_path, tmp_path / "c.zarr", listener=lose, **options)
+    said = str(told.value)
+    if kept is None:
+        assert "kept" not in said
+    else:
+        assert said.endswith(f"; {kept} 16 tiles are finished and kept, and the same command goes on there")
 
 
 def test_no_resume_computes_every_tile(
