@@ -80,6 +80,7 @@ def _reduction(dtype: np.dtype) -> Reduction[list[Any], list[Any], Any]:
         combine=list.__add__,
         finalize=_Sum(dtype),
         commutative=False,  # sums that are not finite are added in order
+        lighter="let them take smaller pieces (tilewright.piece-nbytes)",
     )
 
 

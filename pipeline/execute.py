@@ -13,12 +13,12 @@ import numpy as np
 from distributed import Client
 
 from tilewright.pipeline import tasks
-from tilewright.pipeline.errors import ClusterError, DeviceMemoryError
+from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_waiting
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.product import THREADS, Product, TileReport
-from tilewright.pipeline.submit import Tell, run_combined, run_on_all, run_placed
+from tilewright.pipeline.submit import Tell, WorkersKilledError, run_combined, run_on_all, run_placed
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +144,8 @@ def run_tiles(
                     )
                 )
         ended = True
+    except WorkersKilledError as error:
+        raise TaskError(f"{error}, or the plan less (--device-memory, tilewright.device-memory)") from error
     finally:
         if client.status == "running":  # else the scheduler is gone, which raises its own error
             if product.sharing:  # no worker frees what another may still copy from

@@ -294,6 +294,8 @@ def _reduction(kind: Kind, rows: int) -> Reduction[Counts, Sum, Sum]:
         combine=_add,
         finalize=_same,
         commutative=True,  # additions of integers
+        lighter="let them take smaller pieces (tilewright.piece-nbytes), or decompress on fewer threads"
+        " (tilewright.decompress-threads)",
     )
 
 

@@ -18,8 +18,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from distributed import Client, Status, get_worker
 
+from tilewright.pipeline.errors import TaskError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_waiting
-from tilewright.pipeline.submit import run_bounded
+from tilewright.pipeline.submit import WorkersKilledError, run_bounded
 from tilewright.pipeline.tasks import address_of
 
 Part = TypeVar("Part")
@@ -46,6 +47,8 @@ class Reduction(Generic[Part, Total, Result]):
     finalize: Callable[[Total], Result]
     commutative: bool
     """Whether combining parts in any order gives the same bits."""
+    lighter: str
+    """How a user gives its tasks less to hold."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,12 @@ def reduce_pieces(
         waiting=on_waiting(listener, reduction.name, "ends it"),
     )
     total = reduction.identity()
-    with closing(outcomes):  # cancels outstanding tasks now, not when an error's traceback is freed
-        for part in _parts(outcomes, reduction, nbytes, listener):
-            total = reduction.combine(total, part)
+    try:
+        with closing(outcomes):  # cancels outstanding tasks now, not when an error's traceback is freed
+            for part in _parts(outcomes, reduction, nbytes, listener):
+                total = reduction.combine(total, part)
+    except WorkersKilledError as error:
+        raise TaskError(f"{error}, or {reduction.lighter}") from error
     result = reduction.finalize(total)
     listener(WorkDone(reduction.name, time.perf_counter() - start))
     return result

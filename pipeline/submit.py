@@ -63,6 +63,11 @@ JOIN_LOOK_SECONDS = 0.2
 LASTING = (DamagedError, DocumentError, RunEndedError)
 """Errors that no second try can help: they are about what is stored, or nobody waits for the answer any more."""
 
+
+class WorkersKilledError(TaskError):
+    """A task took down every worker that tried it. Callers add what would make such a task smaller."""
+
+
 NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
 
 
@@ -582,9 +587,9 @@ def _result_of(
             f"the scheduler went away, or cancelled task {future.key}: {error}; bring a cluster up and run it again"
         ) from error
     except KilledWorker as error:
-        raise TaskError(
+        raise WorkersKilledError(
             f"task {future.key} took down every worker that tried it: {error}; look at the workers' logs, and give"
-            " them more memory or the plan less (--device-memory)"
+            " them more memory"
         ) from error
     except Exception as error:
         if isinstance(error, TimeoutError) and future.status != "error":

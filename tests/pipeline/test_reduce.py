@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from distributed import Client, Status
+from distributed.scheduler import KilledWorker
 
 from tilewright.pipeline import reduce
 from tilewright.pipeline.errors import TaskError
@@ -35,7 +37,7 @@ def broken(letter: str) -> tuple[str, dict[str, float]]:
 
 
 def joined(commutative: bool) -> Reduction[str, str, str]:
-    return Reduction("letters", chunk, str, str.__add__, str.upper, commutative)
+    return Reduction("letters", chunk, str, str.__add__, str.upper, commutative, "cut them smaller")
 
 
 def test_parts_of_an_ordered_reduction_come_in_order_whoever_is_first() -> None:
@@ -69,9 +71,19 @@ def test_no_pieces_give_the_identity(client: Client) -> None:
 
 
 def test_a_piece_that_fails_fails_the_reduction(client: Client) -> None:
-    reduction = Reduction("letters", broken, str, str.__add__, str.upper, False)
+    reduction = Reduction("letters", broken, str, str.__add__, str.upper, False, "cut them smaller")
     with pytest.raises(TaskError, match="ZeroDivisionError: at a"):
         reduce_pieces(client, reduction, [("a",)], [1], lambda _: None)
+
+
+def deadly(letter: str) -> tuple[str, dict[str, float]]:
+    """Ends as the scheduler lets a task end that took down its workers."""
+    raise KilledWorker("deadly", SimpleNamespace(address="tcp://last:1"), 3)
+
+
+def test_a_piece_that_takes_down_its_workers_says_what_to_change(client: Client) -> None:
+    with pytest.raises(TaskError, match=r"took down every worker .*, and give them more memory, or cut them"):
+        reduce_pieces(client, replace(joined(True), chunk=deadly), [("x",)], [1], lambda event: None)
 
 
 def test_scratch_is_kept_and_grows() -> None:

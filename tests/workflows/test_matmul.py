@@ -15,6 +15,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 import zarr
 from distributed import Client, LocalCluster
+from distributed.scheduler import KilledWorker
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.zip import ZipFileSystem
 from hypothesis import given, settings
@@ -38,6 +40,7 @@ from tilewright.pipeline import (
     region_write,
     stream,
     submit,
+    tasks,
     tiling,
     units,
 )
@@ -575,6 +578,20 @@ def test_a_run_whose_scheduler_is_lost_says_what_is_kept(
         assert "kept" not in said
     else:
         assert said.endswith(f"; {kept} 16 tiles are finished and kept, and the same command goes on there")
+
+
+def test_a_tile_that_takes_down_its_workers_says_what_to_change(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def deadly(*_: Any) -> None:
+        raise KilledWorker("tile", SimpleNamespace(address="tcp://last:1"), 3)
+
+    monkeypatch.setattr(tasks, "multiply_tile", deadly)
+    with pytest.raises(TaskError, match=r"took down .*, and give them more memory, or the plan less \(--d"):
+        tw.matmul(*factors[2:], tmp_path / "c.zarr", cluster=client, device="cpu")
 
 
 def test_no_resume_computes_every_tile(
