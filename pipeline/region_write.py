@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import RawIOBase
@@ -168,7 +168,8 @@ def _write_direct(layout: Layout, piece: Piece, bands: Bands, fill: Fill | None)
                 _write_fully(file, band)
         draft.replace(path)
     except BaseException as error:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # the error to tell is the one before
+            draft.unlink()
         if isinstance(error, StoreError) or not isinstance(error, OSError):
             raise  # what the bands could not give is not the store's fault
         raise StoreError(

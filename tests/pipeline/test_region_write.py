@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,19 @@ def test_a_failed_write_leaves_nothing(error: Exception, told: str, tmp_path: Pa
         piece.write(broken())
     assert (array[...] == 1).all(), "the old chunk stands until the new one is whole"
     assert [path.name for path in (tmp_path / "x.zarr" / "c" / "0").iterdir()] == ["0"]
+
+
+@pytest.mark.parametrize("codecs", ["3 none", "3 zstd"])
+def test_a_chunk_whose_folder_has_become_a_file_is_named(codecs: str, tmp_path: Path) -> None:
+    """There a draft can neither be made nor removed."""
+    array = encoded(tmp_path / "x.zarr", codecs, np.ones((4, 4), "f4"), (4, 4))
+    shutil.rmtree(tmp_path / "x.zarr" / "c")
+    (tmp_path / "x.zarr" / "c").touch()
+    (piece,) = region_writes(array, (slice(0, 4), slice(0, 4)))
+    with pytest.raises(
+        StoreError, match=r"cannot write chunk \(0, 0\) of .*x\.zarr to .*x\.zarr/c/0/0: .*irectory"
+    ):
+        piece.write([np.ones((4, 4), "f4")])
 
 
 @pytest.mark.parametrize("kind", OUT_OF_SIGHT)
