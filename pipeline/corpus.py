@@ -193,7 +193,10 @@ def _below(folder: str) -> tuple[list[str], int]:
     """Everything below a folder that is no folder, sorted by path, and the number of links to folders."""
 
     def fail(error: OSError) -> None:
-        raise CorpusError(f"cannot list the folder {error.filename}: {error.strerror}") from error
+        raise CorpusError(
+            f"cannot list the folder {error.filename}: {error.strerror}; make it one that this process can list, or"
+            " name other folders and files"
+        ) from error
 
     found: list[str] = []
     links = 0
@@ -353,7 +356,10 @@ def _opened(document: Document) -> Iterator[int]:
 
 def _refused(document: Document, error: OSError) -> CorpusError:
     kind = DocumentError if isinstance(error, NotAFileError) or error.errno in LASTING else CorpusError
-    return kind(f"cannot read {document.name}: {error.strerror or error}")
+    return kind(
+        f"cannot read {document.name}: {error.strerror or error}; make it a file that every worker can read at"
+        f" {document.path}, or leave it out"
+    )
 
 
 def _ended(document: Document, descriptor: int) -> DocumentError:

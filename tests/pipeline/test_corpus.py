@@ -88,6 +88,20 @@ def test_links_to_files_count_and_links_to_folders_are_told_of(tmp_path: Path) -
     assert note.startswith("1 link to folders not followed")
 
 
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    list_folder = os.scandir
+
+    def closed(path: str) -> Any:
+        if os.path.basename(path) == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return list_folder(path)
+
+    monkeypatch.setattr(corpus.os, "scandir", closed)
+    with pytest.raises(CorpusError, match=r"cannot list the folder .*closed: Permission denied; make it one"):
+        list_corpus([tmp_path])
+
+
 def test_pipes_are_told_of_and_never_opened(tmp_path: Path) -> None:
     write(tmp_path / "one", b"x")
     os.mkfifo(tmp_path / "pipe")
@@ -207,7 +221,9 @@ def test_a_file_that_shrinks_or_goes_away_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"log ended at byte 4 while it was read and had 10 bytes"):
         read_range(document, 0, 10, target)
     path.unlink()
-    with pytest.raises(CorpusError, match=r"cannot read .*log: No such file"):
+    with pytest.raises(
+        CorpusError, match=rf"cannot read .*log: No such file.*; make it .* at {path}, or leave"
+    ):
         read_range(document, 0, 10, target)
 
 
