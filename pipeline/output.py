@@ -112,8 +112,8 @@ class Output:
         for path in [displaced, *aside]:
             if path is not None and (problem := _cannot_be_removed(path)):
                 left.append(
-                    f"{self.final} is replaced, but what stood there before is left at {path}: {problem}; remove it,"
-                    " or replace the product again, which does"
+                    f"{self.final} is replaced, but what stood there before is left at {path}: {problem}; once nothing"
+                    " is in the way of that, remove it, or replace the product again, which does"
                 )
         return left
 
