@@ -28,11 +28,16 @@ class Setting:
     meaning: str
     least: int = 1
     """For sizes in bytes, the least that a user may set. Internal callers, in tests, may use less."""
+    most: int | None = None
+    """For counts, the most that may be set; None: no limit."""
 
     @property
     def environment(self) -> str:
         return "DASK_" + self.name.upper().replace(".", "__").replace("-", "_")
 
+
+MOST_ROUNDS = 64
+"""With as many, an error that one round misses with a probability of a half escapes once in 2^64 times."""
 
 # docs/settings.md has the same, which a test compares.
 SETTINGS = (
@@ -71,7 +76,9 @@ SETTINGS = (
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"
             " takes 64 times as much, 512 MiB at most; 32 KiB at least, or handing out takes all the time",
             least=2**15),
-    Setting("tilewright.verify-rounds", 2, "rounds", "independent rounds of the check of a product, at most 64"),
+    Setting("tilewright.verify-rounds", 2, "rounds",
+            f"independent rounds of the check of a product, at most {MOST_ROUNDS}",
+            most=MOST_ROUNDS),
     Setting("tilewright.cluster-file", None, "path",
             "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any"),
 )  # fmt: skip
@@ -113,11 +120,10 @@ def get(name: str, override: Any = None) -> Any:
     if setting.unit == "bytes":
         return as_nbytes(value, where)
     if setting.unit in COUNTS:
-        least = COUNTS[setting.unit]
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise OptionError(
-                f"{where}: {value!r} is not a number of {setting.unit}; it must be {least} or more"
-            )
+        least, most = COUNTS[setting.unit], setting.most
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= (most or value):
+            allowed = f"from {least} to {most}" if most else f"{least} or more"
+            raise OptionError(f"{where}: {value!r} is not a number of {setting.unit}; it must be {allowed}")
     elif setting.unit == "true or false" and not isinstance(value, bool):
         raise OptionError(f"{where}: {value!r} is neither true nor false")
     elif setting.unit == "fraction" and (

@@ -15,6 +15,7 @@ import zarr
 from distributed import Client
 
 from tilewright.kernels.gemm import check
+from tilewright.pipeline.config import MOST_ROUNDS
 from tilewright.pipeline.errors import DamagedError, DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import (
     Listener,
@@ -44,9 +45,6 @@ from tilewright.pipeline.submit import Result, run_bounded, run_sent
 
 SENT_NBYTES = 2**20
 """Vectors up to this size are part of every task."""
-
-MOST_ROUNDS = 64
-"""With as many, an error that one round misses with a probability of a half escapes once in 2^64 times."""
 
 INPUT_LARGEST = {"fp16": float(np.finfo(np.float16).max)}
 """The largest number that an operand can have, where that is less than float32's."""

@@ -43,7 +43,7 @@ from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts
-from tilewright.pipeline.verify import Verification, check_rounds, find_damaged, verify_product
+from tilewright.pipeline.verify import Verification, find_damaged, verify_product
 from tilewright.workflows.planning import Wanted, open_factors, plan_for
 
 SMALL_PRODUCTS = 2**36
@@ -121,8 +121,6 @@ def matmul(
     store.check_shared(left, "A")
     store.check_shared(right, "B")
     store.check_shared(out, "output", written=True)
-    if verify:
-        check_rounds(config.get("verify-rounds"))  # before the work that the check would come after
     job = _Job(wanted, out, verify, overwrite, listener)
     # On a CPU floating point is BLAS's, and Numba, which the check needs, comes behind the product; unless that is
     # over so soon that the check would wait for it.

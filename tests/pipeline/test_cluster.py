@@ -527,6 +527,7 @@ def test_sizes_are_read_and_refused_by_name() -> None:
         ("read-threads", 0),
         ("tiles", 0),
         ("verify-rounds", "x"),
+        ("verify-rounds", 65),
         ("host-share", 0),
         ("host-share", True),
         ("device-memory-share", True),
