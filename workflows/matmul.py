@@ -235,6 +235,8 @@ def _attempt(
     # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
     overwrite = job.overwrite or (failed is not None and store.local_path(job.out) is None)
     output, recorded = _open_output(job.out, wanted.a, plan, digest, past, wanted.dtype, overwrite)
+    if past is not None and past.finished and not recorded:
+        job.say("an earlier run left an array that is no more what it was; it starts anew")
     try:
         return _fill(client, job, facts, plan, digest, output, recorded)
     finally:
@@ -438,7 +440,9 @@ def _open_output(
         if output is not None:
             # Until it was locked, another run may have gone on from there, or begun something else in its place.
             past = _find_past(out, digest)
-            fits = store.write_unit(output.array) == plan.c_unit and output.array.shape == (plan.m, plan.n)
+            array = output.array
+            found = store.write_unit(array), array.shape, array.dtype
+            fits = found == (plan.c_unit, (plan.m, plan.n), dtype)
             if fits and past is not None and _goes_on(plan, past):
                 return output, past.finished
             output.release()

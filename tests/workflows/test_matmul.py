@@ -278,6 +278,26 @@ def test_a_stopped_run_goes_on_where_it_stood(
     assert not list(out.rglob(ledger.FILE_NAME)), "the record has no business in the finished product"
 
 
+def test_a_growing_array_of_another_dtype_is_not_gone_on_with(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
+) -> None:
+    a, b, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    stop_at(3, a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
+    metadata = outputs.partial_path(out) / "zarr.json"
+    metadata.write_text(metadata.read_text().replace('"float32"', '"float64"'))
+    run = tw.matmul(
+        a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, listener=events.append
+    )
+    assert run.resumed == 0
+    assert_product(zarr.open_array(out)[...], a, b)
+    assert any("no more what it was; it starts anew" in e.message for e in events if isinstance(e, Notice))
+
+
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("damage", ["gone", "short", "empty", "half"])
