@@ -188,7 +188,7 @@ def as_nbytes(value: int | float | str, name: str) -> int:
             f"{name}: {value!r} is no size in bytes; write a number, or say 512MiB or 8GiB"
         ) from error
     if nbytes <= 0:
-        raise OptionError(f"{name}: {value!r} is {nbytes} bytes; it must be more than 0")
+        raise OptionError(f"{name}: {value!r} is less than one byte; it must be more than 0 bytes")
     number = value.strip().upper().removesuffix("B") if isinstance(value, str) else value
     try:
         whole = Fraction(number).denominator == 1

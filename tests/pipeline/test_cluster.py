@@ -514,6 +514,11 @@ def test_sizes_are_read_and_refused_by_name() -> None:
     for wrong in ("lots", "-3", "0", "", "GiB", "1e400", "nan", [1], True):
         with pytest.raises(OptionError, match="device-memory"):
             config.get("device-memory", wrong)
+    for wrong in (-5, "-3", 0, 0.5):
+        with pytest.raises(
+            OptionError, match=rf"{re.escape(repr(wrong))} is less than one byte; it must be more"
+        ):
+            config.get("device-memory", wrong)
     for wrong in (1.5, "1.5", "1.5B", " 1.5 b "):
         with pytest.raises(OptionError, match=r"device-memory.* is no whole number of bytes; .* say 1\.5GiB"):
             config.get("device-memory", wrong)
