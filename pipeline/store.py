@@ -26,6 +26,9 @@ UNREADABLE = (BaseZarrError, ValueError, KeyError, TypeError, AttributeError)
 """What zarr-python raises for something that is not an array. It does not validate the metadata's form: a list in place
 of a mapping ends in an AttributeError."""
 
+LOCAL_URLS = ("file://", "local://")
+"""How URLs of local paths begin, by fsspec's names."""
+
 GIVEN_NAME = "_tilewright_given_name"
 """The attribute of a local store that keeps the user's name for its folder, whose path we made absolute."""
 
@@ -172,7 +175,7 @@ def _opened(source: Source) -> zarr.Array[Any]:
     if isinstance(source, zarr.Array):
         return anchored(source)
     text = os.fspath(source)
-    path = None if text.startswith("file://") else local_path(source)
+    path = None if text.startswith(LOCAL_URLS) else local_path(source)
     if path is None:
         return zarr.open_array(text, mode="r")
     # A Path, not a string: in a string zarr would take a colon in a folder's name for part of a URL.
@@ -294,8 +297,9 @@ def local_path(target: Source) -> Path | None:
     if isinstance(target, zarr.Array):
         return None
     text = os.fspath(target)
-    if text.startswith("file://"):
-        return Path(text.removeprefix("file://"))
+    for start in LOCAL_URLS:
+        if text.startswith(start):
+            return Path(text.removeprefix(start))
     return None if "://" in text or "::" in text else Path(text)
 
 

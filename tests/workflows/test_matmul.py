@@ -278,6 +278,18 @@ def test_a_stopped_run_goes_on_where_it_stood(
     assert not list(out.rglob(ledger.FILE_NAME)), "the record has no business in the finished product"
 
 
+@pytest.mark.parametrize("protocol", ["file", "local"])
+def test_a_url_of_a_local_path_is_that_path(
+    protocol: str, factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path
+) -> None:
+    """Its folders are made, and what is read at it may be such a URL too."""
+    a, b, a_path, b_path = factors
+    left, right, out = (f"{protocol}://{path}" for path in (a_path, b_path, tmp_path / "new" / "c.zarr"))
+    tw.matmul(left, right, out, cluster=client, device="cpu")
+    assert_product(zarr.open_array(tmp_path / "new" / "c.zarr")[...], a, b)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["c.zarr"]
+
+
 def test_a_growing_array_of_another_dtype_is_not_gone_on_with(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
@@ -1232,7 +1244,7 @@ class TestBadInput:
             named
         )
         a = f"{named}://{tmp_path}/a" if a is None else a
-        out = f"local://{tmp_path}/a{inside}"
+        out = f"simplecache::file://{tmp_path}/a{inside}"
         match = "one inside the other" if inside else "also A"
         self.check(tmp_path, OutputError, match, a, b, out, cluster=client, overwrite=True)
         assert (zarr.open_array(tmp_path / "a")[...] == 1).all()
