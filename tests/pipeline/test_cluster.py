@@ -26,7 +26,7 @@ from distributed.core import Status
 from distributed.utils import LoopRunner
 
 from tilewright.pipeline import cluster as cluster_module
-from tilewright.pipeline import config
+from tilewright.pipeline import config, local_cluster
 from tilewright.pipeline.cluster import INSTALLED_PROFILES, load_profiles, open_cluster
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, OptionError
 
@@ -300,7 +300,7 @@ if __name__ == "__main__":
 
 def test_a_cluster_that_does_not_end_keeps_nobody_from_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Dask's does where a worker process has just been killed and its nanny starts another."""
-    monkeypatch.setattr(cluster_module, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(local_cluster, "CLOSE_SECONDS", 0.1)
 
     async def wait_for_good() -> None:
         await asyncio.Event().wait()
@@ -347,7 +347,7 @@ def test_ctrl_c_while_a_cluster_ends_does_not_cut_its_end_short(monkeypatch: pyt
 def test_the_profiler_is_left_out_where_it_can_hang(
     kind: str, hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_module, "PROFILER_HANGS", hangs)
+    monkeypatch.setattr(local_cluster, "PROFILER_HANGS", hangs)
     setting = "distributed.worker.profile.enabled"
     options = {"kind": kind, "n_workers": 1, "dashboard_address": ":0"}
     with dask.config.set({setting: True}):

@@ -19,7 +19,7 @@ import pytest
 import zarr
 from distributed import Client
 
-from tilewright.pipeline import cluster
+from tilewright.pipeline import local_cluster
 from tilewright.pipeline.cluster import open_cluster
 from tilewright.pipeline.output import replaced_path
 from tilewright.workflows.bench.e2e import cluster_of
@@ -204,7 +204,7 @@ def test_worker_processes_are_deaf_to_ctrl_c_from_their_first_moment(
     opened: Callable[[], AbstractContextManager[Client]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal while they start would be told in pages of tracebacks."""
-    monkeypatch.setattr(cluster, "PROFILER_HANGS", True)
+    monkeypatch.setattr(local_cluster, "PROFILER_HANGS", True)
     with opened() as client:
         assert all(client.run(blocked).values())
         assert not any(client.run(runs_profiler).values())

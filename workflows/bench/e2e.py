@@ -29,9 +29,9 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.memory import format_nbytes, peak_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.chunks import layout_of
-from tilewright.pipeline.cluster import client_of, starting_workers
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
+from tilewright.pipeline.local_cluster import client_of, starting_workers
 from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (

@@ -1,0 +1,141 @@
+"""A cluster on this host: what holds while its parts are started, and how they are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from multiprocessing import resource_tracker
+from typing import Any
+
+import dask
+from distributed import Client, LocalCluster, Worker
+from distributed.utils import LoopRunner, sync
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 30
+"""How long the end of a cluster that was started here is waited for: it takes its workers a few seconds."""
+HEARTBEAT_SECONDS = 5
+"""How long workers that are to end are waited for to have ended their heartbeats: it takes them milliseconds."""
+SETTLE_SECONDS = 0.02
+"""Dask's connections wait up to 10 ms between two messages. Where the loop stops meanwhile Python tells, now and then,
+of a timeout that nobody took notice of."""
+PROFILER_HANGS = (3, 11) <= sys.version_info < (3, 11, 9)
+"""Whether this Python may hang for good under Dask's sampling profiler, which asks for the frames of all threads a
+hundred times a second: there a collection of garbage can begin under the lock that a new thread waits for while it
+holds the interpreter's (CPython's issue 106883). Dask leaves one of its two profilers out of 3.11 for that."""
+
+
+@contextmanager
+def client_of(server: LocalCluster) -> Iterator[Client]:
+    """A client of a cluster that was just started here; at the end both are ended.
+
+    Dask ends its parts while messages between them are under way, and tells of each that it then misses: so workers
+    send no heartbeats any more when they are told to end, and the event loop goes on until nobody on it waits to send.
+    """
+    loop = LoopRunner(loop=server.loop)  # whose last user stops it
+    loop.start()
+    try:
+        try:
+            with Client(server) as client:
+                try:
+                    yield client
+                finally:
+                    _end_heartbeats(client)
+        finally:
+            _close(server)
+        sync(server.loop, asyncio.sleep, SETTLE_SECONDS)
+    finally:
+        loop.stop()
+
+
+def _end_heartbeats(client: Client) -> None:
+    """Have all workers end theirs; those that cannot be asked are gone, or go on."""
+    if client.status != "running":
+        return
+    try:
+        client.sync(client.run, end_heartbeats, on_error="return", callback_timeout=HEARTBEAT_SECONDS)
+    except Exception as error:  # whatever it is, the cluster is about to end
+        logger.debug("heartbeats go on: %s: %s", type(error).__name__, error)
+
+
+async def end_heartbeats(dask_worker: Worker) -> None:
+    """Send no heartbeat from this worker any more; returns when none is under way."""
+    regular = dask_worker.periodic_callbacks.get("heartbeat")
+    if regular is not None:
+        regular.stop()
+        await dask_worker.heartbeat()  # answered behind what was sent before
+
+
+def _close(server: LocalCluster) -> None:
+    """End a cluster. Dask fails at that, or waits for good, where a worker has just died and is being restarted:
+    what the work has given by then, or the error that it ended with, is worth more."""
+    try:
+        # On a thread of its own: where Ctrl-C comes to the one that waits, Dask leaves the cluster half closed, and
+        # Python's end waits ten seconds for the other half.
+        with ThreadPoolExecutor(1, "end of a cluster") as closing:
+            closing.submit(server.close, timeout=CLOSE_SECONDS).result()
+    except TimeoutError:
+        logger.warning(
+            "the worker processes that were started did not end in time; they end with this process"
+        )
+
+
+@contextmanager
+def starting_workers() -> Iterator[None]:
+    """What holds for worker processes whoever starts them: they leave Ctrl-C to this process, which ends no cluster
+    that is half started, and run no profiler that can make their Python hang."""
+    with _termination_held_back(), _interrupts_kept_from_workers(), no_profiler():
+        yield
+
+
+def no_profiler() -> AbstractContextManager[Any]:
+    """Workers that are started in this block do not run Dask's profiler, where it can make this Python hang.
+
+    They read that when they start; worker processes get the configuration of this one.
+    """
+    return dask.config.set({"distributed.worker.profile.enabled": False}) if PROFILER_HANGS else nullcontext()
+
+
+@contextmanager
+def _interrupts_kept_from_workers() -> Iterator[None]:
+    """Worker processes that are started in this block leave Ctrl-C to the process that started them.
+
+    A terminal sends it to all of them at once, and a worker that obeyed it would die in the middle of closing. A
+    blocked signal stays blocked in what a thread starts, threads and processes; here it only waits for the block's
+    end, so that nobody has to press twice.
+    """
+    # Starting the tracker unblocks the signal again in the thread that does it; so it is started first.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _termination_held_back() -> Iterator[None]:
+    """SIGTERM in this block does at its end what this process has a handler of Python's do.
+
+    Dask fails to end a cluster that an exception left half started, and tells so by a traceback. To block the signal,
+    as Ctrl-C is, would block it in the workers for good, which Python's end then waits for.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
