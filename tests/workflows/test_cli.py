@@ -781,7 +781,7 @@ def test_a_benchmarks_folder_is_looked_at_first(
         (["gemm", "--size", "8", "--seconds", "nan"], "'nan' is no number of seconds"),
         (["dot", "--nbytes", "16", "--seconds", "inf"], "'inf' is no number of seconds"),
         (["corpus", "--nbytes", "1.5B"], "--nbytes: '1.5B' is no whole number of bytes"),
-        (["corpus", "--peer-nbytes", "0"], "--peer-nbytes: '0' is 0 bytes"),
+        (["corpus", "--peer-nbytes", "0"], "--peer-nbytes: '0' is less than one byte"),
         (["e2e", "--plot", "p.png", "--timeline", "../here/p.png"], "name the same file"),
     ],
 )
