@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import bz2
 import gzip
 import lzma
@@ -317,7 +318,7 @@ def test_a_host_decompresses_on_all_its_cores(
 
     def run(function: Any, *arguments: Any, on_error: str) -> dict[str, Any]:
         assert on_error == "return"
-        return {worker: function(*arguments) for worker in threads}
+        return {worker: asyncio.run(function(*arguments, dask_worker=None)) for worker in threads}
 
     client: Any = SimpleNamespace(nthreads=lambda: threads, run=run)
     files = tuple(Document(f"{i}.zst", f"/{i}.zst", 2**26, "zstd") for i in range(32))
