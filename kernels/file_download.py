@@ -1,11 +1,11 @@
 """Rectangles of bytes from a device to files, moved by a loop that does not hold the interpreter's lock.
 
-The counterpart of `tilewright.kernels.file_upload`. Eight threads of the system write 18 GB/s from a GPU to new files
-in the page cache, and sixteen 29; eight of Python that handle each block themselves 12 to 14, since every block takes
-turns with the lock. So a thread gets one call for a whole file: one pinned block is written while the other comes from
-the device.
+The counterpart of `tilewright.kernels.file_upload`. Eight native threads write 18 GB/s from a GPU to new files in the
+page cache, and sixteen 29. Eight Python threads that handle each block themselves write 12 to 14, since every block
+takes its turn with the lock. So a thread makes one call for a whole file: one pinned block is written while the other
+comes from the device.
 
-What could not be moved, for whatever reason, is left to the caller's ordinary way, which knows what to say when that
+What could not be moved, whatever the reason, is left to the caller's ordinary way, which raises the right error if it
 fails too.
 """
 
@@ -22,7 +22,7 @@ from tilewright.kernels.calls import call1, call2, call4, long_call4
 from tilewright.kernels.host_loops import compiled
 
 _WRITE, _CLOCK, _WAIT, _RECORD, _COPY, _COPY_ROWS = range(6)
-"""Functions of the system and the driver, by their place in the table of addresses."""
+"""Indices of the system's and the driver's functions in the table of addresses."""
 SYSTEM = ("pwrite", "clock_gettime")
 DRIVER = ("cuEventSynchronize", "cuEventRecord", "cuMemcpyDtoHAsync_v2", "cuMemcpy2DAsync_v2")
 
@@ -39,10 +39,10 @@ def _store(
     lane: Any,
     spent: Any,
 ) -> bool:
-    """Write ``rows`` of ``width`` bytes, ``pitch`` apart on the device, one behind the other from a file's start on.
+    """Write ``rows`` of ``width`` bytes, ``pitch`` apart on the device, one after the other from the start of a file.
 
     functions: uint64 addresses. tall, wide: rows and bytes of a row that one block takes. lane:
-    int64[`calls.LANE_WORDS`]. spent: float64[2], takes the seconds of writing, and those of waiting for the device.
+    int64[`calls.LANE_WORDS`]. spent: float64[2], written: the seconds of writing, and of waiting for the device.
     Returns whether all of it was written.
     """
     copy = np.zeros(calls.COPY_WORDS, np.int64)
@@ -58,7 +58,7 @@ def _store(
     for number in range(count + 1):
         turn = number % 2
         if good and number < count:
-            # What was in the block has been written, or was on its way somewhere before this call.
+            # The block's last content has been written, or belongs to a copy from before this call: hence the wait.
             row, column = number // across * tall, number % across * wide
             height, length = min(tall, rows - row), min(wide, width - column)
             start, place = source + row * pitch + column, lane[calls.BLOCK + turn]
@@ -97,7 +97,7 @@ def _store(
             writing += mark - ready
         if not good:
             break
-    # Nothing comes into the blocks once this has returned.
+    # No copy may write to the blocks after this returns.
     for turn in range(2):
         good = call1(functions[_WAIT], lane[calls.EVENT + turn]) == 0 and good
     spent[0], spent[1] = writing * 1e-9, moving * 1e-9
@@ -130,14 +130,14 @@ def store(
     lane: np.ndarray,
     functions: np.ndarray | None = None,
 ) -> tuple[bool, float, float]:
-    """Write a rectangle of the device's memory to an open file, from the file's beginning on, row behind row.
+    """Write a rectangle of the device's memory to an open file, from its beginning, row after row.
 
     descriptor: of the file. source: address of the first row. pitch: bytes from one row to the next. rows, width: not
     zero; width in bytes. block_nbytes: the size of a lane's block. lane: int64[`calls.LANE_WORDS`], for the current
     device, which this thread must be attached to.
 
-    Returns whether all of it was written, and the seconds of writing and of waiting for the device. If not, the file
-    holds anything, and the same by another way will say why.
+    Returns whether all of it was written, and the seconds of writing and of waiting for the device. If not, the file's
+    content is undefined, and doing the same in the ordinary way will say why.
     """
     if pitch == width or rows == 1:
         rows, width = 1, rows * width

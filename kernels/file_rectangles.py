@@ -1,4 +1,4 @@
-"""What is to be moved from a file to a device: rows of bytes, and when they are worth picking out of their lines."""
+"""What the loops move from files to a device, and when rows are read together with the bytes between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 ANY_LENGTH = -1
 
 LONG_ROW_NBYTES = 64 * 2**10
-"""Parts of rows that are shorter are read with what lies between them and picked out: handling each costs more."""
+"""Shorter parts of rows are read with the bytes between them and then picked out: reading each by itself costs more."""
 LEAST_USEFUL_SHARE = 1 / 16
 """Below this share of wanted bytes in the rows, even short parts are read one by one."""
 
@@ -23,7 +23,7 @@ class Rectangle(NamedTuple):
     offset: int
     """Of the first row in the file."""
     file_nbytes: int
-    """What the file must have, or `ANY_LENGTH`."""
+    """The length that the file must have, or `ANY_LENGTH`."""
     rows: int
     width: int
     stride: int
@@ -57,8 +57,8 @@ class StoredChunk(NamedTuple):
 
 
 def name_table(paths: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Files' names as the system takes them, each once: uint8, with a zero behind each; and int64, where the name of
-    each path begins."""
+    """File names as the system takes them, each once: uint8, zero-terminated; and int64, where the name of each path
+    begins."""
     starts: dict[str, int] = {}
     places, names, end = [], [], 0
     for path in paths:

@@ -1,13 +1,13 @@
 """Rectangles of bytes from files to a device, moved by loops that do not hold the interpreter's lock.
 
-Eight threads of the system bring 50 GB/s from the page cache into pinned memory, about what the bus takes; eight of
-Python that handle each block themselves 20, since every block costs them 85 µs and turns with the lock. So a thread
-gets one call for all of its blocks: it fills one pinned block from a file while the other is on its way to the device,
-and takes the next numbers from a counter that all threads share, a few at once: what a disk is asked for in sequence it
-brings faster. The loop calls the system and the driver by address.
+Eight native threads read 50 GB/s from the page cache into pinned memory, about what the bus takes. Eight Python threads
+that handle each block themselves read 20, since every block costs them 85 µs and turns with the lock. So a thread makes
+one call for all of its blocks. The loop fills one pinned block from a file while the other is on its way to the device,
+and takes block numbers from a counter that all threads share, a few at a time: a disk is faster when read in sequence.
+It calls the system and the driver by address.
 
-What the loop could not move, for whatever reason, it names and does nothing more about: the caller moves that by its
-ordinary way, which knows what to say when that fails too.
+The loop only names what it could not move, whatever the reason. The caller then moves that in its ordinary way, which
+raises the right error if it fails too.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from tilewright.kernels.files import READ_FLAGS
 from tilewright.kernels.host_loops import compiled
 
 _OFFSET, _FILE_NBYTES, _ROWS, _WIDTH, _STRIDE, _TARGET, _PITCH, _TALL, _WIDE, _SPAN = range(10)
-"""Columns of the loop's table: a rectangle, then the rows and bytes of a row that one block takes, and whether it
-takes what lies between the rows too."""
+"""Columns of the loop's table: a `Rectangle`, then the rows and bytes of a row that one block takes, and whether it
+also takes the bytes between the rows."""
 
 _OPEN, _CLOSE, _SEEK, _READ, _CLOCK, _WAIT, _COPY, _COPY_ROWS, _RECORD = range(9)
-"""Functions of the system and the driver, by their place in the table of addresses."""
+"""Indices of the system's and the driver's functions in the table of addresses."""
 SYSTEM = ("open", "close", "lseek", "pread", "clock_gettime")
 DRIVER = ("cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuMemcpy2DAsync_v2", "cuEventRecord")
 
 LONGEST_RUN = 8
-"""Blocks, one behind the other, that a thread takes at once: the system reads ahead of who reads in sequence. Of 1 MiB
-each, from a cold disk, 16 threads got 1.95 GB/s in place of 1.67 by single ones (medians; no less in any of seven
-turns), and no more by longer runs."""
+"""Consecutive blocks that a thread takes at once: the system reads ahead of a sequential reader. With blocks of 1 MiB
+from a cold disk, 16 threads read 1.95 GB/s in place of 1.67 with single blocks (medians; no less in any of seven
+turns), and no more with longer runs."""
 
 
 def _run_length(left: int, threads: int) -> int:
-    """How many of the blocks that are left a thread takes: fewer towards the end, so that all end together."""
+    """How many of the blocks left a thread takes: fewer towards the end, so that all threads finish together."""
     return max(1, min(LONGEST_RUN, left // (2 * threads)))
 
 
@@ -81,11 +81,11 @@ def _move(
 ) -> None:
     """Move blocks until none is left.
 
-    functions: uint64 addresses. paths: the files' names, uint8, each with a zero behind it; path_starts: where the
-    name of each rectangle's file begins. table: int64[rectangles, 10]. first_blocks: int64[rectangles + 1], the
-    number of each rectangle's first block, and of all. counter: int64[1], the next block's number. threads: how many
-    run this. failed: uint8[rectangles], set for those that could not be moved. lane: int64[`calls.LANE_WORDS`]. spent:
-    float64[2], takes the seconds of reading, and those of waiting for blocks and starting copies.
+    functions: uint64 addresses. paths: zero-terminated file names, uint8; path_starts: where the name of each
+    rectangle's file begins. table: int64[rectangles, 10]. first_blocks: int64[rectangles + 1], the number of each
+    rectangle's first block, then the total. counter: int64[1], the next block's number. threads: how many run this
+    loop. failed: uint8[rectangles], set for those that could not be moved. lane: int64[`calls.LANE_WORDS`]. spent:
+    float64[2], written: the seconds of reading, and of waiting for blocks and starting copies.
     """
     copy = np.zeros(calls.COPY_WORDS, np.int64)
     copy[2], copy[9] = calls.HOST_MEMORY, calls.DEVICE_MEMORY
@@ -207,9 +207,9 @@ def prepare() -> None:
 
 
 class Upload:
-    """Rectangles that any number of threads move together, each by a `run` of its own; they may come in any order.
+    """Rectangles that any number of threads move together, each by its own call of `run`.
 
-    rectangles: none empty. block_nbytes: the size of a lane's block. threads: how many are to move them.
+    rectangles: none empty, in any order. block_nbytes: the size of a lane's block. threads: how many will move them.
     """
 
     def __init__(
@@ -231,11 +231,11 @@ class Upload:
 
     @property
     def blocks(self) -> int:
-        """How many there are to move."""
+        """How many blocks there are to move."""
         return int(self._first_blocks[-1])
 
     def run(self, lane: np.ndarray) -> tuple[float, float]:
-        """Move blocks through a lane until none is left; the last ones are still on their way then.
+        """Move blocks through a lane until none is left; copies of the last ones may still be under way on return.
 
         lane: int64[`calls.LANE_WORDS`], for the current device, which this thread must be attached to. Returns the
         seconds of reading and of moving.
@@ -256,7 +256,7 @@ class Upload:
         return float(spent[0]), float(spent[1])
 
     def failed(self) -> list[int]:
-        """The places of rectangles that could not be moved as a whole, once every `run` has returned."""
+        """The indices of rectangles that could not be moved whole, once every `run` has returned."""
         return [int(place) for place in np.flatnonzero(self._failed)]
 
 

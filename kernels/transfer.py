@@ -17,8 +17,8 @@ from tilewright.kernels.device_choice import current_device
 
 
 def pinned_bytes(nbytes: int) -> np.ndarray:
-    """Page-locked host memory, uint8, for copies that run beside the host. At least one byte: the driver gives
-    no address for nothing."""
+    """Page-locked host memory, uint8, for asynchronous copies. At least one byte: the driver gives no address to an
+    empty buffer."""
     block: np.ndarray = cuda.pinned_array(max(nbytes, 1), np.uint8)
     return block
 
@@ -28,16 +28,16 @@ _making_streams = threading.Lock()
 
 
 def upload_stream() -> Any:
-    """The stream by which all threads of this process send blocks to the current device.
+    """The stream on which all threads of this process send blocks to the current device.
 
-    One for all: with a stream for each thread the copy engine loses 5 µs between any two copies, beside the 3 that it
-    takes for each.
+    They share one: with a stream for each thread the copy engine loses 5 µs between any two copies, on top of the 3 µs
+    that each takes.
     """
     return _bus_stream("upload")
 
 
 def download_stream() -> Any:
-    """The stream by which all threads of this process get blocks from the current device, beside those sent there."""
+    """The stream on which all threads of this process get blocks from the current device; it runs beside uploads."""
     return _bus_stream("download")
 
 
@@ -52,15 +52,15 @@ def _bus_stream(direction: str) -> Any:
 def upload_rectangle(source: np.ndarray, target: int, pitch_nbytes: int, stream: Any) -> None:
     """Copy a C-ordered host matrix to the device address ``target``, rows ``pitch_nbytes`` apart there.
 
-    source: two-dimensional, rows × columns, side by side in pinned memory; read until the stream has passed.
+    source: rows × columns, contiguous in pinned memory; it is read until the stream has passed the copy.
     """
     _copy(source, target, pitch_nbytes, stream, to_device=True)
 
 
 def download_rectangle(source: int, pitch_nbytes: int, target: np.ndarray, stream: Any) -> None:
-    """Copy rows that lie ``pitch_nbytes`` apart from the device address ``source`` on to a C-ordered host matrix.
+    """Copy rows that begin at the device address ``source``, ``pitch_nbytes`` apart, to a C-ordered host matrix.
 
-    target: two-dimensional, rows × columns, side by side in pinned memory; whole once the stream has passed.
+    target: rows × columns, contiguous in pinned memory; complete once the stream has passed the copy.
     """
     _copy(target, source, pitch_nbytes, stream, to_device=False)
 
@@ -93,17 +93,17 @@ def _copy(host: np.ndarray, device: int, pitch_nbytes: int, stream: Any, *, to_d
 
 
 STAGED = 4
-"""Pinned buffers of a host thread: so many uploads may be under way before one waits for the first."""
+"""Pinned buffers of a host thread: as many uploads may be under way before the next waits for the oldest."""
 
 
 class _Staging(threading.local):
-    """A host thread's pinned buffers, each with an event behind the last copy out of it."""
+    """A host thread's pinned buffers, each with an event recorded after the last copy out of it."""
 
     def __init__(self) -> None:
         self.buffers: dict[int, list[tuple[np.ndarray, Any]]] = {}
 
     def take(self, nbytes: int) -> tuple[np.ndarray, Any]:
-        """A buffer of at least ``nbytes`` that nothing reads, and its event; the least recently taken one."""
+        """A buffer of at least ``nbytes`` that no copy reads any more, and its event: the least recently taken one."""
         buffers = self.buffers.setdefault(current_device(), [])
         if len(buffers) < STAGED:
             chosen = (pinned_bytes(nbytes), cuda.event(timing=False))
@@ -123,8 +123,8 @@ def upload(host: np.ndarray, stream: Any) -> Any:
     """A device array with the elements of a contiguous host array, which may be changed as soon as this
     returns.
 
-    The copy is enqueued on ``stream`` from pinned memory, so that the host waits for nothing that is enqueued
-    there before, as it does for a copy from other memory.
+    The copy is enqueued on ``stream`` from pinned memory, so that the host does not wait for earlier work there, as it
+    would with pageable memory.
     """
     from numba.cuda.cudadrv.driver import binding, driver
 

@@ -1,10 +1,10 @@
-"""Zstandard's frames to their contents, straight to where they are wanted, in memory that does not grow.
+"""Decompression of Zstandard frames straight into their destination, in bounded memory.
 
-The decoder is the libzstd that python-zstandard brings along, by its module for CFFI: its own readers do not say
-whether a frame has come to its end, and what was cut off behind the last byte, a checksum, would be missed.
+The decoder is the libzstd that python-zstandard bundles, called through its CFFI module. python-zstandard's own readers
+do not say whether a frame has ended, so a checksum that is cut off after the last byte would go unnoticed.
 
 Method: the streaming interface of libzstd (zstd.h, `ZSTD_decompressStream`); it says after each step whether a frame
-has come to its end.
+has ended.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import numpy as np
 from tilewright.kernels.files import READ_FLAGS
 
 WINDOW_BITS = 27
-"""How far back, 128 MiB, data may refer, which takes as much memory; ``zstd --long=31`` writes more."""
+"""The largest window, 128 MiB as a power of two, which takes as much memory; ``zstd --long=31`` writes larger ones."""
 STORED_NBYTES = 2**20
 """Stored bytes that are read at a time, as much as stays in a core's cache."""
 LARGEST_SPARE_NBYTES = 2**24
-"""What a decoder may take up that is kept for the next file: more than windows of 8 MiB, as ``zstd -19`` makes them."""
+"""The largest decoder that is kept for the next file: enough for windows of 8 MiB, as ``zstd -19`` writes them."""
 
 OUT, IN, POSITION, STOP, RESULT, FILLED, WHOLE, WORDS = 0, 3, 6, 7, 8, 9, 10, 11
-"""Places in the words, of 64 bits, that say how far it is: libzstd's ZSTD_outBuffer and ZSTD_inBuffer (address, size
-and position of each), how far the file was read and how far it is to be, what the decoder's last step returned (0
-between frames), whether it had more to say than there was room for, and whether a frame has come to its end."""
+"""Indices in the 64-bit words that hold the state: libzstd's ZSTD_outBuffer and ZSTD_inBuffer (address, size and
+position of each), how far the file was read and where reading stops, what the decoder's last step returned (0 between
+frames), whether it filled the output and has more to give, and whether a frame has ended."""
 ADDRESS, SIZE, USED = range(3)
 
 
 class FrameError(ValueError):
-    """Stored bytes that libzstd refuses; in its words."""
+    """libzstd refuses the stored bytes; the message is its own."""
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def library() -> Any:
 
 
 def encoder_nbytes(level: int, nbytes: int) -> int:
-    """What an encoder takes up at most that compresses so many bytes, given in stretches, to one frame: its tables and
+    """The most memory of an encoder that compresses ``nbytes`` bytes, given in stretches, to one frame: tables and
     window. 4 MiB at the default level, 700 MiB at the highest, 22."""
     ffi, lib = library().ffi, library().lib
     settings = lib.ZSTD_createCCtxParams()
@@ -59,15 +59,14 @@ def encoder_nbytes(level: int, nbytes: int) -> int:
 
 
 Decompress: TypeAlias = Callable[[int, int, np.ndarray, np.ndarray, int, int], None]
-"""Fills so many bytes at an address until they are full, or nothing more is to be read, or the decoder refuses: of the
-decoder's address, the file's descriptor or -1, memory for what is read (uint8), words (int64[11]), the address, and how
-many."""
+"""Decompresses to an address until nbytes are filled, the input ends or the decoder refuses. Arguments: the decoder's
+address, the file's descriptor or -1, memory for stored bytes (uint8), words (int64[11]), the address, and nbytes."""
 
 
 def decompress_in_steps(
     context: int, descriptor: int, memory: np.ndarray, words: np.ndarray, place: int, nbytes: int
 ) -> None:
-    """A `Decompress` that asks the interpreter for each step of the decoder, and needs no compiler."""
+    """A `Decompress` in Python, one call for each step of the decoder; it needs no compiler."""
     ffi, lib = library().ffi, library().lib
     here = words.ctypes.data
     decoder = ffi.cast("ZSTD_DCtx *", context)
@@ -80,21 +79,21 @@ def decompress_in_steps(
             return
         result = lib.ZSTD_decompressStream(decoder, out, stored)
         words[RESULT] = result if result < 2**63 else result - 2**64
-        if words[RESULT] < 0:  # the numbers of errors are the largest that there are
+        if words[RESULT] < 0:  # libzstd's errors are the largest size_t values
             return
         words[WHOLE] |= int(result == 0)
         words[FILLED] = int(result > 0 and words[OUT + USED] == nbytes)
 
 
 def _read_on(descriptor: int, memory: np.ndarray, words: np.ndarray) -> bool:
-    """The next stored bytes of a file; whether there are any."""
+    """Read the next stored bytes of a file; returns whether there were any."""
     wanted = min(len(memory), int(words[STOP] - words[POSITION]))
     if descriptor < 0 or wanted <= 0:
         return False
     try:
         got = os.preadv(descriptor, [memory[:wanted].data], int(words[POSITION]))
     except OSError:
-        return False  # who feeds the rest reads it again, and says what is wrong
+        return False  # whoever feeds the rest reads it again, and says what is wrong
     words[POSITION] += got
     words[IN : IN + 3] = memory.ctypes.data, got, 0
     return got > 0
@@ -112,7 +111,7 @@ class Decoder:
         self.memory = np.empty(STORED_NBYTES, np.uint8)
 
     def begin(self, window_bits: int) -> int:
-        """Forget the file before; the decoder's address."""
+        """Reset for another file; returns the decoder's address."""
         ffi, lib = library().ffi, library().lib
         lib.ZSTD_DCtx_reset(self.context, lib.ZSTD_reset_session_and_parameters)
         lib.ZSTD_DCtx_setParameter(self.context, lib.ZSTD_d_windowLogMax, window_bits)
@@ -127,24 +126,24 @@ _spare: list[Decoder] = []
 
 
 def take_decoder() -> Decoder:
-    """One for this thread alone, until `give_back`. Raises MemoryError."""
+    """A decoder for the caller alone, until `give_back`. Raises MemoryError."""
     with contextlib.suppress(IndexError):
         return _spare.pop()
     return Decoder()
 
 
 def give_back(decoder: Decoder) -> None:
-    """It serves the next one, unless a large window made it large."""
+    """Keep it for the next file, unless a large window made it large."""
     if decoder.nbytes <= LARGEST_SPARE_NBYTES:
         _spare.append(decoder)
 
 
 class Frames:
-    """The contents of frames one behind the other: from a file, or bytes that it is fed, or a file and then those.
+    """The contents of consecutive frames: from a file, from bytes that are fed, or from a file and then those.
 
     window_bits: the largest window that a frame may need, as a power of two, in bytes. path, nbytes, offset: the file,
-    how many of its bytes are meant, and where they begin. What cannot be read from it, for whatever reason, has to be
-    fed: `taken` says from where on. decompress: what does the work.
+    how many of its bytes to read, and from where. What cannot be read from it, whatever the reason, has to be fed,
+    beginning at `taken`. decompress: does the work.
     """
 
     def __init__(
@@ -170,26 +169,27 @@ class Frames:
 
     @property
     def taken(self) -> int:
-        """Stored bytes that were read, or fed."""
+        """How many stored bytes were read or fed."""
         return int(self._words[POSITION]) - self._offset
 
     @property
     def inside(self) -> bool:
-        """Whether what was taken ends inside of a frame."""
+        """Whether the bytes taken so far end inside a frame."""
         return bool(self._words[RESULT])
 
     def ended(self, nbytes: int) -> bool:
-        """Whether so many stored bytes were all of it, the last frame's end among them: it may have a checksum."""
+        """Whether the contents end after ``nbytes`` stored bytes, the last frame's checksum (if it has one) among
+        them."""
         more = self.fill(np.empty(1, np.uint8))
         return not more and self.taken == nbytes and not self.inside
 
     @property
     def whole(self) -> bool:
-        """Whether a frame has come to its end."""
+        """Whether at least one frame has ended."""
         return bool(self._words[WHOLE])
 
     def fill(self, target: np.ndarray) -> int:
-        """The next bytes into ``target``, uint8[n] side by side; how many: 0 without room, or when it has to be fed.
+        """Decompress into ``target``, contiguous uint8[n]. Returns how many bytes: 0 if n = 0, or if it has to be fed.
 
         Raises FrameError for bytes that are no frames, or that need a larger window.
         """
@@ -202,9 +202,9 @@ class Frames:
         return int(self._words[OUT + USED])
 
     def feed(self, data: bytes | memoryview) -> None:
-        """The stored bytes behind those taken, all of which must be used up; they may change when `fill` returns 0.
+        """Give the next stored bytes, once those before are used up. They may change as soon as `fill` returns 0.
 
-        The file is not read any more.
+        The file is no longer read.
         """
         self._close()
         self._descriptor = -1
@@ -213,7 +213,7 @@ class Frames:
         self._words[POSITION] += len(self._fed)
 
     def close(self) -> None:
-        """Nothing more is wanted. One that is dropped otherwise closes its file too."""
+        """Close the file and give the decoder back. If this is never called, the file is closed with the object."""
         self._close()
         self._descriptor, self._fed = -1, None
         self._words[:] = 0

@@ -1,13 +1,12 @@
-"""Chunks that Zstandard compressed, from files to a device and back, by loops without the interpreter's lock.
+"""Zstandard chunks, moved from files to a device and back by loops that do not hold the interpreter's lock.
 
-The counterpart of `tilewright.kernels.file_upload` and `file_download` for what is not stored as it lies in memory. By
-Python, a thread reads a chunk's bytes, decodes them to memory of their own and copies that to pinned memory block by
-block: each of the three is as large as the chunk, is given back to the system and got anew, page by page, and every
-block takes its turn with the interpreter's lock. On 32 cores that brings 4.5 GB/s, where libzstd alone makes 25. Here a
-chunk goes through pinned blocks of a megabyte, straight from the decoder, or to the encoder, and none of it lies in
-memory as a whole.
+The counterpart of `tilewright.kernels.file_upload` and `file_download` for compressed chunks. In Python, a thread reads
+a chunk's bytes, decodes them to memory of their own and copies that to pinned memory block by block. Memory as large as
+the chunk is returned to the system and got anew, page by page, and every block takes its turn with the interpreter's
+lock. On 32 cores that yields 4.5 GB/s, where libzstd alone decodes 25. Here a chunk goes through pinned blocks of a
+megabyte, straight from the decoder or to the encoder, and is never in memory as a whole.
 
-What a loop could not do, for whatever reason, is left to the caller's ordinary way, which knows what to say when that
+What a loop could not do, whatever the reason, is left to the caller's ordinary way, which raises the right error if it
 fails too.
 
 Method: the streaming interface of libzstd (zstd.h, `ZSTD_decompressStream` and `ZSTD_compressStream2`).
@@ -63,7 +62,7 @@ _OFFSET, _NBYTES, _ROWS, _STRIDE, _TOP, _LEFT, _HEIGHT, _WIDTH, _TARGET, _PITCH,
 """Columns of the upload's table: a `StoredChunk`, then the rows and bytes of a row that one block takes."""
 
 _OPEN, _CLOSE, _SEEK, _READ, _CLOCK, _WAIT, _COPY, _COPY_ROWS, _RECORD, _RESET, _STEP = range(11)
-"""Functions by their place in the upload's table of addresses: those of `file_upload`, and libzstd's."""
+"""Indices of functions in the upload's table of addresses: those of `file_upload`, then libzstd's."""
 UPLOAD_ZSTD = ("ZSTD_DCtx_reset", "ZSTD_decompressStream")
 
 _WRITE, _OUT_CLOCK, _OUT_WAIT, _OUT_RECORD, _OUT_COPY, _OUT_COPY_ROWS, _COMPRESS = range(7)
@@ -76,7 +75,7 @@ _CONTINUE, _END = 0, 2
 
 
 def _end_frame(step: Any, read: Any, context: int, descriptor: int, memory: Any, words: Any) -> bool:
-    """Have the decoder take what lies behind the last byte, a checksum maybe; whether all ended there, as it should."""
+    """Have the decoder take what follows the last byte, such as a checksum; whether frame and input ended there."""
     here = numba.int64(words.ctypes.data)
     words[OUT + SIZE] = words[OUT + USED] = 0
     while words[RESULT] > 0:
@@ -85,7 +84,7 @@ def _end_frame(step: Any, read: Any, context: int, descriptor: int, memory: Any,
         before = words[IN + USED]
         words[RESULT] = long_call3(step, context, here + 8 * OUT, here + 8 * IN)
         if words[RESULT] > 0 and words[IN + USED] == before:
-            return False  # there is more in it than a chunk has
+            return False  # the frame holds more than a chunk
     return words[RESULT] == 0 and words[IN + USED] == words[IN + SIZE] and words[POSITION] == words[STOP]
 
 
@@ -104,13 +103,13 @@ def _upload(
     memory: Any,
     spent: Any,
 ) -> None:
-    """Decompress chunks, and move what is wanted of them, until none is left.
+    """Decompress chunks and move the wanted parts of them until none is left.
 
-    functions: uint64 addresses. paths: the files' names, uint8, each with a zero behind it; path_starts: where the name
-    of each chunk's file begins. table: int64[chunks, 12]. counter: int64[1], the next chunk's number. failed:
-    uint8[chunks], set for those that could not be moved. lane: int64[`calls.LANE_WORDS`]. context: of a decoder.
-    memory: uint8, takes what is read. spent: float64[2], takes the seconds of reading and decompressing, and those of
-    waiting for blocks and starting copies.
+    functions: uint64 addresses. paths: zero-terminated file names, uint8; path_starts: where the name of each chunk's
+    file begins. table: int64[chunks, 12]. counter: int64[1], the next chunk's number. failed: uint8[chunks], set for
+    those that could not be moved. lane: int64[`calls.LANE_WORDS`]. context: a decoder's address. memory: uint8, for
+    stored bytes. spent: float64[2], written: the seconds of reading and decompressing, and of waiting for blocks and
+    starting copies.
     """
     words = np.zeros(WORDS, np.int64)
     copy = np.zeros(calls.COPY_WORDS, np.int64)
@@ -152,7 +151,7 @@ def _upload(
             ready = now[0] * 1_000_000_000 + now[1]
             moving += ready - mark
 
-            if not bad:  # else what is in the block may still be on its way
+            if not bad:  # else a copy may still read the block
                 compiled_decompress(
                     functions[_STEP],
                     functions[_READ],
@@ -211,8 +210,8 @@ def _store(
     """Compress ``rows`` of ``width`` bytes, ``pitch`` apart on the device, into one frame, written from a file's start.
 
     functions: uint64 addresses. tall, wide: rows and bytes of a row that one block takes. lane:
-    int64[`calls.LANE_WORDS`]. context: of an encoder that knows how long the whole is. memory: uint8, takes what is to
-    be written. spent: float64[2], takes the seconds of compressing and writing, and those of waiting for the device.
+    int64[`calls.LANE_WORDS`]. context: the address of an encoder that was told the total length. memory: uint8, for
+    compressed bytes. spent: float64[2], written: the seconds of compressing and writing, and of waiting for the device.
     Returns whether all of it was written.
     """
     words = np.zeros(WORDS, np.int64)
@@ -231,7 +230,7 @@ def _store(
     for number in range(count + 1):
         turn = number % 2
         if good and number < count:
-            # What was in the block has been compressed, or was on its way somewhere before this call.
+            # The block's last content has been compressed, or belongs to a copy from before this call: hence the wait.
             row, column = number // across * tall, number % across * wide
             height, length = min(tall, rows - row), min(wide, width - column)
             start, place = source + row * pitch + column, lane[calls.BLOCK + turn]
@@ -262,10 +261,10 @@ def _store(
             words[IN + ADDRESS], words[IN + SIZE] = lane[calls.BLOCK + 1 - turn], height * length
             words[IN + USED] = 0
             order = _END if number == count else _CONTINUE
-            left = numba.int64(1)  # to be compressed, or to be given out
+            left = numba.int64(1)  # input bytes to compress, or at the end output bytes to flush
             while good and left:
                 result = long_call4(functions[_COMPRESS], context, here + 8 * OUT, here + 8 * IN, order)
-                if result < 0:  # the numbers of errors are the largest that there are
+                if result < 0:  # libzstd's errors are the largest size_t values
                     good = False
                 left = result if order == _END else words[IN + SIZE] - words[IN + USED]
                 if words[OUT + USED] < words[OUT + SIZE] and (left or order != _END):
@@ -289,7 +288,7 @@ def _store(
             working += mark - ready
         if not good:
             break
-    # Nothing comes into the blocks once this has returned.
+    # No copy may write to the blocks after this returns.
     for turn in range(2):
         good = call1(functions[_OUT_WAIT], lane[calls.EVENT + turn]) == 0 and good
     spent[0], spent[1] = working * 1e-9, moving * 1e-9
@@ -330,7 +329,7 @@ def _compiled_store() -> Any:
 
 
 _compiling = threading.Lock()
-"""Else each of the threads that come first at once would compile, or load, a loop of its own."""
+"""Without it, threads that start together would each compile, or load, a loop of their own."""
 
 
 def available() -> bool:
@@ -356,7 +355,7 @@ def _download_functions() -> np.ndarray:
 
 
 class _Encoder:
-    """An encoder, and memory for what is to be written; used for one chunk at a time."""
+    """An encoder, and memory for compressed bytes; used for one chunk at a time."""
 
     def __init__(self) -> None:
         ffi, lib = library().ffi, library().lib
@@ -367,7 +366,7 @@ class _Encoder:
         self.memory = np.empty(WRITTEN_NBYTES, np.uint8)
 
     def begin(self, level: int, checksum: bool, nbytes: int) -> int:
-        """Make it ready for one frame of so many bytes; the encoder's address."""
+        """Prepare for one frame of ``nbytes`` bytes; returns the encoder's address."""
         ffi, lib = library().ffi, library().lib
         lib.ZSTD_CCtx_reset(self.context, lib.ZSTD_reset_session_and_parameters)
         lib.ZSTD_CCtx_setParameter(self.context, lib.ZSTD_c_compressionLevel, level)
@@ -385,7 +384,7 @@ _spare: list[_Encoder] = []
 
 @contextmanager
 def _borrowed_encoder() -> Iterator[_Encoder]:
-    """One of this process for this thread alone; one that a high level made large is not kept."""
+    """An encoder for the caller alone, which is kept for the next unless a high level made it large."""
     encoder = None
     with suppress(IndexError):
         encoder = _spare.pop()
@@ -396,9 +395,9 @@ def _borrowed_encoder() -> Iterator[_Encoder]:
 
 
 class ChunkUpload:
-    """Chunks that any number of threads decompress together, each by a `run` of its own; they may come in any order.
+    """Chunks that any number of threads decompress together, each by its own call of `run`.
 
-    chunks: of nothing empty. block_nbytes: the size of a lane's block.
+    chunks: none empty, in any order. block_nbytes: the size of a lane's block.
     """
 
     def __init__(
@@ -415,11 +414,11 @@ class ChunkUpload:
 
     @property
     def blocks(self) -> int:
-        """How many threads can work at it."""
+        """How many threads can share the work."""
         return len(self._table)
 
     def run(self, lane: np.ndarray) -> tuple[float, float]:
-        """Move chunks through a lane until none is left; the last blocks are still on their way then.
+        """Move chunks through a lane until none is left; copies of the last blocks may still be under way on return.
 
         lane: int64[`calls.LANE_WORDS`], for the current device, which this thread must be attached to. Returns the
         seconds of reading and decompressing, and of moving.
@@ -444,7 +443,7 @@ class ChunkUpload:
         return float(spent[0]), float(spent[1])
 
     def failed(self) -> list[int]:
-        """The places of chunks that could not be moved as a whole, once every `run` has returned."""
+        """The indices of chunks that could not be moved whole, once every `run` has returned."""
         return [int(place) for place in np.flatnonzero(self._failed)]
 
 
@@ -460,14 +459,14 @@ def store_chunk(
     lane: np.ndarray,
     functions: np.ndarray | None = None,
 ) -> tuple[bool, float, float]:
-    """Compress a rectangle of the device's memory, row behind row, into one frame, from an open file's beginning on.
+    """Compress a rectangle of the device's memory, row after row, into one frame at the beginning of an open file.
 
     descriptor: of the file. source: address of the first row. pitch: bytes from one row to the next. rows, width: not
-    zero; width in bytes. level, checksum: as libzstd has them. block_nbytes: the size of a lane's block. lane:
+    zero; width in bytes. level, checksum: as libzstd takes them. block_nbytes: the size of a lane's block. lane:
     int64[`calls.LANE_WORDS`], for the current device, which this thread must be attached to.
 
     Returns whether all of it was written, and the seconds of compressing and writing and of waiting for the device. If
-    not, the file holds anything, and the same by another way will say why. Raises MemoryError.
+    not, the file's content is undefined, and doing the same in the ordinary way will say why. Raises MemoryError.
     """
     tall, wide = _block_sides(rows, width, block_nbytes)
     spent = np.zeros(2)

@@ -1,12 +1,12 @@
-"""Zstandard's frames to their contents by a loop that does not hold the interpreter's lock.
+"""Decompression of Zstandard frames by a loop that does not hold the interpreter's lock.
 
-python-zstandard lets go of the lock for each step of the decoder, and asks a Python object for more stored bytes. Where
-a thread on each of dozens of cores decompresses, getting the lock back takes 50 µs, and all others wait for their turns
-meanwhile. So the loop reads the file and calls the decoder by address, and returns when memory is full. The decoder is
-the libzstd that python-zstandard brings along, by its module for CFFI.
+python-zstandard releases the lock for each step of the decoder, and asks a Python object for more stored bytes. Where
+dozens of threads decompress, one a core, getting the lock back takes 50 µs, while all others wait for their turns. So
+the loop itself reads the file and calls the decoder by address, and returns when the output is full. The decoder is the
+libzstd that python-zstandard bundles, found through its CFFI module.
 
 Method: the streaming interface of libzstd (zstd.h, `ZSTD_decompressStream`); it says after each step whether a frame
-has come to its end.
+has ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tilewright.kernels.zstd import (
 
 
 def _read_on(read: int, descriptor: int, memory: Any, words: Any) -> bool:
-    """The next stored bytes of a file; whether there are any."""
+    """Read the next stored bytes of a file; returns whether there were any."""
     wanted = min(len(memory), words[STOP] - words[POSITION])
     if descriptor < 0 or wanted <= 0:
         return False
@@ -55,10 +55,10 @@ compiled_read_on = numba.njit(_read_on)
 def _decompress(
     decoder: int, read: int, context: int, descriptor: int, memory: Any, words: Any, place: int, nbytes: int
 ) -> None:
-    """Fill so many bytes at an address until they are full, or nothing more is to be read, or the decoder refuses.
+    """Decompress to ``place`` until ``nbytes`` are filled, the input ends or the decoder refuses.
 
-    decoder, read: addresses of ZSTD_decompressStream and pread. context: of the decoder. descriptor: of the file, or
-    -1. memory: uint8, takes what is read. words: int64[11].
+    decoder, read: addresses of ZSTD_decompressStream and pread. context: the decoder's address. descriptor: the file's,
+    or -1. memory: uint8, for stored bytes. words: int64[11].
     """
     here = numba.int64(words.ctypes.data)
     words[OUT + ADDRESS], words[OUT + SIZE], words[OUT + USED] = place, nbytes, 0
@@ -67,15 +67,15 @@ def _decompress(
         if used_up and not compiled_read_on(read, descriptor, memory, words):
             return
         words[RESULT] = long_call3(decoder, context, here + 8 * OUT, here + 8 * IN)
-        if words[RESULT] < 0:  # the numbers of errors are the largest that there are
+        if words[RESULT] < 0:  # libzstd's errors are the largest size_t values
             return
         words[WHOLE] |= int(words[RESULT] == 0)
         words[FILLED] = int(words[RESULT] > 0 and words[OUT + USED] == words[OUT + SIZE])
 
 
 compiled_decompress = numba.njit(_decompress)
-"""The same for loops that do more than this. Numba's disk cache looks at their files alone: who changes something here
-changes something there too."""
+"""The same for other loops to call. Numba's disk cache looks only at the files of those: whoever changes something here
+must change something there too."""
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def _loop() -> Any:
 
 @functools.cache
 def addresses() -> tuple[int, int]:
-    """Of the decoder's step, and of the system's pread; 0 where there is none."""
+    """Of ZSTD_decompressStream, and of the system's pread (0 where there is none)."""
     ffi, lib = library().ffi, library().lib
     decoder = int(ffi.cast("uintptr_t", ffi.addressof(lib, "ZSTD_decompressStream")))
     pread = getattr(ctypes.CDLL(None), "pread", None) if os.name == "posix" else None
