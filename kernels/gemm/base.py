@@ -1,5 +1,4 @@
-"""What every matrix-product kernel of the ladder has in common: the problem it is given and the record it
-offers.
+"""What all matrix-product kernels of the ladder share: the `Problem` they are given and their record, `GemmKernel`.
 
 ``select.py`` walks the records and takes the first whose ``supports`` accepts the problem. A kernel never
 sees a transpose flag: ``op(A)`` and ``op(B)`` arrive as views whose strides say how they lie in memory.
@@ -95,7 +94,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Variant:
-    """One specialisation of a kernel, with what it takes to compile it where there is no GPU."""
+    """One specialisation of a kernel, with what is needed to compile it without a GPU."""
 
     name: str
     function: Any
@@ -136,6 +135,6 @@ class GemmKernel:
     """Whether the simulator can run it: no inline PTX, no warp intrinsics."""
     recordable: bool = False
     """Whether ``launch`` looks at addresses only modulo `recording.ALIGNMENT`, and launches with `enqueue` alone, so
-    that its launches can be written down once and repeated for other arrays of the same layout."""
+    that its launches can be recorded once and replayed for other arrays of the same layout."""
     variants: Callable[[], Iterable[Variant]] = no_variants
     """Every specialisation worth compiling in a test, without a GPU."""

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a product, found before anything is launched."""
+"""The checks of a product's arguments, all made before anything is launched."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def result_dtype(
 ) -> np.dtype:
     """The product's element type: numpy.result_type's, or ``dtype`` where both inputs cast to it ``same_kind``.
 
-    That is to any width, also a smaller one: unsigned integers to any type, signed ones to any but unsigned, floats to
-    any floats or complex numbers, complex numbers to complex ones.
+    ``same_kind`` allows any width, also a smaller one: unsigned integers to any type, signed ones to any but unsigned,
+    floats to any floats or complex numbers, complex numbers to complex ones.
 
-    bfloat16 with itself and with 8-bit integers is bfloat16, with wider floats and complex numbers is theirs, and with
-    anything else has no type that is named for the caller (nor has it in ml_dtypes).
-    Booleans are refused: numpy.matmul makes of them a logical product, of which there is no accumulate.
-    names: what errors call the factors. elements: the types that are multiplied, which errors list.
+    bfloat16 with itself and with 8-bit integers gives bfloat16, with wider floats and complex numbers their type. With
+    anything else it has no common type (nor has it in ml_dtypes), so ``dtype`` must be given.
+    Booleans are refused: numpy.matmul forms their logical product, which cannot be accumulated.
+    names: what errors call the factors. elements: the allowed types, which errors list.
 
     Raises
     ------
     DTypeError
-        A factor or ``dtype`` is of no type that is multiplied here, the factors have no common type, or one of them
-        does not cast to ``dtype``.
+        A factor's type or ``dtype`` is not among ``elements``, the factors have no common type, or one of them does not
+        cast to ``dtype``.
     """
     allowed = ", ".join(dtype_name(element) for element in elements)
     for name, found in zip(names, (a, b), strict=True):
@@ -80,7 +80,7 @@ def result_dtype(
 
 
 def _as_numpy_knows(dtype: np.dtype) -> np.dtype:
-    """A dtype of the same kind that NumPy itself has."""
+    """The dtype; for bfloat16, which NumPy does not have, float32, which is of the same kind."""
     return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
 
 
@@ -110,7 +110,7 @@ def precision(name: str, result: np.dtype) -> None:
 
 
 def layout(name: str, strides: tuple[int, ...], dtype: np.dtype) -> None:
-    """Refuse strides that are no whole number of elements (a field of a structured array)."""
+    """ShapeError where strides are not whole numbers of elements (a field of a structured array)."""
     if any(stride % dtype.itemsize for stride in strides):
         raise ShapeError(
             f"{name} has strides {tuple(strides)} bytes, which are no multiples of its {dtype.itemsize}-byte "
@@ -157,7 +157,7 @@ class _Memory:
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """Where an array's memory begins and ends, in bytes from its first element; nothing when it is empty."""
+    """Where an array's memory begins and ends, in bytes from its first element; (0, 0) when it is empty."""
     if 0 in shape:
         return (0, 0)
     reach = [(side - 1) * stride for side, stride in zip(shape, strides, strict=True)]

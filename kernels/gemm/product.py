@@ -42,7 +42,7 @@ class Decision:
     shape: tuple[int, int]
     dtype: np.dtype
     spans: tuple[tuple[int, int], ...]
-    """What memory a, b and out take up, as `check.span` gives it."""
+    """The byte ranges of a, b and out, as `check.span` gives them."""
     kernel: GemmKernel | None
     """None where there is nothing to do: an empty side, or nothing to add."""
 
@@ -73,7 +73,7 @@ def matmul(
         ``dtype=int64`` give sums that do not wrap at 2**31. The default is `numpy.result_type`.
     precision: ``full`` multiplies float32 as float32. ``split``, ``tf32``, ``bf16`` and ``fp16`` allow (and
         never require) a float32 product on the tensor cores; where a device or a shape has no such kernel,
-        and on the CPU, it is computed in full. To ``fp16`` operands above 65504 are infinite.
+        and on the CPU, it is computed in full. ``fp16`` makes operands above 65504 infinite.
     device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays stay where they are.
     stream: the stream to launch on. The default is the one that the arrays were exported with, else the
         default stream. For device arrays the function returns before the product is finished.
@@ -173,7 +173,7 @@ def _decide(
     capability: Capability | None,
     generation: int,
 ) -> Decision:
-    """``generation`` is `tuning.generation`: what was measured meanwhile decides anew."""
+    """Check a product of these layouts and select its kernel; a new `tuning.generation` decides anew."""
     from tilewright.kernels.gemm.select import select
 
     m, n, k = check.product_shape(a[0], b[0], transpose_a, transpose_b)
@@ -203,7 +203,7 @@ def _decide(
 
 
 def _open_matrix(base: int, layout: Layout) -> Any:
-    """A matrix of a layout whose address is left open."""
+    """A matrix of the given layout with a `Place` for its address."""
     from tilewright.kernels.gemm.repitch import Matrix
 
     shape, strides, dtype, remainder = layout
@@ -224,9 +224,9 @@ def _prepare(
     home: int,
     generation: int,
 ) -> tuple[Decision, Plan | None]:
-    """The decision about a product on GPU ``home``, the current one, and its launches, where they can be written down.
+    """The decision about a product on GPU ``home``, the current one, and its launches if its kernel can be recorded.
 
-    Compiles what they need.
+    Compiles the kernels.
     """
     capability = device_choice.capability(home)
     decision = _decide(
@@ -248,7 +248,7 @@ def _prepare(
 
 
 def describe(a: Any, b: Any, c: Any, *, accumulate: bool = False, precision: str = "full") -> Problem:
-    """The problem ``c (+)= a b`` of three device arrays, as kernels are asked whether they take it."""
+    """The problem ``c (+)= a b`` of three device arrays, as `GemmKernel.supports` takes it."""
     memories = [memory_of(array) for array in (a, b, c)]
     home = device_index(memories[2])
     of_a, of_b, of_c = (_operand(memory.layout) for memory in memories)
@@ -256,13 +256,13 @@ def describe(a: Any, b: Any, c: Any, *, accumulate: bool = False, precision: str
 
 
 def _new_output(like: Any, shape: tuple[int, int], dtype: np.dtype, stream: Any) -> Any:
-    """An uninitialised device array: CuPy's where ``like`` is, PyTorch's of bfloat16 where ``like`` is, or Numba's."""
+    """An uninitialised device array: CuPy's if ``like`` is, PyTorch's for bfloat16 if ``like`` is, else Numba's."""
     library = type(like).__module__.partition(".")[0]
     if library == "cupy":
         import cupy
 
         return cupy.empty(shape, dtype)
-    if library == "torch" and dtype == BFLOAT16:  # which no other library's array would carry into PyTorch
+    if library == "torch" and dtype == BFLOAT16:  # PyTorch takes bfloat16 from no other library
         import torch
 
         return torch.empty(shape, dtype=torch.bfloat16, device=like.device)
@@ -340,7 +340,7 @@ def _on_device(
 def _through_device(
     a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, precision: str, stream: Any
 ) -> None:
-    """NumPy arrays to the GPU, the product there, and back into ``out``."""
+    """Copy NumPy arrays to the GPU, multiply them there and copy the product into ``out``."""
     from numba import cuda
 
     queue = as_stream(stream)

@@ -24,8 +24,8 @@ _lock = threading.RLock()
 def borrowed(nbytes: int, stream: Any) -> Iterator[Any]:
     """The address of at least ``nbytes`` of device memory that belong to ``stream`` of the current device.
 
-    What is enqueued inside the ``with`` block may use it; work enqueued on the same stream later may use it
-    again, so one thread at a time enqueues. The memory stays until `release`. For a recording it is a `Place`.
+    Only work enqueued inside the ``with`` block may use it. Later work on the same stream gets the same memory, so only
+    one thread at a time may enqueue. The memory is kept until `release`. For a recording the address is a `Place`.
     """
     if isinstance(stream, Recording):
         yield stream.borrow(nbytes)
@@ -36,7 +36,7 @@ def borrowed(nbytes: int, stream: Any) -> Iterator[Any]:
         if buffer is None or buffer.size < nbytes:
             if buffer is not None:
                 cuda.synchronize()  # kernels under way may use it, and not every allocator waits for them
-                del _buffers[key], buffer  # first, so that old and new need not fit side by side
+                del _buffers[key], buffer  # first: old and new may not both fit
             with allocating("the kernel's workspace", nbytes, on_gpu=True):
                 buffer = _buffers[key] = cuda.device_array(nbytes, np.uint8, stream=stream)
         yield int(buffer.device_ctypes_pointer.value)

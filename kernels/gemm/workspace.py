@@ -13,15 +13,15 @@ from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.launch import ceil_div
 
 COPY_ENGINE_NBYTES = 16
-"""What the copy engine wants the lines of an operand to begin at multiples of."""
+"""The alignment that the copy engine needs for the lines of an operand."""
 LINE_NBYTES = 128
 """Lines of converted operands are padded to whole lines of the swizzled shared memory."""
 
 
 @dataclass(frozen=True)
 class Parent:
-    """The product that a tile and a panel of k are cut from. Each operand's panel is stored as its matrix is, its lines
-    side by side, or from one multiple of 16 bytes, or more, to another."""
+    """The whole product that tiles and panels of k are cut from. An operand's panel is stored in the same order as its
+    matrix; its lines are contiguous, or padded to a multiple of 16 bytes or more."""
 
     m: int
     n: int
@@ -37,13 +37,13 @@ def workspace_nbytes(
 ) -> int:
     """An upper bound, in bytes, for C (m × n) += A (m × k) B (k × n) with results of ``dtype``.
 
-    It holds however the operands lie; with ``parent``, for every tile and panel of at most m × n and k that a grid
-    of them, from the first element on, cuts out of it.
+    It holds for any layout of the operands; with ``parent``, for every tile (at most m × n) and panel (at most k) of a
+    regular grid that divides it from the first element on.
 
-    Integers are borrowed digit planes or residues, 16-bit floats and the reduced precisions copied or converted
-    operands, float32 and float64 (and 32-bit integers, without the tensor cores) aligned copies where an operand's
-    lines are not; all work through k in stretches that keep to a bound of their own. Everything else multiplies from
-    the operands: the partial sums of a small C with a long k take at most a few MiB, which are not counted.
+    Integers borrow digit planes or residues; 16-bit floats and the reduced precisions copied or converted operands;
+    float32 and float64 (and 32-bit integers, without the tensor cores) copies of operands whose lines are not aligned.
+    Each works through k in stretches, within a bound of its own. Everything else multiplies straight from the operands:
+    the partial sums of a small C with a long k take at most a few MiB, which are not counted.
     """
     from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_core, repitch
 
@@ -60,7 +60,7 @@ def workspace_nbytes(
     if not half and not reduced:
         return copies
     if precision == "tf32" and reduced and aligned and half_tensor_core.THROUGH_REGISTERS:
-        # Every panel is multiplied as it lies, but for the smaller of two without k side by side.
+        # Panels are multiplied in place. Only if k is contiguous in neither is the smaller one copied.
         turned = parent is not None and parent.transpose_a and not parent.transpose_b
         depth = ceil_div(k, LINE_NBYTES) * LINE_NBYTES
         return min(itemsize * min(m, n) * depth, float_operand.SCRATCH_NBYTES) if turned else 0
