@@ -1,13 +1,13 @@
 """The CPU twins of the public kernels: the same answers, from BLAS and compiled loops.
 
-Floating point goes to BLAS, written into ``out`` without another copy where it can be. Integers are split
-into digits whose products are exact in floating point (`tilewright.kernels.gemm.digits`) and go to BLAS too,
-which is two orders of magnitude faster than NumPy's own integer product. Where the CPU has AVX-512's 52-bit
-multiply-adds, wide integers go to those instead (`tilewright.kernels.host_integer`) as soon as they are less
-work than the digits that the values need; on any other CPU digits do all of it.
+Floating point goes to BLAS, which writes straight into ``out`` where it can. Integers are split into digits whose
+products are exact in floating point (`tilewright.kernels.gemm.digits`) and go to BLAS too, which is two orders of
+magnitude faster than NumPy's own integer product. Where the CPU has AVX-512's 52-bit multiply-adds, wide integers go to
+those instead (`tilewright.kernels.host_integer`) as soon as they are less work than the digits that the values need; on
+any other CPU digits do all of it.
 
-Everything here may be called from several threads at once: the loops are compiled without Numba's thread
-pool, which some of its layers forbid to share, and run on threads of their own.
+Everything here may be called from several threads at once: the loops run on threads of their own, not in Numba's thread
+pool, which some of its threading layers do not let threads share.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from tilewright.kernels import host_integer
 
 BLOCK = 1280
-"""Side of the blocks that integers are split in: enough for BLAS, and 15 of them in float64 are 200 MB."""
+"""Side of the blocks that integers are split in: large enough for BLAS, and 15 of them in float64 are 200 MB."""
 FLOAT_BLOCK = 2048
 """Side of the blocks in which floating-point operands are converted and products are added up."""
 SCRATCH_NBYTES = 320 << 20
 """The most memory a product takes for itself, whatever its sides; what BLAS packs inside is not counted."""
 STRASSEN_PRODUCTS = 4
-"""From this many digit products on, seven half-size products in place of eight save more than they cost."""
+"""From this many digit products on, Strassen's seven half-size products in place of eight save more than they cost."""
 STRASSEN_SIDE = 1024
-"""The shortest side of a block that is halved for it."""
+"""Blocks with a shorter side are not halved for it."""
 
 
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulate: bool = False) -> None:
@@ -67,7 +67,7 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, accumulate: bool = 
 
 
 def kernel_name(dtype: np.dtype) -> str:
-    """What multiplies matrices of this result; for integers, what their values may choose from."""
+    """What multiplies matrices with this result dtype; for integers, the candidates (the values decide)."""
     if dtype.kind not in "iu":
         return "BLAS"
     from tilewright.kernels import host_integer
@@ -100,7 +100,7 @@ def _floats(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> 
 
 
 def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """``out += a b`` where all have the dtype that BLAS computes in: NumPy cannot have BLAS itself add."""
+    """``out += a b`` where all have the dtype that BLAS computes in; NumPy offers no way to have BLAS add."""
     m, n = out.shape
     memory = np.empty((min(FLOAT_BLOCK, m), min(FLOAT_BLOCK, n)), out.dtype)
     for columns in blocks(n, FLOAT_BLOCK):
@@ -112,7 +112,7 @@ def _add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 
 
 def _ring(array: np.ndarray) -> np.ndarray:
-    """A view of integers whose values, as signed 64-bit numbers, are right modulo 2**64, and so modulo any result's
+    """A view of integers whose values, as signed 64-bit numbers, are right modulo 2**64, hence modulo any result's
     2**bits.
     """
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
@@ -153,7 +153,7 @@ def _split(
 ) -> None:
     """Write the parts (sums of digits) of ``first + sign * second``, rows start to stop, as floating point.
 
-    first, second: integers, at most as large as a part; what they lack counts as zero. masks[p] has bit i set
+    first, second: integers, at most as large as a part; missing rows and columns count as zero. masks[p] has bit i set
     where digit i belongs to part p. parts: (number of parts, rows, columns), written.
     """
     columns = parts.shape[2]
@@ -169,7 +169,7 @@ def _split(
             for j in range(second.shape[1]):
                 line[j] += sign * np.int64(second[i, j])
         if spare:
-            # The representative nearest zero, so that the last digit is short.
+            # The representative modulo 2**bits that is nearest zero, so that the last digit is short.
             for j in range(columns):
                 line[j] = (line[j] << spare) >> spare
         for d in range(count - 1):
@@ -327,7 +327,7 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
     a, b = _ring(a), _ring(b)
     # Signed, because Numba would make float64 of int64 + uint64; sums wrap to the same bits.
     target = out.view(f"i{out.dtype.itemsize}")
-    from tilewright.kernels import host_integer  # with loops of its own, which float has no use for
+    from tilewright.kernels import host_integer  # not above: floats have no use for its loops
 
     if not accumulate:
         target[...] = 0
@@ -339,7 +339,7 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
         pays = unit.halve if words else len(plan.products) >= STRASSEN_PRODUCTS
         halve = pays and min(m, n, k) >= STRASSEN_SIDE
         if halve and not words:
-            # Sums of two blocks are one bit longer; in the full ring they are not.
+            # Sums of two blocks are one bit longer (not so with `words`, modulo 2**64).
             plan = digits.plan(2 * largest[0], 2 * largest[1], k, bits)
         depth = BLOCK if words else min(BLOCK, plan.depth)
         scale = 2 if halve else 1

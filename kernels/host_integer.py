@@ -35,7 +35,7 @@ from tilewright.kernels.host_loops import compiled, on_threads, source_type, tar
 from tilewright.kernels.launch import ceil_div
 
 FEATURES = ("avx512f", "avx512ifma", "avx512vnni")
-"""What LLVM calls the instructions."""
+"""LLVM's names for the instruction sets."""
 LIMB = 52
 """Bits of a number that IFMA multiplies."""
 LANES = 8
@@ -78,7 +78,7 @@ def available() -> bool:
 
 
 def tiling(bits: int) -> Tiling:
-    """For results modulo 2**bits."""
+    """The tiling for results modulo 2**bits."""
     return NARROW if bits <= LIMB else WIDE
 
 
@@ -210,11 +210,11 @@ def _pack(
 ) -> None:
     """Write panels start to stop of ``first + sign * second``: each has ``lines`` rows, k beside k.
 
-    first, second: integers, rows × k, at most as large as the panels; what they lack counts as zero. packed:
-    (panels, k, `WORDS_A` or `WORDS_B`) 64-bit words, written: at each step of k the words of all lines, and
-    with ``order`` 1 or 2 then their pairs, 32 bits each: (bits from `LIMB` on, lowest 16 bits) or the other
-    way round, so that a pair of one order times a pair of the other makes both cross terms. halves: the same
-    memory in 32-bit words. The words go in whole, since IFMA does not look beyond the bits that it multiplies.
+    first, second: integers, rows × k, at most as large as the panels; missing elements count as zero. packed: (panels,
+    k, `WORDS_A` or `WORDS_B`) 64-bit words, written: at each step of k the words of all lines, and with ``order`` 1 or
+    2 then their pairs, 32 bits each: (bits from `LIMB` on, lowest 16 bits) or the other way round, so that a pair of
+    one order times a pair of the other makes both cross terms. halves: the same memory in 32-bit words. Words are
+    stored whole, since IFMA ignores all but their lowest 52 bits.
     """
     for panel in range(start, stop):
         base = panel * lines
@@ -290,7 +290,7 @@ class IfmaProduct:
     """Exact products of integer blocks, with the scratch memory that they share: 12.8 bytes an element of A,
     12 of B (`WIDE`), or 8 (`NARROW`).
 
-    The operands are views whose values are right modulo 2**64 as signed numbers, or modulo the result's bits.
+    The operands are views whose values, as signed numbers, are right modulo 2**64 or modulo 2**(the result's bits).
     """
 
     def __init__(self, tiling: Tiling, m: int, n: int, k: int, pool: ThreadPoolExecutor) -> None:

@@ -16,7 +16,7 @@ from tilewright.kernels.deferred import numba
 from tilewright.kernels.launch import ceil_div
 
 PIECES = 4
-"""Pieces of a loop for each thread: BLAS's threads spin on for a while, and who shares a core is late."""
+"""Pieces of a loop for each thread: BLAS's threads spin on for a while, and delay any thread that shares their core."""
 
 
 def usable_cores() -> int:
@@ -25,9 +25,9 @@ def usable_cores() -> int:
 
 
 def share_of_cores(usable: int, all_cores: int, neighbours: int) -> int:
-    """Cores for a process that may use so many of its host's, where ``neighbours`` like it, itself included, share it.
+    """Cores for one process that may use ``usable`` of its host's, shared by ``neighbours`` processes, itself included.
 
-    OMP_NUM_THREADS says nothing about it: Dask sets it to 1 in every worker process, the only one of its host too.
+    OMP_NUM_THREADS is no guide: Dask sets it to 1 in every worker process, even where that is the only one of its host.
     """
     return min(usable, ceil_div(all_cores, neighbours))
 
@@ -59,7 +59,7 @@ def on_threads(pool: ThreadPoolExecutor, work: Callable[..., Any], rows: int, *a
 
 
 def by_memory(array: np.ndarray) -> np.ndarray:
-    """The array or its transpose, whichever has the neighbours in memory side by side in its rows."""
+    """The array or its transpose, whichever has neighbours in memory next to each other in its rows."""
     return array.T if abs(array.strides[0]) < abs(array.strides[1]) else array
 
 
@@ -74,9 +74,9 @@ def target_type(dtype: np.dtype) -> Any:
 
 @functools.cache
 def compiled(function: Callable[..., Any], *arguments: Any, nogil: bool = True) -> Any:
-    """``function`` for these argument types only, so that it is compiled once a dtype, not once a layout.
+    """``function`` for these argument types only, so that it is compiled once per dtype, not once per layout.
 
-    nogil: whether it lets go of the interpreter's lock, which pays where it runs longer than getting that back takes,
+    nogil: whether it releases the interpreter's lock. That pays where it runs longer than getting the lock back takes,
     some 50 µs among dozens of threads.
     """
     return numba.njit(arguments, nogil=nogil, cache=True)(function)
@@ -92,10 +92,10 @@ def _compile_something() -> None:
 
 @functools.cache
 def start_compiler() -> threading.Thread:
-    """Have Numba set itself up for the CPU, on a thread of its own, so that the first loop that is needed does not wait
-    for it: that takes 0.25 s in every process, after which a loop is loaded from Numba's disk cache in 4 ms.
+    """Start Numba's set-up for the CPU on a thread of its own, so that the first loop does not wait for it. It takes
+    0.25 s in every process; then a loop is loaded from Numba's disk cache in 4 ms.
 
-    Whoever needs a loop before waits for the rest of it. An error here comes again where a loop is needed.
+    A caller that needs a loop earlier waits for the rest. An error here is raised again where a loop is needed.
     """
     thread = threading.Thread(target=_compile_something, name="tilewright-start-compiler", daemon=True)
     thread.start()

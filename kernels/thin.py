@@ -23,14 +23,15 @@ WIDE_DTYPES = {
     "f": np.dtype(np.float64),
     "c": np.dtype(np.complex128),
 }
-"""By the kind of a dtype, what it is summed in. Unsigned integers too go modulo 2^64: the bits are the same."""
+"""What each kind of dtype is summed in. Unsigned integers are summed as signed ones: modulo 2^64 the bits are the
+same."""
 
 
 def widen(block: np.ndarray, wide: np.dtype) -> np.ndarray:
     """The block as the compiled loops take it, to be summed in ``wide``.
 
-    They do not know float16, which becomes float32. The bits of uint64 count as int64 where sums go modulo 2^64;
-    where they are floating point its values count.
+    They do not know float16, which becomes float32. uint64 is viewed as int64 where sums wrap modulo 2^64, and
+    converted to float64 where they are floating point.
     """
     if block.dtype == np.float16:
         return block.astype(np.float32)
@@ -46,8 +47,8 @@ BLOCK_COLUMNS = 512
 
 
 LEAST_SQUARES, MOST_SQUARES = 2.0**-900, 2.0**1000
-"""Sums of squares between these are taken as they are: what underflowed in one is too small to show, and nothing
-overflowed. Others are taken again with every term scaled by a power of two."""
+"""Sums of squares between these are used as they are: what underflowed is too small to matter, and nothing overflowed.
+Others are formed again with every term scaled by a power of two."""
 
 
 def add_thin_product(
@@ -77,7 +78,7 @@ def add_thin_product(
 
 
 _loop_lock = threading.Lock()
-"""Else each of the threads that come first at once would get, and compile or load, a loop of its own."""
+"""Without it, threads that start together would each compile, or load, a loop of their own."""
 
 
 @functools.cache
