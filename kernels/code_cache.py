@@ -1,10 +1,10 @@
-"""Machine code of kernels, kept on disk between processes: a help to a process's first call, never needed.
+"""Machine code of kernels, kept on disk between processes: it makes a process's first call faster, and is never needed.
 
 One file a kernel, in ``$XDG_CACHE_HOME/tilewright/code``, by default below ``~/.cache``; its name is the hash of
-everything that the code depends on (`tilewright.kernels.fingerprint`), so no file ever has to be brought up to date.
+everything that the code depends on (`tilewright.kernels.fingerprint`), so no file ever goes stale.
 ``TILEWRIGHT_CODE_CACHE`` names another folder; ``off`` keeps nothing. A file is written beside its place and renamed,
-so any number of processes may read and write. A file that is damaged is as good as none, and is replaced; a folder that
-cannot be read or written costs the time of compiling, and nothing else.
+so any number of processes may read and write. A damaged file counts as missing, and is replaced; a folder that cannot
+be read or written costs the time of compiling, nothing else.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MAGIC = b"tilewright kernel 1\n"
 CAPACITY_NBYTES = 256 << 20
 """What the folder may hold; the files that were used least recently go first. A kernel takes 5 to 150 KB."""
 USED_SECONDS = 24 * 3600
-"""That a file was used is noted once a day, so that reading is not writing."""
+"""A file's use is noted once a day at most, so that not every read writes."""
 DRAFT_SECONDS = 3600
-"""A file that is still being written after so long was left by a process that died."""
+"""A draft older than this was left by a process that died."""
 
 
 class MachineCode(NamedTuple):
@@ -112,7 +112,7 @@ _tidy_lock = threading.Lock()
 
 
 def _tidy_once(folder: Path) -> None:
-    """`tidy`, with the first file that a process writes."""
+    """Call `tidy` with the first file that a process writes to a folder."""
     with _tidy_lock:
         if folder in _tidied:
             return
@@ -121,9 +121,9 @@ def _tidy_once(folder: Path) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Remove the files used least recently beyond `CAPACITY_NBYTES`, and drafts that nobody finishes.
+    """Remove the files used least recently beyond `CAPACITY_NBYTES`, and abandoned drafts.
 
-    Several processes may do so at a time. A file that is gone before its reader comes is compiled anew.
+    Several processes may do so at once. A file that is gone before it is read is compiled anew.
     """
     files = []
     for path in folder.glob("*"):

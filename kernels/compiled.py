@@ -1,8 +1,8 @@
 """From a kernel's function to what the driver launches: compiled once for a compute capability, and kept on disk.
 
-Numba turns the function into LLVM's language, NVIDIA's libraries turn that into machine code. Numba does the first one
-kernel at a time; the second, which takes as long, runs on several threads (`compile_together`). Machine code that was
-kept (`tilewright.kernels.code_cache`) is loaded as it is: nothing is compiled, nor looked at by Numba.
+Numba turns the function into LLVM's language, one kernel at a time; NVIDIA's libraries turn that into machine code,
+which takes as long, but on several threads (`compile_together`). Machine code kept on disk
+(`tilewright.kernels.code_cache`) is loaded as it is, without Numba.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tilewright.kernels.code_cache import MachineCode
 from tilewright.kernels.deferred import cuda, numba
 
 COMPILING_THREADS = 8
-"""Kernels whose machine code is made at a time, at most."""
+"""The most kernels whose machine code is made at once."""
 SPECIFIC = (9, 0)
-"""From this compute capability on, code is for one architecture alone (sm_90a), which has all instructions."""
+"""From this compute capability on, code is for one architecture alone (sm_90a), as some instructions need."""
 
 DEFAULT_SHARED_NBYTES = 48 * 1024
-"""What a block may have in shared memory without asking."""
+"""Shared memory that a block may have without opting in."""
 
 Capability = tuple[int, int]
 
@@ -97,7 +97,7 @@ class CompiledKernel:
         told = (str(self.signature), self.launch_bounds, capability, fingerprint.surroundings())
         try:
             return fingerprint.fingerprint(self.py_func, *told)
-        except fingerprint.Unknown:  # somebody's own kernel, over objects that do not tell what they are
+        except fingerprint.Unknown:  # a user's own kernel, over objects that cannot be fingerprinted
             return None
 
     def _code(self, capability: Capability, *, anew: bool = False) -> MachineCode:
@@ -119,10 +119,11 @@ class CompiledKernel:
             try:
                 self._libraries[capability] = _loaded(self._code(capability))
             except RuntimeError:
-                # Whole, but not what this driver takes: what was kept is replaced. Of new code it is the last word.
+                # The kept code is whole, but this driver refuses it: compile anew. If that is refused too, the error
+                # stands.
                 self._libraries[capability] = _loaded(self._code(capability, anew=True))
         _, kernel = self._libraries[capability]
-        function = driver.CUfunction(int(kernel))  # which launches take for one: the context is the caller's
+        function = driver.CUfunction(int(kernel))  # launches take a CUkernel too, in the caller's context
         if self._shared_nbytes > DEFAULT_SHARED_NBYTES:
             self._allow_shared(function, self._shared_nbytes, device)
         self._functions[device] = function
@@ -158,7 +159,7 @@ def compile_function(
 ) -> MachineCode:
     """Machine code of a kernel's function, as ``numba.cuda.jit(signature, launch_bounds=...)`` makes it.
 
-    Needs no GPU. Numba's own way makes PTX first, which nobody reads, and holds its lock to the end.
+    Needs no GPU. Numba's own way makes PTX first, which is not needed, and holds its lock to the end.
     """
     from numba.core import config
     from numba.cuda.compiler import compile_cuda, kernel_fixup
@@ -210,7 +211,7 @@ def compile_kernel(
 
 
 def compile_together(kernels: Iterable[Any], capability: Capability) -> None:
-    """Have the machine code of several kernels ready, making what is missing on several threads."""
+    """Get the machine code of several kernels ready, compiling what is missing on several threads."""
     missing = [kernel for kernel in kernels if capability not in kernel._codes]
     if not missing:
         return

@@ -1,9 +1,9 @@
-"""``numba`` and ``cuda``, which is ``numba.cuda``: imported when something of them is first asked for.
+"""``numba`` and ``cuda``, which is ``numba.cuda``: imported on first use.
 
-A process that works on the CPU alone never asks for ``cuda``, and does without the 0.3 s and the 70 MB that it takes
-with CUDA's bindings; one that multiplies floating point there does without Numba's 0.1 s and, with its compiler, 100 MB
-too. This is the door for host code that CPU and GPU share. Modules with kernels or compiled loops of their own import
-Numba itself, since a function's globals are read by its compiler, and are imported where they are needed.
+A process that works on the CPU alone never uses ``cuda``, which saves it 0.3 s and, with CUDA's bindings, 70 MB. One
+that multiplies floating point there also saves Numba's 0.1 s and, with its compiler, 100 MB. Host code that CPU and GPU
+share imports both from here. Modules with kernels or compiled loops of their own import Numba itself, since its
+compiler reads a function's globals, and are themselves imported only where they are needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ else:
 
         def __getattr__(self, name: str) -> Any:
             value = getattr(importlib.import_module(self._module), name)
-            setattr(self, name, value)  # from now on it costs nothing to ask
+            setattr(self, name, value)  # later look-ups cost nothing
             return value
 
     numba = _Deferred("numba")

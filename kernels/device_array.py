@@ -1,4 +1,4 @@
-"""The way from a caller's array to a device array, and what can be done with one without a kernel: views, copies.
+"""From a caller's array to a device array, and what can be done with one without a kernel: views and copies.
 
 A caller's device array is anything with ``__cuda_array_interface__`` (Numba, CuPy, PyTorch). Here it becomes
 a Numba device array over the same memory, without a copy and without making the host wait.
@@ -28,13 +28,13 @@ def is_device_array(value: Any) -> bool:
     if getattr(kind, "__cuda_ndarray__", False):
         return True
     if hasattr(kind, "__cuda_array_interface__"):
-        # The class is asked, since asking an array builds its interface; PyTorch's tensors may be elsewhere.
+        # Ask the class: asking the array would build its interface. PyTorch's tensors may lie on the host.
         return value.is_cuda if kind.__module__.partition(".")[0] == "torch" else True
     return hasattr(value, "__cuda_array_interface__")
 
 
 class Memory(NamedTuple):
-    """Where an array lies on a device: all that a launch wants to know of it."""
+    """Where an array lies on a device: all that a launch needs to know of it."""
 
     pointer: int
     """The address of the first element; 0 when it is empty."""
@@ -57,7 +57,7 @@ class Memory(NamedTuple):
 
 
 def memory_of(value: Any) -> Memory:
-    """Where a device array lies. An array of another library is asked once: its answer takes it a microsecond."""
+    """Where a device array lies. Another library's array is asked once: the answer takes a microsecond."""
     if getattr(value, "__cuda_ndarray__", False):
         pointer, read_only = address(value), getattr(value, "read_only", False)
         return Memory(pointer, value.shape, value.strides, value.dtype, value.stream, read_only)
@@ -88,8 +88,8 @@ def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...
 
 
 def _exported_dtype(owner: Any, typestr: str) -> np.dtype:
-    """The dtype of an exported array. The interface has no word for bfloat16: CuPy and PyTorch say ``<V2``, two bytes
-    of anything, and PyTorch 2.5 said ``<f2``; so the array itself is asked."""
+    """The dtype of an exported array. The interface has no code for bfloat16: CuPy and PyTorch give ``<V2``, two bytes
+    of anything, PyTorch 2.5 gave ``<f2``. So the array's own dtype is asked."""
     if typestr[1:] in ("V2", "f2") and is_bfloat16(getattr(owner, "dtype", None)):
         return BFLOAT16
     return _dtype(typestr)
@@ -117,8 +117,8 @@ def as_device_array(value: Any, memory: Memory | None = None) -> Any:
 def _exported_array() -> Any:
     """The class of `as_device_array`'s results for other libraries' arrays.
 
-    `numba.cuda.as_cuda_array` takes 20 µs for what slicing and copying may need some day. Here that is made
-    when it is asked for, and a launch needs only what the interface says.
+    `numba.cuda.as_cuda_array` takes 20 µs for attributes that only slicing and copying need. Here those are made on
+    first use; a launch needs only what the interface says.
     """
     from numba.cuda.cudadrv.devicearray import DeviceNDArray
 
@@ -154,14 +154,14 @@ def _exported_array() -> Any:
 class DeviceRegion:
     """Rows and columns of a device matrix, for the functions of this package; nothing is copied.
 
-    Numba's own slices list every row that is not contiguous with the next: 10 ms, in which no other thread of Python
-    runs, for 8192 of them.
+    Numba's own slicing lists all rows of a region that is not contiguous: 10 ms for 8192 rows, in which no other Python
+    thread runs.
     """
 
     def __init__(self, matrix: Any, rows: slice, columns: slice) -> None:
         """The slices have a start and a stop, within the matrix, and no step."""
         memory = memory_of(matrix)
-        self._matrix = matrix  # whose memory it is
+        self._matrix = matrix  # keeps the memory alive
         self.dtype = memory.dtype
         self.shape = rows.stop - rows.start, columns.stop - columns.start
         self.strides = memory.strides
@@ -177,7 +177,7 @@ class DeviceRegion:
 
 def to_device(array: np.ndarray, stream: Any = DEFAULT_STREAM) -> Any:
     """`numba.cuda.to_device` of an array whose elements fill one region of memory. Numba copies through Python's
-    buffers, which know no bfloat16: its bits travel as uint16."""
+    buffers, which know no bfloat16, so that is copied as uint16."""
     if array.dtype != BFLOAT16:
         return cuda.to_device(array, stream=stream)
     bits = cuda.to_device(array.view(np.uint16), stream=stream)
@@ -212,7 +212,7 @@ def transposed(array: Any) -> Any:
 
 
 def as_signed(argument: Any) -> Any:
-    """An argument as a signature made with `numba_type` has it: bfloat16 arrays as their bits."""
+    """An argument as signatures made with `numba_type` take it: bfloat16 arrays as uint16."""
     if getattr(argument, "dtype", None) == BFLOAT16:
         return strided_view(argument, argument.shape, argument.strides, np.dtype(np.uint16))
     return argument

@@ -1,6 +1,6 @@
-"""Which device works: what ``auto | cuda | cpu`` means in this process, and the GPU that a thread works on.
+"""Which device computes: what ``auto | cuda | cpu`` means in this process, and the GPU that a thread works on.
 
-Whether there is a GPU at all is asked of the driver itself, before anything of CUDA is imported.
+The driver itself is asked whether there is a GPU at all, before anything of CUDA is imported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def driver_library() -> ctypes.CDLL | None:
 def _driver_shows_a_gpu() -> bool:
     """Whether there is an NVIDIA driver that counts at least one GPU, before anything is imported for it.
 
-    Only what it says for certain is a no here: any other of its errors is left to Numba, which reports it.
+    Only a certain no counts as no: any other error of the driver is left to Numba, which reports it.
     """
     driver = driver_library()
     if driver is None:

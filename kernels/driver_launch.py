@@ -24,14 +24,14 @@ class _Frame(threading.local):
         # CU_LAUNCH_PARAM_BUFFER_POINTER, ..., CU_LAUNCH_PARAM_BUFFER_SIZE, ..., CU_LAUNCH_PARAM_END
         self._extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(arguments), 2, ctypes.addressof(nbytes), 0)
         self.parts = arguments, nbytes, ctypes.addressof(self._extra)
-        """The buffer, how much of it is filled, and the address of what the driver is told of both."""
+        """The buffer, how many bytes of it are filled, and the address of the list that tells the driver of both."""
 
 
 _frame = _Frame()
 
 
 def packed_arguments(layout: struct.Struct, values: list[Any]) -> int:
-    """Where the driver finds the arguments of this thread's next launch."""
+    """Pack the arguments of this thread's next launch; returns the address that the driver takes as ``extra``."""
     arguments, nbytes, extra = _frame.parts
     layout.pack_into(arguments, 0, *values)
     nbytes.value = layout.size
@@ -50,7 +50,7 @@ def _cluster_config(
     handle: int,
     cluster: int,
 ) -> Any:
-    """The driver's description of a launch in clusters; making one takes longer than launching it."""
+    """The driver's description of a launch in clusters; cached, since making one takes longer than the launch."""
     from cuda.bindings import driver
 
     attribute = driver.CUlaunchAttribute()

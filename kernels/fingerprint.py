@@ -1,8 +1,8 @@
-"""What a kernel's machine code depends on, as one short string: the name under which the code is kept on disk.
+"""All that a kernel's machine code depends on, hashed: the name under which the code is kept on disk.
 
 A kernel is a Python function over constants that it closes over or finds in its module. Every one of them is looked at,
 through device functions and intrinsics, so that a changed constant is another kernel, whether the source changed or a
-test or a measurement set it. What a function of another package does is told by that package's version.
+test or a measurement set it. Functions of other packages are covered by the package's version.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ PACKAGES = (
     "cuda-core",
     "ml_dtypes",
 )
-"""Whose versions the code depends on, as they are installed."""
+"""Packages whose installed versions the code depends on."""
 OUTSIDE = ("numba", "numba_cuda", "llvmlite", "numpy", "cuda", "ml_dtypes", *sys.stdlib_module_names)
-"""Packages whose functions stand for their version."""
+"""Packages whose functions are covered by the package's version."""
 
 
 class Unknown(TypeError):
-    """A kernel refers to something whose meaning cannot be told: its code is not kept."""
+    """A kernel refers to something that cannot be fingerprinted: its code is not kept."""
 
 
 def fingerprint(function: Any, *more: Any) -> str:
@@ -114,8 +114,8 @@ def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
     if isinstance(value, ir.InlineAsm):
         yield f"asm {value.function_type} {value.asm!r} {value.constraint!r} {value.side_effect}"
         return
-    # Constants are told in full wherever they are met: whether two equal ones are one object depends on whether Python
-    # compiled the module just now or read it from its own cache.
+    # Constants are yielded in full wherever they are met: whether two equal ones are one object depends on whether
+    # Python compiled the module just now or read it from its own cache.
     if isinstance(value, np.ndarray):
         yield f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
         return
@@ -177,7 +177,7 @@ def _walk(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[str]:
 
 
 def _outside(value: Any) -> bool:
-    """Whether a value is something by name of a package whose version is told: a function, or what stands for one."""
+    """Whether a value is a named object, such as a function, of a package that is covered by its version."""
     package = str(getattr(value, "__module__", "")).partition(".")[0]
     return package in OUTSIDE and bool(getattr(value, "__name__", ""))
 

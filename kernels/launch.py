@@ -69,11 +69,11 @@ def enqueue(
     *arguments: Any,
     cluster: int = 1,
 ) -> None:
-    """Launch a kernel of one eager signature: what ``kernel[grid, block, stream, shared_nbytes](*arguments)``
-    does, and what it cannot do: in clusters of that many blocks side by side (the grid a multiple of it).
+    """Launch a kernel of one eager signature, as ``kernel[grid, block, stream, shared_nbytes](*arguments)`` does, and
+    also, as that cannot, in clusters of ``cluster`` adjacent blocks (the grid a multiple of it).
 
-    Numba takes 15 to 20 µs for it, this a third: arguments must be what the signature says (Numba device
-    arrays, Python integers, booleans, floats), and are packed without being looked at.
+    Numba takes 15 to 20 µs for a launch, this a third: arguments must be what the signature says (Numba device arrays,
+    Python integers, booleans, floats), and are packed without being looked at.
     """
     if SIMULATOR:
         kernel[grid, block, stream, shared_nbytes](*map(as_signed, arguments))

@@ -17,9 +17,9 @@ from tilewright.kernels.driver_launch import describe_launch, driver_error, pack
 class LockKeepingStream:
     """A stream whose copies, launches (but those in clusters) and events keep the interpreter's lock.
 
-    Where dozens of threads work beside each other, one that lets go of the lock for a call of a few microseconds waits
-    50 for its return, and all others wait with it. So it is for calls that only enqueue, a few ahead; what makes them
-    wait, as memory that another thread pins, makes all threads wait. Its thread must be attached to the GPU.
+    Among dozens of threads, one that releases the lock for a call of a few microseconds waits 50 µs to get it back, and
+    all others wait with it. So use it for calls that only enqueue, a few ahead: whatever blocks such a call, as another
+    thread that pins memory does, blocks all threads. The calling thread must be attached to the GPU.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -57,7 +57,7 @@ class LockKeepingStream:
             raise driver_error(describe_launch(name, shape, shared_nbytes), status)
 
     def record(self, event: Any) -> None:
-        """Have a Numba event passed when all that was enqueued is done."""
+        """Record a Numba event, which passes when all work enqueued so far is done."""
         if self._driver is None:
             event.record(self._stream)
             return
@@ -66,7 +66,7 @@ class LockKeepingStream:
             raise driver_error("recording an event", status)
 
     def follow(self, event: Any) -> None:
-        """Let what is enqueued from now on wait for a Numba event as it was last recorded."""
+        """Have work enqueued from now on wait for a Numba event as it was last recorded."""
         if self._driver is None:
             event.wait(self._stream)
             return
@@ -75,7 +75,7 @@ class LockKeepingStream:
             raise driver_error("waiting for an event", status)
 
     def wait(self, event: Any) -> None:
-        """Wait on the host for a Numba event; one that has passed keeps the lock too."""
+        """Wait on the host for a Numba event; if it has passed already, the lock is kept."""
         if self._driver is None or self._driver.cuEventQuery(int(event.handle)):
             event.synchronize()
 
@@ -83,7 +83,7 @@ class LockKeepingStream:
 @functools.cache
 def _lock_keeping_driver() -> ctypes.PyDLL:
     found = driver_library()
-    assert found is not None  # there is a stream
+    assert found is not None  # a stream exists, so the driver does
     library = ctypes.PyDLL(found._name, handle=found._handle)
     place, number = ctypes.c_void_p, ctypes.c_uint
     library.cuMemcpyHtoDAsync_v2.argtypes = [place, place, ctypes.c_size_t, place]

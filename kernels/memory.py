@@ -1,7 +1,7 @@
-"""Memory that was asked for and is not there: one error, of ours, for a GPU's memory and for the host's.
+"""Out of memory: one error of ours, for a GPU's memory and for the host's.
 
 Numba raises CudaAPIError, cuda.core CUDAError, RAPIDS' memory manager, NumPy and Python MemoryError, numcodecs
-RuntimeError with libzstd's words; none of them says how much there was.
+RuntimeError with libzstd's words; none of them says how much was free.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ZSTD_OUT_OF_MEMORY = "Allocation error : not enough memory"
 
 @contextmanager
 def allocating(what: str, nbytes: int | None = None, *, on_gpu: bool) -> Iterator[None]:
-    """Let a failure of the block to get memory say what it was for.
+    """If the block fails to get memory, say what the memory was for.
 
     what: begins the message ("a tile of C"). nbytes: what the block asks for; None where only the library that asks
-    knows. on_gpu: whether it is a GPU's memory that runs short, unless the error itself is of the host's.
+    knows. on_gpu: whether the block asks for a GPU's memory, not the host's.
 
     Raises DeviceMemoryError from such a failure; every other error passes as it is.
     """
@@ -39,7 +39,7 @@ def allocating(what: str, nbytes: int | None = None, *, on_gpu: bool) -> Iterato
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be had, on a GPU or on the host."""
+    """Whether an error says that memory ran out, on a GPU or on the host."""
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, RuntimeError) and ZSTD_OUT_OF_MEMORY in str(error):
@@ -64,17 +64,17 @@ def free_nbytes(*, on_gpu: bool) -> int | None:
             found = next(line for line in file if line.startswith("MemAvailable:"))
         return int(found.split()[1]) * 1024
     except Exception:
-        # A memory manager that does not count, or a GPU that is past answering: the error that asks comes first.
+        # A memory manager that does not count, or a GPU that no longer answers: the error being reported comes first.
         return None
 
 
 def peak_nbytes() -> int:
     """The most resident memory that this process has held, in bytes.
 
-    Here, and not where it is wanted, since a process that is asked imports what the function stands in.
+    It is here, and not beside its caller, since a process that is asked imports the whole module of the function.
     """
     status = Path("/proc/self/status")
-    if status.exists():  # what getrusage says starts with the parent's memory, which a worker does not hold
+    if status.exists():  # getrusage's figure starts at the parent's, which a worker does not hold
         return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
     import resource
 

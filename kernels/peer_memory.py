@@ -20,25 +20,25 @@ from tilewright.kernels.errors import DeviceUnavailableError
 
 
 def available() -> bool:
-    """Whether device memory can be given to other processes at all: not by the simulator, which has none."""
+    """Whether device memory can be shared with other processes at all: not in the simulator, which has none."""
     return not SIMULATOR
 
 
 ANCHOR_NBYTES = 2 * 2**20
-"""As much as the driver allocates at least, so that nothing else shares it."""
+"""The least that the driver allocates, so that nothing else shares the allocation."""
 
 _anchors: dict[bytes, Any] = {}
-"""Of every other process that was met, a little memory that stays open as long as this process lasts. Where nothing of
-a process is open any more, the driver forgets the way there, and takes 10 to 20 ms to find it again."""
+"""A small allocation of every other process met, kept open as long as this process lasts. Once nothing of a process is
+open, the driver drops the connection, and takes 10 to 20 ms to make it again."""
 _own_anchor: list[tuple[Any, Any]] = []
-"""The little memory that others keep open, and what opens it, once it is wanted."""
+"""The small allocation that others keep open, and its IPC handle; empty until first needed."""
 _lock = threading.Lock()
 
 
 def export(array: Any) -> bytes:
-    """What another process of this host opens to reach the memory of a device array, which stays this one's.
+    """What another process of this host opens to reach a device array's memory, which this process still owns.
 
-    Raises what the driver does where that memory cannot be shared: not all allocators' can.
+    Raises the driver's error where that memory cannot be shared; not every allocator's can.
     """
     context = cuda.current_context()
     with _lock:
@@ -51,18 +51,18 @@ def export(array: Any) -> bytes:
 class ImportedMemory:
     """Memory of other processes, open here until ``close``. For one thread at a time.
 
-    What is open here is not free there, even when the process that it belongs to has ended. It is not closed behind
-    every copy, since the driver may wait for kernels to do that.
+    What is open here is not freed, even when the process that owns it has ended. It is not closed after every copy,
+    since closing may make the driver wait for kernels.
     """
 
     def __init__(self) -> None:
         self._opened: dict[tuple[str, bytes], tuple[Any, int]] = {}
-        """By the owner and what was exported: what closes it, and its address here."""
+        """By owner and exported bytes: the handle that closes it, and its address here."""
 
     def address(self, owner: str, exported: bytes) -> int:
         """The device address, in this process, of what another one exported; to be read, not written.
 
-        owner: any name of that process, for ``close``.
+        owner: any name for that process; ``close`` takes it.
 
         Raises
         ------
@@ -81,7 +81,7 @@ class ImportedMemory:
         return self._opened[key][1]
 
     def close(self, keep: Set[str] = frozenset()) -> None:
-        """Let go of all memory but that of these owners."""
+        """Close all memory but that of the owners in ``keep``."""
         for key in [key for key in self._opened if key[0] not in keep]:
             handle, _ = self._opened.pop(key)
             with suppress(
@@ -95,7 +95,7 @@ def _open(handle: Any) -> int:
     context = cuda.current_context()
     try:
         reachable = handle.can_access_peer(context)
-    except RuntimeError as error:  # Numba's word for a GPU that is none of ours
+    except RuntimeError as error:  # what Numba raises for a GPU that this process does not see
         raise DeviceUnavailableError(f"the GPU of that memory is not seen here: {error}") from error
     if not reachable:
         raise DeviceUnavailableError("this GPU cannot reach the memory of that one")

@@ -1,4 +1,4 @@
-"""Launches written down once, with the addresses of the arrays left open, and repeated with other addresses.
+"""Launches recorded once, with the addresses of the arrays left open, and replayed with other addresses.
 
 What a kernel of the ladder does on the host, from choosing tiles to packing arguments, depends on the shapes, strides
 and dtypes of its operands, and on where they lie modulo `ALIGNMENT`. So it is done once: a `Recording` stands for the
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 ALIGNMENT = 128
-"""What a recorded launch may know of an address is its remainder by this."""
+"""A recorded launch may depend on an address only modulo this."""
 SCRATCH = 3
 """The base of scratch memory; bases 0, 1 and 2 are A, B and C."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """An address that is not known yet, but for its remainder by `ALIGNMENT`."""
+    """An address of which only the remainder by `ALIGNMENT` is known yet."""
 
     base: int
     """Which of the arrays it lies in."""
     offset: int
     """From the array's first element, in bytes."""
     remainder: int
-    """Of the first element's address."""
+    """Of the first element's address, by `ALIGNMENT`."""
 
     def __add__(self, nbytes: int) -> Place:
         return Place(self.base, self.offset + nbytes, self.remainder)
@@ -47,7 +47,7 @@ class Step:
     layout: Any
     """`struct.Struct` of the arguments."""
     values: tuple[Any, ...]
-    """What is packed; anything where a place is."""
+    """What is packed; 0 where an address goes."""
     places: tuple[tuple[int, int, int], ...]
     """(index in values, base, offset) of every address."""
     shape: tuple[int, int, int, int, int, int]
@@ -66,7 +66,7 @@ class Plan:
 
 
 class Recording:
-    """What a kernel is given for a stream while its launches are written down."""
+    """Stands in for the stream while a kernel's launches are recorded."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []

@@ -1,4 +1,4 @@
-"""CUDA streams: from what a caller may pass to one of Numba's, in order behind the work of its arrays' exporters."""
+"""CUDA streams: from what a caller may pass to a Numba stream, ordered after the work of the arrays' exporters."""
 
 from __future__ import annotations
 
