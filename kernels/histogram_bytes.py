@@ -6,8 +6,8 @@ is noise. A row is 128 bytes; a shift and a three-input logical operation make a
 of text, and an atomic addition that returns nothing counts it: three instructions a byte, where the memory
 leaves time for seven.
 
-The multiprocessor adds to a shared counter of each bank in every cycle. That beats any way to spare
-additions, such as comparing neighbours or packing counters: both cost more instructions than they save.
+The multiprocessor adds to a shared counter of each bank in every cycle. That beats any way to save additions, such as
+comparing neighbours or packing counters: both cost more instructions than they save.
 
 A counter holds 32 bits; a lane reaches 2^32 only where a block counts 2^37 bytes, more than a GPU holds.
 """

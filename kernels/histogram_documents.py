@@ -9,20 +9,19 @@ A lane counts up to 16 × 16 + 2 bytes before the columns are added up, which a 
 hold if nearly all of them are alike. Where they might be, because one of the first words of the lane's first
 vector comes again in its thirteenth, the columns are added up before the thirteenth.
 
-What limits this kernel is not the memory but the instructions, and among them those of the unit for shifts
-and logic, which takes one in two cycles. So what can is left to dot products of bytes, which run elsewhere:
-they bring a byte down so that a permutation makes the amount to add of its lowest two bits, and they add up
-the columns. Another permutation makes the counter's place, since a row of the eight interleaved tables of a
-block is 256 times four bytes long: the byte's upper six bits, as they stand, are the place's second byte.
-Both halves of a warp go through the same instructions, each with a document of its own. A row is cleared as
-it is read, and of text without bytes above 127 only the lower half of the rows is. The text is loaded ahead,
-across documents: while columns are added up, the next one arrives.
+This kernel is limited not by memory but by instructions, above all those of the unit for shifts and logic, which takes
+one in two cycles. So as much as possible is left to dot products of bytes, which run elsewhere: they shift a byte down,
+so that a permutation turns its lowest two bits into the amount to add, and they add up the columns. Another permutation
+forms the counter's address: a row of the eight interleaved tables of a block is 256 times four bytes long, so the
+byte's upper six bits, in place, are the address's second byte. Both halves of a warp go through the same instructions,
+each with a document of its own. A row is cleared as it is read; for text without bytes above 127 only the lower half of
+the rows is. Text is loaded ahead, across documents: while columns are added up, the next document arrives.
 
 Work is cut by weight: a document weighs its bytes and `OVERHEAD` for its row of counts. The weight ahead of
-document d is ``offsets[d] - offsets[0] + d * OVERHEAD``, which a search by 16 lanes at once inverts, so
-three-byte documents and gigabyte documents share out evenly without a list of work. A document of up to
-`LARGE` bytes belongs to the slice in which it begins, whose half warp writes its row; a larger one to every
-slice it reaches into, whose half warps add to its row, which was cleared before.
+document d is ``offsets[d] - offsets[0] + d * OVERHEAD``, which a search by 16 lanes at once inverts, so three-byte and
+gigabyte documents are shared out evenly without a list of work. A document of up to `LARGE` bytes belongs to the slice
+in which it begins, whose half warp writes its row; a larger one to every slice it reaches into, whose half warps add to
+its row, which was cleared before.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ from tilewright.kernels.ptx.memory import global_array, load_vector, shared_add,
 
 WARP = 32
 WARPS = 8
-"""Warps of a block. Their tables interleave: a row takes 128 bytes of each, so that the next one begins where a
-permutation finds it, 1024 bytes further: four for each step of a byte's upper six bits, in place, a byte further up."""
+"""Warps of a block. Their tables interleave: a row takes 128 bytes of each, so the next row begins 1024 bytes further.
+A byte's upper six bits, in place, step by 4; one byte higher, where a permutation puts them, that is 1024."""
 THREADS = WARP * WARPS
 HALF = WARP // 2
 """Lanes that count a document: those whose number has the same third bit, so that any eight neighbours read all banks
 when columns are added up."""
 HALF_LANES = 0x0F0F0F0F
-"""The lanes of the first half, as a vote has them; those of the second four places further."""
+"""The lanes of the first half, as bits of a vote; those of the second are four bits higher."""
 FULL_MASK = 0xFFFFFFFF
 ROWS = 64
 """Words of a column: four byte values each."""
@@ -95,7 +94,7 @@ BLOCKS_PER_MULTIPROCESSOR = WARPS_PER_MULTIPROCESSOR // WARPS
 
 @cuda.jit(device=True, inline="always")
 def amount(one, value):  # type: ignore[no-untyped-def]
-    """What counts a byte in its word: 1 in the place that its lowest two bits choose. ``one`` is 1."""
+    """The addend that counts a byte in its word: 1 in the place that its lowest two bits choose. ``one`` is 1."""
     return byte_rotate(one, uint32(0), value)
 
 
@@ -103,14 +102,14 @@ def amount(one, value):  # type: ignore[no-untyped-def]
 def count_word(word, column, pair, one, table):  # type: ignore[no-untyped-def]
     """Count the four bytes of ``word``.
 
-    A counter's place is, from the lowest bit on: nothing in a word (2 bits), the lane (5), the warp (3), the
-    byte's upper six bits. ``column`` is the first byte of it and ``pair`` the lowest two bits of the second,
-    in each byte. The table's address stays apart: the addition's own address arithmetic takes it.
+    A counter's address in the table is, from the lowest bit on: 0 (2 bits, within a word), the lane (5), the warp (3),
+    the byte's upper six bits. ``column`` is its first byte and ``pair`` the lowest two bits of its second, in each
+    byte. The table's address is added last, which the addition's own address arithmetic does.
     """
     rows = (word & uint32(0xFCFCFCFC)) | pair
     for place in range(4):
         target = byte_permute(rows, column, uint32(0x5504 + 16 * place)) + table
-        # A dot product brings the byte down; what is above it does not matter.
+        # A dot product shifts the byte down; what is above it does not matter.
         value = byte_dot(word, uint32(1 << 8 * place), uint32(0)) if place else word
         shared_add(target, amount(one, value))
 
@@ -183,7 +182,7 @@ def source() -> Callable[..., None]:
 
     @cuda.jit(device=True, inline="always")
     def count_vector(registers, turn, column, pair, one, table, seen):  # type: ignore[no-untyped-def]
-        """Count the 16 bytes of a vector; ``seen`` with their bits."""
+        """Count the 16 bytes of a vector; returns ``seen`` with their bits set."""
         for word in range(WORDS):
             count_word(registers[turn * WORDS + word], column, pair, one, table)
             seen |= registers[turn * WORDS + word]
@@ -191,7 +190,7 @@ def source() -> Callable[..., None]:
 
     @cuda.jit(device=True, inline="always")
     def load_next(registers, turn, words_ahead, left):  # type: ignore[no-untyped-def]
-        """Load the vector that takes the place of the one just counted, if the lane has ``left`` so many."""
+        """Load the vector that replaces the one just counted, if the lane's ``left`` reaches that far."""
         if left > int32(STRIDE + turn * HALF):
             load_vector(registers, uint32(turn * WORDS), words_ahead, uint64((STRIDE + turn * HALF) * WORDS))
 
@@ -199,7 +198,7 @@ def source() -> Callable[..., None]:
     def add_row(words, row, index, zeros, part, sums, band):  # type: ignore[no-untyped-def]
         """Add the columns of the half's row at ``row`` to the lane's ``sums`` and clear them.
 
-        The half has every second four columns; neighbouring lanes begin with different ones.
+        The half has every second group of four columns; neighbouring lanes begin with different ones.
         """
         for first in range(0, QUADS, ABREAST):
             for turn in range(ABREAST):
@@ -264,7 +263,7 @@ def source() -> Callable[..., None]:
         lo = offsets[uint64(document)]
         hi = offsets[uint64(document) + uint64(1)]
         begin = lo + max(int64(0), slice_begin - weight_ahead(lo, origin, document))
-        if begin > lo and (hi - lo <= LARGE or begin >= hi):  # the slice before has it, or all that is left
+        if begin > lo and (hi - lo <= LARGE or begin >= hi):  # the slice before counts it, or the rest of it
             document += 1
             lo = hi
             begin = hi
@@ -278,8 +277,8 @@ def source() -> Callable[..., None]:
             end = begin
         cursor, rest, byte_ahead, byte_behind = begin_part(address, begin, end, index, registers)
         later = offsets[uint64(min(document + 2, last))]
-        # 1, which the compiler cannot know, nor that it is the same in every lane: it would make the constant
-        # anew for every byte.
+        # 1, but the compiler must not know that, nor that it is the same in every lane: it would make the constant anew
+        # for every byte.
         one = uint32(1) + (uint32(lo >> int64(32)) >> uint32(31))
         while vote(active) != uint32(0):
             first0 = registers[0]
@@ -292,7 +291,7 @@ def source() -> Callable[..., None]:
             while more:
                 left = int32(rest - int32(index))
                 words_ahead = global_array(cursor, uint32)
-                # Each vector's own question whether it is there splits the code into pieces, which cannot share
+                # Testing for each vector whether it exists splits the code into pieces, which can neither share
                 # constants nor wait for memory together.
                 if vote(rest > int32(0) and rest < int32(STRIDE)) == uint32(0):
                     if rest > int32(0):
@@ -323,7 +322,7 @@ def source() -> Callable[..., None]:
                 if byte_behind < uint32(NONE):
                     count_byte(byte_behind, column, pair, one, table)
                     seen |= byte_behind
-                document += 1  # and what is known of it is the next one's from here on
+                document += 1  # from here on the variables describe the next document
                 lo = hi
                 hi = later
                 later = offsets[uint64(min(document + 2, last))]

@@ -112,8 +112,8 @@ def _bigrams(data, words, skip, start, stop, limit, counts):  # type: ignore[no-
 def _codepoints(data, words, skip, start, stop, lo, hi, tables, counts):  # type: ignore[no-untyped-def]
     """Add the characters that begin in ``data[start:stop]`` of the document ``data[lo:hi]`` to ``counts``.
 
-    ``counts`` is int64[0x110000]. Eight bytes at a time while they are ASCII;
-    the usual two and three bytes of other scripts without the decoder, which judges the rest.
+    ``counts`` is int64[0x110000]. ASCII goes eight bytes at a time; the usual characters of two and three bytes are
+    decoded here, all others by `character_at`.
     """
     i = start
     while i < stop and character_at(data, i, lo, hi) == 0:
@@ -244,7 +244,7 @@ class Job:
 
 
 def _jobs(offsets: Any, start: int, stop: int, threads: int) -> list[Job]:
-    """Cut documents into jobs of JOB_NBYTES or so; a larger document gives at most a job a thread or GiB."""
+    """Cut documents into jobs of JOB_NBYTES or so; a larger document gives at most one per thread, or per GiB."""
     jobs = []
     documents = len(offsets) - 1
     first = 0

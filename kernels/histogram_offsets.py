@@ -72,7 +72,7 @@ class DocumentOffsets:
         with self._lock:
             if home not in self._held:
                 self._held[home] = cuda.to_device(self.host)
-                cuda.synchronize()  # so that streams which wait for no other find it whole, too
+                cuda.synchronize()  # so that it is complete for streams that wait for no other
             return self._held[home]
 
 

@@ -4,9 +4,8 @@ too.
 1. ``global-atomic``: every token is one atomic addition in device memory. The only limit is the memory's
    atomic units, and on a text with few distinct bytes all of them queue for the same addresses. It serves
    every kind and any number of documents, so it is also the portable sibling of all faster kernels.
-2. ``shared-atomic``: a block counts into 256 bins of shared memory and adds them to device memory once. A
-warp
-   whose lanes meet the same byte still takes turns.
+2. ``shared-atomic``: a block counts into 256 bins of shared memory and adds them to device memory once. A warp whose
+   lanes meet the same byte still takes turns.
 3. ``per-warp``: the same with 256 bins for each warp, so that warps no longer wait for each other.
 
 Each kernel adds into ``counts``, int64[(documents, bins)], and reads ``data``, uint8[n], as one-dimensional

@@ -89,8 +89,8 @@ def add_counts(
 ) -> None:
     """Add the tokens of the document ``data[lo:hi]`` that begin in ``data[start:stop]`` to ``counts``, int64[bins].
 
-    All lies on the current GPU, and the launch, one, on the stream ``queue``. Several streams may add to the same
-    counts at a time: every addition to device memory is atomic.
+    Everything lies on the current GPU; one launch is enqueued on the stream ``queue``. Several streams may add to the
+    same counts at a time: every addition to device memory is atomic.
     """
     if stop <= start:
         return
@@ -121,7 +121,7 @@ def _count_together(
 
         launch_documents(data, places, stop - start, documents.longest > LARGE, kind, rows, queue)
     else:
-        # Rows this wide are sparse for small documents: nothing is gained by counting anywhere but in them.
+        # Rows this wide are sparse for small documents: nothing is gained by counting elsewhere first.
         launch_portable("global-atomic", data, places, start, stop, kind, rows, queue)
 
 

@@ -2,19 +2,19 @@
 
 A table of 65,536 counters of 32 bits would need 256 KiB, more than a multiprocessor has, so two counters
 share a word. A counter that reaches 2^15 is emptied into device memory at once: whoever sees the bit set
-after an addition clears it atomically, and the one that finds it still set adds 2^15 to the count. A thread
-looks after every `VECTOR` additions at the latest, so a block adds at most 1024 × 16 = 2^14 to a counter
-whose bit is set, and none ever overflows into its neighbour.
+after an addition clears it atomically, and the one that finds it still set adds 2^15 to the count. A thread checks
+after every `VECTOR` additions at the latest, so a block adds at most 1024 × 16 = 2^14 to a counter whose bit is set,
+and none ever overflows into its neighbour.
 
 ASCII, which is most of what texts consist of, has counters of 32 bits beside that table. They need no such
 care, and adding one without asking for the sum has a second advantage: lanes that meet in one counter are
 counted together, while additions that return a value take turns.
 
 Characters of several bytes, and malformed ones, are found in sixteen places at once: the bits of the bytes
-around a vector are turned into masks of one bit for each byte, and a few logical operations on these hold all
-the rules of UTF-8, those of the length of what is malformed among them. Malformed ones are then only a number
-of bits, which a thread adds up by itself: in noise they are a third of all bytes, and one counter for all
-would make every lane wait for every other. What is well-formed needs no further checks to be decoded.
+around a vector are turned into masks of one bit for each byte, and a few logical operations on these hold all the rules
+of UTF-8, also those for the length of malformed sequences. Malformed ones are then only a number of set bits, which
+each thread adds up by itself: in noise they are a third of all bytes, and one counter for all would make every lane
+wait for every other. Well-formed ones are decoded without further checks.
 
 The bank of a counter mixes both bytes of its value. In the order of the values, the pairs of one letter would
 lie side by side, or the pairs that begin with a blank all in one bank, and lanes would wait for each other.
@@ -187,8 +187,8 @@ def characters_in(around):  # type: ignore[no-untyped-def]
     """Where, in the vector in the middle of ``around``, well-formed characters of several bytes begin, and where
     malformed ones: two masks with the first byte's bit lowest.
 
-    As `histogram_tokens.character_at`, for all places at once: in masks of 24 bits, ``mask >> n`` says of each
-    byte what ``mask`` says of the n-th behind it.
+    As `histogram_tokens.character_at`, for all places at once: in masks of 24 bits, ``mask >> n`` says of each byte
+    what ``mask`` says of the n-th after it.
     """
     bit0 = plane(around, 0)
     bit1 = plane(around, 1)
@@ -294,8 +294,8 @@ def bigram_source() -> Callable[..., None]:
 
     Adds the pairs that begin at ``address + start`` up to ``address + stop`` (exclusive) to ``counts``.
 
-    The byte behind the last pair's first must be readable. Block: `THREADS`; dynamic shared memory:
-    `BIGRAM_NBYTES`; any number of blocks.
+    The second byte of the last pair must be readable. Block: `THREADS`; dynamic shared memory: `BIGRAM_NBYTES`; any
+    number of blocks.
     """
 
     def bigrams(address, start, stop, counts):  # type: ignore[no-untyped-def]
@@ -380,9 +380,9 @@ def codepoint_source() -> Callable[..., None]:
     Adds the characters that begin at ``data[start:stop]`` of the document ``data[lo:hi]`` to ``counts``.
 
     ``data`` begins at ``address``. Every byte is counted in a table like the byte kernel's, of which only
-    ASCII is used in the end; of the others `characters_in` a vector finds where characters begin. Each thread
-    counts the malformed ones by itself. Block: `THREADS`; dynamic shared memory: `CODEPOINT_NBYTES`; any
-    number of blocks.
+    ASCII is used in the end; for the others, `characters_in` finds where characters begin, a vector at a time. Each
+    thread counts the malformed ones by itself. Block: `THREADS`; dynamic shared memory: `CODEPOINT_NBYTES`; any number
+    of blocks.
     """
 
     def codepoints(address, start, stop, lo, hi, counts):  # type: ignore[no-untyped-def]
