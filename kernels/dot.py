@@ -1,4 +1,4 @@
-"""The dot product on one device: what is checked, and where it goes.
+"""The dot product on one device: its checks, and the choice of GPU or CPU.
 
 `tilewright.kernels.dot_device` has the GPU's part, `tilewright.kernels.dot_host` the CPU's.
 """

@@ -94,7 +94,7 @@ def _kernels(accumulator: Any, conjugate: bool) -> dict[str, Any]:
 
     @cuda.jit(device=True)
     def thread_sum(x, y):  # type: ignore[no-untyped-def]
-        """This thread's products: the elements at its place in every UNROLL grids' width."""
+        """The sum of this thread's products: every grid-width-th element, UNROLL at a time."""
         length = x.shape[0]
         step = cuda.gridsize(1)
         i = cuda.grid(1)

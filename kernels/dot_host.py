@@ -57,7 +57,7 @@ def dot_host(x: Any, y: Any, result: np.dtype, conjugate: bool) -> Any:
             whole = min(last, len(x) // PIECE)
             span, shape = slice(first * PIECE, whole * PIECE), (whole - first, PIECE)
             left, right = x[span].reshape(shape), y[span].reshape(shape)
-            with np.errstate(over="ignore", invalid="ignore"):  # np.vdot does not look either
+            with np.errstate(over="ignore", invalid="ignore"):  # np.vdot does not warn either
                 partials[first:whole] = np.matmul(left[:, None, :], right[:, :, None])[:, 0, 0]
             first = whole
         for piece in range(first, last):

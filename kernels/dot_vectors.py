@@ -34,8 +34,8 @@ BLOCKS_PER_MULTIPROCESSOR = 8
 def _reader(dtype: np.dtype, factor: Any) -> Callable[..., Any]:
     """``read(registers, i)``: element i of the vectors in ``registers``, ready to be multiplied.
 
-    Elements of 16 bits come two to a word: LLVM loads vectors of words whole, narrower ones not. Bytes are multiplied
-    by words, and not read one by one.
+    Elements of 16 bits come two to a word: LLVM loads vectors of words in one instruction, but not those of narrower
+    elements. Bytes are multiplied a word at a time, and not read one by one.
     """
     if dtype == np.float16:
 
@@ -97,8 +97,8 @@ def source(dtype: np.dtype, conjugate: bool) -> Callable[..., None]:
 
     @cuda.jit(device=True, inline="always")
     def add_bytes(real, imaginary, left, right, count):  # type: ignore[no-untyped-def]
-        """The same for bytes, four products in one instruction; taken out of their words one by one, they came at 0.82
-        of the memory's speed."""
+        """The same for bytes, four products in one instruction; taken one by one, they ran at 0.82 of the memory's
+        speed."""
         for word in range(count // 4):
             real = wide(word_product(left[word], right[word], uint32(real)))
         return real, imaginary
@@ -168,7 +168,8 @@ def signature(dtype: np.dtype) -> Any:
 
 def launch_bounds(dtype: np.dtype) -> tuple[int, int]:
     """Threads of a block, and how many blocks must fit a multiprocessor: all that `dot_device.MAX_BLOCKS` gives it, or
-    half of them, so that none is left over to run almost alone. Integers of 16 bits need the registers of half.
+    half of them, so that none is left to run almost alone. Integers of 16 bits need so many registers that only half
+    fit.
     """
     narrow = dtype.kind in "iu" and dtype.itemsize == 2
     return THREADS, BLOCKS_PER_MULTIPROCESSOR // 2 if narrow else BLOCKS_PER_MULTIPROCESSOR
