@@ -26,11 +26,11 @@ def _dtype() -> np.dtype:
 
 BFLOAT16 = _dtype()
 EPSILON, SMALLEST_SUBNORMAL = 2.0**-7, 2.0**-133
-"""From 1 to the next number, and the smallest one above 0; `numpy.finfo` does not know them."""
+"""The distance from 1 to the next number, and the smallest number above 0; `numpy.finfo` does not know them."""
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """What NumPy calls a dtype, and ``bfloat16``."""
+    """NumPy's name for a dtype, or ``bfloat16``."""
     return "bfloat16" if dtype == BFLOAT16 else str(dtype)
 
 

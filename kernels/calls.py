@@ -1,8 +1,8 @@
-"""What loops that move bytes without the interpreter's lock share: functions called by their addresses, and lanes.
+"""What the loops that move bytes without the interpreter's lock share: calling functions by address, and lanes.
 
-Numba calls no function that it does not know by name when it compiles; an address as an argument keeps the machine code
-free of what differs between processes, so that it can lie in Numba's disk cache. That cache looks at the file of a loop
-alone: who changes numbers here changes something there too.
+Numba calls only functions that it knows by name when it compiles. Taking addresses as arguments keeps the machine code
+free of what differs between processes, so that it can lie in Numba's disk cache. That cache looks only at a loop's own
+file: whoever changes numbers here must change something there too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MONOTONIC = 1
 SEEK_END = 2
 
 BLOCK, EVENT, STREAM = 0, 2, 4
-"""A lane: addresses of two blocks of pinned memory, handles of an event each, handle of the stream."""
+"""Indices in a lane: addresses of two blocks of pinned memory, handles of an event for each, handle of the stream."""
 LANE_WORDS = 5
 
 
@@ -57,7 +57,8 @@ long_call2, long_call3, long_call4 = (caller(64, count) for count in (2, 3, 4))
 
 @intrinsic
 def take_numbers(context: Any, place: Any, count: Any) -> Any:
-    """The integer at an address, which is ``count`` more afterwards: these numbers are for this thread alone."""
+    """Atomically add ``count`` to the integer at an address; returns the old value, the first of ``count`` numbers that
+    are this thread's alone."""
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place, count = arguments

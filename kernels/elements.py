@@ -1,4 +1,4 @@
-"""What the elements of arrays are inside a kernel, by their dtype: Numba's types, and the way to other numbers."""
+"""How array elements look inside a kernel, by dtype: their Numba types, and their conversions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.kernels.device_choice import SIMULATOR
 
 @functools.cache
 def conversion(dtype: np.dtype) -> Any:
-    """What makes an element of ``dtype`` of a number inside a kernel; integers wrap, as the hardware does.
+    """Converts a number to an element of ``dtype`` inside a kernel; integers wrap, as in hardware.
 
     On a GPU that is the Numba type itself. The simulator runs kernels as Python, where NumPy would refuse a
     number that is out of range. bfloat16 takes a float32 and gives its bits, as `numba_type` has them.
@@ -28,7 +28,7 @@ def conversion(dtype: np.dtype) -> Any:
 
 @functools.cache
 def reading(stored: np.dtype, number: np.dtype) -> Any:
-    """What makes a number of one dtype of an element of another inside a kernel: `conversion`, but for bfloat16."""
+    """Converts a stored element to a number of another dtype inside a kernel: `conversion`, but from bfloat16 too."""
     convert = conversion(number)
     if stored != BFLOAT16:
         return convert
@@ -42,5 +42,5 @@ def reading(stored: np.dtype, number: np.dtype) -> Any:
 
 
 def numba_type(dtype: np.dtype) -> Any:
-    """What a kernel takes elements of a dtype for: the Numba type of the same name; bfloat16 as its bits, uint16."""
+    """The Numba type of a dtype's elements in a kernel: that of the same name; for bfloat16, its bits as uint16."""
     return numba.uint16 if dtype == BFLOAT16 else numba.from_dtype(dtype)

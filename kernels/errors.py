@@ -34,6 +34,6 @@ class DeviceUnavailableError(TilewrightError, RuntimeError):
 class DeviceMemoryError(MemoryError, TilewrightError):
     """The device, or the host that computes in its place, has less memory than was asked for.
 
-    ``MemoryError`` comes first: it makes its instances itself, and what unpickles an error sent between
-    processes (tblib, which Dask uses) calls the first ``__new__`` that it finds.
+    ``MemoryError`` comes first: it has a ``__new__`` of its own, and tblib, with which Dask unpickles errors sent
+    between processes, calls the first ``__new__`` that it finds.
     """

@@ -1,5 +1,4 @@
-"""Reading device memory and doing nothing with it: what no kernel that reads its input once can be faster
-than."""
+"""Reading device memory and doing nothing with it: no kernel that reads its input once can be faster."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def _kernel() -> Any:
             for word in range(REGISTERS):
                 mixed ^= registers[word]
             vector += uint64(UNROLL) * step
-        if mixed == uint32(UNLIKELY):  # so that the compiler must have read
+        if mixed == uint32(UNLIKELY):  # so that the compiler keeps the loads
             seen[0] = mixed
 
     signature = types.void(types.uint64, types.uint64, types.Array(types.uint32, 1, "C"))

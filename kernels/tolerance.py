@@ -3,8 +3,8 @@
 The bound is the textbook's (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., 2002, section
 3.1): for any order of summation, with or without fused multiply-adds, the computed x·y differs from the exact
 one by at most g(k) |x|·|y| with g(n) = n u / (1 - n u) and u the unit roundoff of the type that sums are
-formed in. To it come one rounding into the result's type, one into each operand where ``precision`` narrows
-it, and what products lose that underflow.
+formed in. Added to that are one rounding into the result's type, one of each operand where ``precision`` narrows it,
+and what products that underflow lose.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMPLEX_STEPS = 4
 
 
 def unit_roundoff(dtype: Any) -> float:
-    """Half the distance from 1 to the next number: 2**-24 for float32. Complex types have their parts'."""
+    """Half the distance from 1 to the next number: 2**-24 for float32. Complex types have that of their parts."""
     return (EPSILON if np.dtype(dtype) == BFLOAT16 else float(np.finfo(dtype).eps)) / 2
 
 
