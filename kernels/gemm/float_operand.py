@@ -19,8 +19,8 @@ SCRATCH_NBYTES = 2 << 30
 """What the planes of one panel of k may take."""
 LINE_UNIT_NBYTES = 128
 BLOCKS_PER_MULTIPROCESSOR = 32
-"""Of a pass that takes segments: several rounds of those that run at a time, so that all end at about the same
-time."""
+"""Blocks of a pass that takes segments: several times as many as run at once, so that all multiprocessors end at about
+the same time."""
 RESIDENT_BLOCKS = 4
 """Blocks of a pass on a multiprocessor at a time: 64 registers a thread."""
 TURN_RESIDENT_BLOCKS = 6
@@ -41,7 +41,7 @@ class FloatOperand:
 
     @property
     def k_major(self) -> bool:
-        """Whether k lies side by side; a matrix with neither side by side is read as if it did."""
+        """Whether k is contiguous; a matrix with neither side contiguous is read as if k were."""
         return self.k_stride == 1 or self.outer_stride != 1
 
     def panel(self, first: int, depth: int) -> FloatOperand:
@@ -84,7 +84,7 @@ def line_nbytes(width: int, form: str) -> int:
 
 
 def turned(operand: FloatOperand, form: str) -> bool:
-    """Whether the pass must bring k side by side."""
+    """Whether the pass must turn the matrix to make k contiguous."""
     return form == "tf32" and not operand.k_major
 
 
@@ -125,7 +125,7 @@ def _reset() -> Launchable:
 
 
 def reset_flags(plan: int, flags: int, count: int, stream: Any) -> None:
-    """Enqueue: no flags, nothing that is not finite."""
+    """Enqueue clearing the flags and the plan's NONFINITE."""
     _reset().launch(ceil_div(count, float_planes.THREADS), stream, plan, flags, count)
 
 

@@ -1,9 +1,8 @@
 """Device passes that write float matrices as the Hopper tensor cores take them: narrower, aligned, or in
 parts.
 
-A matrix is ``lines`` of ``width`` elements that lie side by side (or with any stride); a pass keeps that
-order, since 16-bit operands may come either way. Only TF32 must have k side by side: its pass can turn the
-matrix.
+A matrix is ``lines`` of ``width`` elements, contiguous or with any stride; a pass keeps that order, since 16-bit
+operands may come either way. Only TF32 must have k contiguous: its pass can turn the matrix.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ TURN_SIDE = 64
 TURN_BAND = 32
 """Such tiles below each other before the walk moves on to the next places."""
 NONFINITE = 1
-"""The plan kind that says: there is an infinity or a NaN."""
+"""The plan kind that says that there is an infinity or a NaN."""
 EXPONENT = 0x7F800000
 ONE = 0x3F80
 """1.0 as a bfloat16."""
@@ -97,9 +96,9 @@ def pass_function(form: str) -> Callable[..., Any]:
     bfloat16 planes whose sum is the number. ``signs``: what decides how infinities and NaN come out of a product.
 
     Source: float32, but 16-bit elements for ``copy``. Target: 16-bit elements, but 32-bit for ``tf32``;
-    planes of lines, each beginning at a multiple of 16 bytes; up to three places behind a line are written too, and
-    nobody reads them there. ``split`` takes infinities and NaN as zero, flags their lines, and says NONFINITE in
-    the plan; ``signs`` runs only then.
+    planes of lines, each beginning at a multiple of 16 bytes; up to three places after a line are written too, and
+    never read. ``split`` takes infinities and NaN as zero, flags their lines, and says NONFINITE in the plan; ``signs``
+    runs only then.
 
     A thread has BATCH quads of a segment under way at a time, read as vectors of 16 bytes where lines lie so.
     Fewer than 2**31 segments. Registers: up to 64, no spills.
@@ -173,7 +172,7 @@ def pass_function(form: str) -> Callable[..., Any]:
             line = i32(u32(item) // segments)
             first = i32(item - line * segments) * SEGMENT + QUAD * cuda.threadIdx.x
             start = line * line_stride
-            # What lies behind the line is not read: the last quad, or element, comes again, and no branch is needed.
+            # Nothing is read beyond the line: the last quad, or element, is read again instead, without a branch.
             if vectors and together:
                 for q in range(BATCH):
                     memory.load_vector(
@@ -210,11 +209,11 @@ def turn_function() -> Callable[..., Any]:
     begin at multiples of 16 bytes.
 
     Grid: a block of ``THREADS`` threads for each tile of ``TURN_SIDE`` × ``TURN_SIDE`` elements, in bands, so that
-    what is read and written at one time are stretches of memory about equally long. A thread reads four places of
-    four lines, all under way together, and turns them in its registers; the tile is turned in shared memory
-    (16 KiB) by whole vectors: chunk c of line l lies at chunk c XOR (l / 4 mod 8), so that the chunks that eight
-    threads write, or read, at once lie in different banks. Registers: 40, no spills. Behind the width, up to three
-    elements of a line are written too.
+    reads and writes at one time cover stretches of memory of about equal length. A thread reads four places of four
+    lines, all under way together, and turns them in its registers; the tile is turned in shared memory (16 KiB) by
+    whole vectors: chunk c of line l lies at chunk c XOR (l / 4 mod 8), so that the chunks that eight threads write, or
+    read, at once lie in different banks. Registers: 40, no spills. Up to three elements beyond a line's width are
+    written too.
     """
     side, quads, area, block = TURN_SIDE, TURN_SIDE // QUAD, TURN_SIDE**2, QUAD**2
     assert quads * quads == THREADS
@@ -235,7 +234,7 @@ def turn_function() -> Callable[..., Any]:
         first_line, first_place = i32(tile_line) * side, i32(tile_place) * side
         whole = first_line + side <= lines and first_place + side <= width
 
-        # Eight threads read 128 bytes side by side; a warp reads them of four quads of places.
+        # Eight threads read 128 contiguous bytes; a warp reads those of four quads of places.
         line_quad = i32((thread & u32(7)) | ((thread >> u32(2)) & u32(8)))
         place_quad = i32(((thread >> u32(3)) & u32(3)) | ((thread >> u32(4)) & u32(12)))
         line, place = first_line + QUAD * line_quad, first_place + QUAD * place_quad
@@ -270,7 +269,7 @@ def turn_function() -> Callable[..., Any]:
 
 
 def reset_function() -> Callable[..., Any]:
-    """No flags, and a plan that knows of nothing that is not finite; any grid."""
+    """Clear the flags, and have the plan say that all is finite; any grid."""
 
     def reset(plan, flags, count):  # type: ignore[no-untyped-def]
         marks = memory.global_array(flags, types.uint8)

@@ -1,10 +1,10 @@
-"""float16 and bfloat16 matrices, and float32 ones whose caller allows less than float32, on Hopper's tensor cores.
+"""float16 and bfloat16 matrices, and float32 ones where the caller allows a lower precision, on Hopper's tensor cores.
 
 16-bit operands are multiplied as they lie, either way round. float32 operands are rounded to bfloat16 or
-float16 in a pass. As TF32 they are read as they lie: with k side by side from shared memory (the tensor cores
-ignore the low bits), and otherwise through registers, where they are rounded. Only one of the two can come that
-way: of two operands that ask for it the smaller is rounded and turned in a pass, as is one that the copy engine
-does not take. Sums are float32; the tensor cores cut off, and do not round, what a sum cannot hold.
+float16 in a pass. As TF32 they are read as they lie: with k contiguous from shared memory (the tensor cores ignore the
+low bits), otherwise through registers, where they are rounded. Only one operand can come through registers: if both
+would, the smaller is rounded and turned in a pass, as is one that the copy engine does not take. Sums are float32; the
+tensor cores truncate them.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ KINDS = {"bf16": "bf16", "fp16": "f16", "tf32": "tf32"}
 """PTX operand type of each precision that a caller may allow."""
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 C_TYPES = {FLOAT16: types.float16, BFLOAT16: types.uint16, FLOAT32: types.float32}
-"""What the kernel takes elements of C for."""
+"""The type of C's elements in the kernel."""
 
 
 THROUGH_REGISTERS = True
-"""Whether a TF32 operand without k side by side comes through registers; False: it is always turned in a pass."""
+"""Whether a TF32 operand whose k is not contiguous comes through registers; False: it is always turned in a pass."""
 
 
 def large_enough(problem: Problem) -> bool:
@@ -66,8 +66,8 @@ def large_enough(problem: Problem) -> bool:
 
 
 def register_operand(a: FloatOperand, b: FloatOperand) -> FloatOperand | None:
-    """Which of two TF32 operands comes through registers as it lies: the larger of those without k side by side that
-    the copy engine takes; None where there is none."""
+    """Which of two TF32 operands comes through registers as it lies: the larger of those that the copy engine takes and
+    whose k is not contiguous; None where there is none."""
     candidates = [
         operand for operand in (a, b) if turned(operand, "tf32") and operand.in_place("tf32") is not None
     ]

@@ -3,11 +3,11 @@
 A float32 number is the sum of three bfloat16 numbers: its rounding h, the rounding m of what is left, and
 the rest l. Of the nine products of parts, the six that float32 can notice are multiplied: hh, hm, mh, mm,
 hl and lh; the largest of the others is below 2**-26 of the product. The products of bfloat16 numbers are
-exact in float32; sums over 64 elements of k are formed on the tensor cores, which cut off what does not
-fit, and added up in ordinary float32 arithmetic, which rounds.
+exact in float32; sums over 64 elements of k are formed on the tensor cores, which truncate, and added up in ordinary
+float32 arithmetic, which rounds.
 
-Splitting into bfloat16 triples is Henry, Tang and Heinecke's (2019), the separate additions that undo the
-tensor cores' cutting off are Ootomo and Yokota's (2022).
+Splitting into bfloat16 triples is Henry, Tang and Heinecke's (2019), the separate additions that undo the tensor cores'
+truncation are Ootomo and Yokota's (2022).
 
 Infinities and NaN: they enter the six products as zeros, and their rows and columns are flagged. Only if
 there are any, one more product of signs (plus or minus 1, 0, and the infinities and NaN themselves) runs,

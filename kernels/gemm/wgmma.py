@@ -4,11 +4,11 @@ blocks.
 One warpgroup (the producer) keeps a ring of stages in shared memory full; the others (consumers) multiply
 64 rows each and write their part of C. Two blocks form a cluster, lie below each other in C, and share B:
 each loads half of B's tile and the copy engine writes it to both. The blocks are persistent and walk C in
-bands a few cluster tiles high, so that what the blocks read at one time stays in the second-level cache.
+bands a few cluster tiles high, so that what they read at one time stays in the second-level cache.
 
 Sources: the structure is CUTLASS's warp-specialised cooperative kernel for sm_90; the steps, one by one,
-are told in P. Shankhdhar, "Outperforming cuBLAS on H100: a worklog" (2024). The instructions: PTX ISA 9.7.9
-(bulk copies), 9.7.13 (mbarrier), 9.7.15 (wgmma).
+are explained in P. Shankhdhar, "Outperforming cuBLAS on H100: a worklog" (2024). The instructions: PTX ISA 9.7.9 (bulk
+copies), 9.7.13 (mbarrier), 9.7.15 (wgmma).
 """
 
 from __future__ import annotations
@@ -72,12 +72,10 @@ def kernel_function(config: Config) -> Callable[..., Any]:
 
     A is m × k and B is k × n behind tensor maps with boxes ``config.box_a`` and ``config.box_b``, one plane
     or several. C is m × n with the given strides; every element is written (added to when ``accumulate``),
-    unless the plan says that the work is another kernel's. What lies outside A and B counts as zero, so
-    ragged sides need no care. ``paired``: two neighbours in a row of C (in a column, where
-    ``config.c_by_columns``) can be written at once. ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C
-    is written from registers.
-    ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are
-    written.
+    unless the plan says that the work is another kernel's. What lies outside A and B counts as zero, so ragged sides
+    need no special case. ``paired``: two neighbours in a row of C (in a column, where ``config.c_by_columns``) can be
+    written at once. ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
+    ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are written.
 
     Grid: a multiple of ``config.cluster`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
     ``config.shared_nbytes``. Registers: 168 at entry, then 224 a consumer and 56 a producer, no spills.
@@ -125,7 +123,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             full = ring + u32(stages * stage_nbytes)
             for stage in range(stages):
                 barriers.barrier_init(full + u32(8 * stage), 1)
-                # One arrival a consumer warp of every block that writes here: all have read before it is
+                # One arrival for each consumer warp of all blocks of the cluster: all have read the stage before it is
                 # refilled.
                 barriers.barrier_init(full + u32(8 * stages + 8 * stage), 4 * consumers * cluster)
             barriers.barrier_init_fence()

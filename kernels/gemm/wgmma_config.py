@@ -1,4 +1,4 @@
-"""What a variant of the Hopper matrix kernel is: its operands, its tile, its ring of stages."""
+"""The configuration of a variant of the Hopper matrix kernel: its operands, its tile, its ring of stages."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Config:
     c_type: Any
     """Numba scalar type of C's elements."""
     m_major_a: bool = False
-    """A lies in memory with m, not k, side by side. The tensor cores then take 32-bit elements from registers."""
+    """A lies in memory with m, not k, contiguous. The tensor cores then take 32-bit elements from registers."""
     n_major_b: bool = False
-    """B lies in memory with n, not k, side by side (16-bit operands only)."""
+    """B lies in memory with n, not k, contiguous (16-bit operands only)."""
     plan_kind: int = -1
     """If not negative: read the plan first, and return unless its kind is this."""
     parts: int = 1
@@ -44,7 +44,7 @@ class Config:
     bfloat16_c: bool = False
     """C holds bfloat16, and ``c_type`` is uint16."""
     c_by_columns: bool = False
-    """C lies in memory with m side by side (32-bit elements, A from registers)."""
+    """C lies in memory with m contiguous (32-bit elements, A from registers)."""
     tile_n: int = 256
     consumers: int = 2
     stages: int = 4
@@ -53,8 +53,8 @@ class Config:
     group: int = 4
     """Cluster tiles below each other before the walk moves on in n."""
     boxes: int = 0
-    """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, through which a C of 16 bits leaves
-    by the copy engine while the next tile begins; 0: C is written from registers."""
+    """Boxes of 16 rows × 128 bytes that each consumer warp has in shared memory, from which the copy engine writes a C
+    of 16 bits while the next tile begins; 0: C is written from registers."""
 
     def __post_init__(self) -> None:
         if self.n_major_b and OPERAND_NBYTES[self.kind_b] == 4:
@@ -66,7 +66,7 @@ class Config:
 
     @property
     def a_in_registers(self) -> bool:
-        """Whether the tensor cores take A from registers: 32-bit elements with m side by side."""
+        """Whether the tensor cores take A from registers: 32-bit elements with m contiguous."""
         return self.m_major_a and OPERAND_NBYTES[self.kind_a] == 4
 
     @property
@@ -84,7 +84,7 @@ class Config:
 
     @property
     def a_nbytes(self) -> int:
-        """Of A's tile in a stage; B's lies behind it."""
+        """Of A's tile in a stage; B's follows it."""
         return self.tile_m * STAGE_DEPTH_NBYTES
 
     @property
@@ -101,12 +101,12 @@ class Config:
 
     @property
     def boxes_offset(self) -> int:
-        """From the ring to the boxes of C: behind the barriers, at a multiple of the swizzle."""
+        """From the ring to the boxes of C: after the barriers, at a multiple of the swizzle."""
         return self.stages * self.stage_nbytes + SWIZZLE_NBYTES
 
     @property
     def box_a(self) -> tuple[int, int]:
-        """(elements side by side, lines) of one bulk copy of A."""
+        """(elements of a line, lines) of one bulk copy of A."""
         return (self.depth, self.depth) if self.m_major_a else (self.depth, self.tile_m)
 
     @property

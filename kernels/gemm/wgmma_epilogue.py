@@ -15,7 +15,7 @@ from tilewright.kernels.ptx.unroll import unroll
 ADDED_TOGETHER = 4
 """Groups of eight columns of C that are read before the first is added to."""
 Conversions = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
-"""What makes an element of C of a sum, a term of a sum, and a term of an element of C."""
+"""Functions that convert a sum to an element of C, a sum to a term, and an element of C to a term."""
 
 
 def conversions(config: Config) -> Conversions:
@@ -109,7 +109,7 @@ def sum_store(
 
 
 def column_store(columns: int, conversions: Conversions) -> Callable[..., Any]:
-    """``store``, called as ``sum_store``'s, of sums to a C whose columns lie side by side.
+    """``store``, called as ``sum_store``'s, of sums to a C with contiguous columns.
 
     A thread holds rows ``row`` and ``row`` + 1 and, of every eight columns, two neighbours: as
     `wgmma_registers` orders the rows. Where all the rows of a warp are in C, a pair of rows is written at once:
@@ -147,7 +147,7 @@ def column_store(columns: int, conversions: Conversions) -> Callable[..., Any]:
 
     @cuda.jit(device=True, inline="always")
     def add_batch(batch, sums, found, out, start, stride, columns):  # type: ignore[no-untyped-def]
-        # The compiler does not know the stride, so it keeps a load behind the store before it: a batch reads ahead.
+        # The compiler does not know the stride, so it keeps each load after the store before it: a batch reads ahead.
         unroll(load_step, together, (batch, found, out, start, stride, columns))
         unroll(add_step, together, (batch, sums, found))
         unroll(store_step, together, (batch, sums, out, start, stride, columns))
@@ -191,9 +191,9 @@ def box_store(config: Config) -> Callable[..., Any]:
     """``store_boxes(sums, staging, map_c, row, column, lane)``: a warp's 16 rows of a tile through shared memory.
 
     The warp writes box after box (16 rows × 128 bytes, swizzled as the tensor map says) into its own
-    ``config.boxes`` places at ``staging``; the copy engine carries them to C while the warp goes on, so a place is
-    waited for only when it comes round again. ``row``, ``column``: of the warp's first element. What lies outside
-    C is not written. C's elements have 16 bits: those of 32 fill whole sectors from registers.
+    ``config.boxes`` places at ``staging``; the copy engine carries them to C while the warp goes on, so the warp waits
+    for a place only when its turn comes again. ``row``, ``column``: of the warp's first element. What lies outside C is
+    not written. For a C of 16-bit elements only: 32-bit ones fill whole sectors from registers.
     """
     boxes = config.boxes
     pack = floats.bfloat_pair if config.bfloat16_c else floats.half_pair
@@ -204,8 +204,8 @@ def box_store(config: Config) -> Callable[..., Any]:
 
     @cuda.jit(device=True, inline="always")
     def write_16_columns(i, box, sums, line, lane):  # type: ignore[no-untyped-def]
-        # Four 8 × 8 matrices: rows 0 to 7 and 8 to 15 of eight columns, then of the next eight. A line's 16-byte
-        # chunks stand at their number XOR the line's: the addresses of a matrix lie in different banks.
+        # Four 8 × 8 matrices: rows 0 to 7 and 8 to 15 of eight columns, then of the next eight. A line's 16-byte chunks
+        # lie at their number XOR the line's: the addresses of a matrix lie in different banks.
         first = 32 * box + 8 * i
         chunk = u32(2 * i) + (lane >> u32(4))
         warp_mma.store_matrices(
@@ -232,7 +232,7 @@ def box_store(config: Config) -> Callable[..., Any]:
     @cuda.jit(device=True, inline="always")
     def store_boxes(sums, staging, map_c, row, column, lane):  # type: ignore[no-untyped-def]
         lane = u32(lane)
-        line = staging + (lane & u32(15)) * u32(C_LINE_NBYTES)  # whose address this lane gives
+        line = staging + (lane & u32(15)) * u32(C_LINE_NBYTES)  # the line whose address this lane gives
         unroll(write_box, count, (sums, staging, line, map_c, row, column, lane))
 
     return store_boxes

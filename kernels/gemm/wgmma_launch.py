@@ -28,8 +28,7 @@ from tilewright.kernels.launch import ceil_div, enqueue
 HOPPER = (9, 0)
 TENSOR_MAP_NBYTES = 128
 TENSOR_MAPS_KEPT = 1024
-"""Tensor maps in device memory at a time; when all are taken, the device is waited for and they are made
-anew."""
+"""Tensor maps in device memory at a time; when all are taken, the host waits for the device and they are made anew."""
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
@@ -78,13 +77,12 @@ def compile_launchable(
 
 @dataclass(frozen=True)
 class Planes:
-    """Matrices of one shape behind each other, as the copy engine sees them: lines of elements side by
-    side."""
+    """Matrices of one shape, one after the other, as the copy engine sees them: lines of contiguous elements."""
 
     address: int
     """Of the first element; a multiple of 16."""
     width: int
-    """Elements side by side in a line."""
+    """Elements of a line, contiguous."""
     lines: int
     planes: int
     line_nbytes: int
@@ -111,7 +109,7 @@ class _MapStore:
         """The device addresses of tensor maps of planes with boxes of (width, lines)."""
         missing = [key for key in wanted if key not in self.places]
         if len(self.places) + len(missing) > TENSOR_MAPS_KEPT:
-            cuda.synchronize()  # kernels under way may still read what is written over
+            cuda.synchronize()  # kernels under way may still read maps that are about to be overwritten
             self.places.clear()
             missing = list(wanted)
         for key in missing:
@@ -136,8 +134,7 @@ def _map_store(device: int) -> _MapStore:
 
 
 _maps_lock = threading.Lock()
-"""Held from looking tensor maps up until the kernel that reads them is enqueued, so that none is written
-over."""
+"""Held from looking up tensor maps until the kernel that reads them is enqueued, so that none is overwritten."""
 
 
 def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
@@ -214,7 +211,7 @@ def compiled(config: Config) -> Launchable:
 
 @dataclass(frozen=True)
 class Output:
-    """C as the kernel writes it, perhaps transposed, so that rows are what lies side by side."""
+    """C as the kernel writes it, perhaps transposed, so that rows are contiguous."""
 
     address: int
     rows: int

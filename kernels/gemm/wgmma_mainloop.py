@@ -1,5 +1,4 @@
-"""The inner loops of the Hopper matrix kernel: one fills the ring of stages, the others multiply what is in
-it.
+"""The inner loops of the Hopper matrix kernel: one fills the ring of stages, the others multiply from it.
 
 The ring has ``stages`` places and two barriers a place: ``full`` completes when a stage's bytes have
 arrived, ``empty`` when every warp that reads them has done so. Both sides count places and the parity of
@@ -26,7 +25,7 @@ from tilewright.kernels.ptx import barriers, bulk_copy, warpgroup_mma
 from tilewright.kernels.ptx.unroll import unroll
 
 ADDRESS_BITS = 0x3FFFF
-"""What a descriptor keeps of a shared address: above it stands the block's rank in the cluster."""
+"""The bits of a shared address that a descriptor keeps: above them is the block's rank in the cluster."""
 
 
 def next_place(config: Config) -> Callable[..., Any]:
@@ -122,13 +121,13 @@ def _descriptors(config: Config) -> tuple[Callable[..., Any], Callable[..., Any]
     """``tile_a(ring, place, warpgroup)``, ``tile_b(ring, place)`` and the products ``multiply(sums, a, b,
     keep)``."""
     stage_nbytes = config.stage_nbytes
-    # A tile with m or n side by side is made of boxes of 64 lines of k: a step of 16 k is two groups of eight
-    # lines, and 64 columns further begins the next box.
+    # A tile with m or n contiguous is made of boxes of 64 lines of k: a step of 16 k is two groups of eight lines, and
+    # 64 columns further begins the next box.
     box_nbytes = config.depth * STAGE_DEPTH_NBYTES
     advance = {False: STEP_NBYTES, True: 2 * SWIZZLE_NBYTES}
     leading = {False: 16, True: box_nbytes}
     bits_a = warpgroup_mma.shared_tile(0, leading[config.m_major_a], SWIZZLE_NBYTES)
-    # Either way a warpgroup's 64 rows of A begin here: 64 lines of 128 bytes, or one box.
+    # Either way a warpgroup's 64 rows of A begin at multiples of this: 64 lines of 128 bytes, or one box.
     rows_nbytes = ROWS_PER_WARPGROUP * STAGE_DEPTH_NBYTES
     u32, u64 = types.uint32, types.uint64
     multiply = warpgroup_mma.wgmma(
@@ -187,10 +186,9 @@ def plane_multiplier(config: Config) -> Callable[..., Any]:
 def part_multiplier(config: Config) -> Callable[..., Any]:
     """A consumer's loop over one tile of split float32 numbers: afterwards ``totals`` holds the products.
 
-    The tensor cores cut off, and do not round, what a sum cannot hold. So they only ever add up 64 elements
-    of k, the products of the smaller parts first, and those sums are added to ``totals`` in ordinary
-    float32 arithmetic. The lowest parts are not needed after the first group of products, nor the middle
-    ones after the second.
+    The tensor cores truncate sums and do not round them. So they only ever add up 64 elements of k, the products of the
+    smaller parts first, and those sums are added to ``totals`` in ordinary float32 arithmetic. The lowest parts are not
+    needed after the first group of products, nor the middle ones after the second.
     """
     stages, stage_nbytes, cluster = config.stages, config.stage_nbytes, config.cluster
     tile_a, tile_b, multiply = _descriptors(config)

@@ -1,12 +1,12 @@
-"""The consumer's loop of the Hopper matrix kernel for 32-bit operands with m, not k, side by side.
+"""The consumer's loop of the Hopper matrix kernel for 32-bit operands with m, not k, contiguous.
 
-``wgmma`` takes 32-bit elements from shared memory with k side by side only, but its first operand may come from
+``wgmma`` takes 32-bit elements from shared memory with k contiguous only, but its first operand may come from
 registers. So A's tile (lines of k, 32 elements of m each, swizzled by the copy engine) is read by ordinary loads,
 rounded to TF32 on the way, and multiplied from there. A product A B whose B lies that way is C^T = B^T A^T.
 
-Which row of A a fragment's row stands for is free: it only decides where its sums belong in C. Here rows g and
-g + 8 of a warp's fragment are rows 2 g and 2 g + 1 of its part of the tile. One 8-byte load brings both, and the
-sums of both are neighbours where C's columns lie side by side.
+A fragment's row may stand for any row of A: that only decides where its sums belong in C. Here rows g and g + 8 of a
+warp's fragment are rows 2 g and 2 g + 1 of its part of the tile. One 8-byte load brings both, and the sums of both are
+neighbours where C's columns are contiguous.
 
 Sources: the register fragments: PTX ISA 9.7.15.5.1; when registers may be written again: the waits of CUTLASS's
 ``sm90_mma_tma_gmma_rs_warpspecialized``.
@@ -37,17 +37,17 @@ WORDS_PER_STEP = 4
 HALF_STEP = 4
 """Lines of k between the two that a lane reads in a step of eight."""
 OTHER_HALF = HALF_STEP * STAGE_DEPTH_NBYTES | HALF_STEP << 4
-"""By which bits the places of a lane's two lines differ: four lines, and the swizzle's share of it."""
+"""The bits in which the places of a lane's two lines differ: four lines, and what that changes in the swizzle."""
 
 
 def fragment_place() -> Callable[..., Any]:
     """``place(thread)``: from the beginning of a warpgroup's 64 rows in a stage to what a thread reads first.
 
     ``thread`` counts in the warpgroup. The bytes there are rows 2 g and 2 g + 1 (g = lane / 4) of the warp's 16 in
-    line t = lane % 4 of k, or t + 4 for the lanes whose g has bit 1 set; those of the other line stand at this
-    place XOR OTHER_HALF, those of step s 1024 s bytes further. A line's 16-byte chunks stand at their number XOR
-    the line's, so the 16 lanes that an 8-byte access serves at a time (four lines, two chunks that without bit 1's
-    turn would fall on each other) read from all 32 banks.
+    line t = lane % 4 of k, or t + 4 for the lanes whose g has bit 1 set; those of the other line lie at this place XOR
+    OTHER_HALF, those of step s 1024 s bytes further. A line's 16-byte chunks lie at their number XOR the line's, so the
+    16 lanes that an 8-byte access serves at a time (four lines, and two chunks that would share banks without the
+    exception for bit 1) read from all 32 banks.
     """
     u32 = types.uint32
 
@@ -57,7 +57,7 @@ def fragment_place() -> Callable[..., Any]:
         g = lane >> u32(2)
         line = (lane & u32(3)) | ((g & u32(2)) << u32(1))
         chunk = ((warp & u32(1)) << u32(2)) | (g >> u32(1))
-        # Boxes of 32 rows behind each other: two warps read from each.
+        # Boxes of 32 rows follow each other: two warps read from each.
         box = (warp >> u32(1)) * u32(ROWS_PER_WARPGROUP // 2 * STAGE_DEPTH_NBYTES)
         return u32(
             box + line * u32(STAGE_DEPTH_NBYTES) + ((chunk ^ line) << u32(4)) + ((g & u32(1)) << u32(3))
@@ -70,8 +70,8 @@ def register_multiplier(config: Config) -> Callable[..., Any]:
     """As ``wgmma_mainloop.plane_multiplier``, with A from registers.
 
     Each consumer reads a stage of A into one of two sets of registers while the products of the stage before, from
-    the other set, are under way. It waits for those before their stage is given back, and so before their
-    registers, which come next, are written again.
+    the other set, are under way. It waits for those products before it gives their stage back, and so before it writes
+    their registers again.
     """
     stages, stage_nbytes, cluster = config.stages, config.stage_nbytes, config.cluster
     tile_b, following, first_place = b_tile(config), next_place(config), fragment_place()
