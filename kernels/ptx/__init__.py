@@ -1,9 +1,9 @@
-"""Every instruction of a GPU that Numba itself does not give, a module for each subject; nothing else has any.
+"""Every GPU instruction that Numba itself does not offer, a module for each subject. No inline PTX stands elsewhere.
 
 Numba's scalar language reaches neither 128-bit accesses nor asynchronous copies nor the tensor cores. Each
-function here is an ``@intrinsic``, callable from a ``cuda.jit`` kernel, that lowers to the one instruction
-its docstring names; `lowering` is what they are made of. The simulator cannot run them: a module that imports one
-has a portable sibling.
+function here is an ``@intrinsic``, callable from a ``cuda.jit`` kernel, that lowers to the one instruction its
+docstring names, by means of `lowering`. The simulator cannot run them: a module that imports one has a portable
+sibling.
 
 Arrays are addressed by element offsets from their first element, whatever their shape and strides: the
 caller knows its layout, and one multiply-add is cheaper than a two-dimensional index. Unsigned offsets are

@@ -60,9 +60,9 @@ def _copy_async(nbytes: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 # ``copy_async_N(shared, index, address)`` starts copying N bytes from a global address (uint64) to
-# ``shared[index...]``; both must be multiples of N bytes. ``copy_async_N_or_zero`` takes one argument more,
-# ``wanted``: where it is false nothing is read and the bytes in shared memory become zero. A copy is complete
-# for its thread after ``wait_copies``, and for the block after a barrier behind that.
+# ``shared[index...]``; both must be multiples of N bytes. ``copy_async_N_or_zero`` takes one more argument, ``wanted``:
+# where it is false nothing is read and the bytes in shared memory become zero. A copy is complete for its thread after
+# ``wait_copies``, and for the block after a barrier that follows.
 copy_async_4, copy_async_4_or_zero = _copy_async(4)
 copy_async_8, copy_async_8_or_zero = _copy_async(8)
 copy_async_16, copy_async_16_or_zero = _copy_async(16)

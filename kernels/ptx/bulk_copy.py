@@ -1,4 +1,4 @@
-"""Hopper's copy engine (TMA): boxes of a tensor between global and shared memory, told by a tensor map."""
+"""Hopper's copy engine (TMA): boxes of a tensor between global and shared memory, as a tensor map describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floating-point numbers of one format in another, and their bits."""
+"""Conversions between floating-point formats, and to and from bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integer instructions of one word: multiplications with an addition, bytes of words."""
+"""Integer instructions on words: multiply-adds, and bytes of words."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numba.cuda.extending import intrinsic
 from tilewright.kernels.ptx.lowering import I32, U32, pure_instruction, scalar_instruction
 
 multiply_add_low = pure_instruction("mad.lo.u32 $0, $1, $2, $3;", "=r,r,r,r", 3)
-"""``multiply_add_low(x, y, z)``: x y + z modulo 2**32. The compiler keeps it in one piece, where it would rather add
-two products to each other first, and then to a sum."""
+"""``multiply_add_low(x, y, z)``: x y + z modulo 2**32. The compiler keeps it whole; left to itself, it would first add
+two products to each other, and then to a sum."""
 
 
 @intrinsic
 def multiply_add_wide(typingctx, left, right, added):  # type: ignore[no-untyped-def]
-    """``multiply_add_wide(x, y, z)``: x y + z modulo 2**64 for x and y of 32 bits, z of 64; in one piece as well."""
-    # By halves with a carry, which the assembler makes one instruction of. Given one, it would add two products to
-    # each other first, and then to a sum, with additions of 64 bits.
+    """``multiply_add_wide(x, y, z)``: x y + z modulo 2**64 for x and y of 32 bits, z of 64; kept whole as well."""
+    # By halves with a carry, which the assembler fuses into one instruction. Given that one itself, it would first add
+    # two products to each other, and then to a sum, with additions of 64 bits.
     text = (
         "{ .reg .u32 low, high; mov.b64 {low, high}, $3; mad.lo.cc.u32 low, $1, $2, low;"
         " madc.hi.u32 high, $1, $2, high; mov.b64 $0, {low, high}; }"

@@ -1,4 +1,4 @@
-"""What the intrinsics are made of: pointers to elements, and intrinsics that are one inline assembly of scalars."""
+"""Building blocks of the intrinsics: pointers to elements, and intrinsics that are one inline assembly of scalars."""
 
 from __future__ import annotations
 

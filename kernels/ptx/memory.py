@@ -1,4 +1,4 @@
-"""Accesses of global and shared memory: arrays at an address, several elements at once, counters in shared memory."""
+"""Access to global and shared memory: arrays at an address, several elements at once, counters in shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops of kernels that are written out at compile time."""
+"""Loops of kernels, unrolled at compile time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def unroll(typingctx, function, count, arguments):  # type: ignore[no-untyped-de
     """Call ``function(i, *arguments)`` for i = 0, 1, ... ``count`` - 1, written out at compile time.
 
     ``count`` is a constant and ``function`` a device function that returns nothing; in each call ``i`` is a
-    constant, so what is indexed by it may live in registers. LLVM unrolls short loops by itself, but not one
-    whose body holds hundreds of multiply-adds.
+    constant, so arrays indexed by it may live in registers. LLVM unrolls short loops by itself, but not one whose body
+    holds hundreds of multiply-adds.
     """
     if not isinstance(count, types.IntegerLiteral) or not isinstance(arguments, types.BaseTuple):
         return None

@@ -13,7 +13,7 @@ from tilewright.kernels.ptx.lowering import U32, are_arrays, element_pointer, sc
 
 
 def _multiply_native(k: int) -> Callable[..., list[Any]]:
-    """``mma.sync.m16n8k{k}`` for float64, which compute capability 9.0 brought."""
+    """``mma.sync.m16n8k{k}`` for float64, new in compute capability 9.0."""
     double = ir.DoubleType()
     inputs = [f"${4 + i}" for i in range(3 * k // 4)]
     sums = "{$0, $1, $2, $3}"

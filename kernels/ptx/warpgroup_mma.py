@@ -12,7 +12,7 @@ from numba.cuda.extending import intrinsic
 from tilewright.kernels.ptx.lowering import are_arrays, scalar_instruction
 
 _WGMMA_STEP_NBYTES = 32
-"""Bytes of k that one ``wgmma`` eats, whatever the element type."""
+"""Bytes of k that one ``wgmma`` consumes, whatever the element type."""
 
 wgmma_fence = scalar_instruction(
     "wgmma.fence.sync.aligned;",
@@ -105,8 +105,8 @@ def wgmma_registers(n: int, steps: int) -> Callable[..., Any]:
 
     ``fragments`` are 4 ``steps`` uint32 that hold float32 numbers; their low 13 bits are ignored. With g = lane / 4,
     t = lane % 4 and w the warp of the warpgroup, ``fragments[4 s + 2 x + h]`` is A at row 16 w + g + 8 h and column
-    8 s + t + 4 x (PTX ISA, the register fragments of ``wgmma``). The products read them until they are waited for;
-    nothing may be written to them before that.
+    8 s + t + 4 x (PTX ISA, the register fragments of ``wgmma``). Nothing may be written to them before the products
+    have been waited for.
     """
     registers, words = n // 2, 4 * steps
     instruction = f"wgmma.mma_async.sync.aligned.m64n{n}k{_WGMMA_STEP_NBYTES // 4}.f32.tf32.tf32"
