@@ -1,9 +1,9 @@
 """Products of bytes on the int8 tensor cores that every GPU since compute capability 8.0 has: ``mma.sync``.
 
-The sibling of the Hopper kernel (`wgmma`) for planes of bytes: the same operands, the same epilogues, another
-main loop. Operands come into a ring of stages in shared memory by asynchronous copies, several stages ahead;
-fragments come out of it by ``ldmatrix``, one step of k ahead of their use. Lines are stored so that the eight
-that one ``ldmatrix`` phase reads lie in eight different groups of banks.
+The sibling of the Hopper kernel (`wgmma`) for planes of bytes: same operands and epilogues, another main loop. Operands
+come into a ring of stages in shared memory by asynchronous copies, several stages ahead; fragments come out of it by
+``ldmatrix``, one step of k ahead of their use. Lines are stored so that the eight that one ``ldmatrix`` phase reads lie
+in eight different groups of banks.
 
 The blocks are persistent, and the copies do not know where a plane or a tile ends: the first stages of the
 next one are on their way while the sums of this one are reduced and written.
@@ -78,7 +78,7 @@ class Tile:
     warps: tuple[int, int]
     """Warps down and across the block tile."""
     stages: int
-    """Stages in shared memory: one being multiplied, the rest on their way."""
+    """Stages in shared memory: one being multiplied, the rest being copied."""
     band: int = 16
     """Tiles below each other before the walk moves on in n, so that blocks share lines in L2."""
 
@@ -119,7 +119,7 @@ class Tile:
         return BANK_LINE // self.depth
 
     def check(self) -> None:
-        """The tiles are ours: one that breaks these is a mistake in the table, not a user's."""
+        """A tile that breaks these is a mistake in the table below, not a user's."""
         assert self.depth in (64, 128), f"{self}: the swizzle knows lines of 64 and 128 bytes"
         assert self.m % self.lines_a_pass == self.n % self.lines_a_pass == 0, f"{self}: every pass is full"
         assert self.lines_a_pass % MATRIX_LINES == 0, f"{self}: the swizzle is the same in every pass"
@@ -133,7 +133,7 @@ SMALL_SHARED = Tile(m=128, n=256, depth=64, warps=(2, 4), stages=4)
 LARGE_SHARED = Tile(m=128, n=256, depth=128, warps=(2, 4), stages=3)
 """144 KiB: half the barriers, for the GPUs that give a block 163 KiB (8.0, 8.7)."""
 LARGEST_SHARED = Tile(m=128, n=256, depth=128, warps=(2, 4), stages=4)
-"""192 KiB: one stage more on its way, for the GPUs that give a block 227 KiB (9.0, 10.0)."""
+"""192 KiB: one stage more being copied, for the GPUs that give a block 227 KiB (9.0, 10.0)."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _copier(tile: Tile) -> Any:
     the shared address ``target``, its next ones ``lines_a_pass`` lines on, where they lie ``a_step`` bytes on in
     memory; likewise B's behind A's tile. From the thread's first line on the operands have ``a_left`` and
     ``b_left`` lines, from its chunk on ``k_left`` bytes of each; what lies outside becomes zero, which adds nothing
-    to any sum. Of B only whole chunks are cut off, since the bytes behind A's end are zeros already.
+    to any sum. Of B only whole chunks are cut off, since the bytes beyond A's end are zeros already.
     """
     passes_a, passes_b = tile.m // tile.lines_a_pass, tile.n // tile.lines_a_pass
     lines_a_pass, pass_nbytes = tile.lines_a_pass, tile.lines_a_pass * tile.depth
@@ -183,8 +183,8 @@ def _copier(tile: Tile) -> Any:
 def _loader(tile: Tile, tiles_m: int, tiles_n: int, s: int) -> Any:
     """A device function that loads a warp's fragments of step ``s`` of a stage.
 
-    ``load(a, b, at_a, at_b)``: from where the lane's first line lies, at step 0, to the set of registers that
-    step uses; the order is `warp_mma.mma_bytes`'s.
+    ``load(a, b, at_a, at_b)``: from the addresses of the lane's first line, at step 0, to the set of registers that
+    step ``s`` uses, in the order of `warp_mma.mma_bytes`.
     """
     first_a, first_b = s % 2 * 4 * tiles_m, s % 2 * 2 * tiles_n
     offset, strip_nbytes, pairs = s * STEP, STRIP * tile.depth, tiles_n // 2
@@ -203,8 +203,8 @@ def _loader(tile: Tile, tiles_m: int, tiles_n: int, s: int) -> Any:
 
 
 def _steps(load_next: list[Any], multiply: Any, tiles_m: int, tiles_n: int) -> Any:
-    """A device function that takes the steps but the first and last of a stage: a loop unrolled by us, since
-    register arrays need constant indices."""
+    """A device function that takes all steps of a stage but the first and last: a loop unrolled by hand, since register
+    arrays need constant indices."""
     if not load_next:
 
         @inlined
@@ -269,9 +269,9 @@ def _walk(tile: Tile) -> tuple[Any, Any]:
     """Device functions for the walk of the copies over tiles, planes and stages.
 
     ``corner(index, ...)``: where the thread's first chunks of tile ``index`` of the walk lie, A's and B's, and how
-    many lines the operands have from there on. ``advance(..., work)``: what these, the bytes of k that are left, and
-    the numbers of stage, plane and tile become after a stage; ``work`` is what stays the same all the way. Behind the
-    last tile no bytes are left.
+    many lines the operands have from there on. ``advance(..., work)``: what these, the bytes of k left, and the numbers
+    of stage, plane and tile become after a stage; ``work`` is what never changes. After the last tile no bytes are
+    left.
     """
     tile_m, tile_n, depth, band = tile.m, tile.n, tile.depth, tile.band
     i32, i64 = types.int32, types.int64
@@ -416,7 +416,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
         counts = k_steps, planes, tiles, tile_stride, tiles_down, tiles_across
         work = counts, (a, a_line, a_plane, b, b_line, b_plane, m, n, k, line, chunk)
 
-        # All stages but one. Behind the last tile stages are filled with zeros, so that the count of groups under
+        # Fill all stages but one. After the last tile stages are filled with zeros, so that the count of groups under
         # way never depends on the sides.
         for stage in range(stages - 1):
             target = u32(put + u32(stage * stage_nbytes))
@@ -427,7 +427,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
             )
         reading, writing = u32(0), u32((stages - 1) * stage_nbytes)
         async_copy.wait_copies(pending)
-        cuda.syncthreads()  # the first stage is there for everyone
+        cuda.syncthreads()  # the first stage has arrived for every thread
         load_first(a_regs, b_regs, get_a, get_b)
 
         for tile_index in range(i32(cuda.blockIdx.x), tiles, tile_stride):
@@ -436,7 +436,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                 for _ in range(k_steps):
                     at_a, at_b = u32(get_a + reading), u32(get_b + reading)
                     load_second(a_regs, b_regs, at_a, at_b)
-                    # Into the stage that was multiplied last: everyone has read it, says the last barrier.
+                    # Into the stage that was multiplied last: the last barrier ensures that every thread has read it.
                     target = u32(put + writing)
                     copy(target, a_from, a_step, a_left, b_from, b_step, b_left, k_left)
                     async_copy.commit_copies()
@@ -450,8 +450,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     if reading == u32(ring_nbytes):
                         reading = u32(0)
                     async_copy.wait_copies(pending)
-                    # The next stage is there for everyone, and everyone has read this one, which the next round
-                    # overwrites: its last step is in registers.
+                    # The next stage has arrived for every thread, and every thread has read this one (its last step is
+                    # in registers), which the next round overwrites.
                     cuda.syncthreads()
                     load_first(a_regs, b_regs, u32(get_a + reading), u32(get_b + reading))
                     multiply(sums, a_regs, use_a, b_regs, use_b)

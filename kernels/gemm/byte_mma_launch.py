@@ -31,8 +31,8 @@ from tilewright.kernels.launch import ceil_div
 AMPERE: Capability = (8, 0)
 """The first compute capability with ``mma.m16n8k32`` of bytes and ``cp.async``."""
 TILES = (LARGEST_SHARED, LARGE_SHARED, SMALL_SHARED)
-"""The first that fits into the device's shared memory is taken. On Hopper they reach, in this order, 906, 874 and 834
-T operations a second at n = 8192."""
+"""The first that fits the device's shared memory is taken. On Hopper they reach, in this order, 906, 874 and 834 T
+operations a second at n = 8192."""
 
 
 def fitting_tile(shared_nbytes: int) -> Tile:

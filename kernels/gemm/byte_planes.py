@@ -1,11 +1,9 @@
-"""Device passes that turn a matrix of integers into planes of bytes, k side by side, for the int8 tensor
-cores.
+"""Device passes that make planes of bytes, with k contiguous, of a matrix of integers, for the int8 tensor cores.
 
 The first pass keeps the lowest byte of every element, which is all of it when the values are small, and
 finds the smallest and the largest value on the way: one reading of the matrix serves both. The second,
 which runs only where one byte is not enough, writes a plane of residues for every modulus. Lines of a plane
-are rows of A or columns of B; a matrix whose lines do not lie side by side in memory is turned in shared
-memory on its way.
+are rows of A or columns of B; a matrix whose k is not contiguous in memory is turned in shared memory on its way.
 """
 
 from __future__ import annotations
@@ -85,11 +83,10 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
     """The pass over a matrix of ``dtype`` as a function of ``ARGUMENTS``; any grid, ``THREADS`` threads a
     block.
 
-    ``turned``: lines lie side by side (B row-major), not elements of k. ``residues``: write a plane for
-    every modulus of the plan, if that is what it asks for; else write the lowest byte and find the range.
-    Behind ``depth``, up to three bytes of a line are written too. 64-bit
-    elements are read as signed, whatever they are: modulo 2**64 that is the same matrix. Shared memory:
-    8,448 bytes if turned.
+    ``turned``: neighbours in memory are neighbouring lines (B row-major), not neighbours in k. ``residues``: write a
+    plane for every modulus of the plan, if that is what it asks for; else write the lowest byte and find the range.
+    Up to three bytes of a line beyond ``depth`` are written too. 64-bit elements are read as signed, whatever they are:
+    modulo 2**64 that is the same matrix. Shared memory: 8,448 bytes if turned.
     """
     element = _values(dtype)
     table = residue_table()
@@ -143,8 +140,8 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
             for quad in range(cuda.threadIdx.x, (depth + 3) // 4, THREADS):
                 start = line * line_stride
                 for e in range(4):
-                    # Behind the end the last element comes again: it changes no range, nobody reads its byte
-                    # there, and no branch keeps the loads apart.
+                    # Beyond the end the last element is read again: it changes no range, its byte is never read there,
+                    # and no branch separates the loads.
                     values[e] = i64(elements[start + min(4 * quad + e, depth - 1) * k_stride])
                 place = line * i64(target_line_words) + quad
                 if residues:
@@ -232,15 +229,15 @@ def turn_words(values, first):  # type: ignore[no-untyped-def]
 
 
 def turn_function() -> Callable[..., Any]:
-    """The pass over a matrix of bytes that only turns it, as a function of ``ARGUMENTS``: lines lie side by side,
-    the matrix and its rows of lines begin at multiples of 16 bytes, and nobody asks for the range.
+    """The pass over a matrix of bytes that only turns it, as a function of ``ARGUMENTS``: neighbours in memory are
+    neighbouring lines, those of every k begin at a multiple of 16 bytes, and the range is not wanted.
 
-    Grid: a block of ``THREADS`` threads for each tile of ``TURN_SIDE`` × ``TURN_SIDE`` bytes, in bands, so that what
-    is read and written at one time are stretches of memory about equally long. A thread reads 16 lines of four
-    elements of k, all under way together, and turns them in its registers; the words of a line meet in shared memory
-    (16 KiB), where chunk c of line l lies at chunk c XOR (l / 16 mod 8): what a warp writes, and what eight threads
-    read at once, lies in different banks. Registers: up to 64, no spills. Behind ``depth``, up to 15 bytes of a line
-    are written too; lines of the target begin at multiples of 16 bytes.
+    Grid: a block of ``THREADS`` threads for each tile of ``TURN_SIDE`` × ``TURN_SIDE`` bytes, in bands, so that reads
+    and writes at one time cover stretches of memory of about equal length. A thread reads 16 lines of four elements of
+    k, all under way together, and turns them in its registers; the words of a line meet in shared memory (16 KiB),
+    where chunk c of line l lies at chunk c XOR (l / 16 mod 8): what a warp writes, and what eight threads read at once,
+    lies in different banks. Registers: up to 64, no spills. Up to 15 bytes of a line beyond ``depth`` are written too;
+    lines of the target begin at multiples of 16 bytes.
     """
     extent, area, words_a_line, block = TURN_SIDE, TURN_SIDE**2 // 4, TURN_SIDE // 4, 4 * QUAD
     assert THREADS * 4 * 16 == TURN_SIDE**2
@@ -262,7 +259,7 @@ def turn_function() -> Callable[..., Any]:
         whole = first_line + extent <= lines and first_k + extent <= depth
 
         if whole:
-            # Eight threads read 128 bytes side by side; a warp reads them of four quads of k.
+            # Eight threads read 128 contiguous bytes; a warp reads those of four quads of k.
             group, quad = i32(thread & u32(7)), i32(thread >> u32(3))
             start = (i64(first_line + 16 * group) + (first_k + QUAD * quad) * k_stride) >> 2
             for j in range(QUAD):
@@ -312,7 +309,7 @@ def reset_function() -> Callable[..., Any]:
 
 
 def plan_function() -> Callable[..., Any]:
-    """From the ranges that were found to the kind of product and its planes, on the device; one thread.
+    """Decides the kind of product and its planes from the ranges found, on the device; one thread.
 
     The same rule as ``residues.plan``, which the tests compare it with.
     """

@@ -1,4 +1,4 @@
-"""Exact integer products from units that multiply narrower numbers: the arithmetic of it, and nothing else.
+"""Exact integer products from units that multiply narrower numbers: the arithmetic alone.
 
 An integer x is written in balanced digits, x = d0 + d1 2**w + d2 2**2w + ..., with every digit but
 the last in [-2**(w-1), 2**(w-1) - 1]. Then A B is the sum of d_i(A) d_j(B) 2**(w (i + j)), each of those
@@ -88,7 +88,7 @@ def magnitudes(largest: int, widths: tuple[int, ...], count: int) -> tuple[int, 
 
 
 def digit_count(largest: int, widths: tuple[int, ...]) -> int:
-    """The fewest balanced digits of these widths that hold every |x| <= largest, the last one too."""
+    """The fewest balanced digits that hold every |x| <= largest, if the last one keeps to its width too."""
     count = 1
     while magnitudes(largest, widths, count)[-1] > 1 << (widths[count - 1] - 1):
         count += 1
@@ -126,7 +126,7 @@ def exact_depth(products: tuple[Product, ...], a: tuple[int, ...], b: tuple[int,
 
 
 NARROWEST_PAIR = 16
-"""Digits narrower than this have no need of it: their sums stay exact over a long k as they are."""
+"""Narrower digits need no narrower second one: their sums stay exact over a long k anyway."""
 
 
 def _widths(unit: Unit) -> Iterator[tuple[int, ...]]:

@@ -83,10 +83,9 @@ class Tile:
     step: int
     """k in one fragment, and in one matrix instruction: 4, 8 or 16."""
     stages: int
-    """Stages of the pipeline in shared memory: one being multiplied, the one before, the rest on their
-    way."""
+    """Stages of the pipeline in shared memory: one being multiplied, the one before, the rest being copied."""
     blocks: int = 1
-    """Blocks that shall fit on one multiprocessor; caps the registers."""
+    """Blocks that must fit on one multiprocessor; caps the registers."""
     band: int = 8
     """Rows of block tiles that are walked together, column by column, so that they share B's columns in
     L2."""
@@ -169,7 +168,7 @@ class _Side:
         return (3, 4) if self.along_k or self.parts == 1 else (1, 8)
 
     def check(self, tile: Tile) -> None:
-        """The tiles are ours: one that breaks these is a mistake in the table, not a user's."""
+        """A tile that breaks these is a mistake in the table below, not a user's."""
         assert self.threads % self.chunks == 0, f"{tile}: a pass copies whole lines"
         assert self.lines % self.lines_a_pass == 0, f"{tile}: every pass is full"
         assert self.pitch % BANK_LINE == 0, f"{tile}: lines begin at the first bank"
@@ -226,9 +225,8 @@ def _loader(side: _Side, step: int, halves: int) -> Any:
 
     @inlined
     def load(registers, first, shared, base, origin, tiles, k, g, t):  # type: ignore[no-untyped-def]
-        # Everything that differs between lanes is in ``lane``; the rest becomes the loads' constant offsets.
-        # The
-        # swizzle and what is constant touch the same bits only where they are combined by XOR.
+        # Everything that differs between lanes is in ``lane``; the rest becomes the loads' constant offsets. The
+        # swizzle and the constants touch the same bits only where they are combined by XOR.
         for s in range(steps):
             inner = k + s * LANE_K
             if along_k:
@@ -246,7 +244,7 @@ def _loader(side: _Side, step: int, halves: int) -> Any:
                     if along_k:
                         place = lane + (constant + line * pitch)
                     elif parts == 1:
-                        # The swizzle reaches as far as bit 3, so that bit of the line is combined by XOR too.
+                        # The swizzle reaches up to bit 3, so that bit of the line is combined by XOR too.
                         place = (lane ^ (line & HALF_M)) + (constant + (line & ~HALF_M))
                     else:
                         place = lane + (constant + 2 * line)
@@ -274,7 +272,8 @@ def _complex_product(mma: Any, tiles_m: int, tiles_n: int, steps: int) -> Any:
 
     @inlined
     def multiply(c, a, first_a, b, first_b, t):  # type: ignore[no-untyped-def]
-        # Odd lanes hold imaginary parts, which the real part subtracts. As late as this: the loads have arrived.
+        # Odd lanes hold imaginary parts, which the real part subtracts. Done this late, since the loads have arrived by
+        # now.
         flip = types.int64(t & 1) * SIGN_BIT
         for x in range(size):
             bits = libdevice.double_as_longlong(b[first_b + x]) ^ flip
@@ -290,8 +289,8 @@ def _complex_product(mma: Any, tiles_m: int, tiles_n: int, steps: int) -> Any:
 
 
 def _sequence(steps: list[Any]) -> Any:
-    """A device function that calls the given ones in turn: a loop unrolled by us, since register arrays need
-    constant indices and LLVM does not unroll every long loop."""
+    """A device function that calls the given ones in turn: a loop unrolled by hand, since register arrays need constant
+    indices and LLVM does not unroll every long loop."""
     if len(steps) == 1:
         return steps[0]
     head, tail = steps[0], _sequence(steps[1:])
@@ -309,12 +308,11 @@ def _sequence(steps: list[Any]) -> Any:
 def kernel_function(tile: Tile, layout: Layout) -> Any:
     """The kernel as a plain function, for `cuda.jit`, `cuda.compile_ptx` and the tests that assemble it.
 
-    ``c (+)= a b``: a is m × k, b k × n, c m × n with neighbours of a row side by side. Addresses are in
-    bytes; the pitches of a, b and c count float64 numbers from one line to the next, lines being what the
-    `Layout` says they are. Where k is ``dealt``, block y of ``gridDim.y`` = s takes the slabs y, y + s,
-    y + 2 s ... of it, and writes its partial product at c + y · ``c_split`` float64 numbers, for a sum in fixed
-    order afterwards. So all blocks together read what lies side by side: with a range of k for each, as far apart
-    as the ranges are long, they came at 0.5 to 0.76 of the memory's speed.
+    ``c (+)= a b``: a is m × k, b k × n, c m × n with contiguous rows. Addresses are in bytes; the pitches of a, b and c
+    count float64 numbers from one line to the next, lines being what the `Layout` says they are. Where k is ``dealt``,
+    block y of ``gridDim.y`` = s takes the slabs y, y + s, y + 2 s ... of it, and writes its partial product at c + y ·
+    ``c_split`` float64 numbers, for a sum in fixed order afterwards. So all blocks together read neighbouring memory:
+    with a range of k for each, and so reads that lie a range apart, they ran at 0.5 to 0.76 of the memory's speed.
 
     Grid: (tiles of C, s), s = 1 where k is not dealt. Block: ``tile.threads``. Shared memory (dynamic):
     ``tile.shared_nbytes``.
@@ -473,15 +471,15 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
         reading = i32(0)
         writing = i32((stages - 1) * size_stage)
         wait(pending)
-        cuda.syncthreads()  # the first stage is there for everyone
+        cuda.syncthreads()  # the first stage has arrived for every thread
         load_a(a_regs, 0, shared, reading, warp_row, tiles_m, 0, g, t)
         load_b(b_regs, 0, shared, reading + size_a, warp_column, tiles_n, 0, g, t)
         if parts == 2:
             load_b(b_regs, half_b, shared, reading + size_a, warp_column, tiles_n, 0, g, t ^ 1)
 
-        # What is left to copy runs that far ahead of what is left to multiply; one counter serves both.
+        # Copying runs ``lead`` ahead of multiplying; one counter serves both.
         while left_k > -lead:
-            # Into the stage that was multiplied last: everyone has read it, says the last barrier.
+            # Into the stage that was multiplied last: the last barrier ensures that every thread has read it.
             if a_along_k:
                 copy_a(shared, writing, a_next, a_line_step, left_m, left_k)
             else:
@@ -502,14 +500,14 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
             if reading == ring:
                 reading = i32(0)
             wait(pending)
-            # The next stage is there for everyone, and everyone has read this one, which the next round
-            # overwrites: its last step is in registers.
+            # The next stage has arrived for every thread, and every thread has read this one (its last step is in
+            # registers), which the next round overwrites.
             cuda.syncthreads()
             last_step(acc, a_regs, b_regs, shared, reading, warp_row, warp_column, g, t)
 
         # The sums go through shared memory, so that whole lines of C are written.
         wait(0)
-        cuda.syncthreads()  # everyone has read the last stage, and no copy is under way
+        cuda.syncthreads()  # every thread has read the last stage, and no copy is under way
         for i in range(tiles_m):
             for h in range(2):
                 row = warp_row + i * MMA_M + h * HALF_M + g
@@ -653,7 +651,7 @@ SHORT_TILE = Tile(m=64, n=128, depth=16, warps=(2, 2), step=4, stages=3, blocks=
 """For float64 where k is no longer than `SHORT_K`: the other block of a multiprocessor multiplies while one fills its
 pipeline, or writes."""
 SHORT_K = 256
-"""k = 64, 128 and 256 come at 1.12, 1.17 and 1.10 times the rate of the largest tile, n = 16384 on an H200."""
+"""k = 64, 128 and 256 then run at 1.12, 1.17 and 1.10 times the rate of the largest tile, n = 16384 on an H200."""
 COMPLEX_TILES = (
     Tile(m=64, n=128, depth=16, warps=(2, 4), step=4, stages=4),
     Tile(m=32, n=64, depth=16, warps=(2, 2), step=4, stages=4, blocks=2),
@@ -684,7 +682,7 @@ def choose_tile(parts: int, m: int, n: int, k: int, multiprocessors: int) -> Til
 
 
 THIN_STRIPS = 32
-"""Ragged rows or columns, up to so many, are left to the kernel of thin products where that saves a wave."""
+"""Up to this many ragged rows or columns are left to the kernel of thin products where that saves a wave."""
 
 
 def whole_part(m: int, n: int, tile: Tile, processors: int) -> tuple[int, int]:
@@ -725,10 +723,10 @@ def _copied(operand: Matrix, used: int) -> bool:
 
 
 def _multiply(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, tile: Tile) -> None:
-    """Enqueue ``c (+)= a b`` with a tile, from aligned copies of panels of the operands where that is worth it."""
+    """Enqueue ``c (+)= a b`` with a tile, from aligned copies of panels of the operands where that pays."""
     k = a.shape[1]
     copies = _copied(a, c.shape[1]), _copied(b, c.shape[0])
-    # Copies along k are padded to whole chunks: k is rounded up, for the scratch memory to hold that too.
+    # Copies along k are padded to whole chunks: k is rounded up, so that the scratch memory has room for that too.
     k_nbytes = sum(side * ITEM for side, copied in zip(c.shape, copies, strict=True) if copied)
     k_nbytes += CHUNK * ITEM if any(copies) else 0
     depth = repitch.panel_depth(ceil_div(k, CHUNK) * CHUNK, k_nbytes)

@@ -2,8 +2,8 @@
 
 8-bit operands are multiplied as they are. Wider ones go through a pass that keeps their lowest bytes and
 finds their range, on the device; a plan made there says whether one byte of each was enough, or how many
-residues are needed. Every kernel that could be needed is enqueued, and those that the plan does not want
-return at once: the host never waits for the range.
+residues are needed. Every kernel that could be needed is enqueued, and those that the plan does not need return at
+once: the host never waits for the range.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tilewright.kernels.launch import ceil_div
 SCRATCH_NBYTES = 2 << 30
 """What the planes of one panel of k may take. More k in a panel means fewer passes over C."""
 LINE_UNIT = 128
-"""Lines of a plane begin at multiples of it (bytes), as the copy engine and the memory like it."""
+"""Lines of a plane begin at multiples of it (bytes), as suits the copy engine and the memory."""
 LEAST_WORK = 1 << 28
 """m n k below which the passes and launches cost more than the simple kernels."""
 LEAST_SIDE = 64
@@ -102,7 +102,7 @@ class Lines:
 
     @property
     def turned(self) -> bool:
-        """Whether lines, not elements of k, lie side by side."""
+        """Whether neighbours in memory are neighbouring lines, not neighbours in k."""
         return self.line_stride == 1 and self.k_stride != 1
 
     @property
@@ -147,8 +147,8 @@ class Layout:
 
 def layout(m: int, n: int, k: int, processors: int, *, residues: bool) -> Layout:
     """How the scratch memory of a product is used on a GPU of so many multiprocessors; at most SCRATCH_NBYTES
-    for planes where that is possible. Which of A and B lies along C's rows makes no difference: the tiles of a
-    cluster are square together.
+    for planes where that is possible. Which of A and B lies along C's rows makes no difference: the tiles of a cluster
+    form a square.
     """
     longest = ceil_div(k, LINE_UNIT) * LINE_UNIT
     affordable = SCRATCH_NBYTES // (m + n) // LINE_UNIT * LINE_UNIT
@@ -221,7 +221,7 @@ def _make_planes(
     residues: bool,
     ranged: bool = True,
 ) -> None:
-    """Enqueue the pass that writes the planes of ``matrix`` at ``target``; ``ranged``: and finds its range."""
+    """Enqueue the pass that writes the planes of ``matrix`` at ``target`` and, if ``ranged``, finds its range."""
     if matrix.turned_by_vectors and not residues and not ranged:
         kernel, extent = _turn(), byte_planes.TURN_SIDE
         blocks = ceil_div(matrix.lines, extent) * ceil_div(matrix.depth, extent)
@@ -448,7 +448,8 @@ def variants() -> Iterable[Variant]:
 
 
 def variants_mma() -> Iterable[Variant]:
-    """The same with every tile; the passes in between, for those who take the first and last."""
+    """The same with every tile. The passes stand in between: who takes only the first and the last variant gets two
+    tiles."""
     *larger, small = byte_mma_launch.TILES
 
     def products(tile: byte_mma.Tile) -> Iterable[Variant]:

@@ -33,7 +33,7 @@ WARPS = 8
 ROWS = 4
 """Rows of a warp, A along k: the vector is read once for all of them."""
 DEEP_NBYTES = 128
-"""What a thread asks for of A before it uses any, A along k; with A along m, as well."""
+"""What a thread loads of A before it uses any, with A along k or along m."""
 FULL_MASK = 0xFFFFFFFF
 DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "complex64", "complex128"))
 
@@ -84,7 +84,7 @@ class Layout:
 
 
 LEAST_K = 1024
-"""With A along k: a warp's lanes share a row, and short ones are over before all lanes are busy."""
+"""With A along k a warp's lanes share a row, and shorter rows end before all lanes are busy."""
 
 
 def preferred(dtype: np.dtype, along_k: bool, k: int) -> bool:
@@ -235,7 +235,7 @@ def kernel_function(layout: Layout) -> Any:
 SIGNATURE = types.void(*(types.uint64, types.int64) * 3, types.int64, *(types.int32,) * 3, types.boolean)
 """Address and pitch of A, address and step of b and of c; c_split; m, k, split_k; accumulate."""
 BLOCKS_AT_ONCE = 3
-"""Blocks of a multiprocessor: they leave 80 registers a thread, enough for what is under way, without spilling."""
+"""Blocks of a multiprocessor: they leave 80 registers a thread, enough for the loads under way, without spilling."""
 LAUNCH_BOUNDS = (WARPS * WARP, BLOCKS_AT_ONCE)
 
 
@@ -254,8 +254,8 @@ def split(layout: Layout, m: int, k: int, multiprocessors: int, most: int) -> tu
     blocks, steps = ceil_div(m, layout.block_rows), ceil_div(k, layout.step)
     slots = multiprocessors * BLOCKS_AT_ONCE
     limit = max(1, min(most, steps // LEAST_STEPS))
-    # Two waves even out what the memory's channels make uneven; with one block more than a wave it would
-    # take two.
+    # Two waves even out differences between the memory's channels; with one block more than a wave it would take two
+    # anyway.
     wanted = 1 if blocks >= 2 * slots else min(limit, max(1, 2 * slots // blocks))
     length = ceil_div(steps, wanted) * layout.step
     return ceil_div(k, length), length

@@ -3,8 +3,8 @@
 Every function here is a device function over ``cuda.local.array``s whose indices are constants in the end.
 The arithmetic is chosen by dtype: one fused multiply-add an element, or four for complex numbers.
 
-64-bit integers take `wide_integer`'s three multiplications an element: of ``total + left * right`` the compiler makes
-additions too.
+64-bit integers take `wide_integer`'s three multiplications an element: of ``total + left * right`` the compiler would
+make additions as well.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def multiply_line(element: Element, tiling: Tiling) -> Any:
 
     @cuda.jit(device=True, inline="always")
     def multiply_complex(line: Any, total: Any, high: Any, left: Any, right: Any, half: Any) -> None:
-        # Four fused operations an element; Numba's complex product would round in between and take six. The
-        # fixed operand's one part meets the whole line first, then its other part on the way back.
+        # Four fused operations an element; Numba's complex product would round in between and take six. The fixed
+        # operand's first part is multiplied by the whole line, then its second part on the way back.
         for step in range(length):
             i, j = (step, line) if by_columns else (line, step)
             t, x, y = 2 * (i * thread_n + j), 2 * (half * thread_m + i), 2 * (half * thread_n + j)

@@ -34,8 +34,8 @@ SIDE = 16
 VECTOR = 4
 """Elements of a 128-bit access."""
 GROUPS = 2
-"""Vectors of a thread along each side of C, 64 elements apart: neighbouring threads then read neighbouring
-vectors of shared memory, which meet no bank twice."""
+"""Vectors of a thread along each side of C, 64 elements apart: neighbouring threads then read neighbouring vectors of
+shared memory, without bank conflicts."""
 BLOCK = GROUPS * VECTOR
 """Side of a thread's block of C."""
 TOTALS = BLOCK * BLOCK
@@ -93,7 +93,7 @@ def register_blocked_function(dtype: np.dtype) -> Any:
             if k0 + b_k < k and column0 + b_column < n:
                 memory.load_vector(moving, 0, b, (k0 + b_k) * b_line + column0 + b_column)
             memory.store_vector(b_slab, b_k * u64(TILE) + b_column, moving, 0)
-            cuda.syncthreads()  # both slabs are complete before anyone reads them
+            cuda.syncthreads()  # both slabs are complete before any thread reads them
 
             for p in range(DEPTH):
                 for g in range(GROUPS):
@@ -103,7 +103,7 @@ def register_blocked_function(dtype: np.dtype) -> Any:
                     for j in range(BLOCK):
                         # Narrowed at once: Numba would widen 32-bit integers to 64.
                         total[i * BLOCK + j] = number(total[i * BLOCK + j] + left[i] * right[j])
-            cuda.syncthreads()  # everyone has read these slabs before the next ones overwrite them
+            cuda.syncthreads()  # every thread has read these slabs before the next ones overwrite them
 
         for i in range(BLOCK):
             row = row0 + y + u64(i // VECTOR * FAR + i % VECTOR)

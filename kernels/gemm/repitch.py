@@ -1,10 +1,10 @@
 """Copies of panels of an operand whose lines are not aligned to 16 bytes, with lines that are.
 
-An operand with an odd pitch can only be copied to shared memory element by element, which takes the fast kernels a
+An operand with an odd pitch can only be copied to shared memory element by element, which costs the fast kernels a
 twentieth (float32) to a fifth (float64) of their time. A copy through global memory moves each element twice, and a
-large product uses it thousands of times. No operand is copied as a whole for it: the product walks k in panels as
-deep as scratch memory of `SCRATCH_NBYTES` holds, adding to C from the second on; where they would be so shallow that
-the adding costs more than it saves, nothing is copied.
+large product uses it thousands of times. No operand is copied whole: the product walks k in panels as deep as scratch
+memory of `SCRATCH_NBYTES` holds, and from the second on adds to C. Where panels would be so shallow that the adding
+costs more than the copies save, nothing is copied.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ VECTOR_NBYTES = 16
 SCRATCH_NBYTES = 272 * 2**20
 """Scratch memory for the panels of a product's operands: both of a float64 product with sides of 4097 just fit."""
 LEAST_SIDE = 2048
-"""A copy moves each element twice; the product must use it for so many lines of the other operand."""
+"""A copy moves each element twice; it pays if the product uses each for this many lines of the other operand."""
 LEAST_DEPTH = 1024
-"""Panels are at least so deep, unless k is less: each but the first reads and writes C once more."""
+"""Panels are at least this deep, unless k is less: each but the first reads and writes C once more."""
 DEPTH_UNIT = 64
-"""Panels begin at whole slabs of k, so that only the last is ragged: but the last two where little would be left."""
+"""Panels are whole slabs of k, but for a ragged last one. If that were less than a slab, it becomes one slab, and the
+panel before it is ragged."""
 DTYPES = tuple(np.dtype(code) for code in ("f4", "u4", "f8"))
 """Of operands for which a copy was measured to pay."""
 
@@ -66,7 +67,7 @@ def pitch(length: int, itemsize: int) -> int:
 
 
 def panel_depth(k: int, nbytes: int) -> int | None:
-    """How much of k a panel holds that takes ``nbytes`` for each element of k; None where too little would fit.
+    """The depth of panels that take ``nbytes`` for each element of k; None where it would be too little.
 
     Panels are as even as `DEPTH_UNIT` lets them be.
     """
@@ -83,7 +84,7 @@ def panel_depth(k: int, nbytes: int) -> int | None:
 
 
 def panels(k: int, depth: int) -> Iterable[tuple[int, int]]:
-    """Where panels of at most this depth begin, and how deep each is: the last, too, a whole slab of k if k is."""
+    """Where panels of at most this depth begin, and how deep each is: the last at least a slab, if k is."""
     first = 0
     while first < k:
         left = k - first
@@ -113,7 +114,7 @@ def copy_function(dtype: np.dtype) -> Any:
     """The plain function of the kernel that copies a matrix to lines of another pitch.
 
     ``target[...] = source[...]`` for source (rows × columns) and target (rows × at least as many, written), both with
-    contiguous lines; what the target has beyond becomes zero. Grid: ceil(target columns / (COPY_THREADS COPY_EACH))
+    contiguous lines; the target's further columns become zero. Grid: ceil(target columns / (COPY_THREADS COPY_EACH))
     times rows. Block: COPY_THREADS. Neighbouring threads copy neighbours: whole sectors, whatever the alignment.
     """
     number = numba.from_dtype(dtype)
@@ -151,7 +152,7 @@ def kernel(dtype: np.dtype) -> Any:
 
 
 def copy(panel: Matrix, scratch: int, stream: Any) -> Matrix:
-    """Enqueue the copy of a panel with contiguous lines into scratch memory; the copy as a matrix of its sides."""
+    """Enqueue the copy of a panel with contiguous lines into scratch memory; returns the copy, of the same sides."""
     (lines, length), itemsize = panel.shape, panel.dtype.itemsize
     strides = pitch(length, itemsize), itemsize
     padded = Matrix(scratch, (lines, strides[0] // itemsize), strides, panel.dtype)

@@ -41,8 +41,7 @@ def reduction_table() -> np.ndarray:
 
 
 def combination_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each number of moduli: factors (uint64) and fractions (uint32) of each, zeros behind; and P
-    (uint64)."""
+    """For each number of moduli: factors (uint64) and fractions (uint32) of each, padded with zeros; and P (uint64)."""
     size = len(MODULI)
     factors, fractions = np.zeros((size + 1, size), np.uint64), np.zeros((size + 1, size), np.uint32)
     products = np.zeros(size + 1, np.uint64)
@@ -108,8 +107,7 @@ def residue_epilogue(
         place = first + quarter * quarter_words
         for plane in range(0, planes, BATCH):
             for i in range(BATCH):
-                # Beyond the last plane this reads what an earlier tile left, and the tables multiply it by
-                # zero.
+                # Beyond the last plane this reads what an earlier tile left; the tables multiply that by zero.
                 memory.load_vector(words, 4 * i, kept, place + (plane + i) * plane_words)
             for i in range(BATCH):
                 factor, fraction = factors[planes, plane + i], fractions[planes, plane + i]
@@ -118,7 +116,7 @@ def residue_epilogue(
                     totals[e] += u64(residue) * factor
                     parts[e] += u32(residue * fraction)
         product = products[planes]
-        if strips == 1:  # said apart: the compiler does not know that no quarter lies behind the first strip
+        if strips == 1:  # a case apart: the compiler does not know that all quarters lie in the first
             top, left = 0, 32 * quarter
         else:
             top, left = quarter // strip_quarters * 16, quarter % strip_quarters * 32

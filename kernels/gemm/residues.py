@@ -1,10 +1,10 @@
-"""Exact integer products from 8-bit ones by residues: the number theory of it, without a device.
+"""Exact integer products from 8-bit ones by residues: the number theory alone.
 
 A product C = A B of integers is known as soon as it is known modulo enough pairwise coprime numbers, all at
 most 256: modulo p, every element of A and B has a representative in [-128, 127], so C modulo p is one int8
 product. The Chinese remainder theorem then gives C = sum t_i (P / p_i) - q P with t_i = C (P / p_i)^-1 mod
-p_i, P the product of the moduli, and q the rounded sum of t_i / p_i, provided |C| < P / 2. All of that is
-done modulo 2**64, where the answer is wanted, so it takes 64-bit words only.
+p_i, P the product of the moduli, and q the rounded sum of t_i / p_i, provided |C| < P / 2. All of that is done modulo
+2**64, as the answer is wanted, so it takes 64-bit words only.
 
 Splitting into digits instead takes one product for every pair of digits: full-range int64 modulo 2**64 has
 36 pairs of 8-bit digits, but 18 moduli suffice. The idea on int8 tensor cores is Ozaki, Uchino and
@@ -33,7 +33,8 @@ MARGIN = 1.0 + 2.0**-10
 """P / 2 exceeds |C| by this factor, so that q can be rounded from a sum of fractions that is not quite
 exact."""
 PLAN_MIN_A, PLAN_MAX_A, PLAN_MIN_B, PLAN_MAX_B, PLAN_KIND, PLAN_PLANES = range(6)
-"""Places in the plan, an int64 array in device memory: what was found, and what follows from it."""
+"""Indices in the plan, an int64 array in device memory: the ranges found, and the kind and planes that follow from
+them."""
 PLAN_LENGTH = 6
 SINGLE_KINDS = (("s8", "s8"), ("u8", "s8"), ("s8", "u8"), ("u8", "u8"))
 """Plan kinds 0 to 3: both operands fit into one byte each, signed or unsigned, and one product is enough."""
@@ -90,7 +91,7 @@ def capacities() -> np.ndarray:
 
 
 def moduli_needed(largest_a: float, largest_b: float, k: int) -> int:
-    """How many moduli a product needs whose operands are bounded so; ``k`` is its depth, at most DEPTH_LIMIT.
+    """How many moduli a product of operands with these bounds needs; ``k`` is its depth, at most DEPTH_LIMIT.
 
     The bounds may be rounded to float64: MARGIN absorbs that.
     """
@@ -127,7 +128,7 @@ def combined(sums: list[int]) -> int:
 
 
 def plan(range_a: tuple[int, int], range_b: tuple[int, int], depth: int) -> tuple[int, int]:
-    """(kind, planes) for operands whose smallest and largest values are these: what the device decides."""
+    """(kind, planes) for operands with these smallest and largest values: what the device decides."""
     kinds = []
     for low, high in (range_a, range_b):
         if low >= -128 and high <= 127:

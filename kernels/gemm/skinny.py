@@ -45,7 +45,7 @@ from tilewright.kernels.ptx import async_copy, memory
 WIDEST = 64
 """The thin side's greatest length."""
 LINE_NBYTES = 128
-"""Of k in one stage: what a warp reads best from a row, and once through all banks of shared memory."""
+"""Of k in one stage: what a warp reads best from a row, and one round through all banks of shared memory."""
 CHUNK_NBYTES = 16
 LINE_CHUNKS = LINE_NBYTES // CHUNK_NBYTES
 FLOATS = tuple(np.dtype(name) for name in ("float32", "float64", "complex64", "complex128"))
@@ -148,7 +148,7 @@ class _Shape:
         return self.tile.stages * (self.a_size + self.b_size) * self.real.itemsize
 
     def check(self) -> None:
-        """The tiles are ours: one that breaks these is a mistake in the table, not a user's."""
+        """A tile that breaks these is a mistake in `choose_tile`, not a user's."""
         tile, elements = self.tile, self.chunk // self.parts
         assert tile.m % tile.rows == tile.n % tile.columns == 0, f"{tile}: threads share the tile evenly"
         assert tile.threads % 32 == 0, f"{tile}: whole warps"
@@ -244,7 +244,7 @@ def _copier_b(shape: _Shape) -> Any:
 def _multiplier(shape: _Shape, steps: int) -> Any:
     """A device function that adds ``steps`` elements of k to a thread's sums: ``multiply(sums, a, b)``.
 
-    ``a`` holds them row by row (k of a row side by side), ``b`` k by k; all are register arrays of numbers.
+    ``a`` holds them row by row (k contiguous), ``b`` k by k; all are register arrays of numbers.
     """
     rows, columns, parts = shape.tile.rows, shape.tile.columns, shape.parts
 
@@ -357,7 +357,7 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
 
         for _ in range(count):
             wait(pending)
-            # The panels to read are there for everyone, and everyone has read those to be overwritten.
+            # The panels to read have arrived for every thread, and every thread has read those to be overwritten.
             cuda.syncthreads()
             if along_k:
                 copy_a(shared, writing, a_next, a_pitch, m - row0, left)
@@ -425,14 +425,13 @@ SIGNATURE = types.void(
 )
 """A and its pitch; B and its steps; C, its steps and c_split; m, n, k, split_k; accumulate."""
 
-# --- Choosing and launching
-# -----------------------------------------------------------------------------------
+# --- Choosing and launching ----------------------------------------------------------------------------------
 
 MAX_SPLITS = 1024
 FILL_STAGES = 6
 """What starting and ending a block costs, in stages of k."""
 SUM_STAGES = 4
-"""What the launch that adds up split products costs, in the same unit: where k is short, more than it saves."""
+"""What the launch that adds up split products costs, in the same unit: where k is short, more than splitting saves."""
 MAX_PARTIAL_NBYTES = 64 * 2**20
 """Scratch memory for partial products."""
 SHORT_ROWS = 64
@@ -476,8 +475,8 @@ def choose_splits(blocks: int, depths: int, slots: int, partial_nbytes: int) -> 
     """Into how many ranges to cut k (``depths`` stages): the number that keeps the GPU busy for the shortest
     time.
 
-    ``blocks`` are there without cutting, ``slots`` run at once, and each range costs ``partial_nbytes``.
-    Time is counted in stages of a block: waves of blocks times the stages of each, the start of each, and the sum.
+    There are ``blocks`` without cutting, ``slots`` run at once, and each range costs ``partial_nbytes``. Time is
+    counted in stages of a block: waves of blocks times the stages of each, the start of each, and the sum.
     """
     most = max(1, min(MAX_SPLITS, depths, MAX_PARTIAL_NBYTES // partial_nbytes))
 
@@ -489,20 +488,20 @@ def choose_splits(blocks: int, depths: int, slots: int, partial_nbytes: int) -> 
 
 
 TENSOR_COLUMNS = {np.dtype(np.float64): 2, np.dtype(np.complex128): 0}
-"""Columns beyond which the tensor cores take over from the ordinary ones."""
+"""Beyond so many columns the tensor cores take over from the ordinary cores."""
 SINGLE_COLUMNS = 16
-"""Columns beyond which what the ordinary cores multiply, float32, complex64 and integers, is limited by arithmetic, and
+"""Beyond so many columns, products on the ordinary cores (float32, complex64, integers) are limited by arithmetic, and
 the warp-tiled kernel is faster."""
 SHORT_SIDE = 32
-"""Where neither side is longer, its tiles are too large for C, and this kernel is faster again."""
+"""Where neither side is longer, that kernel's tiles are too large for C, and this one is faster again."""
 
 
 def tensor_tile(parts: int, m: int, n: int) -> tensor.Tile:
     """A narrow tile of the tensor-core kernel, for m rows and n <= WIDEST columns."""
     padded = max(16, 1 << (n - 1).bit_length())
     if parts == 1 and m <= SHORT_ROWS:
-        # Rows beyond m would be multiplied for nothing, which is what limits here. Deep stages: all of a block's
-        # memory is on its way.
+        # Rows beyond m would be multiplied for nothing, and arithmetic is the limit here. Deep stages keep all of a
+        # block's memory busy with copies.
         if padded == WIDEST:
             return tensor.Tile(m=64, n=64, depth=32, warps=(2, 2), step=8, stages=3, blocks=2)
         stages = 4 if padded == 32 else 5
@@ -529,7 +528,7 @@ def compiled(tile: Tile, layout: Layout) -> Any:
 
 
 def _lies_along_k(a: Matrix) -> bool:
-    """Whether A's rows are contiguous; a single row or column lies the way that its other side says."""
+    """Whether A's rows are contiguous; for a single row or column its other side decides."""
     k = a.shape[1]
     by_rows = a.strides[1] == a.dtype.itemsize or k == 1
     return by_rows and not (k == 1 and a.strides[0] == a.dtype.itemsize)
@@ -585,7 +584,8 @@ def _enqueue_tile(
 def _cut(
     dtype: np.dtype, m: int, n: int, k: int, a_along_k: bool, on_tensor_cores: bool, multiprocessors: int
 ) -> tuple[Any, int, int]:
-    """The tile, the ranges of k and the length of each; on the tensor cores, which deal k out, only how many count."""
+    """The tile, the ranges of k and the length of each; on the tensor cores, which deal k out, only the number of
+    ranges counts."""
     parts = 2 if dtype.kind == "c" else 1
     tile: Any
     if on_tensor_cores:

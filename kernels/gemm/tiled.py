@@ -115,7 +115,7 @@ def tile_function(
                         tile_b[x, line] = from_b(b[index(k0 + x), index(column0 + line)])
                     else:
                         tile_b[x, line] = number(0)
-            cuda.syncthreads()  # both tiles are complete before anyone reads them
+            cuda.syncthreads()  # both tiles are complete before any thread reads them
 
             for p in range(side):
                 # A warp reads 32 neighbours of B's line: no conflict; and one element of A: a broadcast.
@@ -123,7 +123,7 @@ def tile_function(
                 for r in range(rows):
                     # Narrowed at once: Numba would widen 32-bit integers to 64.
                     total[r] = number(total[r] + tile_a[y + r * lines, p] * right)
-            cuda.syncthreads()  # everyone has read these tiles before the next ones overwrite them
+            cuda.syncthreads()  # every thread has read these tiles before the next ones overwrite them
 
         if column0 + x < n:
             for r in range(rows):
@@ -167,7 +167,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
 
 def variants() -> Iterable[Variant]:
     for dtype in ELEMENTS:
-        # Which way a tile is loaded does not depend on the dtype: both ways for one of them.
+        # How a tile is loaded does not depend on the dtype: both ways, for one dtype only.
         for a_by_rows, b_by_rows in ((True, True), (False, False))[: 2 if dtype == np.float32 else 1]:
             yield Variant(
                 f"tiled {dtype} a_by_rows={a_by_rows} b_by_rows={b_by_rows}",

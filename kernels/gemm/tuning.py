@@ -1,4 +1,4 @@
-"""Which kernel was fastest on this GPU, remembered between runs: a help to `select`, never needed.
+"""Which kernel was fastest on this GPU, remembered between runs: an aid to `select`, never needed.
 
 One JSON file a GPU model in the user's cache directory, from a problem's bucket to a kernel's name. A file
 that is missing or damaged, and names of kernels that are gone, count as nothing remembered.
@@ -21,7 +21,7 @@ from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm.base import Problem
 
 generation = 0
-"""How often this process has measured: decisions made before are made anew."""
+"""How often this process has measured; when it changes, decisions are made anew."""
 
 
 def directory() -> Path:
@@ -38,7 +38,7 @@ def _side(length: int) -> int:
 def bucket(
     m: int, n: int, k: int, dtypes: tuple[np.dtype, np.dtype, np.dtype], precision: str, accumulate: bool
 ) -> str:
-    """The name of all problems that one measurement speaks for."""
+    """The name of all problems that one measurement covers."""
     kinds = "-".join(dtype_name(dtype) for dtype in dtypes)
     sides = "-".join(str(_side(length)) for length in (m, n, k))
     return f"{kinds} {precision}{' accumulate' if accumulate else ''} {sides}"

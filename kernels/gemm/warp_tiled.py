@@ -71,8 +71,8 @@ def _slab_functions(copy: SlabCopy, leading: int, itemsize: int) -> tuple[Any, A
     def start(
         addresses: Any, base: Any, thread: Any, origin: Any, extent: Any, outer_stride: Any, k_stride: Any
     ) -> None:
-        # What lies beyond the edge is read from the last line instead: it only reaches elements of C beyond.
-        # Where vectors are copied, lines are whole vectors, or padded to be.
+        # Beyond the edge the last line is read instead: that affects only elements beyond C's edge. Where vectors are
+        # copied, lines are whole vectors, or padded to whole ones.
         last = u64(extent) - u64(1)
         if width > 1:
             last = last // u64(width) * u64(width)
@@ -121,11 +121,11 @@ def warp_tiled_function(
 
     Grid: (tiles of C, 1, splits). Block: ``tiling.threads``. Shared memory: ``shared_nbytes``, dynamic.
     Ragged edges: outer indices are clamped while reading and checked while writing; the ragged slab of k
-    comes first and is filled with zeros, so the loop over the others checks nothing. But then no block may
-    have less of k than one slab, unless it is ``short``: for k of less than a slab and one z. Within a block
-    k ascends, so an element's bits depend on ``depth`` alone. Expected registers: what the launch bounds
-    leave, up to 255, without spilling. Error of an element of a float product: at most k units in the last
-    place of the sum of its products' magnitudes, one rounding a multiply-add.
+    comes first and is filled with zeros, so the loop over the others checks nothing. So no block may have less of k
+    than one slab, except in a ``short`` kernel, for one z and k of less than a slab. Within a block k ascends, so an
+    element's bits depend on ``depth`` alone. Expected registers: what the launch bounds leave, up to 255, without
+    spilling. Error of an element of a float product: at most k units in the last place of the sum of its products'
+    magnitudes, one rounding a multiply-add.
     """
     element = element_of(dtype)
     number, itemsize = element.number, dtype.itemsize
@@ -268,8 +268,8 @@ def warp_tiled_function(
         copy_ragged_a(shared, u64(0), a_addresses, a_stride, thread, ragged)
         copy_ragged_b(shared, u64(b_part), b_addresses, b_stride, thread, ragged)
         async_copy.commit_copies()
-        # From the slab copied last to the one to be copied next, in bytes. Behind the last slab the copies
-        # repeat it: reading the cache again costs less than a branch.
+        # Bytes from the slab copied last to the one to be copied next. After the last slab the copies repeat it:
+        # reading the cache again costs less than a branch.
         a_ahead, b_ahead = ragged * a_stride, ragged * b_stride
         to_copy = i32(slabs) - i32(1)
         for s in range(1, stages - 1):
@@ -321,7 +321,7 @@ def warp_tiled_function(
             if reading == u64(end):
                 reading = u64(0)
             async_copy.wait_copies(in_flight)
-            # The next slab has arrived for every thread, and everyone has read the one to be overwritten.
+            # The next slab has arrived for every thread, and every thread has read the one to be overwritten.
             cuda.syncthreads()
             for g in range(loads):
                 load_fragment(g, left, right, shared, reading + a_place, reading + b_place, 0)

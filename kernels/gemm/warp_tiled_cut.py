@@ -1,4 +1,5 @@
-"""How a product is cut for the warp-tiled kernel: which tiling, whether k is split, which edges go apart.
+"""How a product is cut for the warp-tiled kernel: which tiling, whether k is split, which edges are launched
+separately.
 
 Pure arithmetic. The cut is a function of the sides, the dtype, the layouts and the number of multiprocessors
 alone, so the order in which an element of C is added up, and with it every bit of the answer, is the same in
@@ -21,9 +22,9 @@ DTYPES = tuple(np.dtype(code) for code in ("f4", "c8", "u4", "u8"))
 RATE = {"f4": 96, "c8": 24, "u4": 60, "u8": 14}
 """Multiply-adds of elements that a busy multiprocessor of an H200 finishes a cycle, by dtype."""
 LAUNCH_CYCLES = 16_000
-"""What a launch costs, about 8 µs, most of it the host's."""
+"""What a launch costs: about 8 µs, most of it on the host."""
 SUM_CYCLES = 24_000
-"""What the sum of split products costs beside its bytes: another launch, and waiting for the last block."""
+"""What summing split products costs besides moving bytes: another launch, and waiting for the last block."""
 REDUCED_NBYTES_PER_CYCLE = 1500
 """Partial sums that the whole device reads and adds a cycle."""
 BLOCK_CYCLES = 2_000
@@ -31,10 +32,10 @@ BLOCK_CYCLES = 2_000
 SCHEDULERS = 4
 """Of a multiprocessor."""
 STRIP = 32
-"""Ragged rows or columns, up to so many, may be computed apart, by thin tiles."""
+"""Up to this many ragged rows or columns may be computed by a launch of thin tiles."""
 TAIL_BANDS = 4
-"""Up to so many rows of tiles may be computed apart, by smaller tiles or with k split, where the last wave of large
-tiles would leave most multiprocessors idle."""
+"""Up to this many rows of tiles may be computed by another launch, with smaller tiles or with k split, where the last
+wave of large tiles would leave most multiprocessors idle."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 LEAST_DEPTH = 256
 """k is not split more finely."""
@@ -86,7 +87,7 @@ SHORT = {
     np.dtype("c8"): Candidate(_SQUARE, 1.0),
     np.dtype("u8"): Candidate(_SQUARE_WIDE, 1.0),
 }
-"""The tiling for less of k than any has in a slab: what takes the time is writing C."""
+"""The tiling where k is less than a slab of any other: the time goes into writing C."""
 
 
 def candidates(dtype: np.dtype, a_layout: str, b_layout: str) -> tuple[Candidate, ...]:
@@ -152,7 +153,7 @@ def _fastest(
 ) -> tuple[float, Part]:
     def options() -> list[tuple[float, Part]]:
         found = []
-        # A slab deeper than k would be copied from behind the operands' end.
+        # A slab deeper than k would be read from beyond the operands' end.
         able = [one for one in candidates(dtype, *layouts) if one.tiling.block_k <= k]
         for candidate in able or [SHORT[dtype]]:
             for wanted in SPLITS:

@@ -1,6 +1,4 @@
-"""The warp-tiled kernel's record: what it takes, how its parts are launched, and the sum of split
-products.
-"""
+"""The warp-tiled kernel's record: what it supports, how its parts are launched, and the sum of split products."""
 
 from __future__ import annotations
 
@@ -107,8 +105,8 @@ def sum_function(dtype: np.dtype) -> Any:
 SUM_WAYS = 16
 """Threads that share the partial sums of an element where there are many."""
 MANY_SPLITS = 16
-"""From so many partial sums on, one thread that adds them one after another waits longer for memory than the
-product took."""
+"""From this many partial sums on, one thread that adds them one by one waits longer for memory than the product
+took."""
 
 
 def shared_sum_function(dtype: np.dtype) -> Any:
@@ -133,7 +131,7 @@ def shared_sum_function(dtype: np.dtype) -> Any:
             for s in range(way, numba.uint64(splits), numba.uint64(SUM_WAYS)):
                 total = number(total + partial[s * m + row, column])
         sums[thread] = total
-        cuda.syncthreads()  # every thread's sum is there
+        cuda.syncthreads()  # every thread's sum has been written
         if way == 0 and i < m * n:
             for w in range(1, SUM_WAYS):
                 total = number(total + sums[thread + numba.uint64(w * columns)])
@@ -161,7 +159,7 @@ def _shared_sum_kernel(dtype: np.dtype) -> Any:
 
 
 def enqueue_sum(partial: Matrix, c: Matrix, splits: int, accumulate: bool, stream: Any) -> None:
-    """Enqueue ``c (+)=`` the sum of ``splits`` partial products, which lie one behind the other."""
+    """Enqueue ``c (+)=`` the sum of ``splits`` partial products, which follow each other in memory."""
     many = splits >= MANY_SPLITS
     kernel = (_shared_sum_kernel if many else _sum_kernel)(c.dtype)
     grid = ceil_div(c.size * (SUM_WAYS if many else 1), REDUCING_THREADS)
@@ -179,7 +177,7 @@ def _multiply(
 ) -> None:
     """Enqueue one part, ``c`` being where its (or its splits') products go.
 
-    ``ways`` are the layouts of A and B, where they are not what their sides and strides say: of padded copies.
+    ``ways`` are the layouts of A and B where these do not follow from their sides and strides: for padded copies.
     """
     m, n, itemsize, tiling = a.shape[0], b.shape[1], a.dtype.itemsize, part.tiling
     c_vectors = (
@@ -210,7 +208,7 @@ def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, s
 
 
 THIN_STRIPS = 32
-"""Strips of C up to so many rows or columns go to the kernel of thin products, where it takes the dtype."""
+"""Strips of C of up to this many rows or columns go to the kernel of thin products, where it takes the dtype."""
 
 
 def _thin(part: Part, c: Matrix) -> bool:
@@ -235,8 +233,8 @@ def _launch_thin(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, 
 
 
 def _copied(a: Matrix, b: Matrix, part: Part) -> tuple[bool, bool]:
-    """Which of A (as k × m) and B are copied to aligned lines first: those whose lines across k are not aligned,
-    where each element is used often enough, and four bytes short. Of longer ones a copy was not worth its time.
+    """Which of A (as k × m) and B are copied to aligned lines first: those whose lines across k are not aligned, where
+    each element is used often enough and has four bytes. For wider elements a copy did not pay.
     """
     return tuple(  # type: ignore[return-value]
         part.splits == 1
@@ -249,7 +247,7 @@ def _copied(a: Matrix, b: Matrix, part: Part) -> tuple[bool, bool]:
 
 
 def _launch_part_aligned(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
-    """Enqueue one part, from aligned copies of panels of operands where that is worth it."""
+    """Enqueue one part, from aligned copies of panels of operands where that pays."""
     k = a.shape[1]
     left, right = a.slice(part.row, part.m, 0, k).transposed(), b.slice(0, k, part.column, part.n)
     copies = _copied(left, right, part)

@@ -32,10 +32,10 @@ class Tiling:
     blocks_per_multiprocessor: int = 1
     by_columns: bool = False
     """Whether a thread multiplies its fragments column by column rather than row by row. The order decides
-    which operands the register file's reuse cache serves, so it is chosen by measuring."""
+    which operands the register file's reuse cache serves, so it was chosen by measuring."""
     copy_step: int = -1
-    """The step of a slab in which the copies of a later one are issued, -1 for before its first; found by
-    measuring, too."""
+    """The step of a slab in which the copies of a later one are issued, -1 for before its first; found by measuring
+    too."""
     group: int = 16
     """Tile rows that are walked together: blocks running at one time then share A and B in the L2 cache."""
 
@@ -96,7 +96,7 @@ def shared_nbytes(tiling: Tiling, itemsize: int) -> int:
 
 @dataclass(frozen=True)
 class SlabCopy:
-    """Who copies what of a slab (outer × k elements) of one operand.
+    """Which thread copies which part of a slab (outer × k elements) of one operand.
 
     ``outer_lanes × k_lanes`` threads start side by side, each with a copy of ``width`` elements; each makes
     ``passes`` such copies along the outer index and ``repeats`` along k.
