@@ -142,7 +142,7 @@ def source(dtype: np.dtype, conjugate: bool) -> Callable[..., None]:
             real, imaginary = add(real, imaginary, left, right, lanes)
             vector += step
         place = vectors * uint64(lanes) + thread * uint64(parts)
-        if place < scalars:  # the elements behind the last whole vector
+        if place < scalars:  # the elements after the last whole vector
             single_x = global_array(x_address, scalar)
             single_y = global_array(y_address, scalar)
             if is_complex:

@@ -28,7 +28,7 @@ def conversion(dtype: np.dtype) -> Any:
 
 @functools.cache
 def reading(stored: np.dtype, number: np.dtype) -> Any:
-    """Converts a stored element to a number of another dtype inside a kernel: `conversion`, but from bfloat16 too."""
+    """Converts a stored element to a number of another dtype inside a kernel: `conversion`, also from bfloat16."""
     convert = conversion(number)
     if stored != BFLOAT16:
         return convert

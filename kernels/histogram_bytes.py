@@ -113,7 +113,7 @@ def source(threads: int, unroll: int) -> Callable[..., None]:
             for word in range(WORDS):
                 count_word(registers[word], column, table)
             vector += step
-        if cuda.blockIdx.x == 0:  # the bytes ahead of the first whole vector and behind the last
+        if cuda.blockIdx.x == 0:  # the bytes before the first whole vector and after the last
             if uint64(thread) < head:
                 count_byte(text[uint64(thread)], column, table)
             tail = head + vectors * uint64(VECTOR) + uint64(thread)

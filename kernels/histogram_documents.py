@@ -17,11 +17,11 @@ byte's upper six bits, in place, are the address's second byte. Both halves of a
 each with a document of its own. A row is cleared as it is read; for text without bytes above 127 only the lower half of
 the rows is. Text is loaded ahead, across documents: while columns are added up, the next document arrives.
 
-Work is cut by weight: a document weighs its bytes and `OVERHEAD` for its row of counts. The weight ahead of
-document d is ``offsets[d] - offsets[0] + d * OVERHEAD``, which a search by 16 lanes at once inverts, so three-byte and
-gigabyte documents are shared out evenly without a list of work. A document of up to `LARGE` bytes belongs to the slice
-in which it begins, whose half warp writes its row; a larger one to every slice it reaches into, whose half warps add to
-its row, which was cleared before.
+Work is cut by weight: a document weighs its bytes and `OVERHEAD` for its row of counts. The weight before document d is
+``offsets[d] - offsets[0] + d * OVERHEAD``, which a search by 16 lanes at once inverts, so three-byte and gigabyte
+documents are shared out evenly without a list of work. A document of up to `LARGE` bytes belongs to the slice in which
+it begins, whose half warp writes its row; a larger one to every slice it reaches into, whose half warps add to its row,
+which was cleared before.
 """
 
 from __future__ import annotations
@@ -122,13 +122,13 @@ def count_byte(value, column, pair, one, table):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True, inline="always")
 def weight_ahead(offset, origin, document):  # type: ignore[no-untyped-def]
-    """The weight of all documents ahead of one that begins at ``offset``."""
+    """The weight of all documents before one that begins at ``offset``."""
     return offset - origin + document * int64(OVERHEAD)
 
 
 @cuda.jit(device=True, inline="always")
 def exchanged(value):  # type: ignore[no-untyped-def]
-    """The neighbouring lane's value: each even lane and the odd one behind it swap."""
+    """The neighbouring lane's value: each even lane and the odd one after it swap."""
     return uint32(cuda.shfl_xor_sync(FULL_MASK, int32(value), 1))
 
 
@@ -155,8 +155,8 @@ def source() -> Callable[..., None]:
 
     @cuda.jit(device=True, inline="always")
     def begin_part(address, begin, end, index, registers):  # type: ignore[no-untyped-def]
-        """Load the first vectors of the text's bytes ``begin`` to ``end``, and those ahead of the first whole
-        vector and behind the last.
+        """Load the first vectors of the text's bytes ``begin`` to ``end``, and those before the first whole vector and
+        after the last.
 
         Returns the address of the lane's first vector, how many there are for all lanes, and this lane's byte ahead
         and behind.
@@ -361,8 +361,8 @@ def source() -> Callable[..., None]:
                 else:
                     odd_lane = (lane & uint32(1)) != uint32(0)
                     at = row + uint64(index * uint32(4))
-                    # Two neighbours hold 64 bytes of the row. They swap halves, so that each store of theirs
-                    # fills 32 bytes side by side, which the memory takes as one.
+                    # Two neighbours hold 64 bytes of the row. They swap halves, so that each store of theirs fills 32
+                    # contiguous bytes, which the memory takes as one access.
                     pair_at = row + uint64((index >> uint32(1)) * uint32(8) + (index & uint32(1)) * uint32(2))
                     shared_row = vote(finished and not row_whole) != uint32(0)
                     for band in range(BANDS):

@@ -1,5 +1,4 @@
-"""Histograms in Numba's plain CUDA language: the first three rungs of the ladder, which the simulator runs
-too.
+"""Histograms in plain Numba CUDA: the first three rungs of the ladder, which the simulator runs too.
 
 1. ``global-atomic``: every token is one atomic addition in device memory. The only limit is the memory's
    atomic units, and on a text with few distinct bytes all of them queue for the same addresses. It serves
@@ -40,7 +39,7 @@ character_at = cuda.jit(device=True)(tokens.character_at)
 
 @cuda.jit(device=True)
 def document_at(offsets, position):  # type: ignore[no-untyped-def]
-    """The last document that begins at or before ``position``; -1 when it lies ahead of the first."""
+    """The last document that begins at or before ``position``; -1 when that lies before the first."""
     low = 0
     high = offsets.shape[0]
     while low < high:

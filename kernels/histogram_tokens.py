@@ -1,9 +1,9 @@
 """What a histogram counts: the kinds, their bins, and which byte each counted token belongs to.
 
 Every token (byte, pair or character) belongs to exactly one byte position of its document, and which token a
-position carries depends on at most ``before`` bytes ahead of it and ``after`` bytes behind it (`KINDS`). So a
-piece of a document that is read with those margins counts the tokens of its own positions and no others, and
-the counts of pieces add up to the document's wherever it is cut: reduction is plain addition of integers.
+position carries depends on at most ``before`` bytes before it and ``after`` bytes after it (`KINDS`). So a piece of a
+document that is read with those margins counts the tokens of its own positions and no others, and the counts of pieces
+add up to the document's wherever it is cut: reduction is plain addition of integers.
 
 Why three bytes on either side are enough for UTF-8. A byte that is not a continuation (80..BF) always begins
 a new step of the decoder, whatever stands before it, because a step consumes nothing but continuations after
@@ -43,9 +43,9 @@ class Kind:
     code: int
     bins: int
     before: int
-    """Bytes ahead of a position that its token may depend on."""
+    """Bytes before a position that its token may depend on."""
     after: int
-    """Bytes behind a position that its token may depend on."""
+    """Bytes after a position that its token may depend on."""
     summary: str
 
 

@@ -70,14 +70,14 @@ HIGH_BITS = 0x80808080
 THREADS = 1024
 ASCII_VALUES = ASCII_END * ASCII_END
 WORDS_AND_NEXT = WORDS + 1
-"""The words of a vector and the byte behind it."""
+"""The words of a vector and the byte after it."""
 WORDS_AROUND = WORDS + 2
-"""The word ahead of a vector, its own, and the one behind it."""
+"""The word before a vector, its own, and the one after it."""
 BYTES_AHEAD = 4
-"""Bits of a mask that stand for bytes ahead of the vector."""
+"""Bits of a mask that stand for bytes before the vector."""
 PLACES = (1 << VECTOR) - 1
 REPLACED_ROW = BYTES
-"""The row of the byte table, behind those of the byte values, that counts malformed characters."""
+"""The row of the byte table, after those of the byte values, that counts malformed characters."""
 BYTE_WORDS = narrow.TABLE_WORDS + COLUMNS
 
 character_at = cuda.jit(device=True, inline="always")(tokens.character_at)
@@ -131,7 +131,7 @@ def count_value(table, value, counts):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True, inline="always")
 def word_ahead(address, data, i, lo):  # type: ignore[no-untyped-def]
-    """The four bytes ahead of ``data[i]``, whose address is a multiple of 4; 0 for those ahead of ``data[lo]``."""
+    """The four bytes before ``data[i]``, whose address is a multiple of 4; 0 for those before ``data[lo]``."""
     if i - lo >= 4:
         words = global_array(uint64(address) + uint64(i) - uint64(4), uint32)
         return words[uint64(0)]
@@ -144,7 +144,7 @@ def word_ahead(address, data, i, lo):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True, inline="always")
 def word_behind(address, data, i, hi):  # type: ignore[no-untyped-def]
-    """The four bytes from ``data[i]`` on, whose address is a multiple of 4; 0 for ``data[hi]`` and those behind it."""
+    """The four bytes from ``data[i]`` on, whose address is a multiple of 4; 0 for ``data[hi]`` and those after it."""
     if hi - i >= 4:
         words = global_array(uint64(address) + uint64(i), uint32)
         return words[uint64(0)]
@@ -157,8 +157,8 @@ def word_behind(address, data, i, hi):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True, inline="always")
 def four_bytes(words, place, behind):  # type: ignore[no-untyped-def]
-    """The bytes of a vector from ``place`` on, the first lowest: its ``words`` in memory, where a thread can choose
-    among them, and the one ``behind`` it, whose memory may not be the text's.
+    """The bytes of a vector from ``place`` on, the first lowest: its ``words`` in memory, where a thread can index
+    them, and the word ``behind`` it, whose memory may not be the text's.
     """
     word = place >> uint32(2)
     following = behind
@@ -169,7 +169,7 @@ def four_bytes(words, place, behind):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True, inline="always")
 def plane(around, bit):  # type: ignore[no-untyped-def]
-    """Bit ``bit`` of the 24 bytes ``around``, side by side, the first byte's lowest.
+    """Bit ``bit`` of each of the 24 bytes ``around`` as a mask, the first byte's lowest.
 
     A dot product of bytes with powers of two brings those of four bytes together.
     """
@@ -264,7 +264,7 @@ def count_character(table, data, i, lo, hi, counts):  # type: ignore[no-untyped-
 
 @cuda.jit(device=True, inline="always")
 def count_ascii_pairs(word, following, table):  # type: ignore[no-untyped-def]
-    """Count the four pairs that begin in ``word``, all of ASCII; ``following`` is the word behind it.
+    """Count the four pairs that begin in ``word``, all of ASCII; ``following`` is the word after it.
 
     A dot product of bytes makes a counter's number, first + SECOND_STEP * second, in one instruction.
     """
@@ -352,7 +352,7 @@ def bigram_source() -> Callable[..., None]:
                         for pair in range(VECTOR):
                             empty_if_full(table, pairs[pair], swapped(pairs[pair]), counts)
             vector += step
-        if cuda.blockIdx.x == 0:  # the pairs ahead of the first whole vector and behind the last
+        if cuda.blockIdx.x == 0:  # the pairs before the first whole vector and after the last
             place = uint64(thread)
             if place < head:
                 count_pair(table, uint32(text[place]) | uint32(text[place + uint64(1)]) << uint32(8), counts)
@@ -425,7 +425,7 @@ def codepoint_source() -> Callable[..., None]:
                     good = uint32(good & (good - uint32(1)))
             vector += step
         shared_add(byte_table + uint32(4 * COLUMNS * REPLACED_ROW) + column, replaced)
-        if cuda.blockIdx.x == 0:  # the bytes ahead of the first whole vector and behind the last
+        if cuda.blockIdx.x == 0:  # the bytes before the first whole vector and after the last
             for turn in range(2):
                 place = uint64(thread) + (head + vectors * uint64(VECTOR) if turn else uint64(0))
                 if place < (length if turn else head):

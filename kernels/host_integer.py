@@ -56,7 +56,7 @@ class Tiling:
     rows: int
     columns: int
     pairs: bool
-    """Whether the panels hold the pairs of 16-bit numbers too, behind the words."""
+    """Whether the panels hold the pairs of 16-bit numbers too, after the words."""
     cost: float
     """Time of one multiply-add, relative to float64's in BLAS, packing included: measured where a core starts
     two vector instructions of either kind a cycle."""

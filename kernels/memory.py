@@ -54,7 +54,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_nbytes(*, on_gpu: bool) -> int | None:
-    """Bytes that the current GPU, or the host, has left; None where nobody can tell."""
+    """Bytes that the current GPU, or the host, has left; None where that is not known."""
     try:
         if on_gpu:
             from numba import cuda

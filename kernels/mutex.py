@@ -34,7 +34,7 @@ def lock(mutexes, index):  # type: ignore[no-untyped-def]
     """
     while cuda.atomic.cas(mutexes, index, FREE, HELD) != FREE:
         pass
-    # Acquire: no read behind the lock may be served before the exchange, or from a stale first-level cache.
+    # Acquire: no read after the lock may be served before the exchange, or from a stale first-level cache.
     cuda.threadfence()
 
 

@@ -338,7 +338,7 @@ def available() -> bool:
 
 
 def with_libzstd(functions: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """A loop's table of addresses: those of the system and the driver, and behind them libzstd's."""
+    """A loop's table of addresses: those of the system and the driver, then libzstd's."""
     ffi, lib = library().ffi, library().lib
     found = [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in names]
     return np.concatenate([functions, np.array(found, np.uint64)])

@@ -58,7 +58,7 @@ class Operand:
 
     @property
     def row_major(self) -> bool:
-        """Whether elements of a row lie side by side (a single column counts as both)."""
+        """Whether the elements of a row are contiguous (a single column counts as both)."""
         return self.strides[1] == 1 or self.columns == 1
 
     @property

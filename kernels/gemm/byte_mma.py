@@ -154,9 +154,9 @@ def _copier(tile: Tile) -> Any:
 
     ``copy(target, a_from, a_step, a_left, b_from, b_step, b_left, k_left)``: the thread's first chunk of A goes to
     the shared address ``target``, its next ones ``lines_a_pass`` lines on, where they lie ``a_step`` bytes on in
-    memory; likewise B's behind A's tile. From the thread's first line on the operands have ``a_left`` and
-    ``b_left`` lines, from its chunk on ``k_left`` bytes of each; what lies outside becomes zero, which adds nothing
-    to any sum. Of B only whole chunks are cut off, since the bytes beyond A's end are zeros already.
+    memory; likewise B's, after A's tile. From the thread's first line on the operands have ``a_left`` and ``b_left``
+    lines, from its chunk on ``k_left`` bytes of each; what lies outside becomes zero, which adds nothing to any sum. Of
+    B only whole chunks are cut off, since the bytes beyond A's end are zeros already.
     """
     passes_a, passes_b = tile.m // tile.lines_a_pass, tile.n // tile.lines_a_pass
     lines_a_pass, pass_nbytes = tile.lines_a_pass, tile.lines_a_pass * tile.depth

@@ -146,7 +146,7 @@ class Layout:
 
 
 def layout(m: int, n: int, k: int, processors: int, *, residues: bool) -> Layout:
-    """How the scratch memory of a product is used on a GPU of so many multiprocessors; at most SCRATCH_NBYTES
+    """How the scratch memory of a product is used on a GPU of ``processors`` multiprocessors; at most SCRATCH_NBYTES
     for planes where that is possible. Which of A and B lies along C's rows makes no difference: the tiles of a cluster
     form a square.
     """

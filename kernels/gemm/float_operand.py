@@ -79,7 +79,7 @@ def _operand(matrix: Any, outer_axis: int) -> FloatOperand:
 
 
 def line_nbytes(width: int, form: str) -> int:
-    """From line to line of a plane with ``width`` elements side by side."""
+    """From line to line of a plane with lines of ``width`` elements."""
     return ceil_div(width * float_planes.itemsize(form), LINE_UNIT_NBYTES) * LINE_UNIT_NBYTES
 
 

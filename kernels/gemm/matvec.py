@@ -246,7 +246,7 @@ def compiled(layout: Layout) -> Any:
 
 
 LEAST_STEPS = 4
-"""A range of k is at least so many steps of a block, so that its start is a small part of it."""
+"""A range of k is at least this many steps of a block, so that its start-up is a small part of it."""
 
 
 def split(layout: Layout, m: int, k: int, multiprocessors: int, most: int) -> tuple[int, int]:

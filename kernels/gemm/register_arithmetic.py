@@ -29,7 +29,7 @@ class Element:
     parts: int
     """Registers an element: two for a complex number."""
     by_halves: bool = False
-    """Whether a 64-bit integer's products of low by high halves are added up apart (`wide_integer`)."""
+    """Whether a 64-bit integer's products of low by high halves are added up separately (`wide_integer`)."""
 
     @property
     def number(self) -> Any:

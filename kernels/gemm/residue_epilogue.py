@@ -60,8 +60,8 @@ def residue_epilogue(
 
     Each holds ``strips`` strips of sums, 16 rows below each other, of two rows and ``columns`` columns as
     ``wgmma_epilogue.sum_store`` describes them; a multiple of 32 columns. In the workspace, the residues of
-    four of a thread's elements are one word (byte e for element e), four such words lie side by side for one
-    16-byte access, and the threads follow each other.
+    four of a thread's elements are one word (byte e for element e), four such words are contiguous for one 16-byte
+    access, and the threads follow each other.
     """
     reduction = reduction_table()
     factors, fractions, products = combination_tables()

@@ -488,10 +488,10 @@ def choose_splits(blocks: int, depths: int, slots: int, partial_nbytes: int) -> 
 
 
 TENSOR_COLUMNS = {np.dtype(np.float64): 2, np.dtype(np.complex128): 0}
-"""Beyond so many columns the tensor cores take over from the ordinary cores."""
+"""Beyond this many columns the tensor cores take over from the ordinary cores."""
 SINGLE_COLUMNS = 16
-"""Beyond so many columns, products on the ordinary cores (float32, complex64, integers) are limited by arithmetic, and
-the warp-tiled kernel is faster."""
+"""Beyond this many columns, products on the ordinary cores (float32, complex64, integers) are limited by arithmetic,
+and the warp-tiled kernel is faster."""
 SHORT_SIDE = 32
 """Where neither side is longer, that kernel's tiles are too large for C, and this one is faster again."""
 

@@ -70,11 +70,11 @@ def cluster_tile(index: Any, tiles_m: Any, tiles_n: Any, group: Any) -> Any:
 def kernel_function(config: Config) -> Callable[..., Any]:
     """The kernel of ``config`` as a function of ``ARGUMENTS``, for ``cuda.jit`` or ``cuda.compile_ptx``.
 
-    A is m × k and B is k × n behind tensor maps with boxes ``config.box_a`` and ``config.box_b``, one plane
-    or several. C is m × n with the given strides; every element is written (added to when ``accumulate``),
-    unless the plan says that the work is another kernel's. What lies outside A and B counts as zero, so ragged sides
-    need no special case. ``paired``: two neighbours in a row of C (in a column, where ``config.c_by_columns``) can be
-    written at once. ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
+    A is m × k and B is k × n, given by tensor maps with boxes ``config.box_a`` and ``config.box_b``, one plane or
+    several. C is m × n with the given strides; every element is written (added to when ``accumulate``), unless the plan
+    says that the work is another kernel's. What lies outside A and B counts as zero, so ragged sides need no special
+    case. ``paired``: two neighbours in a row of C (in a column, where ``config.c_by_columns``) can be written at once.
+    ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
     ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are written.
 
     Grid: a multiple of ``config.cluster`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:

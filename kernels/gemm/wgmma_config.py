@@ -40,7 +40,7 @@ class Config:
     parts: int = 1
     """3: the operands are float32 numbers split into three bfloat16 planes each."""
     flagged_only: bool = False
-    """Write only the rows and columns of C that the flags behind ``workspace`` name."""
+    """Write only the rows and columns of C that the flags at ``workspace`` name."""
     bfloat16_c: bool = False
     """C holds bfloat16, and ``c_type`` is uint16."""
     c_by_columns: bool = False
