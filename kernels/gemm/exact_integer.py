@@ -448,7 +448,7 @@ def variants() -> Iterable[Variant]:
 
 
 def variants_mma() -> Iterable[Variant]:
-    """The same with every tile. The passes stand in between: who takes only the first and the last variant gets two
+    """The same with every tile. The passes come in between, so that the first and the last variant have different
     tiles."""
     *larger, small = byte_mma_launch.TILES
 

@@ -1,5 +1,4 @@
-"""Device passes that write float matrices as the Hopper tensor cores take them: narrower, aligned, or in
-parts.
+"""Device passes that write float matrices as Hopper's tensor cores take them: narrower, aligned, or in parts.
 
 A matrix is ``lines`` of ``width`` elements, contiguous or with any stride; a pass keeps that order, since 16-bit
 operands may come either way. Only TF32 must have k contiguous: its pass can turn the matrix.

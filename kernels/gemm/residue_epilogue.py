@@ -116,7 +116,7 @@ def residue_epilogue(
                     totals[e] += u64(residue) * factor
                     parts[e] += u32(residue * fraction)
         product = products[planes]
-        if strips == 1:  # a case apart: the compiler does not know that all quarters lie in the first
+        if strips == 1:  # the compiler does not know that all quarters then lie in the first strip
             top, left = 0, 32 * quarter
         else:
             top, left = quarter // strip_quarters * 16, quarter % strip_quarters * 32
