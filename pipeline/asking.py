@@ -1,4 +1,4 @@
-"""What a worker does that is asked a question: it can be imported whatever else cannot be there."""
+"""How a worker answers a question. This module can be imported whatever else cannot."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from distributed.protocol import pickle
 
 
 class NoAnswerError(Exception):
-    """A worker's own failure to answer."""
+    """The worker itself failed to answer, not the connection to it."""
 
 
 async def answer(question: bytes, dask_worker: Any) -> Any:
-    """What ``function(*arguments)`` gives here, of which ``question`` is made; Dask fills in ``dask_worker``.
+    """The result of ``function(*arguments)`` here; ``question`` is the pickled pair. Dask fills in ``dask_worker``.
 
-    A caller takes an OSError for a failure of the way to this worker. So where the question itself, or the import of
-    what it needs, meets one (a device that may not be opened, a library that cannot be loaded), that is no longer one.
+    Callers take an OSError for a failed connection to this worker. So one that the question itself raises, or the
+    import of what it needs (a device that may not be opened, a library that cannot be loaded), becomes a NoAnswerError.
     """
     try:
         function, arguments = pickle.loads(question)

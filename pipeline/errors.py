@@ -40,11 +40,11 @@ class StoreError(TilewrightError, OSError):
 
 
 class DamagedError(StoreError):
-    """A chunk whose stored bytes cannot be decoded, or are not as many as a chunk has, however often they are read."""
+    """A chunk whose stored bytes cannot be decoded, or have the wrong length, however often they are read."""
 
 
 class DamagedProductError(DamagedError):
-    """Such a chunk of a product that is being checked."""
+    """A damaged chunk of the product that is being checked."""
 
 
 class OutputExistsError(StoreError):
@@ -56,11 +56,11 @@ class CorpusError(TilewrightError, OSError):
 
 
 class DocumentError(CorpusError):
-    """A document that cannot be read here, however often it is tried: it is gone, has become shorter, is no file."""
+    """A document that no retry can read here: it is gone, has become shorter, or is not a file."""
 
 
 class CompressedError(DocumentError):
-    """A compressed one that cannot be decompressed here."""
+    """A compressed document that cannot be decompressed here."""
 
 
 class PlanError(TilewrightError, ValueError):
@@ -72,7 +72,7 @@ class ClusterError(TilewrightError, RuntimeError):
 
 
 class RunEndedError(ClusterError):
-    """A run was ended on a worker, where another try of its tasks would only meet the same end."""
+    """A run was ended on a worker, where a retry of its tasks would only end the same way."""
 
 
 class TaskError(TilewrightError, RuntimeError):

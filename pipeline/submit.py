@@ -1,7 +1,7 @@
-"""Tasks to a cluster: a few more under way than the workers can do at once, results as they finish, errors as ours.
+"""Submit tasks to a cluster: a few more at a time than the workers can run, results as they finish, errors as ours.
 
-The window keeps a worker that asks from waiting, and a scheduler from ever holding a graph of a million tasks.
-Tiles of a matrix go to the worker whose share they are of, unless that is lost or falls behind.
+The window keeps workers from waiting for a next task, and the scheduler from ever holding a graph of a million tasks. A
+matrix's tile goes to the worker whose share it belongs to, unless that worker is lost or falls behind.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ Result = TypeVar("Result")
 Answer = TypeVar("Answer")
 
 Tell = Callable[[str], None]
-"""Is told, once each time, that a run waits since all workers are gone: how long already, and where one may join."""
+"""Called with a message each time a run waits because all workers are gone: how long so far, and where one may join."""
 
 Feed = Callable[[Counter[str | None]], Iterable[tuple[int, tuple[Any, ...], str | None]]]
-"""Calls to submit now: place, arguments, and the worker they are meant for, if any. It gets a count of those that are
-under way already, by the worker they were meant for, which is its own: what it gives it has to count itself."""
+"""Gives the calls to submit now: place, arguments, and the worker each is meant for, if any. Its argument is its own
+copy of how many calls are under way, by the worker they were meant for: it has to add those that it gives."""
 
 LOOK_SECONDS = 2.0
-"""How often, at most, a run looks whether workers have come or gone, and whether all its tasks have one."""
+"""How often, at most, a run looks for workers that have come or gone, and for tasks that have none."""
 
 WAIT_SECONDS = 10.0
-"""How long a run waits for a worker before it says so: those that are restarted are back sooner."""
+"""How long a run waits for a worker before it says so; restarted workers are back sooner."""
 
 JOIN_LOOK_SECONDS = 0.2
-"""How often it is looked whether the workers that work is to begin with have joined."""
+"""Time between two looks for workers that have to join before work begins."""
 
 LASTING = (DamagedError, DocumentError, RunEndedError)
-"""Errors that no second try can help: they are about what is stored, or nobody waits for the answer any more."""
+"""Errors that a retry cannot help: they are about what is stored, or nobody waits for the answer any more."""
 
 
 class WorkersKilledError(TaskError):
-    """A task took down every worker that tried it. Callers add what would make such a task smaller."""
+    """A task took down every worker that tried it. Callers add how to make such a task smaller."""
 
 
 NO_WORKERS = "the cluster has no workers; start some, or wait until they have joined"
@@ -73,11 +73,11 @@ NO_WORKERS = "the cluster has no workers; start some, or wait until they have jo
 
 @contextmanager
 def workers_held(client: Client, *, waiting: Tell = logger.warning) -> Iterator[None]:
-    """`await_workers`, and from then to the end of the block a cluster has work, if it has no other.
+    """`await_workers`, then give the cluster a task that does nothing until the end of the block.
 
-    An adaptive cluster starts workers for tasks, and ends those without: it would have none when work is planned, which
-    is done for the workers that are there, and none again between two parts of it. A task that does nothing makes it
-    start one, which it does not end while that holds a result.
+    An adaptive cluster starts workers for tasks and ends those without: it would have none while work is planned, which
+    is done for the workers that are there, and again none between two parts of the work. The task makes it start a
+    worker, and keep it as long as that holds the task's result.
     """
     name = f"workers-held-{time.time_ns():x}"
     task = _answer_of(client, partial(client.submit, bool, key=name, pure=False))
@@ -91,10 +91,9 @@ def workers_held(client: Client, *, waiting: Tell = logger.warning) -> Iterator[
 def await_workers(client: Client, *, waiting: Tell = logger.warning) -> None:
     """Wait until as many workers have joined as ``tilewright.workers`` asks for, ``tilewright.join-seconds`` at most.
 
-    A batch system starts the workers beside the script that gives them work, and later than their scheduler. A
-    `LocalCluster` has waited for all that it will have before there is work, so that one of them is enough. After
-    `WAIT_SECONDS` ``waiting`` is told, and again when it goes on with fewer than were asked for, which no result
-    depends on.
+    A batch system starts workers in parallel with the script that uses them, and after their scheduler. A
+    `LocalCluster` has already waited for all of its workers, so one is enough. ``waiting`` is called after
+    `WAIT_SECONDS`, and again when work goes on with fewer than were asked for; no result depends on their number.
 
     Raises
     ------
@@ -128,7 +127,7 @@ def await_workers(client: Client, *, waiting: Tell = logger.warning) -> None:
 
 
 def survey(client: Client, device: str, *, loops: bool = True) -> list[tasks.WorkerFacts]:
-    """What every worker is; waits for none to come, as `await_workers` does.
+    """The facts about every worker that is there; unlike `await_workers` it waits for none.
 
     loops: whether a CPU will need Numba's compiled loops.
 
@@ -165,30 +164,30 @@ def run_bounded(
 ) -> Generator[tuple[int, Result], None, None]:
     """Submit ``function(*call)`` for every call, at most ``window`` at a time; yield results as they finish.
 
-    ``window`` is, unless it is given, what all threads of the workers that are there can do at once, and one more for
-    each worker to find waiting. It follows workers that come and go.
+    ``window`` is by default one task for each thread of the workers, and one more for each worker to find waiting. It
+    follows workers that come and go.
 
-    It ends only when every call has given its result, once: callers may take what they were given for all there is.
-    Where all workers are lost it waits for others, and tells ``waiting`` of that once they are gone `WAIT_SECONDS`.
-    Leaving early, by an error or by closing the generator, cancels what is outstanding. Callers close it, since
-    an exception in the body of their loop does not.
+    It ends normally only when every call has yielded its result, exactly once: callers need not count. Where all
+    workers are lost it waits for others, and calls ``waiting`` after `WAIT_SECONDS` without any. Leaving early, by an
+    error or by closing the generator, cancels what is outstanding. Callers must close it: an exception in the body of
+    their loop does not.
 
     Raises
     ------
     ClusterError
-        The results came to an end before the calls did.
+        The results ended before every call had one.
     TilewrightError
         A task failed on every attempt with an error of ours, which is raised as it is; or once, with one of `LASTING`.
     DeviceMemoryError
-        A worker had too little memory for it on every attempt.
+        A worker ran out of memory on every attempt at a task.
     TaskError
-        It failed with any other, or took its workers down with it.
+        A task failed with any other error, or took its workers down with it.
     """
     numbered = enumerate(calls)
     workers = _Workers(client)
 
     def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
-        # At least one: a task without any worker waits for one, and calls for it where the cluster is adaptive.
+        # At least one: without workers a task waits for one, and makes an adaptive cluster start it.
         most = max(1, sum(count + 1 for count in workers.threads().values())) if window is None else window
         for place, call in islice(numbered, max(0, most - under_way[None])):
             yield place, call, None
@@ -207,10 +206,10 @@ def run_sent(
     window: int | None = None,
     waiting: Tell = logger.warning,
 ) -> Generator[tuple[int, Result], None, None]:
-    """As ``run_bounded`` of ``function(*call, *values)``, with values that are too large to go along with each call.
+    """As ``run_bounded`` of ``function(*call, *values)``, with values that are too large to send with every call.
 
-    They go to each worker once, and again when all workers that held them were lost, as often as a task is retried.
-    Where there is no worker it waits for one, as ``run_bounded`` does.
+    They are sent to each worker once, and again when all workers that held them are lost, as often as a task is
+    retried. Where there is no worker it waits for one, as ``run_bounded`` does.
     """
     left = dict(enumerate(calls))
     for attempt in range(config.get("retries") + 1):
@@ -236,19 +235,19 @@ def run_sent(
 
 
 def _sent(client: Client, values: tuple[Any, ...], key: str, waiting: Tell) -> list[Future]:
-    """Values on every worker, for tasks to use, once there is a worker.
+    """Send values to every worker, once there is one; returns their futures, for tasks to use.
 
-    Raises ClusterError where they do not get to any, all of which may have been lost on the way.
+    Raises ClusterError where they reach no worker: all may have been lost meanwhile.
     """
     lookout = _Lookout(client, waiting)
-    while not lookout.look():  # else Dask gives up after a while, by a traceback on the scheduler's console
+    while not lookout.look():  # else Dask gives up after a while, with a traceback on the scheduler's console
         time.sleep(JOIN_LOOK_SECONDS)
 
     def send() -> list[Future]:
         try:
             held: list[Future] = client.scatter(list(values), broadcast=True, hash=False)
         except Exception as error:
-            # What a scheduler stumbles over whose workers go away meanwhile depends on how far it has come.
+            # Where workers go away meanwhile, the scheduler's error depends on how far it has come.
             if client.status != "running":
                 raise
             raise ClusterError(
@@ -273,11 +272,11 @@ def run_placed(
     """Submit ``function(*call(tile, worker))`` for every tile of ``placement`` and the worker that it is meant for;
     yield the tile's index and the result as it finishes.
 
-    Each worker has as many under way as it has threads, or ``least`` if that is more (a function that waits rather than
-    computes may make room for the next, see `tasks.make_room`), and one more to find waiting. They are of its own
-    share, and when that is handed out, of others'; a task whose worker is lost goes to any other, and waits for one
-    where there is none. When workers have come or gone what is left is divided anew. Otherwise as ``run_bounded``, and
-    raises as that does.
+    Each worker has as many tiles under way as it has threads, or ``least`` if that is more (a function that waits
+    rather than computes may make room for the next, see `tasks.make_room`), and one more of its own share to find
+    waiting. When its share is handed out, it gets tiles of others'. A task whose worker is lost goes to any other, or
+    waits for one. When workers come or go, the tiles left are divided anew. In all else, errors too, this is as
+    ``run_bounded``.
     """
     workers = _Workers(client, threads_of(client))
     threads = workers.threads()
@@ -290,7 +289,7 @@ def run_placed(
             placement.share_among(list(threads))
         for take, more in ((placement.own, 1), (placement.others, 0)):
             taking = list(threads)
-            while taking:  # one for each by turns, so that the last begins no later than it must
+            while taking:  # in turns, one each, so that the last worker begins no later than it must
                 for worker in tuple(taking):
                     room = under_way[worker] < max(threads[worker], least) + more
                     if room and (tile := take(worker)) is not None:
@@ -304,17 +303,17 @@ def run_placed(
 
 
 class _Workers:
-    """The threads of each worker, by its address, as they were when there were workers last: where there are none, they
-    are being restarted, and come back under other names."""
+    """Threads of each worker, by address, as of the last look that found any: workers that are gone are being
+    restarted, and come back under other addresses."""
 
     def __init__(self, client: Client, threads: dict[str, int] | None = None) -> None:
-        """threads: of the workers that have just been looked at, if they have."""
+        """threads: what a look just now has found, if there was one."""
         self._client = client
         self._threads = threads or {}
         self._looked = time.monotonic() if threads else -math.inf
 
     def threads(self) -> dict[str, int]:
-        """Looks again, if the last look is as old as `LOOK_SECONDS`."""
+        """Looks again if the last look is older than `LOOK_SECONDS`."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._threads = _answer_of(self._client, self._client.nthreads) or self._threads
             self._looked = time.monotonic()
@@ -323,7 +322,7 @@ class _Workers:
 
 @dataclass(frozen=True)
 class _Failed:
-    """What a task gives that met one of `LASTING`."""
+    """The result of a task that failed with one of `LASTING`."""
 
     kind: type[TilewrightError]
     message: str
@@ -332,8 +331,8 @@ class _Failed:
 def tried(function: Callable[..., Result], *arguments: Any) -> Result | _Failed:
     """``function(*arguments)``; what every task does.
 
-    One of `LASTING` comes back as an answer, since Dask would try again what is raised, and report each time. It leaves
-    its frames behind, which hold buffers. It is also the answer of a task that was to use such an answer.
+    An error of `LASTING` is returned as a `_Failed`, not raised: Dask would retry the task, and log each attempt. Nor
+    does a `_Failed` keep the error's frames, which hold buffers. A task that gets one as an argument returns it.
     """
     for argument in arguments:
         if isinstance(argument, _Failed):
@@ -351,18 +350,18 @@ class _Task:
     place: int
     call: tuple[Any, ...]
     worker: str | None
-    """Whom it was meant for, if anybody."""
+    """The one it is meant for, if any."""
     late: int = 0
     """How often its result has not come in time."""
     fetch: ConcurrentFuture[Any] | None = None
-    """Its result, on the way."""
+    """The fetch of its result, if under way."""
 
 
 class _Run(Generic[Result]):
     """The tasks of a run that are under way.
 
-    They are those in ``_tasks``, and no others: submitted, and neither given up nor their results yielded. ``_counts``
-    says how many of them were meant for each worker. Only `_submit` and `_forget` add and remove, in both alike.
+    ``_tasks`` holds exactly these: submitted, not given up, results not yet yielded. ``_counts`` holds how many of them
+    were meant for each worker. Only `_submit` and `_forget` change the two, always together.
     """
 
     def __init__(self, client: Client, function: Callable[..., Result], key: str, waiting: Tell) -> None:
@@ -372,13 +371,13 @@ class _Run(Generic[Result]):
         self._counts: Counter[str | None] = Counter()
         self._unplaced: set[Future] = set()  # those that waited for a worker at the last look
         self._lookout = _Lookout(client, waiting)
-        # On this client's loop: without being told, it takes the one of whichever client was opened last.
+        # On this client's loop: by default it takes that of the client opened last.
         self._completed = as_completed(loop=client.loop)
 
     def results(self, feed: Feed, left: Callable[[], int]) -> Generator[tuple[int, Result], None, None]:
-        """Submit what ``feed`` gives, at the start, whenever a result has come, and when none has for `LOOK_SECONDS`;
-        after as long, what waits for a worker that is gone, again. Yield results as they finish. ``left`` says how many
-        calls ``feed`` still has."""
+        """Submit what ``feed`` gives at the start, after each result, and when none has come for `LOOK_SECONDS`; every
+        `LOOK_SECONDS`, submit again what waits for a worker that is gone. Yield results as they finish. ``left`` says
+        how many calls ``feed`` still has."""
         try:
             self._submit_next(feed)
             looked = time.monotonic()
@@ -427,9 +426,9 @@ class _Run(Generic[Result]):
             self._submit(_Task(place, call, worker), f"{self._key}-{place}", **where)
 
     def _submit_again(self) -> None:
-        # A task that was meant for a worker goes to another where there is one, but when it finds none at all it waits
-        # for that very worker, which comes back under another name, if at all. A look is too early for a task that the
-        # scheduler has not received yet, or whose result is on its way, so that it takes two.
+        # Dask gives a task whose worker is gone to another. Where there is none at all, the task waits for that very
+        # worker, which comes back under another address, if at all. One look is not enough: the scheduler may not have
+        # received the task yet, or its result may be on its way.
         meant = {future for future, task in self._tasks.items() if task.worker is not None}
         placed = set(chain(*_answer_of(self._client, self._client.processing).values())) if meant else set()
         unplaced = {future for future in meant if future.key not in placed and not future.done()}
@@ -440,8 +439,9 @@ class _Run(Generic[Result]):
         self._unplaced = unplaced
 
     def _result_of(self, future: Future) -> Result:
-        """The result of a task that is done. Raises `_ResultLateError` where it does not come in time: it stays on its
-        way, and has longer the next time. If it was lost, it is done again, and may have to be submitted."""
+        """The result of a task that is done. Raises `_ResultLateError` where it does not come in time: the fetch goes
+        on, and has longer the next time. If the result was lost, Dask computes it again, and the task may have to be
+        submitted again."""
         task = self._tasks[future]
         fetch = task.fetch or _answer_of(self._client, partial(_fetch, self._client, future))
         try:
@@ -453,11 +453,11 @@ class _Run(Generic[Result]):
 
 
 class _Lookout:
-    """Tells when a run waits since its cluster has no worker left, or fewer than are wanted: once, and again when
-    there had been enough in between."""
+    """Says that a run waits because its cluster has no worker left, or fewer than wanted: once, and again only if there
+    were enough in between."""
 
     def __init__(self, client: Client, waiting: Tell, wanted: int = 1, end: str = "") -> None:
-        """end: what is said of how the waiting ends otherwise, if it does."""
+        """end: ends the message; says how else the waiting may end, if it may."""
         self._client = client
         self._waiting = waiting
         self._wanted = wanted
@@ -466,7 +466,7 @@ class _Lookout:
         self._told = False
 
     def seen(self) -> None:
-        """There was a worker: by a look, or since a result came, which may be between two looks."""
+        """There was a worker: a look found one, or a result came, maybe between two looks."""
         self._alone_since, self._told = None, False
 
     def look(self) -> int:
@@ -507,8 +507,8 @@ def run_combined(
 ) -> Generator[tuple[int, Result], None, None]:
     """For each group ``(head, calls)``: ``combine(*head, *[function(*call) for call in calls])``, on the workers.
 
-    What the calls give stays on the workers, until its group is combined. Yields results of ``combine`` as they finish;
-    all tasks are submitted at once, so this is for few. It ends, leaves early and raises as ``run_bounded`` does.
+    The calls' results stay on the workers until their group is combined. Yields results of ``combine`` as they finish.
+    All tasks are submitted at once, so this is for few. It ends, leaves early and raises as ``run_bounded`` does.
     """
     retries = config.get("retries")
     places: dict[Future, int] = {}
@@ -523,7 +523,7 @@ def run_combined(
                 parts.append(_answer_of(client, submit))
             submit = partial(client.submit, tried, combine, *head, *parts, key=f"{key}-{place}", **options)
             places[_answer_of(client, submit)] = place
-            # Only their sum wants them: what this client wants too stays until the end of the run.
+            # Only `combine` needs them: those that this client holds too would stay until the end of the run.
             for future in parts:
                 future.release()
         completed = as_completed(list(places), loop=client.loop)
@@ -543,7 +543,7 @@ def run_combined(
 
 
 def _check_all_came(missing: int, key: str) -> None:
-    # Whatever the cause: a product with tiles left out, or a sum with parts left out, looks like any other.
+    # Whatever the cause: a product that lacks tiles, or a sum that lacks parts, looks like any other.
     if missing:
         raise ClusterError(f"the results of {key} came to an end with {missing} still to come; run it again")
 
@@ -553,9 +553,9 @@ class _ResultLateError(Exception):
 
 
 def _fetch(client: Client, future: Future) -> ConcurrentFuture[Any]:
-    """The result of a task, on the way. It is not cancelled when nobody waits for it any more: Dask fetches results of
-    several waits in one call, and cancelling that for one of them takes them from the others, those to come as well.
-    """
+    """Start to fetch the result of a task. The fetch is never cancelled, even when nobody waits for it any more: Dask
+    fetches the results of several waits in one call, and cancelling that for one cancels it for all, later ones
+    included."""
 
     async def result() -> Any:
         (found,) = await client.gather([future], asynchronous=True)
@@ -572,7 +572,7 @@ def _fetch(client: Client, future: Future) -> ConcurrentFuture[Any]:
 def _result_of(
     future: Future, retries: int, fetch: ConcurrentFuture[Any] | None = None, seconds: float | None = None
 ) -> Any:
-    """The result of a task that is done, waited for so long where it is on the way; errors as ours."""
+    """The result of a task that is done, errors as ours; waits for ``fetch``, if given, at most ``seconds``."""
     try:
         result = future.result() if fetch is None or future.status == "error" else fetch.result(seconds)
         if isinstance(result, _Failed):
@@ -594,7 +594,7 @@ def _result_of(
     except Exception as error:
         if isinstance(error, TimeoutError) and future.status != "error":
             raise _ResultLateError from error
-        if future.status != "error":  # it is done, and not with that
+        if future.status != "error":  # the fetch failed, not the task
             raise _not_fetched(future, error) from error
         if is_out_of_memory(error):
             raise DeviceMemoryError(
@@ -616,8 +616,8 @@ def _not_fetched(future: Future, error: BaseException) -> ClusterError:
 def threads_of(client: Client) -> dict[str, int]:
     """Threads of each worker, by its address, as the scheduler has them now.
 
-    Never ``client.scheduler_info()``: that answers from a cache of the client, which the client's own refresh, every
-    two seconds and without workers, may have emptied since it was filled for the call.
+    Never ``client.scheduler_info()``: it answers from a cache of the client, which the client's own refresh (every two
+    seconds, without workers) may have emptied since the call filled it.
 
     Raises
     ------
@@ -631,7 +631,7 @@ def threads_of(client: Client) -> dict[str, int]:
 
 
 def run_on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """What a function gives on each worker, by its address, or the error that it, or the way to it, ended with.
+    """The function's result on each worker, by address, or the error that it, or the connection, failed with.
 
     Raises ClusterError where the scheduler does not answer.
     """
@@ -640,7 +640,7 @@ def run_on_all(client: Client, function: Callable[..., Any], *arguments: Any) ->
 
 
 def ask_all(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """What a function gives on each worker, by its address; a worker that is lost meanwhile is left out.
+    """The function's result on each worker, by address; workers lost meanwhile are left out.
 
     Raises
     ------
@@ -674,13 +674,13 @@ def _answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
     except TilewrightError:
         raise
     except Exception as error:
-        # For a connection that breaks Dask has a class, for one that cannot be made a mere OSError. Others, such as a
-        # TimeoutError, are what a scheduler that is there has answered.
+        # Dask raises CommClosedError for a connection that breaks, and a plain OSError for one that cannot be made.
+        # Subclasses of OSError, such as TimeoutError, are answers of a scheduler that is there.
         if isinstance(error, CommClosedError) or type(error) is OSError:
             raise ClusterError(
                 f"the scheduler went away: {error}; bring a cluster up and run it again"
             ) from error
-        # What a client without a scheduler stumbles over depends on how far it has come with closing.
+        # The error of a client without a scheduler depends on how far it has come with closing.
         if client.status == "running":
             raise
         raise ClusterError(
@@ -690,8 +690,8 @@ def _answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
 
 
 def _cancel(client: Client, futures: list[Future]) -> None:
-    """Cancel what is outstanding. With the scheduler, or the client, that is gone as well, and the error which tells
-    so is on its way: nothing is raised in its place."""
+    """Cancel what is outstanding. Where the scheduler or the client is gone, so are the tasks, and the error that says
+    so is being raised already: none is raised in its place."""
     try:
         _answer_of(client, partial(client.cancel, futures, force=True))
     except ClusterError as error:
