@@ -1,4 +1,4 @@
-"""How files are opened whose bytes are read: without waiting for what else may stand where a file is expected."""
+"""Open and read files without ever waiting for something else, such as a pipe, that stands where a file is expected."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import stat
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-"""For reading at offsets. Without the last, opening a pipe waits until somebody writes to it, which may be never; with
-it, and for files it means nothing, reading the pipe fails at once."""
+"""For reading at offsets. O_NONBLOCK means nothing for files. Without it opening a pipe blocks until somebody writes to
+it, which may be never; with it, reading the pipe fails at once."""
 
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -19,18 +19,18 @@ KINDS = {
 
 
 class NotAFileError(OSError):
-    """What was found where a file is expected, in words."""
+    """Something else stands where a file is expected; the message names it."""
 
 
 def open_file(path: str | os.PathLike[str]) -> int:
     """The descriptor of a file, for reading. Raises NotAFileError, and what the system refuses."""
     try:
         descriptor = os.open(path, READ_FLAGS)
-    except BlockingIOError:  # another process has a lease on it, and gives that up for who waits
+    except BlockingIOError:  # another process has a lease on it, and gives it up to an open that waits
         descriptor = os.open(path, READ_FLAGS & ~os.O_NONBLOCK)
     try:
         check_is_file(os.fstat(descriptor))
-        os.set_blocking(descriptor, True)  # a file that has to be fetched from tape is waited for
+        os.set_blocking(descriptor, True)  # wait for a file that has to be fetched from tape
     except BaseException:
         os.close(descriptor)
         raise
@@ -38,7 +38,7 @@ def open_file(path: str | os.PathLike[str]) -> int:
 
 
 def read_at(descriptor: int, target: memoryview, offset: int) -> int:
-    """Read from a file that was opened by `READ_FLAGS` alone; how many bytes, 0 at the end."""
+    """Read from a file that was opened with `READ_FLAGS` alone; returns how many bytes, 0 at the end."""
     try:
         return os.preadv(descriptor, [target], offset)
     except BlockingIOError:

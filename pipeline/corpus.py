@@ -25,30 +25,30 @@ from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentErr
 from tilewright.pipeline.events import counted
 
 MOST_DOCUMENTS = 4096
-"""Documents in one piece: opening more would make a piece long however small they are."""
+"""The most documents of one piece: opening more would take its task long, however small they are."""
 
 STORED_NBYTES = 2**20
-"""Stored bytes that are read at a time from a compressed document: what a library has not used it may copy."""
+"""Bytes read at a time from a compressed file; no more, since a library may copy what it has not used yet."""
 
 ELSEWHERE = "copy its contents to another file and count that, or leave it out"
 """What to do about a file whose length is not known before it is read."""
 
 LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
-"""What the system says of files that are gone, closed to us, or no files any more; the next try would find them so."""
+"""Errors for files that are gone, closed to us, or no longer files: a retry would meet them again."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One file, and how long it was when the corpus was listed: bytes that come later are not counted."""
+    """One file, and how long it was when the corpus was listed: bytes added later are not counted."""
 
     name: str
     """As the user would call it: the path that was given, or a path below it."""
     path: str
     """Absolute, for workers that run in another folder."""
     nbytes: int
-    """As stored; a compressed document's own length shows only when it is read."""
+    """As stored; a compressed document's own length is known only once it is read."""
     codec: str | None = None
-    """What its bytes are decompressed with, a value of `decompress.SUFFIXES`; None where they are the document."""
+    """What decompresses its bytes, a value of `decompress.SUFFIXES`; None for a plain document."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Corpus:
     documents: tuple[Document, ...]
     """In the order of the paths given, and within a folder sorted by name, level by level."""
     notes: tuple[str, ...]
-    """What was passed over, for people."""
+    """What was passed over, as text for people."""
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +73,7 @@ class Piece:
     documents: tuple[Document, ...]
     start: int
     stop: int
-    """In stored bytes, of the documents one behind the other."""
+    """In stored bytes, over the documents end to end."""
 
     @property
     def is_part(self) -> bool:
@@ -100,7 +100,7 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
     ------
     CorpusError
         A path that is not there, a folder that cannot be listed, something that is neither file nor folder, a file
-        that says of itself to be empty and is not, no files at all, or something that is no path.
+        whose length is given as 0 though it has bytes, no files at all, or something that is no path.
     """
     try:
         given = [os.fsdecode(path) for path in paths]
@@ -111,7 +111,7 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
     if not given:
         raise CorpusError("no corpus was given; name files, or folders to be searched for files")
     documents: dict[str, Document] = {}
-    real_folder = cache(os.path.realpath)  # of as many folders as there are, not files
+    real_folder = cache(os.path.realpath)  # once for each folder, not each file
     repeated = links = special = broken = 0
     for path in given:
         facts = _stat(path)
@@ -169,8 +169,8 @@ def _stat(path: str) -> os.stat_result:
 
 
 def _check_empty(name: str) -> None:
-    """Raise CorpusError where a file has bytes though its length is given as 0: as in /proc, where they are made when
-    they are read. One that cannot be opened has none to count, and one that has grown since is no such file."""
+    """Raise CorpusError where a file has bytes though its length is given as 0, as in /proc, where they are made when
+    read. One that cannot be opened has none to count, and one that has grown since is fine."""
     try:
         descriptor = os.open(name, READ_FLAGS)
     except OSError:
@@ -190,7 +190,7 @@ def _check_empty(name: str) -> None:
 
 
 def _below(folder: str) -> tuple[list[str], int]:
-    """Everything below a folder that is no folder, sorted by path, and the number of links to folders."""
+    """Everything below a folder but folders, sorted by path, and the number of links to folders."""
 
     def fail(error: OSError) -> None:
         raise CorpusError(
@@ -216,8 +216,8 @@ def cut_pieces(
 ) -> Iterator[Piece]:
     """Pieces of at most ``nbytes`` stored bytes that hold every byte of every document once, empty ones too.
 
-    Only compressed documents make larger pieces: ``streams`` of them share one whatever their lengths. With
-    ``plain_nbytes`` pieces of plain documents alone have at most so many instead.
+    Only compressed documents make larger pieces: up to ``streams`` of them share one, whatever their lengths.
+    ``plain_nbytes``, if given, is the limit of pieces of plain documents alone.
     """
     most = nbytes if plain_nbytes is None else plain_nbytes
     first = 0
@@ -234,7 +234,7 @@ def cut_pieces(
             document = documents[last]
             still_plain = plain and document.codec is None
             fits = total + document.nbytes <= (most if still_plain else nbytes)
-            # As one more stream, but not of what is too long to be counted with compressed documents.
+            # As one more stream, unless the plain documents so far exceed the limit of a piece with compressed ones.
             streamed = (
                 document.codec is not None and last - first < streams and (not plain or total <= nbytes)
             )
@@ -248,7 +248,8 @@ def cut_pieces(
 
 
 def share_out(piece: Piece, nbytes: int) -> Iterator[Piece]:
-    """A piece of plain documents as pieces of at most ``nbytes``; places of documents count from its first."""
+    """Cut a piece of plain documents into pieces of at most ``nbytes``, whose ``first`` counts from its first
+    document."""
     if not piece.is_part:
         yield from cut_pieces(piece.documents, nbytes)
         return
@@ -280,16 +281,16 @@ def read_range(document: Document, start: int, stop: int, target: np.ndarray) ->
 
 
 def reader(document: Document) -> decompress.Fill:
-    """What gives a compressed document from its beginning to its end, decompressed.
+    """A function that fills arrays with a decompressed document, from beginning to end.
 
-    It may give fewer bytes than there is room for, and none at the end.
+    It may give fewer bytes than fit, and gives none at the end.
 
     Raises
     ------
     CorpusError, DocumentError
         As `read_range` does.
     CompressedError
-        The bytes are damaged, cut short, or followed by others, or take more memory or a dictionary.
+        The bytes are damaged, cut short, or followed by others, or need more memory or a dictionary.
     """
     assert document.codec is not None
     stored = decompress.StoredFile(document.path, document.nbytes, partial(_stored_blocks, document))
@@ -318,8 +319,8 @@ def reader(document: Document) -> decompress.Fill:
 
 
 def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
-    """The document's bytes from a place on, block by block, each in the memory of the one before: the system takes its
-    time to give new memory to one of many threads."""
+    """The document's stored bytes from ``start`` on, block by block, all in the same memory: to one of many threads the
+    system gives new memory slowly."""
     view = memoryview(bytearray(min(STORED_NBYTES, document.nbytes)))
     with _opened(document) as descriptor:
         done = start
@@ -344,9 +345,7 @@ def _opened(document: Document) -> Iterator[int]:
         raise
     except OSError as error:
         try:
-            check_is_file(
-                os.fstat(descriptor)
-            )  # not before: of small files, each further call is a part of the time
+            check_is_file(os.fstat(descriptor))  # not earlier: for small files each further call costs time
         except NotAFileError as what:
             raise _refused(document, what) from error
         raise _refused(document, error) from error
@@ -363,7 +362,7 @@ def _refused(document: Document, error: OSError) -> CorpusError:
 
 
 def _ended(document: Document, descriptor: int) -> DocumentError:
-    at = os.fstat(descriptor).st_size  # not where a read found nothing: several read behind the end at once
+    at = os.fstat(descriptor).st_size  # not this read's offset: several threads read beyond the end
     if at >= document.nbytes:
         return DocumentError(
             f"{document.name} is said to have {at} bytes, and ended before the last of them; {ELSEWHERE}"

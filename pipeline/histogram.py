@@ -1,4 +1,4 @@
-"""The histogram of a corpus: as a reduction over its pieces, and as the result that comes out."""
+"""The histogram of a corpus: the reduction over its pieces, and its result."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TASK_BLOCKS = 64
-"""Blocks of a lane, 8 MiB each, that a task on a GPU counts: Dask and a dozen threads take some milliseconds for a
-task, and 512 MiB take eleven. A worker has the text of as many tasks in device memory as it has threads."""
+"""Lane blocks, 8 MiB each, that a task on a GPU counts: a task costs Dask and a dozen threads some milliseconds, and
+counting 512 MiB takes eleven. A worker holds the text of as many tasks in device memory as it has threads."""
 
 ROWS_NBYTES = 32 * 2**20
-"""Counts of one task, per document: with many bins a piece holds fewer documents."""
+"""The most per-document counts of one task: with many bins a piece holds fewer documents."""
 
 MOST_BLOCK_NBYTES = 2**30
-"""A thread holds no more of a compressed document at a time, whatever the setting says."""
+"""The most of a compressed document that a thread holds at a time, whatever the setting says."""
 
 LEAST_PIECE_NBYTES = 2**20
 """A small corpus is cut finer, so that all workers get some of it, but not finer than this."""
 
 FEW_BINS = 256
-"""Up to so many bins are listed with every bin and its label; of more, those that occur."""
+"""Up to this many bins, all are listed, with their labels; of more, only those that occur."""
 
 STAGES = ("read", "count")
 LEAST_STREAM_NBYTES = 2**18
-"""Stored bytes, if a piece has them, that a thread decompresses at least: it makes counts of its own."""
+"""The least stored bytes that a thread decompresses, if the piece has them: each thread costs counts of its own."""
 
 BAR_WIDTH = 40
 MOST_BARS = 26
@@ -111,7 +111,7 @@ class Histogram:
         return self.facts() | {"counts": self.counts.tolist()}
 
     def facts(self) -> dict[str, Any]:
-        """Every field but the counts, which take as much memory again as numbers of Python's, as JSON types."""
+        """Every field as JSON types, but for the counts, which as Python numbers take as much memory again."""
         return {
             "by": self.by,
             "bins": self.bins,
@@ -171,14 +171,14 @@ def bars(histogram: Histogram, most: int = MOST_BARS) -> list[str]:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of one piece that are not zero."""
+    """The nonzero counts of one piece."""
 
     cells: np.ndarray
     """int64: row × bins + bin, each once; the row is the document's place in the corpus, or 0."""
     values: np.ndarray
     """int64, more than 0."""
     nbytes: int
-    """What the piece's documents are long, decompressed."""
+    """The piece's length, decompressed."""
 
 
 @dataclass(eq=False)
@@ -256,7 +256,7 @@ def _decompressors(client: Client, corpus: Corpus) -> int:
 
 
 def share_here(neighbours: int) -> int:
-    """Cores for this process where so many like it share the host."""
+    """Cores for this process where ``neighbours`` like it share the host."""
     return share_of_cores(usable_cores(), os.cpu_count() or 1, neighbours)
 
 
@@ -269,7 +269,7 @@ def _pieces(
     share = max(LEAST_PIECE_NBYTES, ceil_div(corpus.nbytes, 2 * sum(threads.values())))
     compressed = sum(document.codec is not None for document in corpus.documents)
     block = config.get("piece-nbytes")
-    # Compressed documents are the work of the cores, on a GPU's worker as on any: small tasks share them out evenly.
+    # Compressed documents are work for the cores, on a GPU's worker too: small tasks share them out evenly.
     nbytes = min(block, share)
     plain_nbytes = nbytes if device == "cpu" else min(TASK_BLOCKS * min(block, LANE_NBYTES), share)
     documents = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
@@ -280,7 +280,7 @@ def _pieces(
             corpus.documents, nbytes, min(documents, MOST_DOCUMENTS), streams, plain_nbytes=plain_nbytes
         )
     )
-    # Large compressed documents take longest: begun first, none is left for the end with one worker at it.
+    # Large compressed documents take longest: begun first, none keeps a single worker busy at the end.
     return sorted(
         pieces, key=lambda piece: -piece.nbytes if piece.nbytes > nbytes and not piece.is_plain else 0
     )
@@ -324,11 +324,11 @@ def count_piece(
 ) -> tuple[Counts, dict[str, float]]:
     """Read and count one piece; what a task does.
 
-    block_nbytes: how much of a compressed document, or on a GPU of any, each thread counts at a time, and with its
-    margins has in memory; on a GPU no more than `LANE_NBYTES`, on a CPU than `MOST_BLOCK_NBYTES`.
-    threads: how many of this process read or decompress, those of all its tasks together; no more than it has cores
+    block_nbytes: how much of a compressed document (on a GPU: of any) each thread counts at a time and, with margins,
+    holds in memory; at most `LANE_NBYTES` on a GPU, `MOST_BLOCK_NBYTES` on a CPU.
+    threads: how many of this process read or decompress, for all its tasks together; no more than it has cores
     decompress.
-    neighbours: workers on this one's host, itself among them.
+    neighbours: workers on this one's host, itself included.
     """
     kind = kind_named(by)
     if not piece.is_plain:
@@ -367,7 +367,8 @@ class _Part:
     """What one thread has counted."""
 
     counts: np.ndarray
-    """int64[(documents or 1, bins)]; of a tally, the bins that separators took part in: one off for each entry."""
+    """int64[(documents or 1, bins)]; with a tally, the bins that separators took part in, each entry one count too
+    many."""
     nbytes: int
     """The documents' length, decompressed."""
     stages: dict[str, float]
@@ -375,7 +376,7 @@ class _Part:
 
 
 def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[Piece]:
-    """What each thread reads; places of documents count from the piece's first."""
+    """What each thread reads; ``first`` counts from the piece's first document."""
     if not piece.is_plain:
         return list(cut_pieces(piece.documents, max(LEAST_STREAM_NBYTES, ceil_div(piece.nbytes, threads))))
     if device == "cpu" or has_small_files(piece):
@@ -386,7 +387,7 @@ def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[
 def _run(
     calls: Sequence[Callable[[Callable[[], None]], _Part]], threads: int, check: Callable[[], None]
 ) -> list[_Part]:
-    """What each call, of a share, has counted. ``check`` may end all of them, and one that fails ends the others: the
+    """Make the calls, one a share, on threads. ``check`` may end all of them, and one that fails ends the others: the
     rest of a compressed document may take hours."""
     if len(calls) == 1:
         return [calls[0](check)]
@@ -407,13 +408,13 @@ def _run(
     try:
         return run_all(_pool(threads), [partial(run, call) for call in calls])
     finally:
-        failed.clear()  # an error that its own traceback leads to would keep files open
+        failed.clear()  # an error in a cycle with its own traceback would keep files open
 
 
 @lru_cache(maxsize=2)
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Kept by a worker's process, so that its threads keep their buffers; as many as plain and compressed pieces need.
-    The threads of one that was kept before end once nobody has it in hand any more."""
+    """Kept by a worker's process, so that its threads keep their buffers: one pool for plain and one for compressed
+    pieces. The threads of a pool that is dropped end once nobody uses it."""
     return ThreadPoolExecutor(threads, thread_name_prefix="tilewright-text")
 
 
@@ -514,10 +515,10 @@ def _tally_on_gpu(
 
 
 def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbours: int) -> _Part | None:
-    """Count a piece of plain documents, large ones, all together: brought to the GPU as a whole, then counted.
+    """Count a piece of large plain documents in one go: all of it is brought to the GPU, then counted.
 
-    None, and nothing in the tally, where not all could be read, or the GPU has no room for it. Counting it block by
-    block says what is wrong, or takes longer.
+    Returns None, with nothing added to the tally, where not all could be read or the GPU has no room for it. Counting
+    it block by block then says what is wrong, or works and takes longer.
     """
     from tilewright.pipeline.lanes import borrowed_lane, borrowed_text
 
@@ -552,7 +553,7 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbour
                 "count": sum(waiting for _, waiting in moves) + time.perf_counter() - clock,
             }
         finally:
-            tally.settle()  # nothing is on its way to the text's memory when another takes it
+            tally.settle()  # no copy to the text's memory is under way when another takes it
     return _Part(counts, nbytes, stages)
 
 
@@ -576,7 +577,7 @@ def _rows_on_gpu(piece: Piece, kind: Kind, block_nbytes: int, check: Callable[[]
 
 
 def _of_separators(data: np.ndarray, edges: np.ndarray, kind: Kind) -> np.ndarray:
-    """The bins, int64, of all tokens in ``data`` that separators took part in, an entry for each token."""
+    """The bins, int64, of all tokens in ``data`` that contain a separator, an entry for each token."""
     separators = edges[1:] - 1
     if kind.name == "codepoint":
         return np.full(len(separators), SEPARATOR, np.int64)
