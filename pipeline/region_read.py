@@ -1,10 +1,10 @@
 """Read a region of an array into given buffers, in parts that any thread can read.
 
-There are several ways behind one function. Chunks that lie uncompressed in local files go straight from the file to the
-caller's buffer, in parallel and with no copy in between; what the codecs that we know have encoded, is read by one call
-and decoded by another, in shards too, as `pipeline/chunks.py` says. Everything else (rarer codecs, remote stores) goes
-through zarr-python, which knows them all. For a GPU the same parts are told by the places of their bytes, to loops that
-take them from the files.
+One function has several ways to do it. Uncompressed chunks in local files go straight from the file to the caller's
+buffer, in parallel and with no copy in between. Those encoded by codecs that we know are read by one call and decoded
+by another, in shards too (`pipeline/chunks.py`). Everything else (rarer codecs, remote stores) goes through
+zarr-python, which knows them all. For a GPU the same parts are described by where their bytes lie, for loops that read
+them from the files.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from tilewright.pipeline.store import (
 )
 
 READ_NBYTES = 4 * 2**20
-"""The size that plain chunks are split into for reading: the system call is lost in it, threads stay balanced, and
-one half of a GPU worker's lane holds it."""
+"""Plain chunks are read in parts of this size: the cost of a system call is lost in it, threads stay balanced, and one
+half of a GPU worker's lane holds it."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class RegionRead:
     target: tuple[slice, ...]
     """Where the part goes in the region."""
     read: Callable[[np.ndarray], None]
-    """Fills an array of the part's shape; raises StoreError naming the array, the chunk and the file: DamagedError
-    where reading it again cannot help."""
+    """Fills an array of the part's shape; raises StoreError naming the array, the chunk and the file, or its subclass
+    DamagedError where reading again cannot help."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,11 +91,11 @@ def region_reads(
     region
         One slice for each dimension, with explicit start and stop inside the array and no step.
     most_nbytes
-        Chunks that lie plain in files are split into parts of about this size, so that a few large chunks still
-        keep many threads busy. What has to be decoded comes a chunk at a time.
+        Chunks that lie plain in files are split into parts of about this size, so that a few large chunks still keep
+        many threads busy. What has to be decoded is read a chunk at a time.
 
-    The buffer that a part is read into has the array's dtype in native byte order, and the elements of a row side
-    by side; its rows may lie further apart.
+    The buffer that a part is read into has the array's dtype in native byte order and contiguous rows, which may lie
+    further apart.
     """
     layout = layout_of(array, name_of(array))
     pieces = chunks_in(region, read_unit(array))
@@ -111,21 +111,21 @@ def region_reads(
 
 @dataclass(frozen=True)
 class FilePart:
-    """The part of one chunk that a region wants, where a loop outside the interpreter can take it from its file."""
+    """The part of a chunk that a region needs, where a loop outside the interpreter can read it from its file."""
 
     source: Rectangle | StoredChunk
     """Where it lies, plain or compressed by Zstandard, and where it goes on the device."""
     reads: Callable[[], list[RegionRead]]
-    """The same by the way that any region takes."""
+    """The same part read the ordinary way."""
 
 
 def region_uploads(
     array: zarr.Array[Any], region: Sequence[slice], address: int, pitch: int
 ) -> tuple[list[FilePart], list[RegionRead]]:
-    """The parts that together make up ``array[region]``, those first that loops can take from files: for one array,
-    they are all plain, or all compressed.
+    """The parts that make up ``array[region]``: those that loops can read from files, of one array all plain or all
+    compressed, and the others.
 
-    array, region: two-dimensional, as `region_reads` has them. address, pitch: of the region's place on the device, and
+    array, region: two-dimensional, as `region_reads` has them. address, pitch: where the region goes on the device, and
     the bytes from one row to the next there.
     """
     layout = layout_of(array, name_of(array))
@@ -154,7 +154,7 @@ def region_uploads(
 def _source_of(
     layout: Layout, piece: Piece, path: str, extent: Extent | None, address: int, pitch: int
 ) -> Rectangle | StoredChunk:
-    """A piece of a chunk that lies plain, or compressed, in a file: in all of it, or in a part."""
+    """Where a piece of a plain or compressed chunk lies. The chunk is the whole file, or ``extent`` of it."""
     item = layout.dtype.itemsize
     row_nbytes = layout.chunks[1] * item
     (rows, columns), (down, across) = piece.inside, piece.target
@@ -206,7 +206,7 @@ def _plain_reads(
 def _extent_in_shard(
     layout: Layout, path: str, chunk: tuple[int, ...], indexes: dict[str, np.ndarray]
 ) -> tuple[int, int] | None:
-    """Where a chunk lies in its shard; None where it is not there, or cannot be found: reading it says why."""
+    """Where a chunk lies in its shard; None where it is missing or cannot be found: reading it says why."""
     try:
         descriptor = open_file(path)
     except OSError:
@@ -220,7 +220,7 @@ def _extent_in_shard(
 
 
 def read_region(array: zarr.Array[Any], region: Sequence[slice]) -> np.ndarray:
-    """``array[region]`` in native byte order, read by this thread alone. Raises as the parts of it do."""
+    """``array[region]`` in native byte order, read by this thread alone. Raises as its parts do."""
     out = np.empty([part.stop - part.start for part in region], array.dtype.newbyteorder("="))
     for part in region_reads(array, region):
         part.read(out[part.target])
@@ -251,15 +251,15 @@ def _read_direct(
     *,
     in_loop: bool = False,
 ) -> None:
-    """indexes: of the shards that were opened for this region, shared by its parts. in_loop: whether threads are many,
-    and what can be done without the interpreter's lock is."""
+    """indexes: of the shards opened for this region so far, shared by its parts. in_loop: threads are many, so what can
+    be done without the interpreter's lock is."""
     file_name = layout.file_name(piece.chunk)
     path = layout.root / file_name
     try:
         descriptor = open_file(path)
     except FileNotFoundError:
-        # A chunk that was never written holds the fill value, but an array that is out of sight has no chunk at all.
-        # Asked each time: it costs less than the fill, and the array may go away while it is read.
+        # A chunk that was never written holds the fill value, but no chunk is found either where the array is out of
+        # sight. Checked each time: it costs less than the fill, and the array may go away while it is read.
         check_in_sight(layout.name, layout.root, layout.metadata_name)
         target[...] = layout.fill_value
         return
@@ -296,11 +296,11 @@ def _read_direct(
 def _decompressed(
     path: Path, extent: Extent, layout: Layout, piece: Piece, target: np.ndarray, in_loop: bool
 ) -> bool:
-    """Whether the wanted part of one of Zstandard's chunks is there, and all of the chunk was sound; else the ordinary
+    """Decompress the wanted part of a Zstandard chunk; returns whether all of the chunk was sound. If not, the ordinary
     way says what is wrong.
 
-    It goes through a megabyte of its rows, so that neither what is stored nor what is decoded lies in memory as a
-    whole. That is also faster, for large chunks by half: all of it stays in the core's cache.
+    It takes a megabyte of rows at a time, so that neither the stored nor the decoded chunk lies in memory as a whole.
+    That is also faster, for large chunks by half: all of it stays in the core's cache.
     """
     from tilewright.kernels import zstd
 
@@ -319,7 +319,8 @@ def _decompressed(
 
 
 def _bands_into(target: np.ndarray, layout: Layout, piece: Piece) -> Iterator[np.ndarray]:
-    """A chunk's bytes, uint8, stretch by stretch, to be filled; what is wanted of each is then put into the target."""
+    """Buffers, uint8, to be filled with a chunk's bytes in order; the wanted part of each is then copied into the
+    target."""
     if _in_place(layout, target):
         yield flat_bytes(target)
         return
@@ -346,8 +347,8 @@ def _unreadable(piece: Piece, name: str, file_name: str, sharded: bool, error: E
 
 
 def _decode_part(layout: Layout, data: bytes, piece: Piece, target: np.ndarray) -> None:
-    """The wanted part of one chunk from its stored bytes: decoded in its place where it is wanted whole, and side by
-    side; else copied from where it was decoded."""
+    """Decode the wanted part of a chunk from its stored bytes: in place where the whole chunk goes to contiguous
+    memory, else by way of a copy."""
     in_place = _in_place(layout, target)
     decoded = decode(layout.codecs, data, layout.chunk_nbytes, flat_bytes(target) if in_place else None)
     if in_place and np.may_share_memory(decoded, target):
@@ -357,7 +358,7 @@ def _decode_part(layout: Layout, data: bytes, piece: Piece, target: np.ndarray) 
 
 
 def _in_place(layout: Layout, target: np.ndarray) -> bool:
-    """Whether a whole chunk is wanted as it was encoded."""
+    """Whether the target is a whole chunk, laid out as it was encoded."""
     return bool(
         target.shape == layout.chunks
         and target.flags.c_contiguous
@@ -387,7 +388,7 @@ def _read_part(
         for row in range(target.shape[0]):
             _read_fully(descriptor, start + row * row_nbytes + columns.start * item, as_bytes(target[row]))
     else:
-        # Whole rows lie one behind the other in the file: one call reads many, one copy picks out what is wanted.
+        # Rows are contiguous in the file: one call reads many whole ones, one copy picks out what is wanted.
         step = max(1, SCRAP_NBYTES // row_nbytes)
         scrap = np.empty((min(step, target.shape[0]), layout.chunks[1]), layout.dtype)
         for row in range(0, target.shape[0], step):
@@ -422,7 +423,7 @@ def _read_through_zarr(
         raise  # the array is out of sight
     except Exception as error:
         if is_out_of_memory(error):
-            raise  # the chunk may be as it should be
+            raise  # the chunk may be sound
         place = (p.start // side for p, side in zip(part, write_unit(array), strict=True))
         file_name = array.metadata.encode_chunk_key(tuple(place))
         message = _unreadable(piece, name_of(array), file_name, array.shards is not None, error)
@@ -434,7 +435,7 @@ def _read_through_zarr(
 def _arose_in_decoding(error: Exception) -> bool:
     """Whether an error comes from numcodecs, which only decodes what it is given, or from a library below that.
 
-    Its class does not tell. Zstandard, Blosc, LZ4 and most checksums raise RuntimeError, as Python does where the
+    Its class does not tell: Zstandard, Blosc, LZ4 and most checksums raise RuntimeError, as Python does where the
     system has no thread left; gzip and bz2 raise OSError, as reading the file does.
     """
     modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
@@ -442,15 +443,15 @@ def _arose_in_decoding(error: Exception) -> bool:
 
 
 def _check_not_missed(array: zarr.Array[Any], read: np.ndarray) -> None:
-    """Raise StoreError where what zarr has read may be of chunks that are missing, and the array is not there either.
+    """Raise StoreError where zarr may have read missing chunks, and the array itself is gone.
 
-    zarr does not say that a chunk is missing. Chunks of nothing but the fill value are rare, so that they alone cost a
-    question to the store.
+    zarr does not say that a chunk is missing: it reads as the fill value. Parts of nothing else are rare, so only these
+    cost a question to the store.
     """
     fill = array.fill_value if array.fill_value is not None else 0
 
     def is_fill(part: np.ndarray) -> Any:
-        return (part == fill) | ((part != part) & (fill != fill))  # not a number is that too
+        return (part == fill) | ((part != part) & (fill != fill))  # NaN is a fill value too
 
     if not (is_fill(read[(0,) * read.ndim]) and np.all(is_fill(read))):
         return

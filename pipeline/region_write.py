@@ -1,6 +1,6 @@
 """Write a region of an array, in whole stored pieces that any thread can write, each from bands of rows as they come.
 
-Chunks in local files go straight from the caller's buffer to the file, or by way of the codecs that we know. Everything
+Chunks in local files go straight from the caller's buffer to the file, or through the codecs that we know. Everything
 else (shards, rarer codecs, remote stores) goes through zarr-python.
 """
 
@@ -36,13 +36,13 @@ from tilewright.pipeline.region import SCRAP_NBYTES, Piece, chunk_name, chunks_i
 from tilewright.pipeline.store import check_in_sight, metadata_name, name_of, write_unit
 
 DEFAULT_LEVEL = 0
-"""Of Zstandard, in the arrays that we create compressed: zarr-python's."""
+"""Zstandard's level in the compressed arrays that we create: zarr-python's."""
 
 MOST_ZARR_THREADS = 32
-"""That zarr-python starts for codecs in a process, unless it is told otherwise: Python's own bound."""
+"""The most threads that zarr-python starts for codecs in a process by default: Python's own bound."""
 
 GROWING_CODECS = ("gzip", "zlib")
-"""Codecs of numcodecs that copy what they have encoded, once they know how long it is."""
+"""numcodecs' codecs that copy their output once they know how long it is."""
 
 
 def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarray) -> None:
@@ -54,9 +54,7 @@ def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarr
         The store refuses: a full disk, a read-only folder, a lost connection; or the array's folder went away, or is
         not seen from here.
     """
-    if isinstance(
-        array.store, LocalStore
-    ):  # zarr would make the folders anew, and chunks of no array in them
+    if isinstance(array.store, LocalStore):  # else zarr would make the folders anew, with chunks but no array
         check_in_sight(name_of(array), array.store.root / array.path, metadata_name(array))
     try:
         array[tuple(region)] = data
@@ -70,11 +68,11 @@ def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarr
 
 
 Bands: TypeAlias = Iterable[np.ndarray]
-"""Stretches of rows, one behind the other, that together make up one stored piece."""
+"""Successive bands of rows that together make up one stored piece."""
 
 Fill: TypeAlias = Callable[[int, "Zstd | None"], bool]
-"""Writes all rows of a piece to a file, by its descriptor, from the file's beginning on, as they are or compressed so;
-False: it could not."""
+"""Writes all rows of a piece to a file, given by its descriptor, from the beginning, plain or compressed as given;
+False where it could not."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,8 @@ class RegionWrite:
     def write(self, bands: Bands, fill: Fill | None = None) -> None:
         """Store the piece's rows: ``bands`` of the array's dtype in native byte order.
 
-        Where the rows lie in a file as they lie in memory, or that compressed by Zstandard, ``fill``, if given, is to
-        write them; bands are drawn elsewhere, and where it could not. Raises StoreError.
+        ``fill``, if given, writes the rows where a file holds them as memory does, or that compressed by Zstandard.
+        Bands are drawn for all else, and where it could not. Raises StoreError.
         """
         self.writer(bands, fill)
 
@@ -97,7 +95,7 @@ class RegionWrite:
 def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[RegionWrite]:
     """The stored pieces that together make up ``array[region]``, each to be written once, on any threads.
 
-    The region's edges lie on the array's write units, or at its end: a piece is never half of a stored object.
+    The region's edges must lie on those of the array's write units, or at its end: no piece is half of a stored object.
     """
     layout = layout_of(array, name_of(array))
     writer: Callable[[Piece, Bands, Fill | None], None] = partial(_write_through_zarr, array, region)
@@ -110,11 +108,11 @@ def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[R
 
 
 def stored_nbytes(array: zarr.Array[Any], region: tuple[slice, slice]) -> int | None:
-    """Bytes that the chunks, or shards, of a region take up as they are stored; None where one that ``region_writes``
-    stored is missing, or empty, or is plain and has another length.
+    """Stored bytes of a region's chunks, or shards; None where one that ``region_writes`` stored is missing or empty,
+    or is plain and has another length.
 
-    It reads no data. 0 where the array is remote. What zarr-python writes it leaves out where all is the fill value, so
-    that nothing is missing where chunks of such an array (sharded, or encoded by rarer codecs) are.
+    It reads no data. 0 where the array is remote. zarr-python does not store chunks that hold only the fill value, so
+    in arrays that it writes (sharded, or with rarer codecs) none counts as missing.
     """
     if not isinstance(array.store, LocalStore):
         return 0
@@ -136,7 +134,7 @@ def stored_nbytes(array: zarr.Array[Any], region: tuple[slice, slice]) -> int | 
 
 
 def gather(out: np.ndarray, bands: Bands) -> None:
-    """Put bands one behind the other into a matrix that has room for them."""
+    """Copy bands, one below the other, into a matrix that has room for them."""
     row = 0
     for band in bands:
         out[row : row + band.shape[0]] = band
@@ -144,21 +142,21 @@ def gather(out: np.ndarray, bands: Bands) -> None:
 
 
 def _write_direct(layout: Layout, piece: Piece, bands: Bands, fill: Fill | None) -> None:
-    """One chunk to its file: under another name first, so that a reader never meets half of it."""
+    """Write one chunk to its file, under another name first, so that a reader never meets half of it."""
     path = layout.root / layout.key(piece.chunk)
     draft = draft_of(path)
     if not (layout.plain or layout.zstd) or not _fills(piece, layout, rows=not layout.plain):
         fill = None
     bands = _whole_rows(layout, piece, bands)
     try:
-        # Where the array went away, or is not seen, its folders must not come, or come back, without it.
+        # Where the array is gone, or out of sight, its folders must not be made without it.
         check_in_sight(layout.name, layout.root, layout.metadata_name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(draft, "wb", buffering=0) as file:
             if fill is not None:
                 if fill(file.fileno(), layout.zstd):
                     file.seek(0, os.SEEK_END)
-                    bands = _missing_rows(layout, piece)  # none of what is compressed
+                    bands = _missing_rows(layout, piece)  # none if compressed: that is a whole chunk
                 else:
                     file.truncate(0)
                     fill = None
@@ -168,7 +166,7 @@ def _write_direct(layout: Layout, piece: Piece, bands: Bands, fill: Fill | None)
                 _write_fully(file, band)
         draft.replace(path)
     except BaseException as error:
-        with suppress(OSError):  # the error to tell is the one before
+        with suppress(OSError):  # the first error is the one to raise
             draft.unlink()
         if isinstance(error, StoreError) or not isinstance(error, OSError):
             raise  # what the bands could not give is not the store's fault
@@ -184,7 +182,7 @@ def _fills(piece: Piece, layout: Layout, *, rows: bool) -> bool:
 
 
 def _whole_rows(layout: Layout, piece: Piece, bands: Bands) -> Bands:
-    """A piece's bands as those of the chunk: one at the edge is stored whole."""
+    """A piece's bands made into those of its chunk: one at the array's edge is stored whole."""
     columns = piece.inside[1]
     for band in bands:
         yield _widened(band, layout) if columns.stop - columns.start < layout.chunks[1] else band
@@ -200,7 +198,7 @@ def _missing_rows(layout: Layout, piece: Piece) -> Bands:
 
 
 def _encoded(layout: Layout, piece: Piece, bands: Bands) -> Bands:
-    """A whole chunk as it is stored, stretch by stretch."""
+    """A whole chunk as it is stored, part by part."""
     if layout.zstd and layout.chunk_nbytes > SCRAP_NBYTES:
         yield from _compressed(layout.zstd, layout, piece, bands)
         return
@@ -213,7 +211,7 @@ def _encoded(layout: Layout, piece: Piece, bands: Bands) -> Bands:
 
 
 def _compressed(zstd: Zstd, layout: Layout, piece: Piece, bands: Bands) -> Bands:
-    """One frame of Zstandard's, a megabyte at a time, as the chunk's bands are drawn."""
+    """The chunk as one Zstandard frame, a megabyte at a time, as its bands are drawn."""
     with _encoding(layout, piece):
         compressor = zstandard.ZstdCompressor(level=zstd.level, write_checksum=zstd.checksum)
         chunker = compressor.chunker(size=layout.chunk_nbytes, chunk_size=SCRAP_NBYTES)
@@ -264,18 +262,18 @@ def _write_through_zarr(
 
 
 def encoders_nbytes(output: zarr.Array[Any] | None, piece_nbytes: int, threads: int) -> int:
-    """What encoders take up, besides what they encode and what becomes of it, where so many threads write stored pieces
-    of ``output``, of so many bytes each; None: of an array that we create, compressed."""
+    """Memory of encoders, besides their input and output, where ``threads`` threads write stored pieces of
+    ``piece_nbytes`` to ``output`` (None: to a compressed array that we create)."""
     if output is None:
         return threads * (encoder_nbytes(DEFAULT_LEVEL, piece_nbytes) + SCRAP_NBYTES)
     each = chunk_encoder_nbytes(output)
     layout = layout_of(output, name_of(output))
     codecs = layout.codecs if layout is not None else ()
-    # Put together from what came of its chunks, or encoded twice, or by what grows its result and then copies it, a
-    # piece is there a third time.
+    # A piece is in memory a third time where it is joined from its encoded chunks, or encoded twice, or by a codec that
+    # copies its output.
     thrice = output.shards is not None or len(codecs) > 1 or any(c.codec_id in GROWING_CODECS for c in codecs)
     gathered = threads * piece_nbytes if thrice else 0
-    if output.shards is not None:  # whose chunks zarr-python encodes by threads of its own
+    if output.shards is not None:  # zarr-python encodes a shard's chunks by threads of its own
         chunks_each = math.prod(map(ceil_div, output.shards, output.chunks))
         threads = min(threads * min(chunks_each, zarr.config.get("async.concurrency")), MOST_ZARR_THREADS)
     return gathered + (threads * (each + SCRAP_NBYTES) if each else 0)
