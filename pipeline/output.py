@@ -1,6 +1,6 @@
 """The life of a new array: it is created under a name of its own, locked for one run, and gets its final name once it
-is whole. What stood there before is set aside and then removed; what a run leaves that was stopped, the next goes on
-from, or replaces."""
+is whole. What stood there before is set aside and then removed; what a stopped run leaves, the next goes on from, or
+replaces."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ MARK_NAME = "tilewright-output"
 """An empty file in the folder of a growing array, which says that it is ours: a user's own array is not replaced."""
 
 REPLACED_START_NBYTES = 64
-"""Of an output's name, what the name of a product that it replaces begins with: 42 bytes follow, and a name may have
-255, on some file systems 143."""
+"""Bytes of an output's name that begin the name under which what it replaces is set aside: 42 bytes follow, and a name
+may have 255, on some file systems 143."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Output:
     def publish(self, then: Callable[[Path], None] = lambda final: None) -> list[str]:
         """Put the finished array under its final name; an older one there is set aside first, then removed.
 
-        With ``overwrite``, so is what runs left aside that were killed while they replaced this output. ``then`` is
-        called with the final path once the new array stands there, before anything is removed.
+        With ``overwrite``, so is what killed runs had set aside when they replaced this output. ``then`` is called with
+        the final path once the new array stands there, before anything is removed.
 
-        Returns a sentence for each thing that should be gone and is not: the product stands all the same.
+        Returns a sentence for each thing that is left and should be gone: the product stands all the same.
 
         Raises
         ------
@@ -72,8 +72,8 @@ class Output:
         """
         if self.final is None or self.partial is None:
             return []
-        # Before the growing folder gets its name: as long as it is locked under the other, no run that lives is between
-        # its two renames, and would want back what it has set aside.
+        # Listed before the growing folder is renamed: while we hold its lock, no living run is between its two renames
+        # and may want back what it has set aside.
         aside = set_aside(self.final)
         check_place_free(self.final, overwrite=self.overwrite)
         remove_drafts(self.partial)
@@ -134,13 +134,13 @@ def partial_path(final: Path) -> Path:
 
 
 def replaced_path(final: Path) -> Path:
-    """A new name, beside an output, for what it replaces: no longer than an output's own may be, and of this output
-    alone, since a digest of the output's whole name is in it."""
+    """A new name, beside an output, for what it replaces: no longer than a file's name may be, and of this output
+    alone, since it holds a digest of the output's whole name."""
     return final.with_name(f"{_replaced_start(final)}{uuid.uuid4().hex[:16]}.replaced")
 
 
 def set_aside(final: Path) -> list[Path]:
-    """What runs that replaced this output were to remove, and did not: they were killed, or could not."""
+    """What runs that replaced this output set aside and did not remove: they were killed, or could not."""
     ours = re.compile(re.escape(_replaced_start(final)) + r"[0-9a-f]{16}\.replaced")
     try:
         with os.scandir(final.parent) as listing:
@@ -155,7 +155,7 @@ def set_aside(final: Path) -> list[Path]:
 
 
 def _cannot_be_removed(folder: Path) -> str:
-    """Remove a folder; why it is still there, or nothing."""
+    """Remove a folder; returns why it is still there, or an empty string."""
     try:
         shutil.rmtree(folder)
     except OSError as error:
@@ -165,7 +165,7 @@ def _cannot_be_removed(folder: Path) -> str:
 
 def _replaced_start(final: Path) -> str:
     name = os.fsencode(final.name)
-    # People are to see what it was: cut short, it ends with a whole character.
+    # For people to recognise; cut at a whole character.
     start = name[:REPLACED_START_NBYTES].decode("utf-8", "ignore")
     return f"{start}.{hashlib.blake2b(name, digest_size=8).hexdigest()}"
 
@@ -181,17 +181,17 @@ def is_array_folder(path: Path) -> bool:
 
 
 def lock_folder(path: Path, *, create: bool = False) -> int:
-    """Keep other runs of this host out of a growing output, until the descriptor that is returned is closed.
+    """Keep other runs of this host out of a growing output, until the returned descriptor is closed.
 
-    Of other hosts only where the file system tells them of a lock on a folder, which NFS does not.
+    Runs of other hosts only where the file system shows them a lock on a folder, which NFS does not.
 
-    ``create`` makes the folder where there is none: it is locked before anything is in it, so that of several runs that
-    begin at once one alone writes there.
+    ``create`` makes the folder where there is none: it is locked before anything is in it, so that only one of several
+    runs that begin at once writes there.
 
     Raises
     ------
     OutputExistsError
-        Another run writes there, or what stands there is no folder; with ``create``, a link to one is none.
+        Another run writes there, or what stands there is no folder; with ``create``, a link to a folder is none.
     OSError
         There is nothing, or it cannot be opened or made.
     """
@@ -199,7 +199,7 @@ def lock_folder(path: Path, *, create: bool = False) -> int:
     while True:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):  # not by exist_ok: that looks again, when it may be gone
+            with suppress(FileExistsError):  # not exist_ok, which looks again: it may be gone by then
                 path.mkdir()
         try:
             descriptor = os.open(path, flags)
@@ -223,7 +223,7 @@ def lock_folder(path: Path, *, create: bool = False) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # between the two another run has renamed or removed what we opened
+        os.close(descriptor)  # before we locked it, another run renamed or removed what we opened
 
 
 def is_locked_by(descriptor: int, path: Path) -> bool:
@@ -246,14 +246,14 @@ def _not_ours(partial: Path) -> OutputExistsError:
 
 
 def _is_ours(names: Sequence[str]) -> bool:
-    """Whether a folder that holds these is one that a run has begun."""
+    """Whether a folder with these entries is one that a run has begun."""
     return not names or MARK_NAME in names
 
 
 def check_growing_place(final: Path) -> None:
-    """Raise OutputExistsError, before any work, where an output would grow and something stands that is not ours."""
+    """Raise OutputExistsError, before any work, where something that is not ours stands where an output would grow."""
     partial = partial_path(final)
-    for _ in range(2):  # a run that ends removes its mark last: who lists its folder meanwhile looks again
+    for _ in range(2):  # an ending run removes its mark last: a listing taken meanwhile is repeated
         try:
             if _is_ours(os.listdir(partial)):
                 return
@@ -266,10 +266,10 @@ def check_growing_place(final: Path) -> None:
 
 
 def _empty(partial: Path) -> None:
-    """Remove what an earlier run left in a folder that is locked, which stays, or the lock would be of no folder.
+    """Remove what an earlier run left in a locked folder. The folder stays: the lock is on it.
 
-    The record of finished tiles goes first, and what says that the folder is ours goes last: whoever is stopped in
-    between leaves nothing that a run goes on from, and a folder that the next one knows.
+    The record of finished tiles goes first, and the mark that says the folder is ours goes last: a run that is stopped
+    in between leaves nothing to go on from, and a folder that the next one knows as ours.
 
     Raises
     ------
@@ -291,8 +291,8 @@ def _empty(partial: Path) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove the halves of chunks that a run, or a worker, which was killed left behind; what cannot be removed stays,
-    and no reader takes it for a chunk."""
+    """Remove half-written chunks that a killed run or worker left behind; what cannot be removed stays, and no reader
+    takes it for a chunk."""
     for place, _, names in os.walk(folder):  # lists each folder once; Path.rglob does it twice
         for name in names:
             if DRAFT_NAME.search(name):
@@ -329,15 +329,15 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
 
 
 def check_place_free(path: Path, *, overwrite: bool) -> None:
-    """Fail when something stands where a local output goes. What the user called it was looked at before: of ``./~`` a
-    path has kept only the tilde.
+    """Fail when something stands where a local output goes. The name as the user gave it was checked before: a Path has
+    kept only the tilde of ``./~``.
 
     Raises
     ------
     OutputExistsError
         Something stands there and ``overwrite`` is false; or it is true and what stands there is not ours to remove:
-        anything but a Zarr array, which a slip of the pen must not delete. A link is neither, wherever it leads: a
-        folder cannot be renamed to it, and what it leads to is left alone.
+        anything but a Zarr array, lest a typo delete it. A link is always refused, wherever it leads: a folder cannot
+        be renamed to it, and what it leads to is left alone.
     StoreError
         It cannot be looked at: its folder is closed to us, its name is too long.
     """
@@ -347,7 +347,7 @@ def check_place_free(path: Path, *, overwrite: bool) -> None:
             found = path.lstat()
         if found is None:
             with suppress(FileNotFoundError):
-                partial_path(path).lstat()  # a name of its own, and a longer one
+                partial_path(path).lstat()  # it has a longer name
     except (OSError, ValueError) as error:
         raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
     _check_parents(path)
@@ -374,7 +374,8 @@ def _exists(name: str) -> OutputExistsError:
 
 
 def _check_parents(path: Path) -> None:
-    """Raise StoreError where a folder that a path lies in is a link to none: it can neither be made nor used."""
+    """Raise StoreError where a folder that a path lies in is a link that leads nowhere: it can neither be made nor
+    used."""
     for folder in path.parents:
         if folder.is_dir():
             return
@@ -432,8 +433,8 @@ def create_output(
             return Output(anchored(array, str(growing)), path, overwrite, lock)
         except BaseException as error:
             with suppress(OSError):
-                # Behind Ctrl-C the mark stays: after two of them zarr-python may still write, and without it no run
-                # would know what it finds.
+                # After Ctrl-C the mark stays: after two of them zarr-python may still write, and without the mark no
+                # run would know what it finds.
                 if isinstance(error, Exception) and os.listdir(growing) == [MARK_NAME]:
                     (growing / MARK_NAME).unlink()
                 growing.rmdir()  # only where it is empty
@@ -446,23 +447,22 @@ def create_output(
 
 
 def _ended(create: Callable[[], zarr.Array[Any]]) -> zarr.Array[Any]:
-    """What is created, of which nothing is under way any more when this returns, or raises because of one Ctrl-C.
+    """Create an array; nothing of it is under way any more when this returns, or raises because of one Ctrl-C.
 
-    zarr-python writes on threads of its own. Where Ctrl-C comes to the one that waits for them they go on, and could
-    write into a folder that another run has locked by then; so a thread to which no signal comes waits for them.
+    zarr-python writes on threads of its own. If Ctrl-C interrupts the thread that waits for them they go on, and could
+    write into a folder that another run has locked by then. So a thread that gets no signals waits for them.
     """
     with ThreadPoolExecutor(1, "tilewright-create") as creating:
         return creating.submit(create).result()
 
 
 def resume_output(path: Path, overwrite: bool) -> Output | None:
-    """The growing array of an earlier run that was stopped, cleared of halves of chunks; None: it cannot be read, or is
-    gone.
+    """The growing array of a stopped run, cleared of half-written chunks; None where it cannot be read, or is gone.
 
     Raises
     ------
     OutputExistsError
-        That run is not stopped: it still writes there.
+        A run still writes there.
     """
     partial = partial_path(path)
     try:
@@ -472,7 +472,7 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
     try:
         array = anchored(zarr.open_array(partial.absolute(), mode="r+"), str(partial))
         remove_drafts(partial)
-    except BaseException as error:  # Ctrl-C too: this process may live on, and no other run could write there
+    except BaseException as error:  # Ctrl-C too: this process may live on, and would keep the lock
         os.close(lock)
         if isinstance(error, (OSError, *UNREADABLE)):
             return None
