@@ -1,21 +1,21 @@
 """Check a stored product against its factors without computing it again: Freivalds' test, by groups of columns.
 
-C = op(A) op(B) implies C x = A (B x) for every vector x, and costs two thin products instead of a full one
-(Freivalds, "Probabilistic machines can use less running time", 1977). Each round draws one x of signs and cuts it
-into groups of C's columns, so that a fault is found among fewer sums of rounding errors and is reported by place.
+C = op(A) op(B) implies C x = A (B x) for every vector x, and costs two thin products instead of a full one (Freivalds,
+"Probabilistic machines can use less running time", 1977). Each round draws one x of signs and cuts it into groups of
+C's columns, so that a fault stands out from fewer rounding errors and is located.
 
-Integers are compared exactly, modulo 2^bits as they were computed, with several vectors a round. One of them holds
-odd numbers only, so a single wrong element never escapes; faults that hide each other escape a vector with a
-probability of at most 1/2 (differences of exactly half the modulus; far less for any other). Floating point is
-summed in float64 and compared with a tolerance from k and the dtype, at the scale sqrt(sum over l and j of
-|a_il b_lj|^2): what rounding errors of independent signs add up to. To it comes what numbers lose that underflow,
-in units of the smallest subnormal number: no kernel flushes such numbers to zero (Numba compiles without fast
-mathematics; the tensor cores keep them: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores",
-PeerJ Computer Science 7, 2021). What is not finite in C is wrong unless a factor of it is not finite either, or its
-partial sums could overflow: |a_i| |b_j| bounds them all (Cauchy-Schwarz).
+Integers are compared exactly, modulo 2^bits as they were computed, with several vectors a round. One of them holds odd
+numbers only, so a single wrong element never escapes; faults that cancel each other escape a vector with a probability
+of at most 1/2 (differences of exactly half the modulus; far less for any other). Floating point is summed in float64
+and compared with a tolerance from k and the dtype, at the scale sqrt(sum over l and j of |a_il b_lj|^2): what rounding
+errors of independent signs add up to. Added to that is what underflow loses, in units of the smallest subnormal number:
+no kernel flushes subnormal numbers to zero (Numba compiles without fast mathematics; the tensor cores keep them: Fasi,
+Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7, 2021). What is not
+finite in C is wrong unless a factor of it is not finite either, or its partial sums could overflow: |a_i| |b_j| bounds
+them all (Cauchy-Schwarz).
 
-Where NaN or infinity in a factor decides what C holds (`Lines`), every element is looked at by itself; in columns of
-op(B) they are left out of the sums, so that all other columns are compared.
+Where NaN or infinity in a factor decides what C holds (`Lines`), every element is checked by itself; such columns of
+op(B) are left out of the sums, so that all other columns are compared.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from tilewright.pipeline.store import as_stored_matrix, is_local
 from tilewright.pipeline.terms import StoredMatrix
 
 TASK_NBYTES = 256 * 2**20
-"""About how many bytes of a matrix one task of the check goes through, in whole chunks."""
+"""About how many bytes of a matrix one task of the check reads, in whole chunks."""
 
 IMAGE_NBYTES = 256 * 2**20
-"""What B makes of the probe, which every worker holds as a whole, is to take no more; else there are fewer groups."""
+"""The most that B times the probe, which every worker holds whole, may take: where k is long there are fewer groups."""
 
 PARTS_SHARE = 1 / 8
-"""Of a worker's memory, what parts may take that are gone through at once, unless one alone takes more."""
+"""The share of a worker's memory for the parts that are processed at once, unless one alone takes more."""
 
 ROWS_NBYTES = 256 * 2**20
-"""What a task may make of its rows, and hold of that at once."""
+"""The most that a task's results for its rows may take, all copies included."""
 
 LINE_COPIES = 8
-"""How often what a task makes of a row is there at once: found, expected, and what they are compared by."""
+"""Copies of a row's results that are in memory at once: found, expected, and what they are compared by."""
 
 BATCH_ELEMENTS = 2**20
-"""Elements that are looked at together for NaN and infinity."""
+"""Elements that are checked together for NaN and infinity."""
 
 AHEAD = 2
 """Parts for each thread that are under way, or done and not added up yet."""
@@ -72,10 +72,10 @@ INPUT_EPSILON = {"tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 """Relative error of an operand rounded to the precision that was asked for."""
 
 INPUT_SUBNORMAL = {"split": 2.0**-133, "tf32": 2.0**-136, "bf16": 2.0**-133, "fp16": 2.0**-24}
-"""The smallest number that an operand can have in the precision that was asked for."""
+"""The smallest subnormal operand in the precision that was asked for."""
 
 DEVIATIONS = 6
-"""Standard deviations that errors of random signs are given: less than 1 sum in 10^7 exceeds them (Hoeffding)."""
+"""Standard deviations allowed for errors of random signs: less than 1 sum in 10^7 exceeds them (Hoeffding)."""
 
 COMPLEX_PRODUCTS = 6
 """Real products that add up to the two parts of a complex one: three for each where four are not used."""
@@ -97,7 +97,7 @@ class Side:
         return (columns, rows) if self.transpose else (rows, columns)
 
     def parts(self, rows: slice) -> list[tuple[slice, slice, RegionRead]]:
-        """The parts of these rows: their rows from the first of these on, their columns, and how to read them."""
+        """The parts of these rows: their rows, counted from the first of these, their columns, and how to read them."""
         columns = slice(0, self.shape[1])
         region = (columns, rows) if self.transpose else (rows, columns)
         reads = region_reads(self.array, region, in_loops=True)
@@ -105,7 +105,8 @@ class Side:
         return [(read.target[order[0]], read.target[order[1]], read) for read in reads]
 
     def load(self, part: RegionRead, wide: np.dtype, compute: np.dtype) -> np.ndarray:
-        """A part, to be summed in ``wide``: its elements as they are in the product, which is formed in ``compute``."""
+        """A part, rounded as in the product, which is formed in ``compute``, and widened to ``wide``, in which it is
+        summed."""
         block = np.empty(part.shape, self.array.dtype.newbyteorder("="))
         part.read(block)
         narrow = compute if block.dtype.kind == "c" else np.zeros(0, compute).real.dtype
@@ -115,13 +116,13 @@ class Side:
         return widen(block.T if self.transpose else block, wide)
 
     def step(self, line_nbytes: int) -> int:
-        """Rows of a task, each of which brings so many bytes."""
+        """Rows of a task, each of which makes results of ``line_nbytes``."""
         return task_rows(as_stored_matrix(self.array, transpose=self.transpose), line_nbytes)
 
 
 def task_rows(matrix: StoredMatrix, line_nbytes: int) -> int:
-    """Rows of a task: whole chunks, about ``TASK_NBYTES`` of them, but no more rows than bring ``ROWS_NBYTES``, each of
-    them ``line_nbytes``."""
+    """Rows of a task: whole chunks, about ``TASK_NBYTES`` of them, but no more rows than ``ROWS_NBYTES`` allows for
+    results of ``line_nbytes`` each."""
     strip = matrix.unit[0] * max(1, matrix.columns) * matrix.dtype.itemsize
     most = max(1, ROWS_NBYTES // (LINE_COPIES * line_nbytes))
     if most < matrix.unit[0]:
@@ -133,14 +134,14 @@ def task_rows(matrix: StoredMatrix, line_nbytes: int) -> int:
 class Lines:
     """Which lines of a matrix, rows of op(A) or columns of op(B), hold NaN, and which hold infinity.
 
-    Such a line decides what C holds in that row or column: all of it is NaN where there is a NaN, since no factor makes
-    a number of that; and nothing of it is a number where there is an infinity.
+    Such a line decides what C holds in that row or column: with a NaN all of it is NaN, whatever the other factor
+    holds; with an infinity nothing of it is a number.
     """
 
     nan: np.ndarray
     """bool, one for each line."""
     infinite: np.ndarray
-    """bool, one for each line; also of those with a NaN."""
+    """bool, one for each line, whether or not it also holds NaN."""
 
     @classmethod
     def none(cls, count: int) -> Lines:
@@ -158,7 +159,7 @@ class Lines:
         return Lines(self.nan[lines], self.infinite[lines])
 
     def add(self, lines: slice, more: Lines | None) -> None:
-        """Count those of ``more`` in, which are these lines; None has none."""
+        """Add those of ``more``, which is about these lines; None has none."""
         if more is not None:
             self.nan[lines] |= more.nan
             self.infinite[lines] |= more.infinite
@@ -174,7 +175,8 @@ def special_lines(block: np.ndarray, suspected: np.ndarray) -> Lines | None:
 
 
 def _has_numbers(block: np.ndarray, rows: Lines, columns: Lines | None) -> np.ndarray:
-    """For each row of a part of C, whether it holds a number where these rows and columns leave none; bool."""
+    """For each row of a part of C, whether it holds a number where NaN or infinity in these rows and columns leaves
+    none; bool."""
     wrong = np.zeros(len(block), bool)
     for lines in _batches(np.flatnonzero(rows.nan), block.shape[1]):
         wrong[lines] |= ~np.isnan(block[lines]).all(axis=1)
@@ -189,7 +191,7 @@ def _has_numbers(block: np.ndarray, rows: Lines, columns: Lines | None) -> np.nd
 
 
 def _batches(lines: np.ndarray, length: int) -> Iterator[np.ndarray]:
-    """The numbers of lines, as many at a time as may be copied out of a block without its memory being needed twice."""
+    """Indices of lines, at a time so few that copying them out of a block takes little memory beside it."""
     step = max(1, BATCH_ELEMENTS // max(1, length))
     for first in range(0, len(lines), step):
         yield lines[first : first + step]
@@ -200,22 +202,22 @@ class Probe:
     """The vectors of all rounds, one a row of length n, and where the groups of columns are cut."""
 
     vectors: np.ndarray
-    """int8, whatever they are multiplied by: for a long row of C they are no small part of what is sent."""
+    """int8, whatever they are multiplied by: where C's rows are long they are much of what is sent."""
     dtype: np.dtype
     """What sums are formed in."""
     cuts: tuple[int, ...]
     exact: bool
     bits: int
-    """Bits of C's elements: what integers are compared modulo 2 to the power of."""
+    """Bits of C's elements: integers are compared modulo 2^bits."""
     compute: np.dtype
     """What C's elements are formed in."""
     threads: int
     left_out: Lines | None = None
-    """Columns of op(B), and of C, that count as zeros, since what they hold is no number."""
+    """Columns of op(B), and of C, that count as zeros, since they hold NaN or infinity."""
 
     def inside(self, columns: slice) -> Iterator[tuple[int, slice, slice]]:
-        """The groups that have some of these columns: their numbers, and which those are, counted from the first of
-        these and from that of all."""
+        """The groups that share columns with these: each group's number, and the shared columns counted from the first
+        of these and from the first of all."""
         for group, (start, stop) in enumerate(self.groups()):
             first, last = max(start, columns.start), min(stop, columns.stop)
             if first < last:
@@ -231,17 +233,17 @@ class Probe:
 
     @property
     def line_nbytes(self) -> int:
-        """What a row of op(A), or of op(B), brings: its products with the vectors of every group, and its norms."""
+        """Results of a row of op(A), or of op(B): its products with the vectors of every group, and its norms."""
         return line_nbytes(len(self.vectors), self.group_count, self.dtype)
 
 
 def tolerance(k: int, dtype: np.dtype, precision: str) -> float:
     """What a sum may deviate by, in units of its scale, when nothing is wrong.
 
-    A sum of k terms rounded one after another errs by about eps k / 3 of sqrt(sum |ab|^2) when all terms have one
-    sign, the worst case unless they are alike, and eps sqrt(k / 6) when signs are mixed; 2 eps k leaves six standard
-    deviations to the first. The last rounding, to C's own dtype, adds eps sqrt(k); rounded operands add their own
-    epsilon, taken with the same six.
+    A sum of k terms rounded one after another errs by about eps k / 3 of sqrt(sum |ab|^2) when all terms have one sign,
+    the worst case unless they are alike, and eps sqrt(k / 6) when signs are mixed; 2 eps k is six standard deviations
+    of the first. The last rounding, to C's own dtype, adds eps sqrt(k); rounded operands add their own epsilon, times
+    the same six.
     """
     return _tolerance(k, dtype, precision, math.sqrt(max(k, 1)))
 
@@ -304,8 +306,8 @@ def draw_probe(n: int, k: int, dtype: np.dtype, rounds: int, step: int) -> Probe
 def check_nbytes(
     a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, rounds: int, threads: int, host_nbytes: int | None
 ) -> int:
-    """What a worker holds at most while C is checked: what B makes of the probe, the probe, what a task makes of its
-    rows, and the parts that so many threads go through at once, of a host with so much memory."""
+    """The most that a worker holds while C is checked: B times the probe, the probe, a task's results, and the parts
+    that so many threads process at once, where the worker has ``host_nbytes`` of memory."""
     dtype, wide = c.dtype, WIDE_DTYPES[c.dtype.kind]
     vectors = vector_count(rounds, dtype)
     groups = ceil_div(c.columns, group_width(c.columns, b.rows, dtype, rounds, c.unit[1]))
@@ -318,8 +320,8 @@ def check_nbytes(
 
 
 def part_nbytes(matrix: StoredMatrix, rows: int, line_nbytes: int, compute: np.dtype) -> int:
-    """What one part of a matrix takes at most while it is gone through: as stored, as decoded and as the loops take it,
-    and what comes of it, which is added up when parts before it have been."""
+    """The most that one part of a matrix takes while it is processed: as stored, as decoded and as the loops take it,
+    and its results, which are added up after those of the parts before it."""
     rows, columns = min(matrix.unit[0], rows, matrix.rows), min(matrix.unit[1], matrix.columns)
     dtype = matrix.dtype
     if matrix.plain:
@@ -331,7 +333,7 @@ def part_nbytes(matrix: StoredMatrix, rows: int, line_nbytes: int, compute: np.d
 
 @dataclass(frozen=True)
 class Sums:
-    """What some rows of B, or of C, make of the probe, and what is measured of them on the way."""
+    """Some rows of B, or of C, times the probe, and what is measured of them on the way."""
 
     thin: np.ndarray
     """rows × (groups × rounds): products with the probe, in its dtype."""
@@ -348,7 +350,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class _Part:
-    """The same of one part of them; of a part of A, what it makes of B x, and ``special`` are rows."""
+    """The same of one part of the rows; of a part of A, its product with B x, and ``special`` is about rows."""
 
     rows: slice
     thin: np.ndarray
@@ -363,8 +365,8 @@ class _Part:
 def project(side: Side, rows: slice, probe: Probe, special_rows: Lines | None = None) -> Sums:
     """Rows of ``side`` times the probe, one column for each group and round, without the columns that it leaves out.
 
-    special_rows: those of these rows, and the columns left out, have to be looked at, since the side is C and must
-    not hold any number there.
+    special_rows: given if the side is C: those of these rows which, like the columns left out, must not hold any
+    number, and are checked for it.
     """
     count, rounds = rows.stop - rows.start, probe.vectors.shape[0]
     groups = 0 if probe.exact else probe.group_count
@@ -417,8 +419,8 @@ def project(side: Side, rows: slice, probe: Probe, special_rows: Lines | None = 
         special.add(part.columns, part.special)
         if part.strays is not None:
             strays[part.rows] |= part.strays
-    # One number a group goes back to the client, not one a column. The largest of a sum over tasks is at most the sum
-    # of their largest.
+    # One number a group goes back to the client, not one a column. The largest sum over all tasks is at most the sum of
+    # each task's largest.
     largest = [squares[start:stop].max(initial=0.0) for start, stop in probe.groups()] if groups else []
     return Sums(thin, norms, np.array(largest), special if special.any else None, strays)
 
@@ -426,8 +428,8 @@ def project(side: Side, rows: slice, probe: Probe, special_rows: Lines | None = 
 def _each_part(
     side: Side, rows: slice, work: Callable[[slice, slice, RegionRead], _Part], probe: Probe
 ) -> Iterator[_Part]:
-    """What ``work`` makes of all parts of some rows, on many threads, in the order of the parts; no more is begun than
-    memory holds, or than is soon asked for."""
+    """The results of ``work`` for all parts of some rows, on many threads, in the order of the parts; no more are begun
+    than memory holds, or than are soon asked for."""
     parts = side.parts(rows)
     threads = _threads_for(side, rows, probe)
     with ThreadPoolExecutor(threads, thread_name_prefix="tilewright-verify") as pool:
@@ -445,7 +447,7 @@ def _each_part(
 
 
 def _threads_for(side: Side, rows: slice, probe: Probe) -> int:
-    """How many threads go through these rows at once: of files here no more than there are cores."""
+    """How many threads process these rows: for local files no more than there are cores."""
     threads = min(probe.threads, usable_cores()) if is_local(side.array) else probe.threads
     limit = get_worker().memory_manager.memory_limit
     if not limit:
@@ -469,9 +471,9 @@ class Tolerances:
     dtype: np.dtype
     """C's."""
     column_norms: np.ndarray
-    """Of each group of B's columns, at least the largest norm of one; float64."""
+    """For each group of B's columns, an upper bound of the norm of any one; float64."""
     group_norms: np.ndarray
-    """Of each group of B's columns, the norm of all its elements; float64, infinite where squares overflow."""
+    """For each group of B's columns, the norm of all its elements; float64, infinite where squares overflow."""
 
 
 @dataclass(frozen=True)
@@ -546,8 +548,8 @@ def compare(
 def _unchecked(skipped: np.ndarray, special: Lines, probe: Probe) -> int:
     """Elements of some rows of C whose values were not compared.
 
-    skipped: rows × groups, bool, whether their sums were not. special: of these rows. Where there must be NaN that was
-    looked for, so it counts as compared.
+    skipped: rows × groups, bool, whose sums were not compared. special: which of these rows hold NaN or infinity. Where
+    there must be NaN that was checked, so it counts as compared.
     """
     left_out = probe.left_out or Lines.none(probe.cuts[-1])
     known, infinite = left_out.nan.sum(), (left_out.infinite & ~left_out.nan).sum()
@@ -572,8 +574,8 @@ def _relative_errors(
     sqrt(sum over l and j of |a_il b_lj|²) of each group, and the norm of A's row. product_norms: rows × groups,
     float64: of C's own elements.
 
-    Where factors are alike the norm of C's elements is the scale, for `tolerance_of_alike` of it; elsewhere that is no
-    larger than the other.
+    Where factors are alike the norm of C's elements sets the scale, with `tolerance_of_alike`; elsewhere that is no
+    larger than the usual one.
 
     A sum cannot be compared where the row of A holds NaN or infinity, or C's dtype may rightly have overflowed.
     """
@@ -589,7 +591,7 @@ def _relative_errors(
     errors = np.where(deviation == 0, 0.0, deviation / (scale + underflow / allowed.relative))
     overflow = ~np.isfinite(found) & _can_overflow(units, row_norms, widths, allowed)
     skip = np.broadcast_to(~np.isfinite(units), shape) | ~np.isfinite(expected) | overflow
-    # What is not finite here although its factors are is an error without measure, not something to pass over.
+    # What is not finite here although its factors are is an infinite error, not something to skip.
     errors = np.where(np.isnan(errors), np.inf, errors)
     return np.where(skip, 0.0, errors), skip
 
@@ -600,7 +602,7 @@ def _underflow(row_norms: np.ndarray, widths: np.ndarray, allowed: Tolerances) -
     row_norms: rows × 1 × 1, of A. widths: groups × 1, in columns.
 
     An element errs by half the smallest number, in each of its products and when it is rounded to C's dtype: at worst
-    all one way, but elements have the probe's random signs. So have an operand's errors, times the other operand.
+    all one way, but the probe gives elements random signs. So it does to an operand's errors, times the other operand.
     """
     compute = compute_dtype(allowed.dtype)
     products = allowed.k * (COMPLEX_PRODUCTS if allowed.dtype.kind == "c" else 1)
@@ -620,8 +622,8 @@ def _can_overflow(
 
     units: rows × groups × 1, the scales. row_norms: rows × 1 × 1, of A. widths: groups × 1, in columns.
 
-    sum over l of |a_il b_lj| is at most |a_i| |b_j|, and at most sqrt(k) times the norm of these products. Either may
-    overflow itself, or meet a NaN that the other does not.
+    sum over l of |a_il b_lj| is at most |a_i| |b_j|, and at most sqrt(k) times the norm of these products. Either bound
+    may itself overflow, or meet a NaN that the other does not.
     """
     bound = np.fmin(row_norms * allowed.column_norms[:, np.newaxis], units * math.sqrt(allowed.k))
     growth = 1 + allowed.k * float(np.finfo(compute_dtype(allowed.dtype)).eps)  # by rounding on the way

@@ -1,5 +1,5 @@
-"""Check a stored product on a cluster: hands out the tasks of Freivalds' test (`freivalds.py`) and puts together what
-they find."""
+"""Check a stored product on a cluster: hand out the tasks of Freivalds' test (`freivalds.py`) and combine their
+results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SENT_NBYTES = 2**20
 """Vectors up to this size are part of every task."""
 
 INPUT_LARGEST = {"fp16": float(np.finfo(np.float16).max)}
-"""The largest number that an operand can have, where that is less than float32's."""
+"""The largest operand in the precision that was asked for, where that is less than float32's."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,15 @@ class Verification:
     """The outcome of the check of one product.
 
     Where a row of op(A) or a column of op(B) holds NaN, all of that row or column of C must be NaN, and where it holds
-    infinity, nothing there may be a number: that is looked at for every element, and all others are compared as usual.
+    infinity, nothing there may be a number: each of these elements is checked for that, and all others are compared as
+    usual.
 
-    What it does not see: which of the two infinities, or NaN, C holds where infinity in a factor decides; and what it
-    holds in a row's sum over a group of columns (a quarter of C's at least, in whole chunks) that may rightly have
-    overflowed. Those are counted in ``unchecked``. And of floats, an element that is wrong by less than
-    ``tolerance`` times the scale of its sum, sqrt(sum over l and j of |a_il b_lj|²) over the columns j of the group.
-    For factors of random signs that is sqrt(columns of the group) times the usual size of C's elements, and
-    ``tolerance`` is 2 eps max(k, 4) + 2 eps' sqrt(k), with eps of the type that sums are formed in and eps' of C's.
+    Not seen: which of the two infinities, or NaN, C holds where a factor's infinity decides; and what it holds where a
+    row's sum over a group of columns (at least a quarter of C's, in whole chunks) may rightly have overflowed. Both are
+    counted in ``unchecked``. Nor is, among floats, an element that is wrong by less than ``tolerance`` times the scale
+    of its sum, sqrt(sum over l and j of |a_il b_lj|²) over the columns j of the group. For factors of random signs that
+    is sqrt(columns of the group) times the usual size of C's elements, and ``tolerance`` is 2 eps max(k, 4) + 2 eps'
+    sqrt(k), with eps of the type that sums are formed in and eps' of C's.
     """
 
     passed: bool
@@ -70,17 +71,18 @@ class Verification:
     """Whether anything could be compared; if not, ``passed`` is false and means nothing."""
     rounds: int
     largest_error: float
-    """The largest deviation, in units of its own scale, which rises where numbers underflow; for integers the number
-    of sums that differ."""
+    """The largest deviation, in units of its own scale, which is larger where numbers underflow; for integers the
+    number of sums that differ."""
     tolerance: float
-    """What ``largest_error`` may be; 0 for integers."""
+    """The limit of ``largest_error``; 0 for integers."""
     unchecked: int
     """Elements of C that infinity or overflow kept from being compared."""
     worst: tuple[int, int, int] | None
     """Row of C, and first and last + 1 column, where the largest deviation was found; None where there is none."""
     seconds: float
     cause: str = ""
-    """Why it failed, where that is known: an operand that the precision asked for cannot hold."""
+    """Why it failed, where that is known: numbers where NaN or infinity leaves none, or an operand too large for the
+    precision."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -157,7 +159,7 @@ def verify_product(
     dtype = c.dtype.newbyteorder("=")
     _check_kinds({"A": a, "B": b}, c)
     check.precision(precision, dtype)
-    empty = m * n == 0  # nothing to compare; without k there is: C must be zeros
+    empty = m * n == 0  # nothing to compare; where only k is 0 there is: C must be zeros
     probe = draw_probe(n, k, dtype, rounds, as_stored_matrix(c).unit[1])
     right_step, left_step, step = (side.step(probe.line_nbytes) for side in (right, left, result))
     left_step = max(left_step, step)
@@ -169,7 +171,7 @@ def verify_product(
     image, special = _project_all(tasks, right, right_rows, probe, 0)
     first = len(right_rows)
     if special is not None:
-        # Columns of op(B) that hold NaN or infinity would hide all others of their group: once more without them.
+        # Columns of op(B) that hold NaN or infinity would hide all others of their group: project again without them.
         probe = replace(probe, left_out=special)
         listener(WorkPlanned("verify", 2 * first + len(left_rows), first, "panels", nbytes, 0))
         image, _ = _project_all(tasks, right, right_rows, probe, first)
@@ -205,7 +207,7 @@ def verify_product(
 def find_damaged(
     client: Client, c: zarr.Array[Any], regions: Iterable[tuple[slice, slice]], *, listener: Listener = ignore
 ) -> list[int]:
-    """The places, in ascending order, of those regions of C that have a chunk which cannot be decoded."""
+    """The places, in ascending order, of those regions of C with a chunk that cannot be decoded."""
     calls = ((c, region) for region in regions)
     with closing(_Tasks(client, listener).run(_is_damaged, calls, (), 0, "damaged")) as found:
         return sorted(place for place, damaged in found if damaged)
@@ -221,7 +223,7 @@ def _is_damaged(c: zarr.Array[Any], region: tuple[slice, slice]) -> bool:
 
 
 class _Tasks:
-    """How a check's tasks get to the workers, and its listener hears of them."""
+    """Runs a check's tasks on the workers, and tells its listener of them."""
 
     def __init__(self, client: Client, listener: Listener) -> None:
         self._client, self._listener = client, listener
@@ -236,29 +238,30 @@ class _Tasks:
         nbytes: int,
         name: str,
     ) -> Generator[tuple[int, Result], None, None]:
-        """The results of all calls as they come, with their places; ``values``, of ``nbytes``, go along with each."""
+        """The results of all calls as they come, with their places; ``values``, of ``nbytes``, are added to each
+        call."""
         options: dict[str, Any] = {"key": f"{self._run}-{name}", "waiting": self._waiting}
         if nbytes > SENT_NBYTES:  # long vectors go to each worker once, not along with each task
             return run_sent(self._client, function, calls, values, **options)
         return run_bounded(self._client, function, ((*call, *values) for call in calls), **options)
 
     def finished(self, index: int, side: Side, rows: slice) -> None:
-        """Tell that these rows have been gone through."""
+        """Tell the listener that these rows are done."""
         nbytes = side.array.nbytes * (rows.stop - rows.start) // max(1, side.shape[0])
         self._listener(UnitDone("verify", index, "", 0.0, nbytes, 0, {}))
 
 
 @dataclass(frozen=True)
 class _Image:
-    """What B makes of the probe, and what is measured of B on the way."""
+    """B times the probe, and what is measured of B on the way."""
 
     thin: np.ndarray
     """(groups × rounds) × k: B x of every group and round, one a row as the loops read them."""
     norms: np.ndarray
-    """(groups + 1) × k, float64: norms of B's rows by group, with ones as the last, which give the norms of A's rows
-    themselves; empty for integers."""
+    """(groups + 1) × k, float64: norms of B's rows by group, and a last row of ones, which gives the norms of A's rows;
+    empty for integers."""
     column_squares: np.ndarray
-    """For each group, float64: at least the largest sum of |element|² in one of its columns."""
+    """For each group, float64: an upper bound of the sum of |element|² in any of its columns."""
 
     @property
     def nbytes(self) -> int:
@@ -269,7 +272,7 @@ def _project_all(
     tasks: _Tasks, right: Side, pieces: Sequence[slice], probe: Probe, first: int
 ) -> tuple[_Image, Lines | None]:
     """B times the probe, its rows in these pieces, and the columns of B that hold NaN or infinity, if any; ``first`` is
-    the place of the first piece among all that the listener hears of."""
+    the first piece's number for the listener."""
     k = right.shape[0]
     groups = 0 if probe.exact else probe.group_count
     image = _Image(
@@ -291,7 +294,7 @@ def _project_all(
 
 
 def _allowed_of(image: _Image, k: int, dtype: np.dtype, precision: str, *, exact: bool) -> Tolerances:
-    """What C may deviate by, of this dtype and computed in this precision."""
+    """What C may deviate by if it is of this dtype and was computed in this precision."""
     norms = image.norms[:-1]
     with np.errstate(all="ignore"):
         group_norms = np.sqrt(np.einsum("gl,gl->g", norms, norms))
@@ -316,8 +319,7 @@ def _compare_all(
     probe: Probe,
     first: int,
 ) -> list[Outcome]:
-    """C times the probe beside A times what B makes of it, its rows in these pieces; ``first`` is the place of
-    the first of them among all that the listener hears of."""
+    """Compare C x with A (B x), their rows in these pieces; ``first`` is the first piece's number for the listener."""
     calls = ((left, result, rows) for rows in pieces)
     values = image.thin, image.norms, allowed, probe
     nbytes = image.nbytes + probe.vectors.nbytes
@@ -330,7 +332,8 @@ def _compare_all(
 
 
 def _too_large(tasks: _Tasks, factors: dict[str, tuple[Side, list[slice]]], precision: str) -> str:
-    """Which factors, and their rows in pieces, hold numbers that the precision cannot; nothing where none does."""
+    """A sentence about the factors that hold numbers too large for the precision, or an empty string. factors: each
+    with its rows in pieces."""
     causes = []
     for role, (side, pieces) in factors.items():
         with closing(
@@ -357,8 +360,8 @@ def _largest(side: Side, rows: slice) -> float:
 
 
 def _check_kinds(factors: dict[str, zarr.Array[Any]], c: zarr.Array[Any]) -> None:
-    """Raise DTypeError for factors that C's kind cannot hold: they are added up in that kind, so that floats beside
-    integers would lose what is behind the point, and a wrong C could pass."""
+    """Raise DTypeError for factors that C's kind cannot hold: sums are formed in that kind, so that floats would lose
+    their fractions in integers, and a wrong C could pass."""
     for role, factor in factors.items():
         # Integers may be of any width: they are compared modulo C's.
         integers = factor.dtype.kind in "iu" and c.dtype.kind in "iu"
