@@ -41,7 +41,7 @@ def base_case() -> Case:
 
 
 def gpu_cases(gpus: int) -> list[Case]:
-    """What is timed on so many GPUs: those of one size and dtype side by side."""
+    """The cases for so many GPUs, those of one size and dtype next to each other."""
     base, ends = base_case(), tuple(dict.fromkeys((1, gpus)))
     cases = [replace(base, workers=workers) for workers in dict.fromkeys((1, min(2, gpus), gpus))]
     cases[-1] = replace(cases[-1], peer_repeats=1)
@@ -56,8 +56,8 @@ def gpu_cases(gpus: int) -> list[Case]:
 
 
 def compressed_cases(workers: int, *, gpu: bool) -> list[Case]:
-    """Chunks of three sizes that are encoded, on one worker and on all; the peer on all, on a GPU beside the largest
-    alone: it takes minutes there for its tasks with smaller ones."""
+    """Encoded chunks of three sizes, on one worker and on all. The peer runs on all, on a GPU only with the largest
+    chunks: with smaller ones its tasks take minutes there."""
     base = replace(base_case(), n=32768 if gpu else 8192, compressed=True)
     cases = [
         replace(base, chunk=chunk, workers=count, peer_repeats=int(count == workers and not gpu))

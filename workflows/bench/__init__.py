@@ -1,1 +1,1 @@
-"""What this installation reaches, measured beside what others reach, in the same run."""
+"""Benchmarks of this installation beside other libraries, in the same run."""

@@ -28,8 +28,8 @@ from tilewright.pipeline.errors import OptionError, TilewrightError
 from tilewright.workflows.console import Outputs, on_interrupt, print_result
 
 LEAST_SAMPLE_SECONDS = 20e-3
-"""Short work is repeated within a sample until it takes this long: on a GPU the host's share, which launches
-one while another runs, then shows only once."""
+"""Short work is repeated within a sample until it takes this long: on a GPU the host's share then shows only once,
+since it launches one run while another is under way."""
 LIBRARIES = (
     "numpy",
     "numba",
@@ -50,7 +50,7 @@ COUNT = click.IntRange(min=1)
 
 
 class Seconds(click.FloatRange):
-    """A time that ends."""
+    """A finite time above 0."""
 
     def __init__(self) -> None:
         super().__init__(min=0, min_open=True)
@@ -104,7 +104,7 @@ class ElementType(click.ParamType):
 
 
 class Picture(click.Path):
-    """A PNG file that can be written: told before hours of measuring, not after."""
+    """A PNG file that can be written: refused before hours of measuring, not after."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True)
@@ -132,7 +132,7 @@ class Contestant:
     check: Callable[[], str | None]
     """Does the work once and compares: None when it is right, else what is wrong."""
     peer: bool = False
-    """Whether it is somebody else's: ratios are taken against the first peer of a case."""
+    """Whether it is somebody else's software: ratios are taken against the first peer of a case."""
     work: float | None = None
     """Operations or bytes of one run, where it does less than the case says (a slow peer does a part)."""
     prepare: Callable[[], None] | None = None
@@ -299,8 +299,8 @@ def publish(
     *pictures: tuple[Path | None, Callable[[Path], None]],
     as_json: bool,
 ) -> None:
-    """Draw the pictures that were asked for, and print the report: also where one cannot be written, since measuring
-    may have taken hours."""
+    """Draw the pictures that were asked for, and print the report even where one cannot be written: measuring may have
+    taken hours."""
     try:
         for path, draw in pictures:
             if path is not None:

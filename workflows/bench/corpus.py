@@ -1,8 +1,8 @@
 """A corpus on a cluster: files to counts, ours beside dask.delayed with NumPy's, or on a GPU CuPy's, bincount.
 
-The same files, the same cluster, in turns. The floors stand beside the total: what the bytes need from the file system
-into memory that a GPU can copy from, over the bus, and in the kernel; or what compressed ones need from the cores. Each
-is measured in the same run, by the workers with as many threads as they use, or by a process for each core. Counts are
+The same files, the same cluster, in turns. The floors stand beside the total: the time that the bytes need from the
+file system into pinned memory, over the bus, and in the kernel; or that decompressing needs on the cores. Each is
+measured in the same run, by the workers with as many threads as they use, or by a process for each core. Counts are
 compared with those of one file, taken on the CPU, before anything is timed.
 """
 
@@ -197,7 +197,7 @@ def run_corpus(
 def _take(
     seconds: list[float], turn: int, took: float, counts: np.ndarray, expected: np.ndarray, who: str
 ) -> None:
-    """Keep what a turn took; of the first, which only warms, look at the counts. Raises WrongAnswer."""
+    """Keep what a turn took; of the first, which only warms up, check the counts. Raises WrongAnswer."""
     if turn:
         seconds.append(took)
     elif not np.array_equal(counts, expected):
@@ -315,8 +315,8 @@ def decompressing_rate(documents: Sequence[Document], processes: int) -> float:
 
 @contextmanager
 def started_processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """So many processes that have all imported what they work with: the first to be there would else do the work of the
-    others, which import meanwhile at its side."""
+    """So many processes that have all finished their imports: else the first would do the work of the others, beside
+    their imports."""
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(count)
     with ProcessPoolExecutor(count, context, initializer=_meet, initargs=(together,)) as pool:
@@ -330,7 +330,7 @@ def _meet(together: Any) -> None:
 
 
 def _nothing(_: int) -> None:
-    """Work that is done as soon as there is a process for it."""
+    """No work: done as soon as there is a process for it."""
 
 
 def decompressed_nbytes(documents: Sequence[Document]) -> int:

@@ -1,4 +1,4 @@
-"""The dot product on one device beside cuBLAS or NumPy and reading alone; two dtypes in every way to finish it.
+"""The dot product on one device beside cuBLAS or NumPy and reading alone; two dtypes with every way to finish the sum.
 
 Each contestant's answer is checked before it is timed, against sums in double precision or exact integers.
 """
@@ -36,12 +36,13 @@ from tilewright.workflows.bench.common import (
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "int8", "int32", "int64")
 LADDER_DTYPES = ("float32", "int64")
-"""Which dtypes are finished in every way: the ways differ after the vectors are read, whatever was in them."""
+"""The dtypes timed with every way to finish the sum: the ways differ only after the vectors are read, whatever their
+dtype."""
 DEFAULT_NBYTES = 1 << 30
 UNIT_NBYTES = 1 << 24
 """Vectors repeat after this many bytes: making gigabytes on the host takes longer than all that is measured."""
 ROUNDOFF = 64
-"""How many roundings of its sums, relative to the sum of absolute products, an answer may be off."""
+"""How many rounding errors of its sums' type an answer may be off, relative to the sum of absolute products."""
 HALF_SPREAD = 4096.0
 """The standard deviation of a float16 product at most: a sixteenth of what the type holds."""
 
@@ -79,8 +80,8 @@ def _units(dtype: np.dtype, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
     """What two vectors of ``nbytes`` repeat: random elements, normally distributed, or integers over the whole
     range of the type.
 
-    The product of float16 vectors must not leave the type's range, where infinity would be the right answer
-    and every other number forgiven: their elements are made smaller with the length, by a power of two.
+    The product of float16 vectors must not leave the type's range, or infinity would be the right answer and every
+    other number forgiven: the longer the vectors, the smaller their elements, by a power of two.
     """
     rng = np.random.default_rng(20261121)
     count = UNIT_NBYTES // dtype.itemsize
@@ -146,9 +147,8 @@ def _exact(x: np.ndarray, y: np.ndarray, length: int) -> tuple[Any, float]:
 
 
 def _judge(exact: Any, scale: float, dtype: np.dtype, sums: np.dtype, found: Any) -> str | None:
-    """What is wrong with an answer: None, if it lies as near as sums formed in the type ``sums`` come and one
-    rounding to ``dtype``.
-    """
+    """What is wrong with an answer; None if it is as near as sums in the type ``sums`` and one rounding to ``dtype``
+    allow."""
     value = np.asarray(found)[()]
     if value.dtype != dtype:
         return f"the answer is {value.dtype}, not {dtype}"
@@ -175,8 +175,7 @@ def _contestant(
 def _judges(
     x: np.ndarray, y: np.ndarray, length: int
 ) -> tuple[Callable[[Any], str | None], Callable[[Any], str | None]]:
-    """What judges sums in the elements' own type (float16: in float32), and what judges sums in double
-    precision."""
+    """The judges of sums in the elements' own type (float16: in float32), and of sums in double precision."""
     exact = _exact(x, y, length)
     own, wide = np.dtype(np.float32) if x.dtype == np.float16 else x.dtype, np.dtype(np.float64)
     return (

@@ -1,7 +1,7 @@
 """The whole job beside dask.array: Zarr in, Zarr out, the same stored matrices, clusters of the same kind, in turns.
 
-The floors stand beside the total: what the bytes need from storage and over the bus, what the arithmetic needs from
-the kernel, each measured in the same run. Every product is checked (`tilewright.verify`) before it is timed.
+The floors stand beside the total: the time that the bytes need from storage and over the bus, and the arithmetic in the
+kernel, each measured in the same run. Every product is checked (`tilewright.verify`) before it is timed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Case:
     values: str
     """``small`` integers fit into eight bits, ``full`` ones fill their dtype; floats are normal either way."""
     repeats: int = 3
-    """Timed runs of ours, after one that warms and is checked."""
+    """Timed runs of ours, after one that warms up and is checked."""
     peer_repeats: int = 2
     """The same of dask.array; 0 leaves it out."""
     compressed: bool = False
@@ -121,7 +121,7 @@ def run_e2e(
                     shutil.rmtree(inputs)  # one set of matrices at a time: they are large
                 inputs = folder / case.inputs
                 write_inputs(inputs, case)
-            # The peer's processes are its own, so that what they hold is not ours.
+            # The peer has processes of its own, so that what they hold is not counted as ours.
             with ExitStack() as stack:
                 client = stack.enter_context(cluster_of(case.workers, gpu))
                 peer = stack.enter_context(cluster_of(case.workers, gpu)) if case.peer_repeats else None
@@ -140,7 +140,7 @@ def _run_case(
     client: Client, peer: Client | None, case: Case, inputs: Path, out: Path, *, gpu: bool, cold: bool
 ) -> tuple[tuple[Row, ...], dict[str, Any], Timeline]:
     ours, theirs = _Timing(), _Timing()
-    # The first turn warms and is checked.
+    # The first turn warms up and is checked.
     for turn in range(1 + max(case.repeats, case.peer_repeats)):
         if turn <= case.repeats:
             _time_ours(client, inputs, out, case, ours, cold=cold, check=turn == 0, gpu=gpu)
@@ -314,7 +314,7 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
     threads = plan.workers * plan.read_threads, plan.workers * plan.write_threads
     storage = _storage_rate(inputs, inputs, written, *threads)
     a = zarr.open_array(inputs / "a.zarr", mode="r")
-    stored = a.nbytes_stored() / a.nbytes  # of random numbers those of B and C shrink as these do
+    stored = a.nbytes_stored() / a.nbytes  # random numbers: B and C shrink as A does
     floors = {
         # What a worker took from another's GPU comes from no file, and not over the bus from the host.
         "storage": stored * (run.read_nbytes + plan.write_nbytes) / storage,
@@ -343,9 +343,9 @@ def _details(client: Client, inputs: Path, case: Case, timing: _Timing, *, gpu: 
 
 
 STORAGE_BLOCK_NBYTES = 2**20
-"""What is read into, and written from, again and again: that of all threads stays in the CPU's cache."""
+"""A thread's block, read into, or written from, again and again: those of all threads stay in the CPU's cache."""
 STORAGE_CALL_BLOCKS = 16
-"""So many go into one call of the system: the threads of all workers, here in one interpreter, share its lock."""
+"""Blocks in one system call, not just one: the threads of all workers, here in one interpreter, share its lock."""
 STORAGE_NBYTES = 4 * 2**30
 """Bytes of a stored matrix that are read for the floor, at most."""
 

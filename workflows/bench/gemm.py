@@ -108,7 +108,7 @@ def cases(
 ) -> Iterator[Case]:
     """Every size with every dtype; float32 with every precision; integers also small ones, if asked.
 
-    A size is the side of square matrices, or (m, n, k); ``int8->int32`` is a dtype with the result's.
+    A size is the side of square matrices, or (m, n, k); ``int8->int32`` is a dtype and that of its result.
     """
     for text in dtypes:
         stored, _, wanted = text.partition("->")
@@ -197,7 +197,7 @@ def _bands(m: int) -> list[slice]:
 def _judge(
     case: Case, a: np.ndarray, b: np.ndarray, bands: list[slice], expected: list[np.ndarray]
 ) -> Callable[[list[np.ndarray]], str | None]:
-    """A function from bands of a product, the first few or all, to what is wrong with them."""
+    """A function that takes bands of a product, the first few or all, and says what is wrong with them."""
     limits: list[Any] = [0.0] * len(bands)
     if case.result.kind not in "iu":
         # |a|·|b| <= ‖a‖ ‖b‖ (Cauchy-Schwarz) bounds the scale of an element without another product; twice,

@@ -43,7 +43,7 @@ DEFAULT_NBYTES = 1 << 30
 UNIT_NBYTES = 1 << 24
 """Texts repeat after this many bytes: more than any kernel could notice, little enough to make quickly."""
 SLOW_NBYTES = 1 << 26
-"""How much of the text those count that would need seconds for all of it; rates are per byte."""
+"""How much of the text slow contestants count, which would need seconds for all of it; rates are per byte."""
 DOCUMENTS = 100_000
 DOCUMENT_NBYTES = 4096
 ENGLISH = {

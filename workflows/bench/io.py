@@ -67,7 +67,7 @@ DEVICE_THREADS = (8, 16)
 """What reads towards a GPU use where nothing else is asked for: a worker's threads, and twice as many."""
 CACHES = ("warm", "cold")
 VALUES = 4096
-"""Elements are random integers below this: Zstandard makes about half of them as float32."""
+"""Elements are random integers below this: as float32, Zstandard compresses them to about half."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,11 @@ def run_io(
 ) -> BenchReport:
     """Time every layout in every direction; ``folder`` takes some copies of the matrix and is left empty.
 
-    nbytes: of a square matrix, about. chunk: side of a stored chunk. directions: by default all, ``device`` only
-    where a GPU can be used and ``device`` is not ``cpu``. caches: only tell reads apart. threads: how many each
-    contestant may use, by default one and all cores, and DEVICE_THREADS towards a GPU. seconds: for each contestant
-    of a case, about.
-    Raises DTypeError for a dtype without numbers, DeviceUnavailableError for a GPU that was asked for and is not
-    there, OptionError where no case is left, and WrongAnswer where a contestant moved something else.
+    nbytes: of a square matrix, about. chunk: side of a stored chunk. directions: by default all, ``device`` only where
+    a GPU can be used and ``device`` is not ``cpu``. caches: only matter to reads. threads: how many each contestant may
+    use, by default one and all cores, and DEVICE_THREADS towards a GPU. seconds: for each contestant of a case, about.
+    Raises DTypeError for a dtype without numbers, DeviceUnavailableError for a GPU that was asked for and is not there,
+    OptionError where no case is left, and WrongAnswer where a contestant moved something else.
     """
     kind = _number(dtype)
     if "device" in directions and device == "cpu":
@@ -232,7 +231,7 @@ def _writers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> It
 
 
 def _decoders(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> Iterator[Contestant]:
-    """What takes compressed chunks apart, without files as far as it can: zarrs and ours read their own, from the page
+    """Contestants that decode compressed chunks, from memory if they can: zarrs and ours read files, from the page
     cache."""
     path = _stored(matrix, make)
     array = zarr.open_array(path, mode="r")
@@ -275,9 +274,9 @@ def _decoders(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> I
 
 
 def _device_readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> Iterator[Contestant]:
-    """What brings chunks from files to a GPU: ours through pinned lanes to their place in the matrix, KvikIO file by
-    file to one place after another (which is less: chunks are not put side by side), and the rest by way of a matrix
-    on the host that is then copied."""
+    """Contestants that bring chunks from files to a GPU: ours through pinned lanes to their place in the matrix, KvikIO
+    file by file to one place after another (less work: chunks are not put side by side), and the rest by way of a
+    matrix on the host that is then copied."""
     path = _stored(matrix, make)
     array = zarr.open_array(path, mode="r")
     prepare = partial(forget_pages, path) if case.cache == "cold" else None
@@ -382,7 +381,7 @@ def _device_unit(path: Path, threads: int) -> Unit:
 def _load_by_ours(
     unit: Unit, array: zarr.Array[Any], panel: Any, shape: tuple[int, int], pool: ThreadPoolExecutor
 ) -> None:
-    """As a worker loads a panel, of an array that it opened once: KvikIO is told the files, and opens those alone."""
+    """As a worker loads a panel, from an array opened before: KvikIO is given the files, and opens those alone."""
     whole = (slice(0, shape[0]), slice(0, shape[1]))
     load_all(pool, [unit.loading(array, whole, Placed(panel, shape, Lines(shape[1], 1)))])
     _synchronize()
@@ -427,7 +426,7 @@ def _synchronize() -> None:
 
 
 def _zarr_pipelines(threads: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What zarr-python can be told to decode with, as settings of its own; as many chunks at once as threads."""
+    """The codec pipelines that zarr-python can use, as its settings, with as many chunks at once as threads."""
     settings = {"async.concurrency": threads, "threading.max_workers": threads}
     yield "zarr-python", settings
     if _library("zarrs") is not None:

@@ -1,5 +1,5 @@
-"""When each stage of each worker was busy: one panel a case, one row a worker, one lane a stage, in which what was
-done at once lies on top of one another."""
+"""When each stage of each worker was busy: one panel a case, one row a worker, one lane a stage, in which what was done
+at once is drawn on top of one another."""
 
 from __future__ import annotations
 
