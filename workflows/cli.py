@@ -50,7 +50,7 @@ class Group(click.Group):
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Finding a command imports its module, and its --help is printed, before it can tell anything itself.
+        # A command's module is imported, and its --help printed, before it can report failures itself.
         with interruptible(), printing():
             return super().invoke(ctx)
 
@@ -347,13 +347,12 @@ def bench() -> None:
 
 
 def main(prog_name: str | None = None) -> None:
-    """The ``tilewright`` command. Ctrl-C or SIGTERM that comes when it has succeeded and said so is too late to change
-    that."""
+    """The ``tilewright`` command. Ctrl-C or SIGTERM after it has reported success is too late to change that."""
     try:
         cli(prog_name=prog_name)
     except SystemExit as ended:
         if not ended.code:
-            # While Python itself ends, a signal would kill the process, or print a traceback of nothing that failed.
+            # While Python shuts down, a signal would kill the process, or print a traceback though nothing failed.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
         raise

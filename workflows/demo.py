@@ -38,7 +38,7 @@ LEAST_PAIRS = 3000
 """Modules with fewer pairs of letters are counted but not compared: too short to have a vocabulary."""
 MOST_SIMILAR = 10
 MADE_BY = {"made_by": "tilewright demo"}
-"""An attribute of the demo's counts, by which the next one knows that it may replace them."""
+"""An attribute of the demo's counts, which tells the next run that it may replace them."""
 PASSED_OVER = ("test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__")
 """Folders that are not read: tests, tables of character sets (all alike), and what is not Python's own."""
 
@@ -57,7 +57,7 @@ class DemoRun:
     device: str
     modules: int
     compared: int
-    """Modules that are long enough and no copies of another."""
+    """Modules that are long enough and not copies of another."""
     similar: tuple[SimilarPair, ...]
     """The most similar first."""
     letters: Histogram
@@ -115,8 +115,8 @@ def demo(
     Raises
     ------
     TilewrightError
-        One of its subclasses: no source files beside this Python, a folder that cannot be written or
-        that holds files of these names and of no demo, and whatever ``histogram`` and ``matmul`` raise.
+        One of its subclasses: no source files beside this Python, a folder that cannot be written or that holds files
+        of these names that no demo wrote, and whatever ``histogram`` and ``matmul`` raise.
     """
     folder = Path(output)
     try:
@@ -169,8 +169,8 @@ def demo(
 
 
 def _check_replaceable(counts_path: Path, *others: Path) -> None:
-    """Raise OutputExistsError where something stands at a path that no demo has written: its counts, which it stores
-    first, say so of all three."""
+    """Raise OutputExistsError where something that no demo has written stands at a path. The counts, which a demo
+    stores first, tell for all three."""
     standing = [path for path in (counts_path, *others) if os.path.lexists(path)]
     if not standing:
         return

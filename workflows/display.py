@@ -1,4 +1,4 @@
-"""The listener for a terminal: a bar for each piece of work, which goes when the work is done."""
+"""The listener for a terminal: a bar for each piece of work, removed when the work is done."""
 
 from __future__ import annotations
 

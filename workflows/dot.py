@@ -24,7 +24,7 @@ class DotRun:
     """A NumPy scalar."""
     elements: int
     seconds: float
-    """With the start of the cluster."""
+    """Including the start of the cluster."""
 
     def to_json(self) -> dict[str, Any]:
         number = self.value.item()

@@ -29,7 +29,7 @@ from tilewright.pipeline.submit import survey, workers_held
 logger = logging.getLogger(__name__)
 
 CHUNK_NBYTES = 2**22
-"""Stored pieces of a table of counts: whole rows, about so many bytes of them."""
+"""About the size of a chunk of a table of counts, in whole rows."""
 
 
 def histogram(
@@ -79,7 +79,7 @@ def histogram(
         OptionError, PlanError, ClusterError and DeviceUnavailableError as their names say.
     """
     config.check_all()
-    kind_named(by)  # a wrong word is told before a corpus of a million files is listed
+    kind_named(by)  # a wrong word is refused before a corpus of a million files is listed
     corpus = list_corpus([paths] if isinstance(paths, str | bytes | os.PathLike) else paths, raw=raw)
     for note in corpus.notes:
         listener(Notice(note))
@@ -117,11 +117,11 @@ def check_outputs(
     CorpusError
         One of them is there, and the corpus cannot be listed.
     OutputExistsError
-        One of them exists and ``overwrite`` is false, or it is none that may be replaced.
+        One of them exists and ``overwrite`` is false, or it may not be replaced.
     StoreError
         The folder that one is to stand in is not there, or cannot be written to; a name is too long for it.
     OptionError
-        A name without an ending that says a format.
+        A name whose ending says no format.
     """
     for given, endings in ((out, tuple(WRITERS)), (plot, (".png",))):
         if given is None:
@@ -164,7 +164,7 @@ def _check_apart(path: Path, corpus: Collection[str | os.PathLike[str]]) -> None
     if not path.exists():
         return
     ours = path.resolve()
-    # What lies below a folder needs no look, but a link there may lead out of it.
+    # Files below a folder need no look, but a link there may lead out of it.
     links = [document.name for document in list_corpus(corpus).documents if os.path.islink(document.name)]
     for given in [*corpus, *links]:
         theirs = Path(given).resolve()
@@ -260,7 +260,7 @@ def store_counts(counts: np.ndarray, path: Path, attributes: dict[str, Any]) -> 
     chunks = counts.shape if counts.ndim == 1 else (min(rows, len(counts)), counts.shape[1])
     output = create_output(path, counts.shape, counts.dtype, chunks, compressed=True, overwrite=True)
     try:
-        # One chunk after the other: zarr-python writes many at once, and goes on with the rest when one has failed.
+        # One chunk after the other: zarr-python would write many at once, and go on with the rest when one has failed.
         if counts.ndim == 1:
             write_region(output.array, (slice(0, len(counts)),), counts)
         else:

@@ -47,7 +47,7 @@ from tilewright.pipeline.verify import Verification, find_damaged, verify_produc
 from tilewright.workflows.planning import Wanted, open_factors, plan_for
 
 SMALL_PRODUCTS = 2**36
-"""Multiplications that two cores have done in a second: of a product of fewer, the time counts and not the memory."""
+"""Multiplications that two cores do in a second: in a product of fewer, time counts and not memory."""
 
 
 def matmul(
@@ -80,11 +80,11 @@ def matmul(
     transpose_a, transpose_b
         Take the transpose of A or B; nothing is stored transposed.
     dtype
-        C's dtype where it shall be another than ``numpy.matmul`` would make it: int64 for int32 factors, say, so that
-        sums do not wrap. A and B are cast to it as NumPy casts ``same_kind``, also to fewer bits, where integers wrap
-        and floats are rounded or overflow (for float16 to float32, which its sums are formed in). Unsigned integers may
-        become any type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers complex
-        ones. Not bfloat16, which zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
+        C's dtype, if not the one of ``numpy.matmul``: int64 for int32 factors, say, so that sums do not wrap. A and B
+        are cast to it as NumPy casts ``same_kind``, also to fewer bits, where integers wrap and floats are rounded or
+        overflow (for float16 to float32, which its sums are formed in). Unsigned integers may become any type, signed
+        ones any but unsigned, floats any floats or complex numbers, complex numbers complex ones. Not bfloat16, which
+        zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
     precision
         ``full`` multiplies every dtype as itself; ``split``, ``tf32``, ``bf16`` and ``fp16`` use tensor cores, where
         ``fp16`` takes operands of at most 65504. On a CPU all of them mean ``full``.
@@ -108,8 +108,8 @@ def matmul(
     TilewrightError
         One of its subclasses, for everything a caller can cause; nothing half-written stands at ``out`` then.
     DeviceMemoryError
-        A worker ran out of memory under the plan, and under a smaller one that was made in its place; or half of C
-        was finished already, which no plan of other tiles could have kept.
+        A worker ran out of memory under the plan, and under a smaller one that was made in its place; or half of C was
+        finished already, which a plan with other tiles would have given up.
     """
     config.check_all()
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
@@ -122,7 +122,7 @@ def matmul(
     store.check_shared(right, "B")
     store.check_shared(out, "output", written=True)
     job = _Job(wanted, out, verify, overwrite, listener)
-    # On a CPU floating point is BLAS's, and Numba, which the check needs, comes behind the product; unless that is
+    # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
     # over so soon that the check would wait for it.
     loops = c_dtype.kind in "iu" or left.size * right.shape[int(not transpose_b)] < SMALL_PRODUCTS
     with (
@@ -165,7 +165,7 @@ def matmul(
 
 @dataclass(frozen=True)
 class _Job:
-    """What every attempt at a product has in common."""
+    """What all attempts at a product share."""
 
     wanted: Wanted
     out: Source
@@ -208,13 +208,13 @@ def _attempt(
 ) -> MatmulRun:
     """Plan, run, verify and publish once.
 
-    ``failed`` is the plan under which a worker ran out of memory before: this one takes half of its memory at most,
-    so its tiles are others, and the finished ones of the failed plan are given up with the array that holds them.
+    ``failed`` is the plan under which a worker ran out of memory before: this one takes at most half of its memory, so
+    its tiles are others, and the finished ones of the failed plan are given up with their array.
 
     Raises
     ------
     _TooLarge
-        A worker ran out of memory. The workers hold nothing of the run, and the growing output and its record stand
+        A worker ran out of memory. The workers hold nothing of the run, and the growing output and its record are left
         as after any other error.
     """
     wanted = job.wanted
@@ -279,7 +279,7 @@ def _fill(
     with ExitStack() as stack:
         ledger = None
         if output.partial is not None:
-            # The lock says that no other client lives which writes there; its workers may not know that yet.
+            # The lock says that no other client writes there any more; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
             ledger = stack.enter_context(closing(Ledger(output.partial, digest, plan, finished)))
             stack.enter_context(_telling_what_is_kept(job, plan, digest))
@@ -292,7 +292,7 @@ def _fill(
             verification = _verified(client, job, output, ledger) if job.verify else None
         except DamagedProductError as error:
             if ledger is None or not (count := _withdraw_damaged(client, job, plan, output, ledger)):
-                raise  # a chunk that can be read by now was restored by somebody
+                raise  # if all chunks can be read by now, somebody restored them
             tiles = counted(count, "tile")
             raise DamagedError(
                 f"{error}; the same command computes {tiles} of it again, and keeps the rest"
@@ -318,7 +318,7 @@ def _fill(
 
 @contextmanager
 def _telling_what_is_kept(job: _Job, plan: MatmulPlan, digest: str) -> Iterator[None]:
-    """Add to the error that a cluster was lost, what the next run need not do again."""
+    """Add to the error of a lost cluster what the next run need not do again."""
     try:
         yield
     except ClusterError as error:
@@ -331,8 +331,8 @@ def _telling_what_is_kept(job: _Job, plan: MatmulPlan, digest: str) -> Iterator[
 
 
 def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) -> Verification:
-    """Check the product before it gets its name. Raises VerificationError where it is wrong: it is kept, but its
-    record is not, since its tiles are not to be trusted by a run that goes on."""
+    """Check the product before it gets its name. Raises VerificationError where it is wrong: it is kept, but not its
+    record, since no later run may trust its tiles."""
     wanted = job.wanted
     verification = verify_product(
         client,
@@ -358,8 +358,8 @@ def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) 
 
 
 def _withdraw_damaged(client: Client, job: _Job, plan: MatmulPlan, output: Output, ledger: Ledger) -> int:
-    """Let the record lose the tiles of a C that cannot be read: with them every later run would end in the same error.
-    Returns how many; all of C is gone through, or each of them would take a run to find."""
+    """Remove the tiles of C that cannot be read from the record: with them every later run would end in the same error.
+    Returns how many. All of C is read, or each of them would take a run to find."""
     job.say("a chunk of C cannot be read; looking for all tiles with such ones")
     regions = (tile.region for tile in plan.tiles())
     damaged = find_damaged(client, output.array, regions, listener=job.listener)
@@ -369,7 +369,7 @@ def _withdraw_damaged(client: Client, job: _Job, plan: MatmulPlan, output: Outpu
 
 
 def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulPlan, given_up: int) -> str:
-    """One sentence about a plan that takes the place of one that was too large, and the tiles that it gives up."""
+    """One sentence about a plan that replaces one that was too large, and the tiles that it gives up."""
     place = "the GPU" if facts[0].device == "cuda" else "a worker"
     lost = f"; the {given_up} tiles that were finished are given up" if given_up else ""
     return (
@@ -379,7 +379,7 @@ def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulP
 
 
 def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) -> None:
-    """The output replaces or fills its place, so it must not be where a factor is read from."""
+    """Refuse an output in the place of a factor: it replaces or fills what stands there."""
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)
     for role, factor in (("A", left), ("B", right)):
@@ -433,12 +433,12 @@ def _open_output(
     dtype: np.dtype,
     overwrite: bool,
 ) -> tuple[Output, Mapping[int, int]]:
-    """The output to write to, and the tiles that it holds already with their bytes."""
+    """The output to write to, and the tiles that it already holds, with their stored bytes."""
     path = store.local_path(out)
     if past is not None and path is not None:
         output = resume_output(path, overwrite)
         if output is not None:
-            # Until it was locked, another run may have gone on from there, or begun something else in its place.
+            # Before we locked it, another run may have gone on with it, or begun something else in its place.
             past = _find_past(out, digest)
             array = output.array
             found = store.write_unit(array), array.shape, array.dtype
@@ -458,7 +458,8 @@ def _open_output(
 
 
 def _still_stored(output: Output, plan: MatmulPlan, recorded: Mapping[int, int]) -> dict[int, int]:
-    """The recorded tiles whose chunks are as long as they were: a missing one reads as zeros, a short one never."""
+    """The recorded tiles whose chunks are as long as they were: a missing one would read as zeros, a short one not at
+    all."""
     tiles = {tile.index: tile for tile in plan.tiles()} if recorded else {}
 
     def found(index: int) -> int | None:
@@ -469,7 +470,7 @@ def _still_stored(output: Output, plan: MatmulPlan, recorded: Mapping[int, int])
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:
-    """Workers that may give each other panels: processes with a GPU each."""
+    """Workers that may share panels: processes with a GPU each."""
     addresses = {
         fact.address
         for fact in facts

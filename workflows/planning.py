@@ -1,4 +1,4 @@
-"""What a matrix product would take: from factors and workers, as they are found, to a plan."""
+"""From factors and workers, as they are found, to the plan of a matrix product."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ from tilewright.pipeline.terms import TILE_BUFFERS, Geometry, Limits, StoredMatr
 from tilewright.pipeline.tiling import output_chunks
 
 CODING_SHARE = 1 / 8
-"""Of a worker's memory, what threads that decode may hold, and those that encode as much, before they are fewer than
-there are cores."""
+"""The share of a worker's memory that decoding threads may hold, and encoding ones as much; to keep to it they are
+fewer than the cores."""
 
 STORED_ELEMENTS = tuple(element for element in ELEMENTS if element != BFLOAT16)
 """The types that are multiplied and that Zarr stores."""
 
 MOST_WORKERS = 10**6
-"""That a plan is asked for: each is an entry in a list, and far beyond every cluster they would only fill memory."""
+"""The most workers that a plan may be asked for: each is an entry in a list, and more than any cluster has would only
+fill memory."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,12 @@ def plan_matmul(
     """The plan that ``matmul`` would follow, from nothing but metadata.
 
     It is for ``workers`` workers, each with all the memory and cores of this machine (or a GPU like its first), whose
-    processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers that are found there and
-    what they have (a profile's own cluster is started for that).
+    processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers found there and what they
+    have (a profile's own cluster is started for that).
 
-    Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError
-    for fewer workers than one, more than `MOST_WORKERS`, workers or their memory beside a cluster, or a wrong setting.
+    Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError for
+    fewer workers than one, more than `MOST_WORKERS`, workers or their memory given beside a cluster, or a wrong
+    setting.
     """
     config.check_all()
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
@@ -219,7 +221,7 @@ def plan_for(
         )
 
     if past is not None:
-        # C stays chunked as it was begun, for another memory too; where that is too large for this one, it starts anew.
+        # C stays chunked as it was begun, under another memory limit too; where that plan does not fit, it starts anew.
         with suppress(PlanError):
             kept = make(past.c_unit, past.geometry)
             if kept.geometry == past.geometry:
@@ -288,7 +290,7 @@ def _check_nbytes(facts: list[WorkerFacts], wanted: Wanted, out: Source | None, 
 
 
 def _no_encoders(threads: int) -> int:
-    """What encoders take up where nothing is encoded."""
+    """Memory of encoders where nothing is encoded."""
     return 0
 
 
@@ -301,13 +303,13 @@ def _threads(
 ) -> int:
     """Threads of each worker that read chunks (``read-threads``), or write them (``write-threads``).
 
-    local: whether these are in local files. coded: bytes of those that have to be decoded, or encoded, if any.
-    encoders: what encoders take up where so many threads write, in bytes.
+    local: whether these are in local files. coded: bytes of a chunk of each array that has to be decoded, or encoded.
+    encoders: from a number of writing threads to the bytes that their encoders take up.
 
-    Where the CPU multiplies and the chunks are in local files, more of them than cores only hold more memory; elsewhere
-    they wait for the bus, or for another host. For a GPU decoding and encoding are all that the cores have to do; but
-    what threads hold meanwhile, their lanes and coders, and pieces as they are stored and as they are in memory, may
-    take `CODING_SHARE` of the worker's memory.
+    Where the CPU multiplies and the chunks are in local files, more threads than cores only hold more memory; elsewhere
+    threads wait for the bus, or for another host. With a GPU, decoding and encoding are all that the cores have to do;
+    but what the threads hold meanwhile (lanes, coders, pieces as stored and as in memory) may take only `CODING_SHARE`
+    of the worker's memory.
     """
     count = config.threads(name)
     if facts[0].device == "cpu":
@@ -326,9 +328,9 @@ def _threads(
 def _lanes(facts: list[WorkerFacts]) -> int | None:
     """How many of a worker's threads read or write at once, or None for all of them.
 
-    As many as read and write plain chunks, which wait for the bus; or as many as it has cores. Of more that decode and
-    encode, one that holds the interpreter's lock may have to wait for a core, and all others wait with it: those too
-    that start the GPU's work.
+    As many as read and write plain chunks, which wait for the bus, or as many as it has cores, if that is more. If more
+    threads decoded and encoded, the one that holds the interpreter's lock might have to wait for a core, and all others
+    with it, even those that start the GPU's work.
     """
     if facts[0].device == "cpu":
         return None
@@ -342,14 +344,14 @@ def _tile_buffers(facts: list[WorkerFacts], out: Source | None) -> int:
 
 
 def _is_local(out: Source | None) -> bool:
-    """Whether an output goes to files of this host; where nobody said, it does."""
+    """Whether an output goes to files of this host; where none is named, it does."""
     if isinstance(out, zarr.Array):
         return store.is_local(out)
     return out is None or store.local_path(out) is not None
 
 
 def _share_of_cores(facts: list[WorkerFacts]) -> int:
-    """The cores that each worker has at least, by how many there are on its host; without an address it is alone."""
+    """The fewest cores that a worker has as its share of its host; one without an address is alone there."""
     hosts = [get_address_host(fact.address) if fact.address else None for fact in facts]
     neighbours = {**Counter(hosts), None: 1}
     return min(

@@ -12,7 +12,7 @@ from tilewright.pipeline.histogram import FEW_BINS, Histogram, label
 from tilewright.workflows.histogram import write_whole
 
 BARS = {"counts": "occurrences", "percent": "share in percent", "probability": "probability"}
-"""What the heights can be, and how the axis says it."""
+"""What the bars' heights can be, and the label of their axis."""
 TOKENS = {
     "byte": "byte",
     "ascii": "character",
@@ -21,7 +21,7 @@ TOKENS = {
     "codepoint": "character",
 }
 MOST_LABELLED = 40
-"""More bars than this get no label each."""
+"""With more bars than this, not every bar gets a label."""
 MOST_BARS = 60
 """Of histograms with many bins, the most frequent ones are drawn."""
 COLOUR = "#2f6f9f"

@@ -72,7 +72,7 @@ def format_seconds(seconds: float) -> str:
 @contextmanager
 def listening(*, quiet: bool = False) -> Iterator[Listener]:
     """A listener that shows what happens on standard error for as long as the block runs."""
-    if quiet or sys.stderr is None:  # None: closed by who started this process
+    if quiet or sys.stderr is None:  # None: closed by whoever started this process
         yield _quiet
     elif sys.stderr.isatty():
         from tilewright.workflows.display import displaying
@@ -84,11 +84,11 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
 
 
 def _quiet(event: Event) -> None:
-    """Nothing, not even a line of the log, which Python prints where nobody has said what becomes of it."""
+    """Ignores all events: `events.ignore` logs some, and Python prints what is logged where no handler takes it."""
 
 
 class Counting:
-    """How many units of one piece of work are finished, for who is told of it when the work was stopped."""
+    """Counts the finished units of one piece of work, for the message when it was stopped."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -140,6 +140,6 @@ def _print(line: str) -> None:
     try:
         click.echo(line, err=True)
     except OSError as error:
-        # A log on a full disk is no reason to end the work; who reads a pipe and goes away, ends it as everywhere.
+        # A log on a full disk is no reason to end the work; a pipe whose reader is gone ends it, as everywhere.
         if error.errno == errno.EPIPE:
             raise

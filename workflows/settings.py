@@ -1,4 +1,4 @@
-"""The settings, and what each of them stands at here."""
+"""The settings and their values here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting with its value in this process, as it was written where it was given."""
+    """Every setting with its value in this process, as it was written."""
 
     values: tuple[tuple[Setting, Any], ...]
 
@@ -40,8 +40,8 @@ class Settings:
 
 
 def settings() -> Settings:
-    """What all settings stand at, from Dask's files, the environment and `dask.config.set`. Raises OptionError for one
-    that is not valid, or not known, as everything does that would use it."""
+    """The values of all settings, from Dask's files, the environment and `dask.config.set`. Raises OptionError for an
+    invalid or unknown one, as everything does that would use it."""
     config.check_all()
     return Settings(tuple((s, dask.config.get(s.name, s.default)) for s in config.SETTINGS))
 

@@ -34,7 +34,7 @@ def verify(
     transpose_a, transpose_b
         Whether C was made with the transpose of A or B.
     precision
-        What C was made with: it sets how far rounding may have carried it.
+        What C was made with: it sets the tolerance for rounding errors.
     cluster
         A profile of ``cluster_file``, a scheduler's address, or a ``distributed.Client``. The check runs on
         the workers' CPUs.
