@@ -40,9 +40,9 @@ def gpu_count() -> int:
 
 
 def asks_for_gpu(expression: str) -> bool:
-    """Whether an expression of markers names one of the GPU's otherwise than to leave its tests out.
+    """Whether a marker expression names a GPU marker other than to leave its tests out.
 
-    One that only seems to, ``not (gpu or slow)``, selects no test of theirs, so that nothing becomes of it.
+    ``not (gpu or slow)`` seems to, but selects no GPU test, so no harm is done.
     """
     names = "|".join(NEEDS)
     left = re.sub(rf"\bnot\s+({names})\b", "", expression)
@@ -69,7 +69,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Give back what a GPU test's process would keep for the next product: dozens of processes may share the GPU."""
+    """Free what a GPU test's process would keep for the next product: dozens of processes may share the GPU."""
     if not any(item.get_closest_marker(marker) for marker in NEEDS) or not gpu_count():
         return
     from numba import cuda

@@ -1,4 +1,4 @@
-"""A GPU that is not there: what a launch hands to the driver is written down, so that the way there runs anywhere."""
+"""A fake GPU: what a launch hands to the driver is recorded, so that the code up to there runs anywhere."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Block:
         self.operands: list[Any] = [None] * threads
         self.products: dict[int, np.ndarray] = {}
         self.readable: list[tuple[int, int]] = []
-        """Where global memory may be copied from; empty where that is not looked at."""
+        """Where global memory may be copied from; empty where that is not checked."""
         self._turn = [threading.Semaphore(0) for _ in range(threads)]
         self._waiting: dict[int, str] = {}
         self._alive = list(range(threads))
@@ -246,7 +246,7 @@ class Integer:
 
 
 class _FlatIntegers(_Flat):
-    """The same of integers, which wrap when they are stored."""
+    """The same for integers, which wrap when they are stored."""
 
     def __init__(self, address: int, kind: Integer) -> None:
         super().__init__(address, kind.dtype)

@@ -103,7 +103,7 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "strided": lambda x: _within(x, (2 * x.shape[0], 3 * x.shape[1]), np.s_[::2, ::3]),
     "backward": lambda x: np.array(x[::-1, ::-1], order="C")[::-1, ::-1],
 }
-"""How a matrix may lie in memory, each a function from values to an equal new array lying so."""
+"""Layouts of a matrix in memory, each a function from values to an equal new array in that layout."""
 HOST_LAYOUTS = {**LAYOUTS, "unaligned": _unaligned}
 """On a GPU an element's address must be a multiple of its size."""
 

@@ -1,4 +1,4 @@
-"""Pipes where files should be, which nobody writes to: who opens one as a file waits for good."""
+"""Pipes that nobody writes to, in place of files: whoever opens one as a file waits for ever."""
 
 from __future__ import annotations
 

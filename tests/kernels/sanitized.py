@@ -55,7 +55,7 @@ PRODUCTS = (
 kernel copies at a time. The first two are larger than any kernel's tile, and k deeper than the stages under way: a
 tool slows kernels tens of times, so none is much larger."""
 LARGE_PRODUCT = (330, 410, 2010)
-"""For the kernels that take no small ones."""
+"""For kernels that refuse small products."""
 LIES = (
     ("rows", "rows"),
     ("columns", "columns"),
@@ -257,8 +257,8 @@ def sanitizer() -> str:
 def run_under(tool: str, target: str, seconds: float, logs: Path | None) -> int:
     """Run a part under a tool, and print one line about it, and what the tool said where it found something.
 
-    What both say goes to ``logs``, as it comes: a file TOOL-PART.log of its own. Returns the exit code, of a process
-    that was ended by a signal as a shell gives it.
+    What both say goes to a file TOOL-PART.log in ``logs`` as it comes. Returns the exit code, for a process ended by a
+    signal as a shell gives it.
     """
     command = [sanitizer(), "--tool", tool, "--error-exitcode", str(EXIT), "--target-processes", "all"]
     command += ["--print-limit", "20", sys.executable, "-m", "tests.kernels.sanitized"]

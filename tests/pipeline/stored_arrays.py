@@ -36,7 +36,7 @@ CODECS: dict[str, tuple[int, Callable[[], list[Any]]]] = {
     "2 lz4": (2, lambda: [numcodecs.LZ4()]),
     "2 zlib": (2, lambda: [numcodecs.Zlib()]),
 }
-"""Zarr's format and what makes bytes of bytes, for every chain that is decoded without zarr."""
+"""Zarr's format and the bytes-to-bytes codecs of every chain that is decoded without zarr."""
 
 
 def stored(kind: str, target: Any, data: np.ndarray, chunks: tuple[int, ...]) -> zarr.Array[Any]:

@@ -1,7 +1,7 @@
 """Run as a script: ``tilewright`` with the arguments given, and Ctrl-C when so many units are done, or at a place.
 
 The signal goes to the whole process group, as a terminal sends it, or is SIGTERM to the process alone. It comes from
-the listener, or from behind the function that does the last thing before it, so that it is known how far the work has
+the listener, or right after the function that does the last thing before it, so that it is known how far the work has
 come: no test sleeps and hopes.
 """
 
@@ -36,7 +36,7 @@ def interrupt() -> None:
 
 
 def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, and Ctrl-C behind it."""
+    """The function, and Ctrl-C after it."""
 
     def call(*arguments: Any, **options: Any) -> None:
         function(*arguments, **options)
@@ -46,7 +46,7 @@ def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Last:
-    """Is taken away by Python when it has put back what signals did before it."""
+    """Python deletes it after it has restored the signal handlers."""
 
     def __del__(self, kill: Callable[[int, int], None] = os.killpg, number: int = signal.SIGINT) -> None:
         kill(0, number)
@@ -66,7 +66,7 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
 
 
 if __name__ == "__main__":  # worker processes import this file too
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands begin deaf to it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background commands of a shell ignore it
     progress.listening = listening
     if place == "publish":
         Output.publish = interrupting(Output.publish)  # type: ignore[method-assign]
