@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import yaml
 from dask.utils import parse_timedelta
@@ -24,7 +24,7 @@ from tilewright.kernels.device_choice import cuda_available
 from tilewright.kernels.host_loops import start_compiler
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
-from tilewright.pipeline.local_cluster import client_of, no_profiler, starting_workers
+from tilewright.pipeline.local_cluster import client_of, start
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,6 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # Its own workers would import it once more, and so on; the first process would wait for all of them.
         raise ClusterError(f"{called}: {UNGUARDED}")
-    server: LocalCluster
     try:
         _check_counts(called, profile)
         _check_keys(called, kind, profile)
@@ -200,18 +199,14 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
                 start_compiler()  # for the CPU's loops, while the cluster starts
             # Short-lived and in this process: no dashboard to start, and no port that a second run would find taken.
             quiet = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}
-            options = ALONE | quiet | profile
-            with no_profiler():
-                server = LocalCluster(**options)
+            server = start(LocalCluster, ALONE | quiet | profile)
         elif kind == "cpu":
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
             options = {"processes": True, "n_workers": os.cpu_count()} | profile
-            with starting_workers():
-                server = LocalCluster(**options, env=environment)
+            server = start(LocalCluster, options | {"env": environment})
         else:
-            with starting_workers():
-                server = _cuda_cluster(profile)
+            server = start(_cuda_cluster(), profile)
     except TilewrightError:
         raise
     except (TypeError, ValueError, AttributeError, OSError, ImportError) as error:
@@ -305,7 +300,7 @@ def _refused(called: str, profile: dict[str, Any], error: BaseException) -> Clus
     return ClusterError(f"{called}: the cluster refused its options {profile}: {error}")
 
 
-def _cuda_cluster(options: dict[str, Any]) -> Any:
+def _cuda_cluster() -> type[LocalCluster]:
     from tilewright.kernels.device import devices, why_no_gpu
 
     if not devices():
@@ -313,7 +308,7 @@ def _cuda_cluster(options: dict[str, Any]) -> Any:
         raise DeviceUnavailableError(f"the cuda profile needs a GPU: {why}; use --profile local or cpu")
     from dask_cuda import LocalCUDACluster
 
-    return LocalCUDACluster(**options)
+    return cast(type[LocalCluster], LocalCUDACluster)
 
 
 def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:

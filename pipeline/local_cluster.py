@@ -7,10 +7,12 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from multiprocessing import resource_tracker
+from multiprocessing import active_children, resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import dask
@@ -23,6 +25,13 @@ CLOSE_SECONDS = 30
 """How long the end of a cluster that was started here is waited for: it takes its workers a few seconds."""
 HEARTBEAT_SECONDS = 5
 """How long workers that are to end are waited for to have ended their heartbeats: it takes them milliseconds."""
+START_SECONDS = 3
+"""How long a start that was given up is waited for: cut short, it leaves more to be ended. It takes a second or two,
+more where there are many workers, and a worker that hangs takes for good."""
+GIVE_UP_SECONDS = 3
+"""How long it is then waited for without its worker processes: that takes a tenth of a second."""
+WORKER_PROCESS = "Dask Worker process"
+"""How the names of Dask's worker processes begin."""
 SETTLE_SECONDS = 0.02
 """Dask's connections wait up to 10 ms between two messages. Where the loop stops meanwhile Python tells, now and then,
 of a timeout that nobody took notice of."""
@@ -87,15 +96,65 @@ def _close(server: LocalCluster) -> None:
         )
 
 
-@contextmanager
-def starting_workers() -> Iterator[None]:
-    """What holds for worker processes whoever starts them: they leave Ctrl-C to this process, which ends no cluster
-    that is half started, and run no profiler that can make their Python hang."""
-    with _termination_held_back(), _interrupts_kept_from_workers(), no_profiler():
-        yield
+def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
+    """A cluster that is ready. An exception that comes to this thread meanwhile, as Ctrl-C and SIGTERM do, gives it up.
+
+    Dask does not end a cluster that an exception has left half started, and tells so by a traceback when Python ends.
+    So it starts on a thread that no signal's exception comes to. What has begun is waited for, a while, and ended.
+
+    Raises
+    ------
+    Exception
+        Whatever ``kind`` raises.
+    """
+    alone = options.get("processes") is False
+    server: LocalCluster = object.__new__(kind)  # to have it in hand before it is ready
+    started: Future[None] = Future()
+
+    def begin() -> None:
+        try:
+            with nullcontext() if alone else _interrupts_kept_from_workers():
+                server.__init__(**options)
+        except BaseException as error:
+            started.set_exception(error)
+        else:
+            started.set_result(None)
+
+    others = _worker_processes()
+    with _no_profiler():
+        # A daemon: where it stands for good, Python does not wait for it at its end.
+        threading.Thread(target=begin, name="start of a cluster", daemon=True).start()
+        try:
+            started.result()
+        except BaseException:
+            if not started.done() or started.exception() is None:
+                _give_up(server, started, others)
+            raise
+    return server
 
 
-def no_profiler() -> AbstractContextManager[Any]:
+def _give_up(server: LocalCluster, started: Future[None], others: set[BaseProcess]) -> None:
+    """End a cluster that was to start, however far it has come."""
+    try:
+        wait([started], START_SECONDS)
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        while not started.done() and time.monotonic() < deadline:
+            # Without its workers Dask ends the rest by itself; it may be that some are yet to be started.
+            for process in _worker_processes() - others:
+                process.kill()
+            wait([started], 0.05)
+        if started.done() and started.exception() is None:
+            _close(server)
+    finally:
+        server.shutdown_on_close = False  # else Dask tries to once more, when Python ends, and waits
+
+
+def _worker_processes() -> set[BaseProcess]:
+    """Those that Dask has started from this process."""
+    return {process for process in active_children() if process.name.startswith(WORKER_PROCESS)}
+
+
+def _no_profiler() -> AbstractContextManager[Any]:
     """Workers that are started in this block do not run Dask's profiler, where it can make this Python hang.
 
     They read that when they start; worker processes get the configuration of this one.
@@ -108,8 +167,7 @@ def _interrupts_kept_from_workers() -> Iterator[None]:
     """Worker processes that are started in this block leave Ctrl-C to the process that started them.
 
     A terminal sends it to all of them at once, and a worker that obeyed it would die in the middle of closing. A
-    blocked signal stays blocked in what a thread starts, threads and processes; here it only waits for the block's
-    end, so that nobody has to press twice.
+    blocked signal stays blocked in what a thread starts, threads and processes; other threads of this process take it.
     """
     # Starting the tracker unblocks the signal again in the thread that does it; so it is started first.
     resource_tracker.ensure_running()
@@ -118,24 +176,3 @@ def _interrupts_kept_from_workers() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _termination_held_back() -> Iterator[None]:
-    """SIGTERM in this block does at its end what this process has a handler of Python's do.
-
-    Dask fails to end a cluster that an exception left half started, and tells so by a traceback. To block the signal,
-    as Ctrl-C is, would block it in the workers for good, which Python's end then waits for.
-    """
-    handler = signal.getsignal(signal.SIGTERM)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-        if came:
-            signal.raise_signal(signal.SIGTERM)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from pathlib import Path
@@ -128,15 +127,16 @@ def test_what_a_profile_leaves_open_is_as_if_it_said_nothing(
         assert [address.partition("://")[0] for address in client.nthreads()] == [scheme]
 
 
-def failing(*errors: Exception) -> Callable[..., None]:
+def failing(*errors: Exception) -> type:
     """What stands for Dask's class: one that failed leaves parts that the next one waits ten seconds for."""
 
-    def start(**options: Any) -> None:
-        for error, cause in pairwise(errors):
-            error.__cause__ = cause
-        raise errors[0]
+    class Failing:
+        def __init__(self, **options: Any) -> None:
+            for error, cause in pairwise(errors):
+                error.__cause__ = cause
+            raise errors[0]
 
-    return start
+    return Failing
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,7 @@ def test_what_is_no_number_of_workers_or_threads_is_refused_at_once(
     kind: str, key: str, count: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(cluster_module, "LocalCluster", lambda **options: started.append(options))
-    monkeypatch.setattr(cluster_module, "_cuda_cluster", started.append)
+    monkeypatch.setattr(cluster_module, "start", lambda kind, options: started.append(options))
     path = profile_file(tmp_path, none={"kind": kind, key: count})
     with pytest.raises(
         ClusterError, match=rf"'none' of .*: {key}: {count!r} is no whole number of 1 or more"
@@ -209,7 +208,7 @@ def test_a_memory_limit_that_no_process_keeps_is_refused(
     kind: str, limit: Any, nbytes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(cluster_module, "LocalCluster", lambda **options: started.append(options))
+    monkeypatch.setattr(cluster_module, "start", lambda kind, options: started.append(options))
     path = profile_file(tmp_path, small={"kind": kind, "memory_limit": limit})
     said = rf"'small' of .*: memory_limit: {limit!r} is {nbytes} bytes for a worker.* give it 192 MiB"
     with pytest.raises(ClusterError, match=said):
@@ -229,9 +228,7 @@ def test_other_memory_limits_are_none_of_ours(tmp_path: Path) -> None:
 def test_an_option_whose_library_is_missing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(**options: Any) -> None:
-        raise ImportError("Security.temporary requires cryptography")
-
+    missing = failing(ImportError("Security.temporary requires cryptography"))
     monkeypatch.setattr(cluster_module, "LocalCluster", missing)
     path = profile_file(tmp_path, safe={"kind": "cpu", "security": True})
     with pytest.raises(ClusterError, match=r"'safe' of .*refused its options .*requires cryptography"):

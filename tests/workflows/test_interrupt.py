@@ -191,6 +191,26 @@ def test_a_signal_while_worker_processes_start_is_one_line(tmp_path: Path, by: s
     assert (result.stdout, result.stderr) == ("", f"{word}: nothing was written\n")
 
 
+@pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
+def test_a_signal_ends_a_start_that_hangs(tmp_path: Path, by: str, word: str) -> None:
+    (tmp_path / "text").write_bytes(b"text")
+    (tmp_path / "hang.py").write_text(
+        "import os, signal, time\n"
+        "open('worker', 'w').write(str(os.getpid()))\n"
+        f"os.kill(os.getppid(), signal.{by})\n"
+        "time.sleep(1000)\n"
+    )
+    (tmp_path / "cluster.yaml").write_text(
+        f"profiles: {{slow: {{kind: cpu, n_workers: 1, preload: {tmp_path}/hang.py}}}}"
+    )
+    command = ["histogram", "text", "--profile", "slow", "--quiet"]
+    result = interrupted(*command, cwd=tmp_path, UNITS_UNTIL_INTERRUPT="0")
+    assert result.returncode == 128 + signal.Signals[by]
+    assert (result.stdout, result.stderr) == ("", f"{word}: nothing was written\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "worker").read_text()), 0)
+
+
 def blocked() -> bool:
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 

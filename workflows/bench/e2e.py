@@ -31,7 +31,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.chunks import layout_of
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
-from tilewright.pipeline.local_cluster import client_of, starting_workers
+from tilewright.pipeline.local_cluster import client_of, start
 from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (
@@ -205,11 +205,9 @@ def cluster_of(workers: int, gpu: bool) -> Iterator[Client]:
             )
         from dask_cuda import LocalCUDACluster
 
-        with starting_workers():
-            cluster = LocalCUDACluster(**options)
+        cluster = start(LocalCUDACluster, options)
     else:
-        with starting_workers():
-            cluster = LocalCluster(**options, processes=True)
+        cluster = start(LocalCluster, options | {"processes": True})
     with client_of(cluster) as client:
         yield client
 
