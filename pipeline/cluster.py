@@ -24,7 +24,7 @@ from tilewright.kernels.device_choice import cuda_available
 from tilewright.kernels.host_loops import start_compiler
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
-from tilewright.pipeline.local_cluster import client_of, start
+from tilewright.pipeline.local_cluster import allow_open_files, client_of, start
 
 logger = logging.getLogger(__name__)
 
@@ -204,9 +204,12 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
             options = {"processes": True, "n_workers": os.cpu_count()} | profile
+            allow_open_files(options["n_workers"])
             server = start(LocalCluster, options | {"env": environment})
         else:
-            server = start(_cuda_cluster(), profile)
+            cuda_cluster, gpus = _cuda_cluster()
+            allow_open_files(profile.get("n_workers", gpus))
+            server = start(cuda_cluster, profile)
     except TilewrightError:
         raise
     except (TypeError, ValueError, AttributeError, OSError, ImportError) as error:
@@ -300,15 +303,17 @@ def _refused(called: str, profile: dict[str, Any], error: BaseException) -> Clus
     return ClusterError(f"{called}: the cluster refused its options {profile}: {error}")
 
 
-def _cuda_cluster() -> type[LocalCluster]:
+def _cuda_cluster() -> tuple[type[LocalCluster], int]:
+    """Dask's class, and how many workers it starts unless it is told."""
     from tilewright.kernels.device import devices, why_no_gpu
 
-    if not devices():
+    gpus = len(devices())
+    if not gpus:
         why = why_no_gpu().removeprefix("No GPU: ").removesuffix(".")
         raise DeviceUnavailableError(f"the cuda profile needs a GPU: {why}; use --profile local or cpu")
     from dask_cuda import LocalCUDACluster
 
-    return cast(type[LocalCluster], LocalCUDACluster)
+    return cast(type[LocalCluster], LocalCUDACluster), gpus
 
 
 def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:

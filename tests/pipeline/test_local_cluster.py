@@ -1,0 +1,78 @@
+"""How clusters on this host start and end, beyond what their profiles say."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilewright.pipeline import local_cluster
+from tilewright.pipeline.local_cluster import FILES_A_WORKER, OTHER_FILES
+
+COUNTS_TEXT = """
+import os, resource, sys
+import tilewright as tw
+from tilewright.pipeline.local_cluster import FILES_A_WORKER
+
+if __name__ == "__main__":
+    soft, hard = map(int, sys.argv[1:])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with tw.open_cluster("two") as client:
+        assert tw.histogram(["text"], cluster=client).counts.sum() == 4
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        print(len(os.listdir("/dev/fd")) + FILES_A_WORKER <= limit, limit)
+"""
+
+
+def counted_with(soft: int, hard: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A script that counts text on two worker processes, with so many open files."""
+    (folder / "text").write_bytes(b"text")
+    (folder / "cluster.yaml").write_text(
+        "profiles: {two: {kind: cpu, n_workers: 2, threads_per_worker: 1, dashboard_address: ':0'}}"
+    )
+    (folder / "script.py").write_text(COUNTS_TEXT)
+    return subprocess.run(
+        [sys.executable, "script.py", str(soft), str(hard)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_worker_processes_have_the_open_files_that_they_take(tmp_path: Path) -> None:
+    """Without them Dask hangs."""
+    result = counted_with(24, 200, tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    enough, limit = result.stdout.split()
+    assert enough == "True", "those that are open leave some of what was reckoned"
+    assert OTHER_FILES + 2 * FILES_A_WORKER < int(limit) < 200, (
+        "the limit is raised no further than it must be"
+    )
+
+
+def test_worker_processes_that_the_open_files_are_too_few_for_are_refused(tmp_path: Path) -> None:
+    result = counted_with(24, 24, tmp_path)
+    assert result.returncode == 1
+    line = result.stderr.splitlines()[-1]
+    assert "ClusterError: 2 worker processes would need about " in line
+    assert line.endswith(
+        " open files, and the system allows 24; raise that (ulimit -Hn), or set n_workers, in a profile, to fewer"
+    )
+
+
+@pytest.mark.parametrize("limits", [(1024, 4096), (1024, resource.RLIM_INFINITY)])
+def test_a_limit_is_raised_as_far_as_needed(limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: set_to.append(limits))
+    local_cluster.allow_open_files(16)
+    assert not set_to
+    local_cluster.allow_open_files(108)
+    ((soft, hard),) = set_to
+    assert 108 * FILES_A_WORKER < soft <= 108 * FILES_A_WORKER + OTHER_FILES + len(os.listdir("/dev/fd"))
+    assert hard == limits[1]
