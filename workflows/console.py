@@ -13,6 +13,7 @@ import json
 import math
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -191,6 +192,11 @@ def printing() -> Iterator[None]:
         if error.errno == errno.EPIPE:
             raise
         raise Failed(f"cannot write the result to standard output: {error.strerror or error}") from error
+    except click.exceptions.Exit as ended:  # behind --help
+        if ended.exit_code or sys.stdout is not None:
+            raise
+    if sys.stdout is None:  # what prints then does nothing
+        raise Failed("cannot write the result to standard output: it is closed")
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, bool], None]:

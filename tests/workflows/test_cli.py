@@ -700,7 +700,7 @@ def test_an_output_without_bytes_for_a_character_gets_another(here: Path, encodi
     assert b"A  2" in done.stdout
 
 
-@pytest.mark.parametrize(
+RESULTS = pytest.mark.parametrize(
     "arguments",
     [
         ["histogram", "one.txt", "--quiet"],
@@ -713,12 +713,25 @@ def test_an_output_without_bytes_for_a_character_gets_another(here: Path, encodi
     ],
     ids=" ".join,
 )
+
+
+@RESULTS
 def test_a_result_that_cannot_be_written_is_told_of(here: Path, arguments: list[str]) -> None:
     (here / "one.txt").write_bytes(b"aab")
     with open("/dev/full", "w") as full:
         done = subprocess.run([tool("tilewright"), *arguments], stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr == b"error: cannot write the result to standard output: No space left on device\n"
+
+
+@RESULTS
+def test_a_result_for_a_standard_output_that_is_closed_is_told_of(here: Path, arguments: list[str]) -> None:
+    """Python has none then, and whatever prints to it says nothing."""
+    (here / "one.txt").write_bytes(b"aab")
+    command = ["sh", "-c", '"$@" >&-', "sh", tool("tilewright"), *arguments]
+    done = subprocess.run(command, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr == b"error: cannot write the result to standard output: it is closed\n"
 
 
 def test_a_configuration_of_dask_that_cannot_be_read_is_told_of(here: Path) -> None:
