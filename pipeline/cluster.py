@@ -56,6 +56,17 @@ ALONE = {"n_workers": 1, "processes": False}
 COUNTS = ("n_workers", "threads_per_worker")
 """Keys of a cluster on this host that are numbers of something."""
 
+TIMES = (
+    "timeout",
+    "death_timeout",
+    "lifetime",
+    "lifetime_stagger",
+    "heartbeat_interval",
+    "profile_cycle_interval",
+    "scheduler_sync_interval",
+)
+"""Keys of a cluster or of a client that are times."""
+
 CLIENT_KEYS = _keys_of(Client) - {"loop", "asynchronous", "kwargs"}
 """What a profile may say of the way to a running scheduler."""
 
@@ -192,6 +203,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     try:
         _check_counts(called, profile)
         _check_keys(called, kind, profile)
+        _check_times(called, profile)
         if kind != "local":
             _check_memory_limit(called, profile)
         if kind == "local":
@@ -212,7 +224,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             server = start(cuda_cluster, profile)
     except TilewrightError:
         raise
-    except (TypeError, ValueError, AttributeError, OSError, ImportError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, OSError, ImportError) as error:
         raise _refused(called, profile, error) from error
     except RuntimeError as error:
         if isinstance(error.__cause__, (TypeError, ValueError)):  # a worker refused them
@@ -233,6 +245,16 @@ def _check_counts(called: str, options: dict[str, Any]) -> None:
             raise ClusterError(
                 f"{called}: {key}: {given!r} is no whole number of 1 or more; give it one, or leave it out"
             )
+
+
+def _check_times(called: str, options: dict[str, Any]) -> None:
+    """Raise ClusterError for a time that is none."""
+    for key in TIMES:
+        given = options.get(key)
+        try:
+            parse_timedelta(given)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise ClusterError(f"{called}: {key}: {given!r} is no time, such as 30 or 1 min") from error
 
 
 def _check_memory_limit(called: str, options: dict[str, Any]) -> None:
@@ -329,13 +351,10 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
             f"{called} says neither address nor scheduler_file; set one in your cluster.yaml, or pass the scheduler's"
             " address in place of a profile"
         )
-    try:
-        parse_timedelta(options.get("timeout", CONNECT_SECONDS))
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ClusterError(
-            f"{called}: timeout: {options['timeout']!r} is no time, such as 30 or 1 min"
-        ) from error
+    _check_times(called, options)
     scheduler_file = options.get("scheduler_file")
+    if not isinstance(scheduler_file, str | None):
+        raise ClusterError(f"{called}: scheduler_file: {scheduler_file!r} is no path; give it one")
     if scheduler_file and not Path(scheduler_file).is_file():
         raise ClusterError(f"{called}: there is no scheduler file at {scheduler_file}; is the scheduler up?")
     try:

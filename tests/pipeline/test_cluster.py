@@ -159,6 +159,7 @@ def failing(*errors: Exception) -> type:
             r"refused its options .*: .*No such folder: '/none'",
         ),
         ((AttributeError("no level MAYBE"),), r"refused its options .*: no level MAYBE"),
+        ((KeyError("no unit"),), r"refused its options .*: 'no unit'"),
     ],
 )
 def test_why_a_cluster_does_not_start_is_said(
@@ -409,6 +410,27 @@ def test_wrong_profiles_are_named(tmp_path: Path) -> None:
         path = profile_file(tmp_path, site={"kind": "existing", "scheduler_file": str(torn)})
         with pytest.raises(ClusterError, match=r"torn\.json names no address"), open_cluster("site", path):
             pass
+
+
+@pytest.mark.parametrize("kind", ["local", "cpu"])
+@pytest.mark.parametrize(
+    ("key", "given"), [("death_timeout", "x"), ("lifetime", "soon"), ("scheduler_sync_interval", [])]
+)
+def test_what_is_no_time_is_refused(kind: str, key: str, given: Any, tmp_path: Path) -> None:
+    odd = profile_file(tmp_path, odd={"kind": kind, key: given})
+    said = re.escape(f": {key}: {given!r} is no time, such as 30 or 1 min")
+    with pytest.raises(ClusterError, match=said), open_cluster("odd", odd):
+        pass
+
+
+@pytest.mark.parametrize("given", [5, ["f.json"]])
+def test_what_is_no_path_of_a_scheduler_file_is_refused(given: Any, tmp_path: Path) -> None:
+    odd = profile_file(tmp_path, odd={"kind": "existing", "scheduler_file": given})
+    with (
+        pytest.raises(ClusterError, match=re.escape(f"scheduler_file: {given!r} is no path")),
+        open_cluster("odd", odd),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("path", ["", 5])
