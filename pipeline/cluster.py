@@ -194,7 +194,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     kind = profile.pop("kind")
     if kind == "existing":
         return _connect(stack, called, profile)
-    for key in ("processes", *COUNTS):
+    for key in ("processes", "env", *COUNTS):
         if profile.get(key, True) is None:
             del profile[key]  # nothing said: each kind has its own
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -204,6 +204,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         _check_counts(called, profile)
         _check_keys(called, kind, profile)
         _check_times(called, profile)
+        _check_environment(called, profile)
         if kind != "local":
             _check_memory_limit(called, profile)
         if kind == "local":
@@ -257,14 +258,30 @@ def _check_times(called: str, options: dict[str, Any]) -> None:
             raise ClusterError(f"{called}: {key}: {given!r} is no time, such as 30 or 1 min") from error
 
 
+def _check_environment(called: str, options: dict[str, Any]) -> None:
+    """Raise ClusterError for what are no variables of the environment."""
+    given = options.get("env", {})
+    if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+        raise ClusterError(
+            f"{called}: env: {given!r} is no mapping of variables' names to their values, such as"
+            " {OMP_NUM_THREADS: 4}; give it one, or leave it out"
+        )
+
+
 def _check_memory_limit(called: str, options: dict[str, Any]) -> None:
     """Raise ClusterError for a limit under which no worker process could work."""
     given = options.get("memory_limit", "auto")
     limit = None if given == "auto" else parse_memory_limit(given, 1, 1, logger=logger)
     if limit is not None and limit < LEAST_WORKER_NBYTES:  # none: no limit
+        # A number may be a share of the host's memory, so that it is not the bytes.
+        what = (
+            f"is {limit} bytes for a worker, fewer than its process takes by itself"
+            if limit >= 0
+            else "is less than nothing"
+        )
         raise ClusterError(
-            f"{called}: memory_limit: {given!r} is {limit} bytes for a worker, fewer than its process takes by itself;"
-            f" give it {LEAST_WORKER_NBYTES // 2**20} MiB or more (512 MiB for matrix products), or leave it out"
+            f"{called}: memory_limit: {given!r} {what}; give it {LEAST_WORKER_NBYTES // 2**20} MiB or more (512 MiB for"
+            " matrix products), or leave it out"
         )
 
 

@@ -121,7 +121,7 @@ def test_a_client_is_used_and_left_open(client: Client) -> None:
 def test_what_a_profile_leaves_open_is_as_if_it_said_nothing(
     options: dict[str, Any], scheme: str, tmp_path: Path
 ) -> None:
-    unsaid = {"processes": None, "threads_per_worker": None, "dashboard_address": ":0"}
+    unsaid = {"processes": None, "env": None, "threads_per_worker": None, "dashboard_address": ":0"}
     path = profile_file(tmp_path, one=options | unsaid)
     with open_cluster("one", path) as client:
         assert [address.partition("://")[0] for address in client.nthreads()] == [scheme]
@@ -215,6 +215,25 @@ def test_a_memory_limit_that_no_process_keeps_is_refused(
     with pytest.raises(ClusterError, match=said):
         open_cluster("small", path).__enter__()
     assert not started
+
+
+@pytest.mark.parametrize("limit", [-5, -0.5, "-5GiB"])
+def test_a_memory_limit_below_nothing_is_refused_as_it_is_given(limit: Any) -> None:
+    """Dask takes small numbers for shares of the host's memory."""
+    said = re.escape(f"it: memory_limit: {limit!r} is less than nothing; give it 192 MiB or more")
+    with pytest.raises(ClusterError, match=said):
+        cluster_module._check_memory_limit("it", {"memory_limit": limit})
+
+
+@pytest.mark.parametrize("kind", ["local", "cpu", "cuda"])
+@pytest.mark.parametrize("env", [["a"], "a", {1: "a"}])
+def test_what_is_no_environment_is_refused(kind: str, env: Any, tmp_path: Path) -> None:
+    path = profile_file(tmp_path, odd={"kind": kind, "env": env})
+    with (
+        pytest.raises(ClusterError, match=re.escape(f"env: {env!r} is no mapping of variables' names")),
+        open_cluster("odd", path),
+    ):
+        pass
 
 
 def test_other_memory_limits_are_none_of_ours(tmp_path: Path) -> None:
