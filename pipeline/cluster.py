@@ -24,7 +24,7 @@ from tilewright.kernels.device_choice import cuda_available
 from tilewright.kernels.host_loops import start_compiler
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
-from tilewright.pipeline.local_cluster import allow_open_files, client_of, start
+from tilewright.pipeline.local_cluster import allow_open_files, client_of, quiet, start
 
 logger = logging.getLogger(__name__)
 
@@ -211,18 +211,18 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             if loops and not cuda_available():
                 start_compiler()  # for the CPU's loops, while the cluster starts
             # Short-lived and in this process: no dashboard to start, and no port that a second run would find taken.
-            quiet = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}
-            server = start(LocalCluster, ALONE | quiet | profile)
+            bare = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}
+            server = start(LocalCluster, stack.enter_context(quiet(ALONE | bare | profile)))
         elif kind == "cpu":
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
-            options = {"processes": True, "n_workers": os.cpu_count()} | profile
+            options = {"processes": True, "n_workers": os.cpu_count()} | profile | {"env": environment}
             allow_open_files(options["n_workers"])
-            server = start(LocalCluster, options | {"env": environment})
+            server = start(LocalCluster, stack.enter_context(quiet(options)))
         else:
             cuda_cluster, gpus = _cuda_cluster()
             allow_open_files(profile.get("n_workers", gpus))
-            server = start(cuda_cluster, profile)
+            server = start(cuda_cluster, stack.enter_context(quiet(profile)))
     except TilewrightError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, OSError, ImportError) as error:

@@ -103,6 +103,64 @@ def _close(server: LocalCluster) -> None:
         )
 
 
+class _Quiet:
+    """Keeps what Dask logs below a level off the terminal while any cluster that was started here is open.
+
+    Each of Dask's clusters does that too. But it puts back what it found when it ends, with others open beside it, and
+    leaves alone what already is as it wants it.
+    """
+
+    LOGGERS = ("distributed", "bokeh")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before: list[tuple[logging.Handler, int]] = []
+        self._level = logging.NOTSET
+
+    @contextmanager
+    def at(self, level: int) -> Iterator[None]:
+        """In this block; of several at a time the first one's level holds, until all have ended."""
+        with self._lock:
+            if not self._users:
+                self._hold(level)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._let_go()
+
+    def _hold(self, level: int) -> None:
+        handlers = [handler for name in self.LOGGERS for handler in logging.getLogger(name).handlers]
+        streams = [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
+        self._level = level
+        self._before = [(handler, handler.level) for handler in streams if handler.level < level]
+        for handler, _ in self._before:
+            handler.setLevel(level)
+
+    def _let_go(self) -> None:
+        for handler, level in self._before:
+            if handler.level == self._level:  # else somebody wants it otherwise by now
+                handler.setLevel(level)
+
+
+_quiet = _Quiet()
+
+
+@contextmanager
+def quiet(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Keep a cluster of these options, which is open in this block, from logging more than they say, or warnings; gives
+    the options, with what its worker processes are to log among them.
+    """
+    options = {"silence_logs": logging.WARNING} | options
+    level = options["silence_logs"]
+    with _quiet.at(level) if isinstance(level, int) and level else nullcontext():
+        yield options
+
+
 def allow_open_files(workers: int) -> None:
     """Let this process have as many files open as so many worker processes take: their pipes and connections, where
     Dask hangs for good once there are no more. Python gives each process what it was started with, often 1,024.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tilewright.pipeline import local_cluster
+from tilewright.pipeline.cluster import open_cluster
 from tilewright.pipeline.local_cluster import FILES_A_WORKER, OTHER_FILES
 
 COUNTS_TEXT = """
@@ -76,3 +80,35 @@ def test_a_limit_is_raised_as_far_as_needed(limits: tuple[int, int], monkeypatch
     ((soft, hard),) = set_to
     assert 108 * FILES_A_WORKER < soft <= 108 * FILES_A_WORKER + OTHER_FILES + len(os.listdir("/dev/fd"))
     assert hard == limits[1]
+
+
+@pytest.fixture
+def terminal() -> Iterator[logging.Handler]:
+    """What writes Dask's logs."""
+    own = logging.StreamHandler()
+    own.setLevel(logging.INFO)
+    logging.getLogger("distributed").addHandler(own)
+    yield own
+    logging.getLogger("distributed").removeHandler(own)
+
+
+def test_clusters_stay_quiet_while_others_end(terminal: logging.Handler) -> None:
+    """As those of several threads do. Dask's own put back what they found: what the first has found is not quiet."""
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(open_cluster("local"))
+        second.enter_context(open_cluster("local"))
+        first.close()
+        assert terminal.level == logging.WARNING
+        first.enter_context(open_cluster("local"))
+        second.close()
+        assert terminal.level == logging.WARNING
+    assert terminal.level == logging.INFO, "it is as it was"
+    with open_cluster("local"):
+        terminal.setLevel(logging.ERROR)
+    assert terminal.level == logging.ERROR, "somebody has changed it since"
+
+
+def test_a_profile_may_have_dask_log(tmp_path: Path, terminal: logging.Handler) -> None:
+    (tmp_path / "profiles.yaml").write_text("profiles: {loud: {kind: local, silence_logs: false}}")
+    with open_cluster("loud", tmp_path / "profiles.yaml"):
+        assert terminal.level == logging.INFO

@@ -31,7 +31,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.chunks import layout_of
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
-from tilewright.pipeline.local_cluster import allow_open_files, client_of, start
+from tilewright.pipeline.local_cluster import allow_open_files, client_of, quiet, start
 from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (
@@ -196,7 +196,8 @@ def cluster_of(workers: int, gpu: bool) -> Iterator[Client]:
     """
     threads = 4 if gpu else 2  # as the profiles have it
     allow_open_files(workers)
-    options: dict[str, Any] = {"n_workers": workers, "threads_per_worker": threads, "dashboard_address": ":0"}
+    options = {"n_workers": workers, "threads_per_worker": threads, "dashboard_address": ":0"}
+    kind: type[LocalCluster] = LocalCluster
     if gpu:
         from tilewright.kernels.device import devices
 
@@ -206,10 +207,8 @@ def cluster_of(workers: int, gpu: bool) -> Iterator[Client]:
             )
         from dask_cuda import LocalCUDACluster
 
-        cluster = start(LocalCUDACluster, options)
-    else:
-        cluster = start(LocalCluster, options | {"processes": True})
-    with client_of(cluster) as client:
+        kind = LocalCUDACluster
+    with quiet(options) as options, client_of(start(kind, options)) as client:
         yield client
 
 
