@@ -154,8 +154,11 @@ _quiet = _Quiet()
 def quiet(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Keep a cluster of these options, which is open in this block, from logging more than they say, or warnings; gives
     the options, with what its worker processes are to log among them.
+
+    Where less than warnings is logged in this process, it is no more there: worker processes set themselves up anew.
     """
-    options = {"silence_logs": logging.WARNING} | options
+    least = max(logging.WARNING, logging.getLogger("distributed").getEffectiveLevel())
+    options = {"silence_logs": least} | options
     level = options["silence_logs"]
     with _quiet.at(level) if isinstance(level, int) and level else nullcontext():
         yield options

@@ -734,6 +734,18 @@ def test_a_result_for_a_standard_output_that_is_closed_is_told_of(here: Path, ar
     assert done.stderr == b"error: cannot write the result to standard output: it is closed\n"
 
 
+def test_what_keeps_worker_processes_from_starting_is_one_line(here: Path) -> None:
+    (here / "one.txt").write_bytes(b"aab")
+    (here / "cluster.yaml").write_text("profiles: {bad: {kind: cpu, n_workers: 1, preload: nosuchmodule_x}}")
+    command = [tool("tilewright"), "histogram", "one.txt", "--profile", "bad"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=here)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: profile 'bad' of cluster.yaml: its worker processes did not start (Nanny failed to start."
+        " ModuleNotFoundError: No module named 'nosuchmodule_x')\n"
+    )
+
+
 def test_a_configuration_of_dask_that_cannot_be_read_is_told_of(here: Path) -> None:
     (here / "dask.yaml").write_text("tilewright: [\n")
     environment = os.environ | {"DASK_CONFIG": str(here)}
