@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,8 @@ def _same(value: Any) -> Any:
 
 
 def _compile_something() -> None:
-    compiled(_same, numba.int64)
+    with suppress(Exception):  # it is raised again where a loop is needed, by a caller who reports it
+        compiled(_same, numba.int64)
 
 
 @functools.cache
@@ -95,7 +97,7 @@ def start_compiler() -> threading.Thread:
     """Start Numba's set-up for the CPU on a thread of its own, so that the first loop does not wait for it. It takes
     0.25 s in every process; then a loop is loaded from Numba's disk cache in 4 ms.
 
-    A caller that needs a loop earlier waits for the rest. An error here is raised again where a loop is needed.
+    A caller that needs a loop earlier waits for the rest.
     """
     thread = threading.Thread(target=_compile_something, name="tilewright-start-compiler", daemon=True)
     thread.start()

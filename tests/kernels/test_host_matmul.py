@@ -201,18 +201,22 @@ def test_products_from_many_threads_at_once(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(found, a @ b)
 
 
-def test_the_compiler_is_started_once_and_an_error_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_is_started_once_and_who_needs_it_is_told_of_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first = host_loops.start_compiler()
     assert host_loops.start_compiler() is first
     first.join(60)
     assert not first.is_alive()
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise OSError("no place for machine code")
 
     told: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda failed: told.append(failed.exc_value))
-    monkeypatch.setattr(host_loops, "compiled", fail)
+    monkeypatch.setattr(host_loops.numba, "njit", fail)
+    host_loops.compiled.cache_clear()
     host_loops.start_compiler.__wrapped__().join(60)
-    (error,) = told
-    assert isinstance(error, OSError)
+    assert not told, "a traceback beside whatever the command says"
+    with pytest.raises(OSError, match="no place"):
+        host_loops.compiled(host_loops._same, host_loops.numba.int64)
