@@ -232,6 +232,8 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             raise _refused(called, profile, error.__cause__) from error
         root = _root_of(error)
         why = str(error) if str(root) in str(error) else f"{error} {type(root).__name__}: {root}"
+        if kind == "local":  # it has no processes
+            raise ClusterError(f"{called}: its worker did not start ({why})") from error
         hint = f"; {UNGUARDED}" if _started_by_a_script() else ""
         raise ClusterError(f"{called}: its worker processes did not start ({why}){hint}") from error
     return stack.enter_context(client_of(server))

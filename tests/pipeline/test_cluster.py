@@ -171,6 +171,15 @@ def test_why_a_cluster_does_not_start_is_said(
         open_cluster("odd", path).__enter__()
 
 
+def test_a_worker_of_this_process_that_does_not_start_is_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = (RuntimeError("Worker failed."), OSError(24, "Too many open files"))
+    monkeypatch.setattr(cluster_module, "LocalCluster", failing(*errors))
+    with pytest.raises(
+        ClusterError, match=r"its worker did not start \(Worker failed\. OSError.*open files\)$"
+    ):
+        open_cluster("local").__enter__()
+
+
 def test_who_looks_for_the_root_of_an_error_that_is_its_own_cause_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
