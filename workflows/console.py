@@ -25,7 +25,15 @@ import click
 
 INTERRUPTED_STATUS, TERMINATED_STATUS = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """What shells report for a process that Ctrl-C ended, and for one that it was asked to end."""
-NOISY_LOGGERS = ("distributed", "distributed.client", "bokeh", "tornado", "tornado.application", "asyncio")
+NOISY_LOGGERS = (
+    "distributed",
+    "distributed.client",
+    "bokeh",
+    "tornado",
+    "tornado.application",
+    "asyncio",
+    "matplotlib",
+)
 """Those that Dask's own defaults give a level are named each: what is above them does not reach them."""
 _DEBUG = "tilewright.debug"
 _QUIET = "tilewright.quiet"

@@ -734,6 +734,17 @@ def test_a_result_for_a_standard_output_that_is_closed_is_told_of(here: Path, ar
     assert done.stderr == b"error: cannot write the result to standard output: it is closed\n"
 
 
+def test_a_plot_where_there_is_no_home_is_drawn_without_a_word(here: Path) -> None:
+    """matplotlib tells where it keeps its list of fonts instead."""
+    (here / "one.txt").write_bytes(b"aab")
+    command = [tool("tilewright"), "histogram", "one.txt", "--quiet", "--plot", "plot.png"]
+    environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    environment["HOME"] = "/dev/null/none"
+    done = subprocess.run(command, capture_output=True, text=True, cwd=here, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (here / "plot.png").is_file()
+
+
 def test_what_keeps_worker_processes_from_starting_is_one_line(here: Path) -> None:
     (here / "one.txt").write_bytes(b"aab")
     (here / "cluster.yaml").write_text("profiles: {bad: {kind: cpu, n_workers: 1, preload: nosuchmodule_x}}")
