@@ -355,4 +355,7 @@ def main(prog_name: str | None = None) -> None:
             # While Python shuts down, a signal would kill the process, or print a traceback though nothing failed.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
+        # Under ``python -m``, Python would end itself by SIGINT in place of this status where Ctrl-C came within code
+        # that was given as text, as dataclasses have it, caught or not. It forgets when it runs such code once more.
+        eval("None")
         raise

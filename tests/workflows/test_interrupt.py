@@ -244,3 +244,22 @@ def test_a_signal_after_the_result_changes_nothing(by: str) -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
     assert "tilewright" in result.stdout.lower()
+
+
+@pytest.mark.parametrize("code", ["exec('interrupt()')", "interrupt()"])
+def test_ctrl_c_wherever_it_comes_has_its_exit_status_under_python_m(tmp_path: Path, code: str) -> None:
+    """Within code that is given as text, as dataclasses are made of, Python remembers it."""
+    (tmp_path / "interrupted_module.py").write_text(
+        "import os, signal\n"
+        "from tilewright.workflows import histogram\n"
+        "from tilewright.workflows.cli import main\n"
+        "def interrupt():\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        f"histogram.check_outputs = lambda *arguments, **options: {code}\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "main(prog_name='tilewright')\n"
+    )
+    command = [sys.executable, "-m", "interrupted_module", "histogram", "text"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "interrupted: nothing was written\n"
