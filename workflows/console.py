@@ -108,10 +108,19 @@ def interruptible() -> Iterator[None]:
         with _terminable():
             yield
     except KeyboardInterrupt as interrupt:
-        context = click.get_current_context(silent=True)
-        kept = context.meta.get(_KEPT) if context is not None else None
-        kind = Terminated if isinstance(interrupt, Termination) else Interrupted
-        raise kind(kept() if kept is not None else "nothing was written") from interrupt
+        raise _stopped(interrupt) from interrupt
+    except RuntimeError as error:
+        # What Python 3.11 makes of an interrupt in the middle of a class that is being defined.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        raise _stopped(error.__cause__) from error
+
+
+def _stopped(interrupt: KeyboardInterrupt) -> Interrupted:
+    context = click.get_current_context(silent=True)
+    kept = context.meta.get(_KEPT) if context is not None else None
+    kind = Terminated if isinstance(interrupt, Termination) else Interrupted
+    return kind(kept() if kept is not None else "nothing was written")
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from tilewright.pipeline import local_cluster
 from tilewright.pipeline.cluster import open_cluster
 from tilewright.pipeline.output import replaced_path
 from tilewright.workflows.bench.e2e import cluster_of
-from tilewright.workflows.console import Outputs
+from tilewright.workflows.console import Interrupted, Outputs, Terminated, Termination, interruptible
 
 SCRIPT = Path(__file__).with_name("interrupted.py")
 STOP_AFTER = 3
@@ -244,6 +244,22 @@ def test_a_signal_after_the_result_changes_nothing(by: str) -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
     assert "tilewright" in result.stdout.lower()
+
+
+@pytest.mark.parametrize(("interrupt", "said"), [(KeyboardInterrupt, Interrupted), (Termination, Terminated)])
+def test_ctrl_c_while_a_class_is_defined_is_no_other_error(
+    interrupt: type[BaseException], said: type[Exception]
+) -> None:
+    """As while a library is imported. Python 3.11 makes a RuntimeError of it."""
+
+    class Named:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise interrupt
+
+    with pytest.raises(said, match="nothing was written"), interruptible():
+        type("Owner", (), {"named": Named()})
+    with pytest.raises(RuntimeError, match="of its own"), interruptible():
+        raise RuntimeError("of its own")
 
 
 @pytest.mark.parametrize("code", ["exec('interrupt()')", "interrupt()"])
