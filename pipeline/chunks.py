@@ -2,7 +2,7 @@
 
 This bypasses zarr-python: one system call for a chunk's bytes, on the caller's thread, and one numcodecs decoder
 straight into the destination. The encoding is taken from zarr-python's metadata objects; an array that is stored in any
-other way has no ``Layout`` and is left to zarr-python.
+other way has no ``ChunkLayout`` and is left to zarr-python.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Shards:
     """Chunks along each side of a shard."""
     index_first: bool
     index_codecs: tuple[Any, ...]
-    """As ``Layout.codecs``."""
+    """As ``ChunkLayout.codecs``."""
 
     @property
     def index_nbytes(self) -> int:
@@ -77,7 +77,7 @@ class Shards:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChunkLayout:
     """An array in local files whose chunks can be read without zarr."""
 
     name: str
@@ -122,12 +122,12 @@ class Layout:
         return self.key(chunk)
 
 
-def layout_of(array: zarr.Array[Any], name: str) -> Layout | None:
+def layout_of(array: zarr.Array[Any], name: str) -> ChunkLayout | None:
     """How to read the array's files without zarr; None where its codecs or its store need zarr."""
     if not isinstance(array.store, LocalStore):
         return None
     metadata: Any = array.metadata
-    layout = Layout(
+    layout = ChunkLayout(
         name=name,
         root=array.store.root / array.path,
         metadata_name=METADATA_NAMES[metadata.zarr_format],
@@ -156,7 +156,7 @@ def layout_of(array: zarr.Array[Any], name: str) -> Layout | None:
     return _with_codecs(layout, chain)
 
 
-def _with_codecs(layout: Layout, chain: Sequence[Any]) -> Layout | None:
+def _with_codecs(layout: ChunkLayout, chain: Sequence[Any]) -> ChunkLayout | None:
     """The layout of chunks encoded by a chain of format 3's codecs; None where one of them is not known."""
     codecs = []
     for codec in chain:
@@ -209,7 +209,7 @@ def _plain_value(choice: Any) -> Any:
 
 
 def find_chunk(
-    layout: Layout, descriptor: int, chunk: tuple[int, ...], indexes: dict[str, np.ndarray]
+    layout: ChunkLayout, descriptor: int, chunk: tuple[int, ...], indexes: dict[str, np.ndarray]
 ) -> Extent | None:
     """Where a chunk lies in its open file; None: it was never written.
 
@@ -302,7 +302,7 @@ def _decode_last(codec: Any, data: Any, nbytes: int, room: np.ndarray | None) ->
     return codec.decode(data, out=np.empty(nbytes, np.uint8) if room is None else room)
 
 
-def encode(layout: Layout, chunk: np.ndarray) -> np.ndarray:
+def encode(layout: ChunkLayout, chunk: np.ndarray) -> np.ndarray:
     """Encode a whole chunk: uint8, as stored. Converts to the stored dtype; raises what codecs raise."""
     data: Any = np.ascontiguousarray(chunk.T if layout.transposed else chunk, layout.dtype)
     for codec in layout.codecs:

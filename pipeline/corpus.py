@@ -309,7 +309,7 @@ def reader(document: Document) -> decompress.Fill:
                 f"{document.name} cannot be decompressed here: {error}; compress it anew without one (zstd without"
                 " -D), or count its bytes as they are stored (--raw)"
             ) from error
-        except decompress.DamagedError as error:
+        except decompress.MalformedError as error:
             raise CompressedError(
                 f"{document.name} cannot be decompressed: {error}; restore the file, rename it if it is not"
                 f" compressed by {document.codec}, or count its bytes as they are stored (--raw)"

@@ -49,7 +49,7 @@ GZIP_WBITS = 16 + zlib.MAX_WBITS
 """Tells zlib to expect gzip's header and checksum, and no others."""
 
 
-class DamagedError(ValueError):
+class MalformedError(ValueError):
     """Compressed bytes that are malformed."""
 
 
@@ -128,7 +128,7 @@ def reader(codec: str, stored: Iterable[Stored] | StoredFile) -> Fill:
     """A `Fill` of the decompressed bytes of a file; it may give fewer bytes than there is room for.
 
     codec: a value of `SUFFIXES`. stored: the file, or its bytes in blocks of any size but 0, taken as they are needed;
-    a block is not used any more once the next is asked for. The function raises DamagedError where the bytes are
+    a block is not used any more once the next is asked for. The function raises MalformedError where the bytes are
     malformed, end within a member, or fail a checksum of the format; TooWideError where they refer further back than
     `WINDOW_BITS` or `XZ_NBYTES` allow; DictionaryError where they need a dictionary. Errors of ``stored`` pass through.
     """
@@ -152,7 +152,7 @@ class _Source:
 
     def malformed(
         self, error: Exception, taken: int, whole: bool
-    ) -> DamagedError | TooWideError | DictionaryError:
+    ) -> MalformedError | TooWideError | DictionaryError:
         """Our error for a library's error on the bytes so far. whole: whether a member has ended before."""
         # The libraries tell these cases apart only by their messages.
         if "Dictionary mismatch" in str(error):
@@ -163,19 +163,19 @@ class _Source:
                 f"its {self.codec} takes more than the {most >> 20} MiB allowed for its window"
             )
         others = "; or other bytes follow its last whole member" if whole else ""
-        return DamagedError(f"{self.codec} finds within its first {taken} bytes: {error}{others}")
+        return MalformedError(f"{self.codec} finds within its first {taken} bytes: {error}{others}")
 
     def check_end(self, taken: int, inside: bool, whole: bool) -> None:
-        """Raise DamagedError if there are no bytes, or if they end inside a member.
+        """Raise MalformedError if there are no bytes, or if they end inside a member.
 
         whole: whether a member has ended before. What follows it is then a truncated member or no member at all: a few
         bytes do not tell which.
         """
         if not taken:
-            raise DamagedError(f"it is empty, and even {self.codec} of nothing has some bytes")
+            raise MalformedError(f"it is empty, and even {self.codec} of nothing has some bytes")
         if inside:
             others = ", or other bytes follow its last whole member" if whole else ""
-            raise DamagedError(
+            raise MalformedError(
                 f"it was cut short{others}: its {taken} bytes end where {self.codec} needs more"
             )
 

@@ -20,7 +20,7 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ShapeError
 from tilewright.pipeline.events import Listener
-from tilewright.pipeline.reduce import Reduction, reduce_pieces, scratch
+from tilewright.pipeline.reduce import Reduction, reduce_pieces, thread_buffer
 from tilewright.pipeline.region_read import region_reads
 from tilewright.pipeline.store import name_of, read_unit
 
@@ -132,7 +132,7 @@ def multiply_piece(
 
 def _read(array: zarr.Array[Any], start: int, stop: int, device: str, role: str) -> np.ndarray:
     dtype = array.dtype.newbyteorder("=")
-    data = scratch(role, (stop - start) * dtype.itemsize, pinned=device == "cuda").view(dtype)
+    data = thread_buffer(role, (stop - start) * dtype.itemsize, pinned=device == "cuda").view(dtype)
     for part in region_reads(array, (slice(start, stop),)):
         part.read(data[part.target])
     return data

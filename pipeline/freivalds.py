@@ -14,8 +14,8 @@ Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Co
 finite in C is wrong unless a factor of it is not finite either, or its partial sums could overflow: |a_i| |b_j| bounds
 them all (Cauchy-Schwarz).
 
-Where NaN or infinity in a factor decides what C holds (`Lines`), every element is checked by itself; such columns of
-op(B) are left out of the sums, so that all other columns are compared.
+Where NaN or infinity in a factor decides what C holds (`SpecialLines`), every element is checked by itself; such
+columns of op(B) are left out of the sums, so that all other columns are compared.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def task_rows(matrix: StoredMatrix, line_nbytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Lines:
+class SpecialLines:
     """Which lines of a matrix, rows of op(A) or columns of op(B), hold NaN, and which hold infinity.
 
     Such a line decides what C holds in that row or column: with a NaN all of it is NaN, whatever the other factor
@@ -144,7 +144,7 @@ class Lines:
     """bool, one for each line, whether or not it also holds NaN."""
 
     @classmethod
-    def none(cls, count: int) -> Lines:
+    def none(cls, count: int) -> SpecialLines:
         return cls(np.zeros(count, bool), np.zeros(count, bool))
 
     @property
@@ -155,26 +155,26 @@ class Lines:
     def any(self) -> bool:
         return bool(self.either.any())
 
-    def part(self, lines: slice) -> Lines:
-        return Lines(self.nan[lines], self.infinite[lines])
+    def part(self, lines: slice) -> SpecialLines:
+        return SpecialLines(self.nan[lines], self.infinite[lines])
 
-    def add(self, lines: slice, more: Lines | None) -> None:
+    def add(self, lines: slice, more: SpecialLines | None) -> None:
         """Add those of ``more``, which is about these lines; None has none."""
         if more is not None:
             self.nan[lines] |= more.nan
             self.infinite[lines] |= more.infinite
 
 
-def special_lines(block: np.ndarray, suspected: np.ndarray) -> Lines | None:
+def special_lines(block: np.ndarray, suspected: np.ndarray) -> SpecialLines | None:
     """Those rows of a block that hold NaN or infinity, among the suspected ones (bool); None where none does."""
-    found = Lines.none(len(block))
+    found = SpecialLines.none(len(block))
     for rows in _batches(np.flatnonzero(suspected), block.shape[1]):
         found.nan[rows] = np.isnan(block[rows]).any(axis=1)
         found.infinite[rows] = np.isinf(block[rows]).any(axis=1)
     return found if found.any else None
 
 
-def _has_numbers(block: np.ndarray, rows: Lines, columns: Lines | None) -> np.ndarray:
+def _has_numbers(block: np.ndarray, rows: SpecialLines, columns: SpecialLines | None) -> np.ndarray:
     """For each row of a part of C, whether it holds a number where NaN or infinity in these rows and columns leaves
     none; bool."""
     wrong = np.zeros(len(block), bool)
@@ -212,7 +212,7 @@ class Probe:
     compute: np.dtype
     """What C's elements are formed in."""
     threads: int
-    left_out: Lines | None = None
+    left_out: SpecialLines | None = None
     """Columns of op(B), and of C, that count as zeros, since they hold NaN or infinity."""
 
     def inside(self, columns: slice) -> Iterator[tuple[int, slice, slice]]:
@@ -342,7 +342,7 @@ class Sums:
     column_squares: np.ndarray
     """For each group, float64: the largest sum of |element|² over these rows in one of its columns; empty for integers.
     """
-    special: Lines | None
+    special: SpecialLines | None
     """Columns that hold NaN or infinity and that the probe does not leave out, if any."""
     strays: np.ndarray
     """rows × groups, bool: where there is a number though there must be none."""
@@ -358,11 +358,11 @@ class _Part:
     columns: slice
     """Those that ``column_squares`` are of."""
     column_squares: np.ndarray
-    special: Lines | None
+    special: SpecialLines | None
     strays: np.ndarray | None
 
 
-def project(side: Side, rows: slice, probe: Probe, special_rows: Lines | None = None) -> Sums:
+def project(side: Side, rows: slice, probe: Probe, special_rows: SpecialLines | None = None) -> Sums:
     """Rows of ``side`` times the probe, one column for each group and round, without the columns that it leaves out.
 
     special_rows: given if the side is C: those of these rows which, like the columns left out, must not hold any
@@ -409,7 +409,7 @@ def project(side: Side, rows: slice, probe: Probe, special_rows: Lines | None = 
 
     thin, norms = np.zeros((count, probe.group_count * rounds), probe.dtype), np.zeros((count, groups))
     squares = np.zeros(side.shape[1] if groups else 0)
-    special = Lines.none(side.shape[1])
+    special = SpecialLines.none(side.shape[1])
     strays = np.zeros((count, probe.group_count), bool)
     for part in _each_part(side, rows, project_part, probe):
         with np.errstate(all="ignore"):  # NaN and infinity pass through
@@ -510,7 +510,7 @@ def compare(
         return _Part(place, thin, norms, slice(0, 0), np.zeros(0), special, None)
 
     expected, norms = np.zeros((count, len(vectors)), probe.dtype), np.zeros((count, len(weights)))
-    special = Lines.none(count)
+    special = SpecialLines.none(count)
     for part in _each_part(left, rows, multiply, probe):
         with np.errstate(all="ignore"):  # NaN and infinity pass through
             expected[part.rows] += part.thin
@@ -545,13 +545,13 @@ def compare(
     )
 
 
-def _unchecked(skipped: np.ndarray, special: Lines, probe: Probe) -> int:
+def _unchecked(skipped: np.ndarray, special: SpecialLines, probe: Probe) -> int:
     """Elements of some rows of C whose values were not compared.
 
     skipped: rows × groups, bool, whose sums were not compared. special: which of these rows hold NaN or infinity. Where
     there must be NaN that was checked, so it counts as compared.
     """
-    left_out = probe.left_out or Lines.none(probe.cuts[-1])
+    left_out = probe.left_out or SpecialLines.none(probe.cuts[-1])
     known, infinite = left_out.nan.sum(), (left_out.infinite & ~left_out.nan).sum()
     widths = np.array([(~left_out.either[start:stop]).sum() for start, stop in probe.groups()], np.int64)
     usual = ~special.either

@@ -38,7 +38,7 @@ from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener, counted
 from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.plan import LANE_NBYTES
-from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, scratch
+from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, thread_buffer
 from tilewright.pipeline.submit import ask_all, threads_of
 from tilewright.pipeline.threads import run_all
 
@@ -470,9 +470,11 @@ def _on_host(
 def _host_blocks(piece: Piece, kind: Kind, gap: int, block_nbytes: int) -> Iterable[Block]:
     """Plain documents in one block, compressed ones in a buffer that is filled again and again."""
     if piece.is_plain:
-        return [read_at_once(piece, kind, gap, partial(scratch, "text", pinned=False))]
+        return [read_at_once(piece, kind, gap, partial(thread_buffer, "text", pinned=False))]
     nbytes = min(block_nbytes, MOST_BLOCK_NBYTES)
-    return stream(piece, kind, gap, nbytes, partial(scratch, "text", nbytes + EXTRA_NBYTES, pinned=False))
+    return stream(
+        piece, kind, gap, nbytes, partial(thread_buffer, "text", nbytes + EXTRA_NBYTES, pinned=False)
+    )
 
 
 def _count_block(block: Block, kind: Kind, gap: int, per_document: bool) -> np.ndarray:

@@ -155,7 +155,7 @@ def end_if_given_up() -> Callable[[], None]:
 _kept = threading.local()
 
 
-def scratch(name: str, nbytes: int, *, pinned: bool) -> np.ndarray:
+def thread_buffer(name: str, nbytes: int, *, pinned: bool) -> np.ndarray:
     """``nbytes`` of memory, uint8, kept by this thread under ``name`` and reused by its next task.
 
     ``pinned`` takes host memory that a GPU copies from at full speed. The contents are undefined.

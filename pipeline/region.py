@@ -12,7 +12,7 @@ SCRAP_NBYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChunkPart:
     """The part of one chunk that a region wants."""
 
     chunk: tuple[int, ...]
@@ -22,7 +22,7 @@ class Piece:
     """Where it goes in the region."""
 
 
-def chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[Piece]:
+def chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[ChunkPart]:
     """The chunks that a region touches, in row order; none for an empty region."""
     if any(part.stop <= part.start for part in region):
         return
@@ -35,12 +35,12 @@ def chunks_in(region: Sequence[slice], chunks: tuple[int, ...]) -> Iterator[Piec
             axis.append((index, inside, slice(first - part.start, last - part.start)))
         axes.append(axis)
     if len(axes) == 1:
-        yield from (Piece((i,), (inside,), (target,)) for i, inside, target in axes[0])
+        yield from (ChunkPart((i,), (inside,), (target,)) for i, inside, target in axes[0])
         return
     for i, inside_rows, target_rows in axes[0]:
         for j, inside_columns, target_columns in axes[1]:
-            yield Piece((i, j), (inside_rows, inside_columns), (target_rows, target_columns))
+            yield ChunkPart((i, j), (inside_rows, inside_columns), (target_rows, target_columns))
 
 
-def chunk_name(piece: Piece) -> str:
+def chunk_name(piece: ChunkPart) -> str:
     return "(" + ", ".join(map(str, piece.chunk)) + ")"

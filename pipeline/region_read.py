@@ -33,9 +33,9 @@ from tilewright.kernels.file_rectangles import (
 from tilewright.kernels.files import NotAFileError, open_file
 from tilewright.kernels.memory import is_out_of_memory
 from tilewright.pipeline.chunks import (
+    ChunkLayout,
     DamagedChunkError,
     Extent,
-    Layout,
     as_bytes,
     decode,
     find_chunk,
@@ -44,7 +44,7 @@ from tilewright.pipeline.chunks import (
     read_bytes,
 )
 from tilewright.pipeline.errors import DamagedError, StoreError
-from tilewright.pipeline.region import SCRAP_NBYTES, Piece, chunk_name, chunks_in
+from tilewright.pipeline.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
 from tilewright.pipeline.store import (
     check_in_sight,
     is_local,
@@ -152,7 +152,7 @@ def region_uploads(
 
 
 def _source_of(
-    layout: Layout, piece: Piece, path: str, extent: Extent | None, address: int, pitch: int
+    layout: ChunkLayout, piece: ChunkPart, path: str, extent: Extent | None, address: int, pitch: int
 ) -> Rectangle | StoredChunk:
     """Where a piece of a plain or compressed chunk lies. The chunk is the whole file, or ``extent`` of it."""
     item = layout.dtype.itemsize
@@ -189,13 +189,13 @@ def _source_of(
 
 
 def _coded_reads(
-    layout: Layout, indexes: dict[str, np.ndarray], piece: Piece, in_loops: bool = False
+    layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart, in_loops: bool = False
 ) -> list[RegionRead]:
     return [RegionRead(piece.target, partial(_read_direct, layout, indexes, piece, in_loop=in_loops))]
 
 
 def _plain_reads(
-    layout: Layout, indexes: dict[str, np.ndarray], piece: Piece, most_nbytes: int
+    layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart, most_nbytes: int
 ) -> list[RegionRead]:
     return [
         RegionRead(part.target, partial(_read_direct, layout, indexes, part))
@@ -204,7 +204,7 @@ def _plain_reads(
 
 
 def _extent_in_shard(
-    layout: Layout, path: str, chunk: tuple[int, ...], indexes: dict[str, np.ndarray]
+    layout: ChunkLayout, path: str, chunk: tuple[int, ...], indexes: dict[str, np.ndarray]
 ) -> tuple[int, int] | None:
     """Where a chunk lies in its shard; None where it is missing or cannot be found: reading it says why."""
     try:
@@ -227,7 +227,7 @@ def read_region(array: zarr.Array[Any], region: Sequence[slice]) -> np.ndarray:
     return out
 
 
-def _split(piece: Piece, itemsize: int, most_nbytes: int) -> Iterator[Piece]:
+def _split(piece: ChunkPart, itemsize: int, most_nbytes: int) -> Iterator[ChunkPart]:
     """A piece cut along its first axis into pieces of about ``most_nbytes``, at least one row each."""
     inside, target = piece.inside[0], piece.target[0]
     row_nbytes = itemsize
@@ -236,7 +236,7 @@ def _split(piece: Piece, itemsize: int, most_nbytes: int) -> Iterator[Piece]:
     step = max(1, most_nbytes // row_nbytes)
     for start in range(0, inside.stop - inside.start, step):
         stop = min(start + step, inside.stop - inside.start)
-        yield Piece(
+        yield ChunkPart(
             piece.chunk,
             (slice(inside.start + start, inside.start + stop), *piece.inside[1:]),
             (slice(target.start + start, target.start + stop), *piece.target[1:]),
@@ -244,9 +244,9 @@ def _split(piece: Piece, itemsize: int, most_nbytes: int) -> Iterator[Piece]:
 
 
 def _read_direct(
-    layout: Layout,
+    layout: ChunkLayout,
     indexes: dict[str, np.ndarray],
-    piece: Piece,
+    piece: ChunkPart,
     target: np.ndarray,
     *,
     in_loop: bool = False,
@@ -294,7 +294,7 @@ def _read_direct(
 
 
 def _decompressed(
-    path: Path, extent: Extent, layout: Layout, piece: Piece, target: np.ndarray, in_loop: bool
+    path: Path, extent: Extent, layout: ChunkLayout, piece: ChunkPart, target: np.ndarray, in_loop: bool
 ) -> bool:
     """Decompress the wanted part of a Zstandard chunk; returns whether all of the chunk was sound. If not, the ordinary
     way says what is wrong.
@@ -318,7 +318,7 @@ def _decompressed(
         frames.close()
 
 
-def _bands_into(target: np.ndarray, layout: Layout, piece: Piece) -> Iterator[np.ndarray]:
+def _bands_into(target: np.ndarray, layout: ChunkLayout, piece: ChunkPart) -> Iterator[np.ndarray]:
     """Buffers, uint8, to be filled with a chunk's bytes in order; the wanted part of each is then copied into the
     target."""
     if _in_place(layout, target):
@@ -338,7 +338,7 @@ def _bands_into(target: np.ndarray, layout: Layout, piece: Piece) -> Iterator[np
             ]
 
 
-def _unreadable(piece: Piece, name: str, file_name: str, sharded: bool, error: Exception) -> str:
+def _unreadable(piece: ChunkPart, name: str, file_name: str, sharded: bool, error: Exception) -> str:
     kind = "" if isinstance(error, DamagedChunkError | NotAFileError) else f"{type(error).__name__}: "
     return (
         f"chunk {chunk_name(piece)} of {name} cannot be read ({'in shard ' * sharded}{name}/{file_name}):"
@@ -346,7 +346,7 @@ def _unreadable(piece: Piece, name: str, file_name: str, sharded: bool, error: E
     )
 
 
-def _decode_part(layout: Layout, data: bytes, piece: Piece, target: np.ndarray) -> None:
+def _decode_part(layout: ChunkLayout, data: bytes, piece: ChunkPart, target: np.ndarray) -> None:
     """Decode the wanted part of a chunk from its stored bytes: in place where the whole chunk goes to contiguous
     memory, else by way of a copy."""
     in_place = _in_place(layout, target)
@@ -357,7 +357,7 @@ def _decode_part(layout: Layout, data: bytes, piece: Piece, target: np.ndarray) 
     target[...] = chunk[piece.inside]
 
 
-def _in_place(layout: Layout, target: np.ndarray) -> bool:
+def _in_place(layout: ChunkLayout, target: np.ndarray) -> bool:
     """Whether the target is a whole chunk, laid out as it was encoded."""
     return bool(
         target.shape == layout.chunks
@@ -368,7 +368,7 @@ def _in_place(layout: Layout, target: np.ndarray) -> bool:
 
 
 def _read_part(
-    descriptor: int, extent: tuple[int, int], layout: Layout, piece: Piece, target: np.ndarray
+    descriptor: int, extent: tuple[int, int], layout: ChunkLayout, piece: ChunkPart, target: np.ndarray
 ) -> None:
     """The wanted part of one plain chunk from its open file into ``target``, in as few calls as its shape allows."""
     item = layout.dtype.itemsize
@@ -407,7 +407,7 @@ def _read_fully(descriptor: int, offset: int, left: memoryview) -> None:
 
 
 def _read_through_zarr(
-    array: zarr.Array[Any], region: Sequence[slice], piece: Piece, out: np.ndarray
+    array: zarr.Array[Any], region: Sequence[slice], piece: ChunkPart, out: np.ndarray
 ) -> None:
     part = tuple(
         slice(want.start + target.start, want.start + target.stop)

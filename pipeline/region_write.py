@@ -23,7 +23,7 @@ from zarr.storage import LocalStore
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.zstd import encoder_nbytes
 from tilewright.pipeline.chunks import (
-    Layout,
+    ChunkLayout,
     Zstd,
     as_bytes,
     chunk_encoder_nbytes,
@@ -32,7 +32,7 @@ from tilewright.pipeline.chunks import (
     layout_of,
 )
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.region import SCRAP_NBYTES, Piece, chunk_name, chunks_in
+from tilewright.pipeline.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
 from tilewright.pipeline.store import check_in_sight, metadata_name, name_of, write_unit
 
 DEFAULT_LEVEL = 0
@@ -70,7 +70,7 @@ def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarr
 Bands: TypeAlias = Iterable[np.ndarray]
 """Successive bands of rows that together make up one stored piece."""
 
-Fill: TypeAlias = Callable[[int, "Zstd | None"], bool]
+FillFile: TypeAlias = Callable[[int, "Zstd | None"], bool]
 """Writes all rows of a piece to a file, given by its descriptor, from the beginning, plain or compressed as given;
 False where it could not."""
 
@@ -81,9 +81,9 @@ class RegionWrite:
 
     source: tuple[slice, slice]
     """Where the piece lies in the region."""
-    writer: Callable[[Bands, Fill | None], None]
+    writer: Callable[[Bands, FillFile | None], None]
 
-    def write(self, bands: Bands, fill: Fill | None = None) -> None:
+    def write(self, bands: Bands, fill: FillFile | None = None) -> None:
         """Store the piece's rows: ``bands`` of the array's dtype in native byte order.
 
         ``fill``, if given, writes the rows where a file holds them as memory does, or that compressed by Zstandard.
@@ -98,7 +98,7 @@ def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[R
     The region's edges must lie on those of the array's write units, or at its end: no piece is half of a stored object.
     """
     layout = layout_of(array, name_of(array))
-    writer: Callable[[Piece, Bands, Fill | None], None] = partial(_write_through_zarr, array, region)
+    writer: Callable[[ChunkPart, Bands, FillFile | None], None] = partial(_write_through_zarr, array, region)
     if layout is not None and layout.shards is None:
         writer = partial(_write_direct, layout)
     return [
@@ -141,7 +141,7 @@ def gather(out: np.ndarray, bands: Bands) -> None:
         row += band.shape[0]
 
 
-def _write_direct(layout: Layout, piece: Piece, bands: Bands, fill: Fill | None) -> None:
+def _write_direct(layout: ChunkLayout, piece: ChunkPart, bands: Bands, fill: FillFile | None) -> None:
     """Write one chunk to its file, under another name first, so that a reader never meets half of it."""
     path = layout.root / layout.key(piece.chunk)
     draft = draft_of(path)
@@ -175,13 +175,13 @@ def _write_direct(layout: Layout, piece: Piece, bands: Bands, fill: Fill | None)
         ) from error
 
 
-def _fills(piece: Piece, layout: Layout, *, rows: bool) -> bool:
+def _fills(piece: ChunkPart, layout: ChunkLayout, *, rows: bool) -> bool:
     """Whether a piece has all columns of its chunk, and all rows too where that is asked."""
     sides = [part.stop - part.start for part in piece.inside]
     return sides[1] == layout.chunks[1] and (not rows or sides[0] == layout.chunks[0])
 
 
-def _whole_rows(layout: Layout, piece: Piece, bands: Bands) -> Bands:
+def _whole_rows(layout: ChunkLayout, piece: ChunkPart, bands: Bands) -> Bands:
     """A piece's bands made into those of its chunk: one at the array's edge is stored whole."""
     columns = piece.inside[1]
     for band in bands:
@@ -189,7 +189,7 @@ def _whole_rows(layout: Layout, piece: Piece, bands: Bands) -> Bands:
     yield from _missing_rows(layout, piece)
 
 
-def _missing_rows(layout: Layout, piece: Piece) -> Bands:
+def _missing_rows(layout: ChunkLayout, piece: ChunkPart) -> Bands:
     """What the chunk has below a piece at the array's edge."""
     rows = piece.inside[0]
     missing = layout.chunks[0] - (rows.stop - rows.start)
@@ -197,7 +197,7 @@ def _missing_rows(layout: Layout, piece: Piece) -> Bands:
         yield np.full((missing, layout.chunks[1]), layout.fill_value, layout.dtype)
 
 
-def _encoded(layout: Layout, piece: Piece, bands: Bands) -> Bands:
+def _encoded(layout: ChunkLayout, piece: ChunkPart, bands: Bands) -> Bands:
     """A whole chunk as it is stored, part by part."""
     if layout.zstd and layout.chunk_nbytes > SCRAP_NBYTES:
         yield from _compressed(layout.zstd, layout, piece, bands)
@@ -210,7 +210,7 @@ def _encoded(layout: Layout, piece: Piece, bands: Bands) -> Bands:
     yield encoded
 
 
-def _compressed(zstd: Zstd, layout: Layout, piece: Piece, bands: Bands) -> Bands:
+def _compressed(zstd: Zstd, layout: ChunkLayout, piece: ChunkPart, bands: Bands) -> Bands:
     """The chunk as one Zstandard frame, a megabyte at a time, as its bands are drawn."""
     with _encoding(layout, piece):
         compressor = zstandard.ZstdCompressor(level=zstd.level, write_checksum=zstd.checksum)
@@ -225,7 +225,7 @@ def _compressed(zstd: Zstd, layout: Layout, piece: Piece, bands: Bands) -> Bands
 
 
 @contextmanager
-def _encoding(layout: Layout, piece: Piece) -> Iterator[None]:
+def _encoding(layout: ChunkLayout, piece: ChunkPart) -> Iterator[None]:
     try:
         yield
     except MemoryError:
@@ -236,7 +236,7 @@ def _encoding(layout: Layout, piece: Piece) -> Iterator[None]:
         ) from error
 
 
-def _widened(band: np.ndarray, layout: Layout) -> np.ndarray:
+def _widened(band: np.ndarray, layout: ChunkLayout) -> np.ndarray:
     whole = np.full((band.shape[0], layout.chunks[1]), layout.fill_value, layout.dtype)
     whole[:, : band.shape[1]] = band
     return whole
@@ -249,7 +249,7 @@ def _write_fully(file: RawIOBase, band: np.ndarray) -> None:
 
 
 def _write_through_zarr(
-    array: zarr.Array[Any], region: Sequence[slice], piece: Piece, bands: Bands, fill: Fill | None
+    array: zarr.Array[Any], region: Sequence[slice], piece: ChunkPart, bands: Bands, fill: FillFile | None
 ) -> None:
     place = tuple(
         slice(whole.start + part.start, whole.start + part.stop)

@@ -42,7 +42,14 @@ from tilewright.pipeline.peers import (
 )
 from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.product import STAGES, THREADS, Product, TileReport
-from tilewright.pipeline.region_write import Bands, Fill, RegionWrite, gather, region_writes, stored_nbytes
+from tilewright.pipeline.region_write import (
+    Bands,
+    FillFile,
+    RegionWrite,
+    gather,
+    region_writes,
+    stored_nbytes,
+)
 from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.terms import accumulator_dtype
 from tilewright.pipeline.threads import run_all, submitted
@@ -627,5 +634,5 @@ class Engine:
             job.stored_nbytes = stored_nbytes(self._product.c, region) or 0
 
 
-def _gathered(out: np.ndarray, bands: Bands, fill: Fill | None) -> None:
+def _gathered(out: np.ndarray, bands: Bands, fill: FillFile | None) -> None:
     gather(out, bands)

@@ -28,10 +28,10 @@ from tilewright.pipeline.events import (
 )
 from tilewright.pipeline.freivalds import (
     INPUT_SUBNORMAL,
-    Lines,
     Outcome,
     Probe,
     Side,
+    SpecialLines,
     Tolerances,
     compare,
     draw_probe,
@@ -270,7 +270,7 @@ class _Image:
 
 def _project_all(
     tasks: _Tasks, right: Side, pieces: Sequence[slice], probe: Probe, first: int
-) -> tuple[_Image, Lines | None]:
+) -> tuple[_Image, SpecialLines | None]:
     """B times the probe, its rows in these pieces, and the columns of B that hold NaN or infinity, if any; ``first`` is
     the first piece's number for the listener."""
     k = right.shape[0]
@@ -280,7 +280,7 @@ def _project_all(
         np.ones((0 if probe.exact else groups + 1, k)),
         np.zeros(groups),
     )
-    special = Lines.none(right.shape[1])
+    special = SpecialLines.none(right.shape[1])
     calls = ((right, rows) for rows in pieces)
     with closing(tasks.run(project, calls, (probe,), probe.vectors.nbytes, "b")) as projections:
         for place, sums in projections:

@@ -24,7 +24,7 @@ from tilewright.pipeline.reduce import (
     _parts,
     end_if_given_up,
     reduce_pieces,
-    scratch,
+    thread_buffer,
 )
 
 
@@ -87,12 +87,15 @@ def test_a_piece_that_takes_down_its_workers_says_what_to_change(client: Client)
 
 
 def test_scratch_is_kept_and_grows() -> None:
-    first = scratch("test", 100, pinned=False)
-    again = scratch("test", 50, pinned=False)
+    first = thread_buffer("test", 100, pinned=False)
+    again = thread_buffer("test", 50, pinned=False)
     assert again.ctypes.data == first.ctypes.data
     assert len(again) == 50
-    assert len(scratch("test", 1000, pinned=False)) == 1000
-    assert scratch("other", 10, pinned=False).ctypes.data != scratch("test", 10, pinned=False).ctypes.data
+    assert len(thread_buffer("test", 1000, pinned=False)) == 1000
+    assert (
+        thread_buffer("other", 10, pinned=False).ctypes.data
+        != thread_buffer("test", 10, pinned=False).ctypes.data
+    )
 
 
 WANTED, ENDED = threading.Event(), threading.Event()
