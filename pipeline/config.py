@@ -42,7 +42,8 @@ MOST_ROUNDS = 64
 # docs/settings.md has the same, which a test compares.
 SETTINGS = (
     Setting("tilewright.device-memory", None, "bytes",
-            "device memory that a worker may fill; unset: a share of what is free on the device"),
+            "device memory that a worker may fill; unset: a share of what is free on the GPU, or on a CPU what"
+            " host-core-nbytes and host-share say"),
     Setting("tilewright.device-memory-share", 0.8, "fraction",
             "the share of the free memory of a GPU that a plan may use when device-memory is unset"),
     Setting("tilewright.host-share", 0.25, "fraction",
