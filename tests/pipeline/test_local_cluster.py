@@ -83,8 +83,9 @@ def test_a_limit_is_raised_as_far_as_needed(limits: tuple[int, int], monkeypatch
 
 
 @pytest.fixture
-def terminal() -> Iterator[logging.Handler]:
-    """What writes Dask's logs."""
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Handler]:
+    """What writes Dask's logs, where no cluster is open yet: other tests keep theirs."""
+    monkeypatch.setattr(local_cluster, "_quiet", local_cluster._Quiet())
     own = logging.StreamHandler()
     own.setLevel(logging.INFO)
     logging.getLogger("distributed").addHandler(own)
