@@ -29,9 +29,10 @@ CLOSE_SECONDS = 30
 """How long the end of a cluster that was started here is waited for: it takes its workers a few seconds."""
 HEARTBEAT_SECONDS = 5
 """How long workers that are to end are waited for to have ended their heartbeats: it takes them milliseconds."""
-START_SECONDS = 3
-"""How long a start that was given up is waited for: cut short, it leaves more to be ended. It takes a second or two,
-more where there are many workers, and a worker that hangs takes for good."""
+START_SECONDS = 8
+"""How long a start that was given up is waited for. Cut short, it leaves more to be ended, and a worker process that
+has just begun may print a traceback. It takes a second or two, more with many workers or on a busy host; one that
+hangs never ends."""
 GIVE_UP_SECONDS = 3
 """How long it is then waited for without its worker processes: that takes a tenth of a second."""
 FILES_A_WORKER, OTHER_FILES = 12, 32
