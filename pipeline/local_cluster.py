@@ -29,10 +29,12 @@ CLOSE_SECONDS = 30
 """How long the end of a cluster that was started here is waited for: it takes its workers a few seconds."""
 HEARTBEAT_SECONDS = 5
 """How long workers that are to end are waited for to have ended their heartbeats: it takes them milliseconds."""
-START_SECONDS = 8
+START_SECONDS = 10
 """How long a start that was given up is waited for. Cut short, it leaves more to be ended, and a worker process that
 has just begun may print a traceback. It takes a second or two, more with many workers or on a busy host; one that
 hangs never ends."""
+LOOK_SECONDS = 0.05
+"""How often it is looked whether a signal has come to a start."""
 GIVE_UP_SECONDS = 3
 """How long it is then waited for without its worker processes: that takes a tenth of a second."""
 FILES_A_WORKER, OTHER_FILES = 12, 32
@@ -191,7 +193,7 @@ def _open_files() -> int:
 
 
 def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
-    """A cluster that is ready. An exception that comes to this thread meanwhile, as Ctrl-C and SIGTERM do, gives it up.
+    """A cluster that is ready. Ctrl-C, SIGTERM or another exception that comes to this thread meanwhile gives it up.
 
     Dask does not end a cluster that an exception has left half started, and tells so by a traceback when Python ends.
     So it starts on a thread that no signal's exception comes to. What has begun is waited for, a while, and ended.
@@ -215,16 +217,43 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
             started.set_result(None)
 
     others = _worker_processes()
-    with _no_profiler():
-        # A daemon: where it stands for good, Python does not wait for it at its end.
-        threading.Thread(target=begin, name="start of a cluster", daemon=True).start()
-        try:
-            started.result()
-        except BaseException:
-            if not started.done() or started.exception() is None:
+    given_up = False
+    try:
+        with _no_profiler(), _signals_noted() as noted:
+            # A daemon: where it stands for good, Python does not wait for it at its end.
+            threading.Thread(target=begin, name="start of a cluster", daemon=True).start()
+            while not started.done() and not noted:
+                wait([started], LOOK_SECONDS)
+            if noted:
                 _give_up(server, started, others)
-            raise
+                given_up = True
+        started.result()
+    except BaseException:
+        if not given_up and (not started.done() or started.exception() is None):
+            _give_up(server, started, others)
+        raise
     return server
+
+
+@contextmanager
+def _signals_noted() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM that come in this block, in order. The first is delivered again at its end, and no more come
+    out of it: a second one, that cut the end of a start short, would leave processes that print tracebacks."""
+    noted: list[int] = []
+    before = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handler = signal.getsignal(number)
+                if callable(handler):  # else it ends the process, or is ignored
+                    before[number] = handler
+                    signal.signal(number, lambda number, frame: noted.append(number))
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if noted:
+            signal.raise_signal(noted[0])
 
 
 def _give_up(server: LocalCluster, started: Future[None], others: set[BaseProcess]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from distributed import Nanny
 
+from tilewright.pipeline import local_cluster
 from tilewright.pipeline.events import Event, Listener, UnitDone
 from tilewright.pipeline.output import Output
 from tilewright.workflows import cli, histogram, plots, progress
@@ -68,6 +69,7 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
 if __name__ == "__main__":  # worker processes import this file too
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background commands of a shell ignore it
     progress.listening = listening
+    local_cluster.START_SECONDS = float(os.environ.get("START_SECONDS", local_cluster.START_SECONDS))  # type: ignore[misc]
     if place == "publish":
         Output.publish = interrupting(Output.publish)  # type: ignore[method-assign]
     elif place == "workers":

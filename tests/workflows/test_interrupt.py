@@ -204,7 +204,7 @@ def test_a_signal_ends_a_start_that_hangs(tmp_path: Path, by: str, word: str) ->
         f"profiles: {{slow: {{kind: cpu, n_workers: 1, preload: {tmp_path}/hang.py}}}}"
     )
     command = ["histogram", "text", "--profile", "slow", "--quiet"]
-    result = interrupted(*command, cwd=tmp_path, UNITS_UNTIL_INTERRUPT="0")
+    result = interrupted(*command, cwd=tmp_path, UNITS_UNTIL_INTERRUPT="0", START_SECONDS="2")
     assert result.returncode == 128 + signal.Signals[by]
     assert (result.stdout, result.stderr) == ("", f"{word}: nothing was written\n")
     with pytest.raises(ProcessLookupError):
