@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -113,3 +114,19 @@ def test_a_profile_may_have_dask_log(tmp_path: Path, terminal: logging.Handler) 
     (tmp_path / "profiles.yaml").write_text("profiles: {loud: {kind: local, silence_logs: false}}")
     with open_cluster("loud", tmp_path / "profiles.yaml"):
         assert terminal.level == logging.INFO
+
+
+def test_signals_that_come_to_a_start_are_delivered_once_behind_it() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen: list[int] = []
+
+    def start() -> None:
+        with local_cluster._signals_noted() as noted:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            seen.extend(noted)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert seen == [signal.SIGINT, signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is before
