@@ -18,6 +18,8 @@ from typing import Any
 from tilewright.kernels import code_cache
 from tilewright.kernels.code_cache import MachineCode
 from tilewright.kernels.deferred import cuda, numba
+from tilewright.kernels.driver_error import DriverError, checked
+from tilewright.kernels.memory import is_out_of_memory
 
 COMPILING_THREADS = 8
 """The most kernels whose machine code is made at once."""
@@ -84,9 +86,8 @@ class CompiledKernel:
 
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         kernel, number = driver.CUkernel(int(function)), driver.CUdevice(device)
-        status = driver.cuKernelSetAttribute(attribute, nbytes, kernel, number)[0]
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"{self.py_func.__name__}: {nbytes} bytes of shared memory: {status.name}")
+        allowed = driver.cuKernelSetAttribute(attribute, nbytes, kernel, number)
+        checked(f"{self.py_func.__name__}: {nbytes} bytes of shared memory", allowed)
 
     def _key(self, capability: Capability) -> str | None:
         """The name of the code on disk; None where it is not to be kept."""
@@ -118,7 +119,9 @@ class CompiledKernel:
         if capability not in self._libraries:
             try:
                 self._libraries[capability] = _loaded(self._code(capability))
-            except RuntimeError:
+            except DriverError as error:
+                if is_out_of_memory(error):
+                    raise
                 # The kept code is whole, but this driver refuses it: compile anew. If that is refused too, the error
                 # stands.
                 self._libraries[capability] = _loaded(self._code(capability, anew=True))
@@ -131,16 +134,13 @@ class CompiledKernel:
 
 
 def _loaded(code: MachineCode) -> tuple[Any, Any]:
-    """The driver's library of a kernel, which belongs to no context, and the kernel in it; RuntimeError if refused."""
+    """The driver's library of a kernel, which belongs to no context, and the kernel in it; DriverError if refused."""
     from cuda.bindings import driver
 
-    status, library = driver.cuLibraryLoadData(code.cubin, [], [], 0, [], [], 0)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"loading the machine code of {code.entry}: {status.name}")
-    status, kernel = driver.cuLibraryGetKernel(library, code.entry.encode())
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"finding {code.entry} in its machine code: {status.name}")
-    return library, kernel
+    loaded = driver.cuLibraryLoadData(code.cubin, [], [], 0, [], [], 0)
+    library = checked(f"loading the machine code of {code.entry}", loaded)
+    found = driver.cuLibraryGetKernel(library, code.entry.encode())
+    return library, checked(f"finding {code.entry} in its machine code", found)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.device_choice import driver_bindings
+from tilewright.kernels.driver_error import driver_error
 
 
 class _Frame(threading.local):
@@ -99,7 +100,3 @@ def start_kernel(
 
 def describe_launch(name: str, shape: tuple[int, int, int, int, int, int], shared_nbytes: int) -> str:
     return f"launching {name} on grid {shape[:3]}, block {shape[3:]}, {shared_nbytes} bytes of dynamic shared memory"
-
-
-def driver_error(what: str, status: int) -> RuntimeError:
-    return RuntimeError(f"{what}: {driver_bindings().CUresult(status).name}")

@@ -11,7 +11,8 @@ import numpy as np
 
 from tilewright.kernels.device_array import address
 from tilewright.kernels.device_choice import SIMULATOR, driver_library
-from tilewright.kernels.driver_launch import describe_launch, driver_error, packed_arguments
+from tilewright.kernels.driver_error import driver_error
+from tilewright.kernels.driver_launch import describe_launch, packed_arguments
 
 
 class LockKeepingStream:

@@ -1,7 +1,7 @@
 """Out of memory: one error of ours, for a GPU's memory and for the host's.
 
-Numba raises CudaAPIError, cuda.core CUDAError, RAPIDS' memory manager, NumPy and Python MemoryError, numcodecs
-RuntimeError with libzstd's words; none of them says how much was free.
+Numba raises CudaAPIError, cuda.core CUDAError, our own calls of the driver DriverError, RAPIDS' memory manager, NumPy
+and Python MemoryError, numcodecs RuntimeError with libzstd's words; none of them says how much was free.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tilewright.kernels.driver_error import OUT_OF_MEMORY, DriverError
 from tilewright.kernels.errors import DeviceMemoryError
-
-CUDA_ERROR_OUT_OF_MEMORY = 2
-"""The driver's number for it (``CUresult``)."""
 
 ZSTD_OUT_OF_MEMORY = "Allocation error : not enough memory"
 """libzstd's words for it (``ZSTD_getErrorName``)."""
@@ -44,12 +42,14 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, RuntimeError) and ZSTD_OUT_OF_MEMORY in str(error):
         return True
+    if isinstance(error, DriverError):
+        return error.code == OUT_OF_MEMORY
     # By their names: neither class can be imported where there is no GPU, nor where a release moves it.
     if type(error).__name__ not in ("CudaAPIError", "CUDAError"):
         return False
     code = getattr(error, "code", None)
     if code is not None and str(code).isdigit():
-        return int(code) == CUDA_ERROR_OUT_OF_MEMORY
+        return int(code) == OUT_OF_MEMORY
     return "CUDA_ERROR_OUT_OF_MEMORY" in str(error)
 
 

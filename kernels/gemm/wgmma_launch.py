@@ -20,6 +20,7 @@ from numba.cuda import types
 from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.device_array import address
 from tilewright.kernels.device_choice import current_device
+from tilewright.kernels.driver_error import checked
 from tilewright.kernels.gemm.base import Capability, Variant
 from tilewright.kernels.gemm.wgmma import ARGUMENTS, kernel_function
 from tilewright.kernels.gemm.wgmma_config import Config
@@ -29,17 +30,6 @@ HOPPER = (9, 0)
 TENSOR_MAP_NBYTES = 128
 TENSOR_MAPS_KEPT = 1024
 """Tensor maps in device memory at a time; when all are taken, the host waits for the device and they are made anew."""
-
-
-def _checked(result: tuple[Any, ...]) -> Any:
-    """The value of a driver call; a RuntimeError that names the driver's error otherwise."""
-    from cuda.bindings import driver
-
-    status, *values = result
-    if status != driver.CUresult.CUDA_SUCCESS:
-        _, text = driver.cuGetErrorString(status)
-        raise RuntimeError(f"the CUDA driver failed: {status.name}: {text.decode()}")
-    return values[0] if values else None
 
 
 @dataclass(frozen=True)
@@ -124,8 +114,11 @@ class _MapStore:
         cuda.current_context()  # a thread that has not touched the GPU yet gets its context
         encoded = encode_tensor_map(planes, box)
         handle = driver.CUstream(int(self.stream))
-        _checked(driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, handle))
-        _checked(driver.cuStreamSynchronize(handle))  # any stream may use it from now on
+        copied = driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, handle)
+        checked("copying a tensor map to the GPU", copied)
+        checked(
+            "waiting for a tensor map", driver.cuStreamSynchronize(handle)
+        )  # any stream may use it from now on
 
 
 @functools.cache
@@ -150,7 +143,8 @@ def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
         "tf32": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
     }[planes.kind]
     wide, narrow = driver.cuuint64_t, driver.cuuint32_t
-    encoded = _checked(
+    encoded = checked(
+        "encoding a tensor map",
         driver.cuTensorMapEncodeTiled(
             element,
             3,
@@ -163,7 +157,7 @@ def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
             driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
+        ),
     )
     return np.array([int(word) for word in encoded.opaque], np.uint64).view(np.uint8)
 

@@ -19,6 +19,7 @@ from tilewright.kernels import code_cache, compiled, fingerprint
 from tilewright.kernels.code_cache import MachineCode
 from tilewright.kernels.compiled import CompiledKernel, compile_kernel, compile_together
 from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.driver_error import DriverError
 from tilewright.kernels.gemm.select import ladder
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
@@ -313,16 +314,15 @@ class FakeDriver(SimpleNamespace):
     """As much of the driver as loads machine code; it refuses all of ``bad``."""
 
     def __init__(self, bad: tuple[bytes, ...]) -> None:
-        status = SimpleNamespace(CUDA_SUCCESS=0)
         attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
-        super().__init__(CUresult=status, CUfunction_attribute=attribute, asked=[], loaded=[])
+        super().__init__(CUfunction_attribute=attribute, asked=[], loaded=[])
         self.CUfunction = self.CUkernel = self.CUdevice = int
-        self._refused = SimpleNamespace(name="CUDA_ERROR_NO_BINARY_FOR_GPU")
+        self.refusal = 209  # CUDA_ERROR_NO_BINARY_FOR_GPU
         self._bad = bad
 
     def cuLibraryLoadData(self, code: bytes, *_: Any) -> tuple[Any, int]:
         self.loaded.append(code)
-        return (self._refused, 0) if code in self._bad else (0, 7)
+        return (self.refusal, 0) if code in self._bad else (0, 7)
 
     def cuLibraryGetKernel(self, library: int, name: bytes) -> tuple[int, int]:
         return 0, 1000 + library + len(name)
@@ -349,7 +349,12 @@ def test_code_that_the_driver_refuses_is_compiled_anew(
     assert len(driver.asked) == 2, "each device is asked"
     assert len(driver.loaded) == 2, "one library serves both"
     assert len(compilations) == 2
-    always = FakeDriver((b"code" * 3, b"code" * 4))
+    always = FakeDriver((b"code" * 3, b"code" * 4, b"code" * 5))
     monkeypatch.setattr(cuda.bindings, "driver", always)
-    with pytest.raises(RuntimeError, match="CUDA_ERROR_NO_BINARY_FOR_GPU"):
+    with pytest.raises(DriverError, match="CUDA_ERROR_NO_BINARY_FOR_GPU"):
         kernel(5.0).function(0)
+    assert len(always.loaded) == 2
+    always.refusal = 2
+    with pytest.raises(DriverError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        kernel(6.0).function(0)
+    assert len(always.loaded) == 3, "without memory, other code would be refused too"

@@ -11,6 +11,7 @@ import tblib.pickling_support
 from numba.cuda.cudadrv.driver import CudaAPIError
 
 from tilewright.kernels import memory
+from tilewright.kernels.driver_error import DriverError, driver_error
 from tilewright.kernels.errors import DeviceMemoryError, TilewrightError
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.memory import allocating, is_out_of_memory
@@ -31,6 +32,7 @@ def cuda_error(code: int, name: str) -> CudaAPIError:
         MemoryError(),
         cuda_error(2, "CUDA_ERROR_OUT_OF_MEMORY"),
         CUDAError("CUDA_ERROR_OUT_OF_MEMORY: The API call failed"),
+        driver_error("launching a kernel", 2),
         np._core._exceptions._ArrayMemoryError((10**6,), np.dtype("f8")),  # type: ignore[attr-defined]
         RuntimeError("Zstd decompression error: b'Allocation error : not enough memory'"),
     ],
@@ -56,6 +58,7 @@ def test_what_was_asked_for_and_what_is_free(error: Exception, monkeypatch: pyte
     [
         cuda_error(700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
         CUDAError("CUDA_ERROR_INVALID_VALUE: no"),
+        driver_error("launching a kernel", 719),
         OSError("CUDA_ERROR_OUT_OF_MEMORY"),
         RuntimeError("Zstd decompression error: b'Data corruption detected'"),
         ValueError("2"),
@@ -85,6 +88,16 @@ def test_it_travels() -> None:
     got = pickle.loads(pickle.dumps(sent))
     assert type(got) is DeviceMemoryError
     assert str(got) == str(sent)
+
+
+def test_what_the_driver_refused_travels() -> None:
+    error = driver_error("launching a kernel", 2)
+    assert str(error) == "launching a kernel: CUDA_ERROR_OUT_OF_MEMORY"
+    tblib.pickling_support.install(DriverError)
+    got = pickle.loads(pickle.dumps(error))
+    assert type(got) is DriverError
+    assert str(got) == str(error)
+    assert is_out_of_memory(got)
 
 
 def test_what_is_free_on_the_host_and_where_nobody_knows() -> None:
