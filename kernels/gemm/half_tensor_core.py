@@ -144,18 +144,17 @@ def _launcher(kind: str) -> Callable[[Any, Any, Any, bool, Any], None]:
     return launch
 
 
-def _supports_half(problem: Problem) -> bool:
-    every = (problem.a, problem.b, problem.c)
-    return large_enough(problem) and all(operand.dtype == FLOAT16 for operand in every)
+def _supports_stored(dtype: np.dtype) -> Callable[[Problem], bool]:
+    """Operands of 16 bits, and a C of the same type, or in the float32 that sums are formed in."""
 
+    def supports(problem: Problem) -> bool:
+        return (
+            large_enough(problem)
+            and problem.a.dtype == problem.b.dtype == dtype
+            and problem.c.dtype in (dtype, FLOAT32)
+        )
 
-def _supports_bfloat(problem: Problem) -> bool:
-    operands = (problem.a, problem.b)
-    return (
-        large_enough(problem)
-        and all(operand.dtype == BFLOAT16 for operand in operands)
-        and problem.c.dtype in (BFLOAT16, FLOAT32)
-    )
+    return supports
 
 
 def _supports_asked(precision: str) -> Callable[[Problem], bool]:
@@ -180,7 +179,10 @@ def _pass_variant(form: str, *, turn: bool = False) -> Variant:
 def _stored_variants(kind: str, dtype: np.dtype) -> Iterable[Variant]:
     for k_major_a, k_major_b in itertools.product((True, False), repeat=2):
         layout = f"{'k' if k_major_a else 'm'}-major by {'k' if k_major_b else 'n'}-major"
-        yield variant(f"{dtype_name(dtype)}, {layout}", _config(kind, C_TYPES[dtype], k_major_a, k_major_b))
+        # With k contiguous in both and C in float32 it is what precision="bf16" and "fp16" use.
+        for c_dtype in (dtype,) if k_major_a and k_major_b else (dtype, FLOAT32):
+            name = f"{dtype_name(dtype)} to {dtype_name(c_dtype)}, {layout}"
+            yield variant(name, _config(kind, C_TYPES[c_dtype], k_major_a, k_major_b))
 
 
 def _half_variants() -> Iterable[Variant]:
@@ -189,7 +191,6 @@ def _half_variants() -> Iterable[Variant]:
 
 
 def _bfloat_variants() -> Iterable[Variant]:
-    # With C in float32 it is what precision="bf16" uses.
     return _stored_variants("bf16", BFLOAT16)
 
 
@@ -208,14 +209,14 @@ def _asked_variants(kind: str) -> Callable[[], Iterable[Variant]]:
 HALF = GemmKernel(
     name="float16-wgmma",
     summary="float16 on the tensor cores, sums in float32",
-    supports=_supports_half,
+    supports=_supports_stored(FLOAT16),
     launch=_launcher("f16"),
     variants=_half_variants,
 )
 BFLOAT = GemmKernel(
     name="bfloat16-wgmma",
     summary="bfloat16 on the tensor cores, sums in float32",
-    supports=_supports_bfloat,
+    supports=_supports_stored(BFLOAT16),
     launch=_launcher("bf16"),
     variants=_bfloat_variants,
 )

@@ -79,7 +79,7 @@ def matmul(
         default stream. For device arrays the function returns before the product is finished.
 
     Integers of every width wrap modulo 2**bits. float16 and bfloat16 products (of ml_dtypes' arrays, or
-    PyTorch's tensors) are added up in float32 and rounded once; bfloat16 with ``dtype="float32"`` is not rounded.
+    PyTorch's tensors) are added up in float32 and rounded once; with ``dtype="float32"`` they are not rounded.
     NaN and infinity propagate as IEEE 754 says. k = 0 gives zeros, and an empty m or n an empty array.
 
     Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError or

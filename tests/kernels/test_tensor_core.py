@@ -92,8 +92,9 @@ SAMPLES = {
     "residues to int64",
     "int64 to bytes, turned",
     "bytes turned by vectors",
-    "float16, m-major by n-major",
-    "bfloat16, m-major by n-major",
+    "float16 to float16, m-major by n-major",
+    "float16 to float32, m-major by n-major",
+    "bfloat16 to bfloat16, m-major by n-major",
     "tf32, k-major",
     "tf32, m-major",
     "tf32, n-major",
@@ -104,7 +105,7 @@ SAMPLES = {
     "repair",
 }
 """Variants that differ in what they ask of the compiler; tests of the whole ladder compile more."""
-QUICK = {"float16, m-major by n-major", "tf32, n-major", "to split", "bytes turned by vectors"}
+QUICK = {"float16 to float16, m-major by n-major", "tf32, n-major", "to split", "bytes turned by vectors"}
 """Those that are compiled in every run."""
 FOUND = [variant for kernel in KERNELS for variant in kernel.variants() if variant.name in SAMPLES]
 
@@ -154,7 +155,7 @@ def test_supports() -> None:
     assert chosen(single, "fp16") == ["fp16-wgmma"]
     assert chosen(single, "split") == ["split-float32-wgmma"]
     assert chosen(half, "full") == ["float16-wgmma"]
-    assert chosen(("float16", "float16", "float32"), "full") == []
+    assert chosen(("float16", "float16", "float32"), "full") == ["float16-wgmma"]
     assert chosen(("bfloat16",) * 3, "full") == ["bfloat16-wgmma"]
     assert chosen(("bfloat16", "bfloat16", "float32"), "full") == ["bfloat16-wgmma"]
     assert chosen(("bfloat16", "float32", "float32"), "full") == []
@@ -369,12 +370,14 @@ def test_a_plan_counts_what_tf32_products_borrow(data: st.DataObject) -> None:
 # --- On a GPU --------------------------------------------------------------------------------------------
 
 FLOAT_KERNELS = [
-    pytest.param(half_tensor_core.HALF, np.float16, "full", id="float16"),
-    pytest.param(half_tensor_core.BFLOAT, BFLOAT16, "full", id="bfloat16"),
-    pytest.param(half_tensor_core.ASKED[0], np.float32, "bf16", id="bf16"),
-    pytest.param(half_tensor_core.ASKED[1], np.float32, "fp16", id="fp16"),
-    pytest.param(half_tensor_core.ASKED[2], np.float32, "tf32", id="tf32"),
-    pytest.param(split_float.SPLIT, np.float32, "split", id="split"),
+    pytest.param(half_tensor_core.HALF, np.float16, np.float16, "full", id="float16"),
+    pytest.param(half_tensor_core.HALF, np.float16, np.float32, "full", id="float16 to float32"),
+    pytest.param(half_tensor_core.BFLOAT, BFLOAT16, BFLOAT16, "full", id="bfloat16"),
+    pytest.param(half_tensor_core.BFLOAT, BFLOAT16, np.float32, "full", id="bfloat16 to float32"),
+    pytest.param(half_tensor_core.ASKED[0], np.float32, np.float32, "bf16", id="bf16"),
+    pytest.param(half_tensor_core.ASKED[1], np.float32, np.float32, "fp16", id="fp16"),
+    pytest.param(half_tensor_core.ASKED[2], np.float32, np.float32, "tf32", id="tf32"),
+    pytest.param(split_float.SPLIT, np.float32, np.float32, "split", id="split"),
 ]
 
 
@@ -390,13 +393,14 @@ def device_matrix(values: np.ndarray, layout: str) -> Any:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kernel", "dtype", "precision"), FLOAT_KERNELS)
+@pytest.mark.parametrize(("kernel", "dtype", "c_dtype", "precision"), FLOAT_KERNELS)
 @pytest.mark.parametrize("a_layout", ["rows", "columns", "odd rows"])
 @pytest.mark.parametrize("b_layout", ["rows", "columns", "odd rows"])
 @pytest.mark.parametrize(("m", "n", "k"), [(256, 512, 320), (300, 261, 333), (129, 1000, 127), (1, 70, 1)])
 def test_float_products(
     kernel: GemmKernel,
     dtype: Any,
+    c_dtype: Any,
     precision: str,
     a_layout: str,
     b_layout: str,
@@ -407,45 +411,46 @@ def test_float_products(
 ) -> None:
     a, b = (rng.standard_normal(shape).astype(dtype) for shape in ((m, k), (k, n)))
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    before = rng.standard_normal((m, n)).astype(dtype)
+    before = rng.standard_normal((m, n)).astype(c_dtype)
     device_a, device_b = device_matrix(a, a_layout), device_matrix(b, b_layout)
     for accumulate, order in ((False, "C"), (True, "C"), (False, "F"), (True, "F")):
         c = to_device(np.asarray(before, order=order))  # type: ignore[call-overload]
         kernel.launch(device_a, device_b, c, accumulate, 0)
         added = before.astype(np.float64) * accumulate
         scale = np.abs(wide_a) @ np.abs(wide_b) + np.abs(added)
-        allowed = tolerance(k + 2, dtype, scale, precision)
+        allowed = tolerance(k + 2, c_dtype, scale, precision)
         error = np.abs(c.copy_to_host() - (wide_a @ wide_b + added))
         assert (error <= allowed).all(), (accumulate, order, float((error / allowed).max()))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kernel", "dtype", "precision"), FLOAT_KERNELS)
+@pytest.mark.parametrize(("kernel", "dtype", "c_dtype", "precision"), FLOAT_KERNELS)
 def test_small_integers_are_exact(
-    kernel: GemmKernel, dtype: Any, precision: str, rng: np.random.Generator
+    kernel: GemmKernel, dtype: Any, c_dtype: Any, precision: str, rng: np.random.Generator
 ) -> None:
     """No rounding anywhere: a wrong element, a lost step of k or a stale stage cannot hide in a tolerance."""
     a, b = (rng.integers(-1, 2, shape).astype(dtype) for shape in ((700, 1999), (1999, 800)))
-    c = to_device(np.full((700, 800), np.nan, dtype))
+    c = to_device(np.full((700, 800), np.nan, c_dtype))
     kernel.launch(to_device(a), to_device(b), c, False, 0)
-    np.testing.assert_array_equal(c.copy_to_host(), (a.astype(np.int64) @ b.astype(np.int64)).astype(dtype))
+    np.testing.assert_array_equal(c.copy_to_host(), (a.astype(np.int64) @ b.astype(np.int64)).astype(c_dtype))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kernel", "dtype", "precision"), FLOAT_KERNELS)
+@pytest.mark.parametrize(("kernel", "dtype", "c_dtype", "precision"), FLOAT_KERNELS)
 def test_panels_of_k_add_up(
     kernel: GemmKernel,
     dtype: Any,
+    c_dtype: Any,
     precision: str,
     monkeypatch: pytest.MonkeyPatch,
     rng: np.random.Generator,
 ) -> None:
     monkeypatch.setattr(float_operand, "SCRATCH_NBYTES", 1 << 19)
     a, b = (rng.integers(-1, 2, shape).astype(dtype) for shape in ((200, 1500), (1500, 301)))
-    c = to_device(np.full((200, 301), 5, dtype))
+    c = to_device(np.full((200, 301), 5, c_dtype))
     kernel.launch(to_device(a), to_device(b), c, True, 0)
     np.testing.assert_array_equal(
-        c.copy_to_host(), (a.astype(np.int64) @ b.astype(np.int64) + 5).astype(dtype)
+        c.copy_to_host(), (a.astype(np.int64) @ b.astype(np.int64) + 5).astype(c_dtype)
     )
 
 
