@@ -50,7 +50,9 @@ def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream:
 
     if not on_device[0]:
         return dot_device.from_host(x, y, result, conjugate)  # has streams of its own
-    home = device_index(x)
+    home, other = device_index(x), device_index(y)
+    if home != other:
+        raise OptionError(f"x lies on GPU {home} and y on GPU {other}; copy them to the same")
     with contextlib.nullcontext() if home == current_device() else cuda.gpus[home]:
         queue = launch_stream(stream, [x, y])
         return dot_device.on_device(x, y, result, conjugate, queue)

@@ -207,3 +207,15 @@ def test_the_default_gives_the_same_bits_every_time(dtype: str, rng: np.random.G
     held = cuda.to_device(x), cuda.to_device(y)
     assert len({dot(*held).copy_to_host().tobytes() for _ in range(20)}) == 1
     assert len({dot(x, y, device="cuda").tobytes() for _ in range(5)}) == 1
+
+
+def test_vectors_on_two_gpus_are_refused(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = vector(rng, 3, "float32"), vector(rng, 3, "float32")
+    # The package's name ``dot`` is the function, so the module is reached by its full name.
+    module = sys.modules["tilewright.kernels.dot"]
+    monkeypatch.setattr(module, "is_device_array", lambda array: True)
+    monkeypatch.setattr(module, "as_device_array", lambda array: array)
+    monkeypatch.setattr(module, "resolve_device", lambda device, device_arrays: "cuda")
+    monkeypatch.setattr(module, "device_index", lambda array: int(array is y))
+    with pytest.raises(OptionError, match="x lies on GPU 0 and y on GPU 1"):
+        dot(x, y)
