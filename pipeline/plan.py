@@ -224,6 +224,7 @@ class MatmulPlan:
         right = f"{self.k} × {self.n} {self.b_dtype}" + (" (stored transposed)" if self.transpose_b else "")
         memory = "host" if self.on_host else "device"
         waste = self.decoded_nbytes / self.read_nbytes - 1 if self.read_nbytes else 0.0
+        idle = self.workers - self.tile_count * self.k_parts
         rows = [
             ("product", f"{left}  by  {right}  =  {self.m} × {self.n} {self.c_dtype}"),
             ("operations", f"{self.operations:.3e}"),
@@ -232,6 +233,7 @@ class MatmulPlan:
                 (
                     f"{self.grid[0]} × {self.grid[1]} of {self.tile_rows} × {self.tile_columns}"
                     f" for {counted(self.workers, 'worker')}"
+                    + (f", {idle} of which get no tile" if idle > 0 else "")
                     + (
                         f", multiplied in cells of {self.cell_rows} × {self.cell_columns}"
                         if (self.cell_rows, self.cell_columns) != (self.tile_rows, self.tile_columns)

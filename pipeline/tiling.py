@@ -11,7 +11,6 @@ bands of B.
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable
@@ -37,8 +36,15 @@ DEPTH_COST = 0.9
 """Panels are shallower than aimed at only if that cuts what is decoded to this share or less."""
 
 FEW_WORKERS = 1, 2, 4
-"""Cells and the depth of panels must not depend on the number of workers, so they are chosen for all of these at once:
-what one worker holds and reads once, each of several reads for itself."""
+"""The depth of panels must not depend on the number of workers, so it is chosen for all of these at once: what one
+worker holds and reads once, each of several reads for itself."""
+
+MOST_WORKERS_TO_COMPARE = 256
+"""Cells must not depend on the number of workers either, and have to suit every number up to ``tilewright.tiles``: they
+are compared for the powers of two up to that, and to this."""
+
+GRIDS_TO_SUIT = 8, 12, 16
+"""Cells that cut a side of C into so many suit several grids of tiles: 12, for example, grids of 2, 3, 4 and 6."""
 
 FEW_TILES = 4
 """Where memory alone cuts C into this many tiles, more tiles are not worth the additional reading."""
@@ -218,9 +224,9 @@ def best_geometry(
         return None
     tiles = max(1, min(limits.tiles, 2 * m * n * k // TILE_OPERATIONS))
     few_workers = limits.workers <= limits.tiles
-    best = search(c_unit, tiles if few_workers else max(tiles, limits.workers))
+    best = search(c_unit, tiles if few_workers else max(tiles, limits.workers), for_workers=not few_workers)
     few = min(FEW_TILES, max(2, ceil_div(tiles, 2)))
-    if limits.on_host and best is not None and best.k_parts == 1 and best.tile_count(m, n) >= tiles:
+    if limits.on_host and best is not None and best.k_parts == 1 and 2 * best.tile_count(m, n) > tiles:
         few = tiles  # a CPU multiplies for so long that reading less is not worth tiles that take four times the memory
     cut_by_memory = least.tile_count(m, n) >= few
     cell = None
@@ -230,13 +236,19 @@ def best_geometry(
 
         def in_cells(cell: tuple[int, int], wanted: int) -> _Grid | None:
             held = replace(memory, cell=cell)
-            return _search_grid(a, b, held, limits.device_nbytes, cell, wanted, k_parts=k_parts)
+            return _search_grid(
+                a, b, held, limits.device_nbytes, cell, wanted, k_parts=k_parts, for_workers=True
+            )
 
         if exact:
             alone = limits.workers == best.k_parts == least.k_parts == 1
-            best = least if alone else search(c_unit, limits.workers, k_parts=k_parts)
-        elif cell := _best_cell(m, n, c_unit, least, in_cells):
-            best = in_cells(cell, limits.workers)
+            best = least if alone else search(c_unit, limits.workers, k_parts=k_parts, for_workers=True)
+        elif cell := _best_cell(m, n, c_unit, least, in_cells, limits.tiles):
+            made_of_cells = in_cells(cell, limits.workers)
+            if made_of_cells is None or (not few_workers and best.cost < made_of_cells.cost):
+                cell = None  # so many workers need not get the bits that fewer get
+            else:
+                best = made_of_cells
     if best is None:
         return None
     cell = cell or (best.rows, best.columns)
@@ -245,12 +257,18 @@ def best_geometry(
 
 
 def _best_cell(
-    m: int, n: int, c_unit: tuple[int, int], largest: _Grid, search: Callable[..., _Grid | None]
+    m: int,
+    n: int,
+    c_unit: tuple[int, int],
+    largest: _Grid,
+    search: Callable[..., _Grid | None],
+    most_workers: int,
 ) -> tuple[int, int] | None:
-    """Sides of the largest cells with which one, two and four workers get tiles nearly as good as with any.
+    """Sides of the largest cells with which any number of workers up to ``most_workers`` gets tiles nearly as good as
+    with any cells.
 
-    Cells are whole stored pieces of C, with a third to a sixth of the largest tile's sides. None where no tile made of
-    cells fits into memory, given the workspace for copying cells that are not aligned.
+    Cells are whole stored pieces of C, with a third to a sixth of the largest tile's sides or a share of C's. None
+    where no tile made of cells fits into memory, given the workspace for copying cells that are not aligned.
     """
     sides: list[set[int]] = []
     for tile, side, unit in zip((largest.rows, largest.columns), (m, n), c_unit, strict=True):
@@ -259,16 +277,26 @@ def _best_cell(
         counts = {max(1, pieces // parts) for parts in (3, 4, 5, 6)} | {ceil_div(pieces, 3)}
         if ceil_div(m, largest.rows) * ceil_div(n, largest.columns) > FEW_TO_COMPARE:
             counts = {min(counts, key=lambda count: (pieces % count, -count))}
+        else:
+            shares = {ceil_div(ceil_div(side, unit), grid) for grid in GRIDS_TO_SUIT}
+            counts |= {count for count in shares if count <= pieces}
         sides.append({count * unit for count in counts})
 
-    costs: dict[tuple[int, int], float] = {}
-    for cell in itertools.product(sorted(sides[0]), sorted(sides[1])):
-        grids = [search((cell[0], cell[1]), workers) for workers in FEW_WORKERS]
-        costs[cell[0], cell[1]] = sum(math.inf if grid is None else grid.cost for grid in grids)
-    least = min(costs.values())
-    if least == math.inf:
+    cells = [(rows, columns) for rows in sorted(sides[0]) for columns in sorted(sides[1])]
+    costs = dict.fromkeys(cells, 0.0)
+    workers = 1
+    while workers <= min(most_workers, MOST_WORKERS_TO_COMPARE):
+        found = {cell: search(cell, workers) for cell in cells}
+        least = min((grid.cost for grid in found.values() if grid is not None), default=math.inf)
+        if least == math.inf:
+            return None
+        for cell, grid in found.items():
+            more = math.inf if grid is None else grid.cost / max(1.0, least)
+            costs[cell] += more / math.sqrt(workers)  # most runs have few workers: they count for more
+        workers *= 2
+    enough = CELL_COST * min(costs.values())
+    if enough == math.inf:
         return None
-    enough = CELL_COST * least
     return max(
         (cell for cell, cost in costs.items() if cost <= enough), key=lambda cell: (min(cell), max(cell))
     )
@@ -297,13 +325,15 @@ def _search_grid(
     wanted: int,
     *,
     k_parts: int | None = None,
+    for_workers: bool = False,
 ) -> _Grid | None:
     """Sides of tiles, in whole units, and parts of k unless given, that read least and make at least ``wanted`` tasks,
     where that is possible.
 
-    The cost is the bytes read, times how much longer rounds of ``wanted`` tasks take than C divided evenly. Parts of k
-    read nothing twice, but their sums are written and read once more (`SUM_COST`): they pay where C is small and k is
-    long.
+    The cost is the bytes read, times how much longer rounds of ``wanted`` tasks take than C divided evenly. With
+    ``for_workers`` it is more where some of ``wanted`` workers would get no task, whose arithmetic is missed however
+    fast the storage is. Parts of k read nothing twice, but their sums are written and read once more (`SUM_COST`): they
+    pay where C is small and k is long.
     """
     m, n, k = a.rows, b.columns, a.columns
     unit_rows, unit_columns = min(unit[0], m), min(unit[1], n)
@@ -353,6 +383,8 @@ def _search_grid(
             for parts in {1, paying} if k_parts is None else {k_parts}:
                 tasks = count * parts
                 longer = ceil_div(tasks, wanted) * wanted * rows * columns / (m * n) / parts
+                if for_workers:
+                    longer *= max(1.0, wanted / tasks)
                 sums = SUM_COST * 2 * parts * m * n * item_c if parts > 1 else 0
                 all_read = read + sums
                 # A CPU multiplies for so long that decoding once instead of twice is not worth fewer tiles, or idle

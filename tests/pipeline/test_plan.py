@@ -305,6 +305,36 @@ def test_where_no_cells_fit_the_grid_is_one_for_any_workers() -> None:
     assert {plan.geometry for plan in plans} == {(200, 200, plans[0].panel_depth, 1, 200, 200)}
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("gibibytes", [8, 16, 30, 60, 110])
+@pytest.mark.parametrize(("side", "chunk"), [(200_000, 2000), (300_000, 2000), (131_072, 4096)])
+def test_every_worker_gets_a_tile(side: int, chunk: int, gibibytes: int, workers: int) -> None:
+    """Also where memory alone cuts C into cells; to a sixteenth where C is cut alike for any few workers."""
+    stored = matrix(side, side, (chunk, chunk))
+    plan = plan_tiles(stored, stored, F4, (chunk, chunk), Limits(workers, gibibytes * 2**30, line_nbytes=128))
+    assert plan.tile_count * plan.k_parts >= workers * 15 // 16
+    rounds = math.ceil(plan.tile_count * plan.k_parts / workers)
+    evenly = side * side / workers
+    assert rounds * plan.tile_rows * plan.tile_columns / plan.k_parts < 1.6 * evenly, "and shared evenly"
+
+
+@pytest.mark.parametrize("tiles", [8, 16, 24, 32, 48, 64, 100, 128, 200, 256])
+@pytest.mark.parametrize("gibibytes", [1, 4, 60])
+def test_a_cpu_cuts_c_into_more_tiles_where_more_are_asked_for(gibibytes: int, tiles: int) -> None:
+    stored = matrix(200_000, 200_000, (2000, 2000))
+    limits = Limits(16, gibibytes * 2**30, on_host=True, tiles=tiles)
+    plan = plan_tiles(stored, stored, F4, (2000, 2000), limits)
+    assert plan.tile_count >= max(16, 0.9 * tiles)
+
+
+def test_a_plan_says_how_many_workers_get_no_tile() -> None:
+    stored = matrix(1000, 1000, (500, 500))
+    with mock.patch.multiple(tiling, TILE_OPERATIONS=1, SPLIT_NBYTES=2**40):
+        few, enough = (plan_tiles(stored, stored, F4, (500, 500), Limits(count, 2**30)) for count in (7, 4))
+    assert "2 × 2 of 500 × 500 for 7 workers, 3 of which get no tile" in str(few)
+    assert "no tile" not in str(enough)
+
+
 def test_panels_are_whole_chunks_of_both_factors() -> None:
     a, b = matrix(1000, 6000, (100, 40)), matrix(6000, 1000, (60, 100))
     plan = plan_tiles(a, b, F4, (100, 100), Limits(1, 2**26, panel_nbytes=2**20))
