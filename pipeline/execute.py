@@ -39,7 +39,10 @@ def _tile_results(
         least = tasks.TILES_UNDER_WAY if product.device == "cuda" else 1
         return run_placed(client, tasks.multiply_tile, placement, call, key=key, least=least, waiting=waiting)
     groups = [((product, tile), [(product, tile, part) for part in parts]) for tile in tiles]
-    return run_combined(client, tasks.multiply_part, tasks.add_parts, groups, key=key, waiting=waiting)
+    window = product.plan.sums_under_way
+    return run_combined(
+        client, tasks.multiply_part, tasks.add_parts, groups, window=window, key=key, waiting=waiting
+    )
 
 
 def on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> None:

@@ -130,6 +130,11 @@ class MatmulPlan:
         return ceil_div(self.m, self.tile_rows), ceil_div(self.n, self.tile_columns)
 
     @property
+    def sums_under_way(self) -> int:
+        """Where k is cut into parts: how many tiles the workers compute and add up at a time."""
+        return _sums_under_way(self.k_parts, self.workers)
+
+    @property
     def geometry(self) -> Geometry:
         """What a later run must keep in order to resume with this run's tiles."""
         return Geometry(
@@ -352,7 +357,7 @@ def plan_tiles(
     lanes = threads if limits.lanes is None else min(limits.lanes, threads)
     c_unit_nbytes = min(c_unit[0], m) * min(c_unit[1], n) * c_dtype.itemsize
     coding = _coding_nbytes((a, b), c_unit_nbytes, limits, lanes)
-    sums = (k_parts + 1) * tile_rows * tile_columns * items[2] if k_parts > 1 else 0
+    sums = _sums_held(k_parts, limits.workers) * tile_rows * tile_columns * items[2]
     fixed = PROCESS_NBYTES + (0 if limits.on_host else CUDA_NBYTES)
     host_peak = fixed + coding + sums
     host_peak += held.peak_nbytes if limits.on_host else lanes * (LANE_NBYTES + CODER_NBYTES)
@@ -406,6 +411,22 @@ def plan_tiles(
         bound_nbytes=min(bound, read),
         operations=2 * m * n * k,
     )
+
+
+def _sums_under_way(k_parts: int, workers: int) -> int:
+    """Enough that every worker has a part to compute while others are added up and stored."""
+    return max(2, ceil_div(2 * workers, k_parts))
+
+
+def _sums_held(k_parts: int, workers: int) -> int:
+    """The most sums over parts of k that one worker holds: its own of all tiles under way, evenly shared, those that it
+    fetches for a tile that it adds up, and the totals of tiles that it stores."""
+    if k_parts == 1:
+        return 0
+    tiles = _sums_under_way(k_parts, workers)
+    own = ceil_div(tiles * k_parts, workers)
+    fetched = k_parts if workers > 1 else 0
+    return own + fetched + ceil_div(tiles, workers)
 
 
 def fitting_unit(

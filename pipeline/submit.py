@@ -502,31 +502,36 @@ def run_combined(
     combine: Callable[..., Result],
     groups: Sequence[tuple[tuple[Any, ...], Sequence[tuple[Any, ...]]]],
     *,
+    window: int,
     key: str,
     waiting: Tell = logger.warning,
 ) -> Generator[tuple[int, Result], None, None]:
     """For each group ``(head, calls)``: ``combine(*head, *[function(*call) for call in calls])``, on the workers.
 
-    The calls' results stay on the workers until their group is combined. Yields results of ``combine`` as they finish.
-    All tasks are submitted at once, so this is for few. It ends, leaves early and raises as ``run_bounded`` does.
+    The calls' results stay on the workers until their group is combined, so only ``window`` groups are under way at a
+    time. Yields results of ``combine`` as they finish. It ends, leaves early and raises as ``run_bounded`` does.
     """
     retries = config.get("retries")
     places: dict[Future, int] = {}
+    to_do = enumerate(groups)
+
+    def submit_group(place: int, head: tuple[Any, ...], calls: Sequence[tuple[Any, ...]]) -> Future:
+        options = {"pure": False, "retries": retries}
+        parts = []
+        for part, call in enumerate(calls):
+            submit = partial(client.submit, tried, function, *call, key=f"{key}-{place}-{part}", **options)
+            parts.append(_answer_of(client, submit))
+        submit = partial(client.submit, tried, combine, *head, *parts, key=f"{key}-{place}", **options)
+        future = _answer_of(client, submit)
+        places[future] = place
+        # Only `combine` needs them: those that this client holds too would stay until the end of the run.
+        for part_future in parts:
+            part_future.release()
+        return future
+
     try:
-        for place, (head, calls) in enumerate(groups):
-            options = {"pure": False, "retries": retries}
-            parts = []
-            for part, call in enumerate(calls):
-                submit = partial(
-                    client.submit, tried, function, *call, key=f"{key}-{place}-{part}", **options
-                )
-                parts.append(_answer_of(client, submit))
-            submit = partial(client.submit, tried, combine, *head, *parts, key=f"{key}-{place}", **options)
-            places[_answer_of(client, submit)] = place
-            # Only `combine` needs them: those that this client holds too would stay until the end of the run.
-            for future in parts:
-                future.release()
-        completed = as_completed(list(places), loop=client.loop)
+        begun = [submit_group(place, *group) for place, group in islice(to_do, window)]
+        completed = as_completed(begun, loop=client.loop)
         lookout = _Lookout(client, waiting)
         arriving = iter(completed)
         while True:
@@ -536,7 +541,10 @@ def run_combined(
                 break
             result = _result_of(future, retries)
             lookout.seen()
-            yield places.pop(future), result
+            place = places.pop(future)
+            for next_place, group in islice(to_do, 1):
+                completed.add(submit_group(next_place, *group))
+            yield place, result
         _check_all_came(len(places), key)
     finally:
         _cancel(client, list(places))

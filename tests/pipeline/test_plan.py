@@ -335,6 +335,20 @@ def test_a_plan_says_how_many_workers_get_no_tile() -> None:
     assert "no tile" not in str(enough)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 16])
+def test_sums_over_parts_of_k_are_counted(workers: int) -> None:
+    """What tasks under way leave on one worker, in any order in which they are dealt out evenly."""
+    a, b = matrix(4096, 2**20, (1024, 1024)), matrix(2**20, 4096, (1024, 1024))
+    cut = plan_tiles(a, b, F4, (1024, 1024), Limits(workers, 2**28, on_host=True))
+    assert cut.k_parts > 1
+    tile_nbytes = cut.tile_rows * cut.tile_columns * 4
+    own = math.ceil(cut.sums_under_way * cut.k_parts / workers)
+    others = cut.k_parts if workers > 1 else 0
+    without = PROCESS_NBYTES + cut.device_peak_nbytes
+    assert cut.host_peak_nbytes >= without + (own + others + 1) * tile_nbytes
+    assert cut.sums_under_way * cut.k_parts >= 2 * workers, "every worker has a part to go on with"
+
+
 def test_panels_are_whole_chunks_of_both_factors() -> None:
     a, b = matrix(1000, 6000, (100, 40)), matrix(6000, 1000, (60, 100))
     plan = plan_tiles(a, b, F4, (100, 100), Limits(1, 2**26, panel_nbytes=2**20))

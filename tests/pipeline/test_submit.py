@@ -58,7 +58,9 @@ def bounded(client: Client, window: int = 2) -> Iterator[tuple[int, int]]:
 
 def combined(client: Client) -> Iterator[tuple[int, int]]:
     groups = [((number,), [(number,), (number + 1,)]) for number in range(7)]
-    return run_combined(client, double, total, groups, key=f"total-{time.time()}")  # of no earlier test
+    return run_combined(
+        client, double, total, groups, window=4, key=f"total-{time.time()}"
+    )  # of no earlier test
 
 
 @pytest.fixture
@@ -94,13 +96,29 @@ def test_what_a_group_combined_is_let_go_of_while_others_go_on(client: Client) -
         return sum(key.startswith("held-") and key.count("-") == 2 for key in dask_worker.data)
 
     groups = [((0,), [(number,), (number + 1,)]) for number in range(7)]
-    results = run_combined(client, double, total, groups, key="held")
+    results = run_combined(client, double, total, groups, window=4, key="held")
     with closing(results):
         assert len(list(islice(results, len(groups)))) == len(groups)
         until = time.monotonic() + 10
         while (held := sum(client.run(parts_held).values())) and time.monotonic() < until:
             time.sleep(0.01)
         assert held == 0
+
+
+def test_only_a_window_of_groups_is_under_way(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their parts stay on the workers until they are combined, and the plan counts those of so many."""
+    submitted: list[str] = []
+    submit = client.submit
+
+    def noting(*arguments: Any, key: str, **options: Any) -> Any:
+        submitted.append(key)
+        return submit(*arguments, key=key, **options)
+
+    monkeypatch.setattr(client, "submit", noting)
+    groups = [((0,), [(number,), (number + 1,)]) for number in range(7)]
+    with closing(run_combined(client, double, total, groups, window=2, key="windowed")) as results:
+        for done, _ in enumerate(results, 1):
+            assert len(submitted) == 3 * min(7, done + 2)
 
 
 def added(number: int, values: tuple[int, ...], more: int) -> int:
@@ -193,7 +211,7 @@ def test_two_clients_of_one_process_do_not_meet() -> None:
         for own in (first, second):
             results = run_bounded(own, large, [(i,) for i in range(100)], key="large", window=8)
             assert sorted(place for place, _ in results) == list(range(100))
-            assert len(list(run_combined(own, double, total, groups, key="both"))) == 3
+            assert len(list(run_combined(own, double, total, groups, window=4, key="both"))) == 3
 
 
 def test_a_result_that_takes_long_is_waited_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +259,7 @@ def test_a_task_that_fails_by_a_timeout_is_named(client: Client) -> None:
 
 def test_no_calls_give_no_results(client: Client) -> None:
     assert list(run_bounded(client, double, [], key="none", window=1)) == []
-    assert list(run_combined(client, double, total, [], key="none")) == []
+    assert list(run_combined(client, double, total, [], window=4, key="none")) == []
 
 
 def test_a_window_that_lets_nothing_through_is_an_error(client: Client) -> None:
@@ -593,7 +611,7 @@ def test_a_run_that_waits_for_a_worker_says_so(
         results = {
             "bounded": run_bounded(own, double, CALLS, key="alone", window=2, waiting=waiting),
             "sent": run_sent(own, times, CALLS, (2,), key="alone", window=2, waiting=waiting),
-            "combined": run_combined(own, double, total, groups, key="alone", waiting=waiting),
+            "combined": run_combined(own, double, total, groups, window=4, key="alone", waiting=waiting),
         }[kind]
         assert sorted(results) == [(place, 2 * place) for place in range(7)]
         (text,) = told
