@@ -71,6 +71,11 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Caution(Notice):
+    """A notice that a result, an input or the place of an output may not be what the caller takes it for."""
+
+
+@dataclass(frozen=True)
 class Waiting(Notice):
     """A notice that work waits, and for what: otherwise it would seem to hang."""
 
@@ -80,9 +85,10 @@ Listener = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """The default listener: it only logs that work waits."""
-    if isinstance(event, Waiting):
-        logger.warning("%s", event.message)
+    """The default listener: it logs notices, those of `Caution` and `Waiting` as warnings, and ignores all else."""
+    if isinstance(event, Notice):
+        level = logging.WARNING if isinstance(event, Caution | Waiting) else logging.INFO
+        logger.log(level, "%s", event.message)
 
 
 def on_waiting(listener: Listener, name: str, ctrl_c: str) -> Callable[[str], None]:

@@ -24,7 +24,7 @@ from tilewright.pipeline.errors import (
     PlanError,
     VerificationError,
 )
-from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
+from tilewright.pipeline.events import Caution, Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.execute import on_all, run_tiles
 from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
@@ -131,7 +131,7 @@ def matmul(
     ):
         facts = survey(client, device, loops=loops)
         if facts[0].device == "cpu" and precision != "full":
-            job.say(
+            job.warn(
                 f"precision={precision!r} is for tensor cores: on a CPU the product is computed, and checked, in full"
             )
             job, precision = replace(job, wanted=replace(wanted, precision="full")), "full"
@@ -176,6 +176,10 @@ class _Job:
     def say(self, message: str) -> None:
         """Tell the user."""
         self.listener(Notice(message))
+
+    def warn(self, message: str) -> None:
+        """Tell the user what may not be as it seems."""
+        self.listener(Caution(message))
 
 
 class _TooLarge(Exception):
@@ -346,7 +350,7 @@ def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) 
         listener=job.listener,
     )
     if not verification.conclusive:
-        job.say(f"{verification}; the product is kept unverified")
+        job.warn(f"{verification}; the product is kept unverified")
     elif not verification.passed:
         if ledger is not None and output.partial is not None:
             ledger.remove(output.partial)

@@ -21,7 +21,7 @@ from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.host_loops import share_of_cores, usable_cores
 from tilewright.pipeline import config, store
 from tilewright.pipeline.cluster import Cluster, open_cluster
-from tilewright.pipeline.errors import DTypeError, OptionError, PlanError, ShapeError
+from tilewright.pipeline.errors import DeviceUnavailableError, DTypeError, OptionError, PlanError, ShapeError
 from tilewright.pipeline.events import ignore, on_waiting
 from tilewright.pipeline.freivalds import check_nbytes
 from tilewright.pipeline.layout import LINE_NBYTES
@@ -81,7 +81,8 @@ def plan_matmul(
 
     It is for ``workers`` workers, each with all the memory and cores of this machine (or a GPU like its first), whose
     processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers found there and what they
-    have (a profile's own cluster is started for that).
+    have (a profile's own cluster is started for that). With ``device="cuda"`` and ``device_memory`` no GPU need be
+    here: a plan for GPUs with so much memory free can be made anywhere.
 
     Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError for
     fewer workers than one, more than `MOST_WORKERS`, workers or their memory given beside a cluster, or a wrong
@@ -100,7 +101,7 @@ def plan_matmul(
         )
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
     if cluster is None:
-        facts = [_facts_here(device, host_memory)] * workers
+        facts = [_facts_here(device, host_memory, wanted.device_memory)] * workers
     else:
         with (
             open_cluster(cluster, cluster_file) as client,
@@ -229,14 +230,21 @@ def plan_for(
     return make(c_unit)
 
 
-def _facts_here(device: str, host_memory: int | str | None) -> WorkerFacts:
+def _facts_here(device: str, host_memory: int | str | None, device_memory: int | str | None) -> WorkerFacts:
     """This machine in place of a worker, for a plan without a cluster."""
     from distributed.system import MEMORY_LIMIT
 
     from tilewright.kernels.device import devices
-    from tilewright.kernels.device_choice import resolve_device
+    from tilewright.kernels.device_choice import cuda_available, resolve_device
 
-    kind = resolve_device(device)
+    asked = config.get("device-memory", device_memory)
+    elsewhere = device == "cuda" and asked is not None and not cuda_available()
+    try:
+        kind = "cuda" if elsewhere else resolve_device(device)
+    except DeviceUnavailableError as error:
+        raise DeviceUnavailableError(
+            f"{error}; to plan for GPUs elsewhere, give the memory they have free (device_memory, --device-memory)"
+        ) from None
     cores = cores_here(), usable_cores(), os.cpu_count() or 1
     limit = (
         config.as_nbytes(host_memory, "host_memory (--host-memory)")
@@ -245,6 +253,8 @@ def _facts_here(device: str, host_memory: int | str | None) -> WorkerFacts:
     )
     if kind == "cpu":
         return WorkerFacts("cpu", "CPU", None, limit, *cores)
+    if elsewhere:
+        return WorkerFacts("cuda", "GPU", asked, limit, *cores)
     first = devices()[0]
     return WorkerFacts("cuda", first.name, first.memory_free or first.memory_total, limit, *cores)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -28,7 +29,7 @@ from tilewright.kernels import device_choice
 from tilewright.pipeline import histogram, submit, tasks, tiling
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, CorpusError, TaskError
-from tilewright.pipeline.events import Event, Notice, UnitDone, Waiting, ignore, on_waiting
+from tilewright.pipeline.events import Caution, Event, Notice, UnitDone, Waiting, WorkDone, ignore, on_waiting
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.pipeline.submit import (
     await_workers,
@@ -672,6 +673,17 @@ def test_who_does_not_listen_finds_in_the_log_that_a_run_waits(caplog: pytest.Lo
     assert not caplog.messages
     on_waiting(ignore, "dot", "ends it")("no worker, 10% of the time")
     assert caplog.messages == ["dot: no worker, 10% of the time; Ctrl-C ends it"]
+
+
+def test_who_does_not_listen_finds_notices_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tilewright")
+    for event in (Notice("a choice"), Caution("unverified"), Waiting("none there"), WorkDone("dot", 1.0)):
+        ignore(event)
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "a choice"),
+        ("WARNING", "unverified"),
+        ("WARNING", "none there"),
+    ]
 
 
 def test_a_scheduler_that_went_away_is_named(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from zarr.storage import MemoryStore
 
 import tilewright as tw
 from tests.workflows.test_matmul import put
+from tilewright.kernels.device_choice import cuda_available
 from tilewright.pipeline import ledger, tasks, tiling
-from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan
 from tilewright.pipeline.terms import Geometry, Limits
 from tilewright.workflows import planning
@@ -43,6 +44,21 @@ def test_a_plan_is_for_one_worker_at_least(tmp_path: Path) -> None:
     for workers in (0, 2.5, "4", True):
         with pytest.raises(OptionError, match=f"workers={workers!r}: a product needs a whole number"):
             tw.plan_matmul(path, path, workers=workers, device="cpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(cuda_available(), reason="there is a GPU here")
+def test_a_plan_for_gpus_elsewhere_needs_only_their_memory(tmp_path: Path) -> None:
+    path = put(tmp_path / "a", np.ones((512, 512), np.float32))
+    plan = tw.plan_matmul(path, path, device="cuda", device_memory="4GiB", workers=8)
+    assert not plan.on_host
+    assert plan.device_limit_nbytes == 4 * GIB
+    assert plan.line_nbytes > 1
+    with dask.config.set({"tilewright.device-memory": "2GiB"}):
+        assert tw.plan_matmul(path, path, device="cuda").device_limit_nbytes == 2 * GIB
+    with pytest.raises(
+        DeviceUnavailableError, match=r"to plan for GPUs elsewhere, give the memory they have"
+    ):
+        tw.plan_matmul(path, path, device="cuda")
 
 
 def test_a_plan_is_for_a_million_workers_at_most(tmp_path: Path) -> None:
