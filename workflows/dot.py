@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.pipeline import config
+from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import ShapeError
@@ -78,6 +79,9 @@ def dot(
             f"{name_of(left)} has {left.shape[0]} elements and {name_of(right)} has {right.shape[0]};"
             " they must have equally many"
         )
+    for role, vector in (("X", left), ("Y", right)):
+        if note := packing_notice(role, vector):
+            listener(Notice(note))
     with (
         open_cluster(cluster, cluster_file) as client,
         workers_held(client, waiting=on_waiting(listener, "dot", "ends it")),

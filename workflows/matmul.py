@@ -14,6 +14,7 @@ from distributed import Client
 
 from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config, store, tasks
+from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import (
     ClusterError,
@@ -122,6 +123,9 @@ def matmul(
     store.check_shared(right, "B")
     store.check_shared(out, "output", written=True)
     job = _Job(wanted, out, verify, overwrite, listener)
+    for role, factor in (("A", left), ("B", right)):
+        if note := packing_notice(role, factor):
+            job.say(note)
     # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
     # over so soon that the check would wait for it.
     loops = c_dtype.kind in "iu" or left.size * right.shape[int(not transpose_b)] < SMALL_PRODUCTS

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tilewright.pipeline import config
+from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
-from tilewright.pipeline.events import Listener, ignore, on_waiting
+from tilewright.pipeline.events import Listener, Notice, ignore, on_waiting
 from tilewright.pipeline.store import Source, check_shared, open_array
 from tilewright.pipeline.submit import workers_held
 from tilewright.pipeline.verify import Verification, verify_product
@@ -55,6 +56,8 @@ def verify(
     product = open_array(c, ndim=2, role="C")
     for role, array in (("A", left), ("B", right), ("C", product)):
         check_shared(array, role, copied=True)
+        if note := packing_notice(role, array):
+            listener(Notice(note))
     with (
         open_cluster(cluster, cluster_file) as client,
         workers_held(client, waiting=on_waiting(listener, "verify", "ends it")),

@@ -1417,6 +1417,34 @@ def test_a_run_is_json_and_says_where_time_went(
     assert isinstance(run, tw.MatmulRun)
 
 
+def test_packed_factors_are_multiplied_as_they_are_stored_and_told_of(
+    client: Client, tmp_path: Path, events: list[Event]
+) -> None:
+    plain = put(tmp_path / "plain", np.full((3, 3), 7, "i2"))
+    packed = put(
+        tmp_path / "packed", np.full((3, 3), 5, "i2"), attributes={"scale_factor": 0.5, "_FillValue": -1}
+    )
+    x = put(tmp_path / "x", np.full(3, 5), (3,), attributes={"add_offset": 1})
+
+    def told() -> list[str]:
+        found = [
+            event.message
+            for event in events
+            if isinstance(event, Notice) and "stored numbers" in event.message
+        ]
+        events.clear()
+        return found
+
+    tw.matmul(plain, packed, tmp_path / "c", cluster=client, device="cpu", listener=events.append)
+    assert (zarr.open_array(tmp_path / "c")[...] == 105).all()
+    (notice,) = told()
+    assert f"B: {packed} has scale_factor=0.5, _FillValue=-1" in notice
+    assert tw.verify(packed, plain, tmp_path / "c", cluster=client, listener=events.append).passed
+    assert told()[0].startswith("A: ")
+    assert tw.dot(x, x, cluster=client, device="cpu", listener=events.append) == 75
+    assert [notice[:2] for notice in told()] == ["X:", "Y:"]
+
+
 @pytest.mark.parametrize("wrong", [5, None, np.ones((3, 3)), b"path"])
 def test_what_is_no_path_is_named(wrong: Any, tmp_path: Path) -> None:
     path = put(tmp_path / "a", np.ones((3, 3)))
