@@ -24,6 +24,7 @@ import numpy as np
 import zarr
 from zarr.errors import BaseZarrError
 
+from tilewright.pipeline.attributes import Names
 from tilewright.pipeline.chunks import DRAFT_NAME, METADATA_NAMES
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.store import UNREADABLE, Source, anchored, check_source, local_path, name_of
@@ -394,10 +395,12 @@ def create_output(
     *,
     compressed: bool,
     overwrite: bool,
+    dimension_names: Names | None = None,
 ) -> Output:
     """Create the array that a product is written to, or check the open one that was given.
 
     ``compressed`` asks for Zarr's default compressor; otherwise chunks are stored plain, ready for direct reads.
+    ``dimension_names`` are for a new array.
 
     Raises
     ------
@@ -419,6 +422,7 @@ def create_output(
         chunks=chunks,
         compressors="auto" if compressed else None,
         fill_value=0,
+        dimension_names=dimension_names,
     )
     try:
         if path is None:

@@ -14,7 +14,7 @@ from distributed import Client
 
 from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config, store, tasks
-from tilewright.pipeline.attributes import packing_notice
+from tilewright.pipeline.attributes import packing_notice, product_names
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import (
     ClusterError,
@@ -242,7 +242,7 @@ def _attempt(
     job.say(_choice(facts, plan))
     # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
     overwrite = job.overwrite or (failed is not None and store.local_path(job.out) is None)
-    output, recorded = _open_output(job.out, wanted.a, plan, digest, past, wanted.dtype, overwrite)
+    output, recorded = _open_output(job.out, wanted, plan, digest, past, overwrite)
     if past is not None and past.finished and not recorded:
         job.say("an earlier run left an array that is no more what it was; it starts anew")
     try:
@@ -434,11 +434,10 @@ def _goes_on(plan: MatmulPlan, past: Past) -> bool:
 
 def _open_output(
     out: Source,
-    left: zarr.Array[Any],
+    wanted: Wanted,
     plan: MatmulPlan,
     digest: str,
     past: Past | None,
-    dtype: np.dtype,
     overwrite: bool,
 ) -> tuple[Output, Mapping[int, int]]:
     """The output to write to, and the tiles that it already holds, with their stored bytes."""
@@ -450,17 +449,19 @@ def _open_output(
             past = _find_past(out, digest)
             array = output.array
             found = store.write_unit(array), array.shape, array.dtype
-            fits = found == (plan.c_unit, (plan.m, plan.n), dtype)
+            # The names of its dimensions follow from the metadata of A and B, which the digest covers.
+            fits = found == (plan.c_unit, (plan.m, plan.n), wanted.dtype)
             if fits and past is not None and _goes_on(plan, past):
                 return output, past.finished
             output.release()
     output = create_output(
         out,
         (plan.m, plan.n),
-        dtype,
+        wanted.dtype,
         plan.c_unit,
-        compressed=store.is_compressed(left),
+        compressed=store.is_compressed(wanted.a),
         overwrite=overwrite,
+        dimension_names=product_names(wanted.a, wanted.b, wanted.transpose_a, wanted.transpose_b),
     )
     return output, {}
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 import zarr
 
-from tilewright.pipeline.attributes import packing, packing_notice
+from tilewright.pipeline.attributes import Names, packing, packing_notice, product_names
 
 
 def array_of(
@@ -47,3 +47,39 @@ def test_in_format_2_a_fill_value_is_a_mask(dtype: str, fill_value: Any, found: 
     array = array_of(tmp_path / "a", dtype, {}, 2, fill_value)
     assert packing(array) == ({"fill_value": found} if found else {})
     assert packing(array_of(tmp_path / "b", "i2", {}, 3, -32767)) == {}, "which xarray does not take for one"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "transposed", "found"),
+    [
+        (("x", "y"), ("y", "z"), (False, False), ("x", "z")),
+        (("y", "x"), ("z", "y"), (True, True), ("x", "z")),
+        (("x", "y"), ("x", "y"), (False, True), ("x", "x_2")),
+        (("x", "y"), None, (False, False), ("x", None)),
+        (None, (None, "z"), (False, False), (None, "z")),
+        ((None, "y"), ("y", None), (False, False), None),
+        (None, None, (False, False), None),
+    ],
+)
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_c_has_the_names_of_its_rows_and_columns(
+    zarr_format: Literal[2, 3],
+    a: Names | None,
+    b: Names | None,
+    transposed: tuple[bool, bool],
+    found: Names | None,
+    tmp_path: Path,
+) -> None:
+    def named(path: Path, names: Names | None) -> zarr.Array[Any]:
+        if zarr_format == 3:
+            return zarr.create_array(path, shape=(4, 4), dtype="f4", dimension_names=names)
+        attributes = {} if names is None else {"_ARRAY_DIMENSIONS": list(names)}
+        return zarr.create_array(path, shape=(4, 4), dtype="f4", attributes=attributes, zarr_format=2)
+
+    assert product_names(named(tmp_path / "a", a), named(tmp_path / "b", b), *transposed) == found
+
+
+@pytest.mark.parametrize("names", ["xy", ["x"], [1, 2], {"x": 1, "y": 2}])
+def test_what_are_no_names_is_passed_over(names: Any, tmp_path: Path) -> None:
+    array = array_of(tmp_path / "a", "f4", {"_ARRAY_DIMENSIONS": names}, 2)
+    assert product_names(array, array, False, False) is None

@@ -278,6 +278,25 @@ def test_a_stopped_run_goes_on_where_it_stood(
     assert not list(out.rglob(ledger.FILE_NAME)), "the record has no business in the finished product"
 
 
+def test_c_gets_the_names_of_dimensions_and_keeps_them_when_a_run_goes_on(
+    client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
+) -> None:
+    """Without them xarray opens no group that C is in."""
+    group = zarr.create_group(tmp_path / "g.zarr")
+    old = zarr.create_group(tmp_path / "old.zarr", zarr_format=2)
+    a, b, out = tmp_path / "g.zarr" / "a", tmp_path / "old.zarr" / "b", tmp_path / "g.zarr" / "c"
+    options: dict[str, Any] = {"shape": (96, 96), "chunks": (16, 16), "dtype": "f4"}
+    group.create_array("a", dimension_names=("x", "y"), **options)[...] = numbers(rng, (96, 96), "f4")
+    old.create_array("b", attributes={"_ARRAY_DIMENSIONS": ["z", "y"]}, **options)[...] = 1
+    more: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "transpose_b": True}
+    stop_at(3, a, b, out, **more)
+    assert tw.matmul(a, b, out, **more).resumed == 3
+    for name, array in group.arrays():
+        assert array.metadata.dimension_names == {"a": ("x", "y"), "c": ("x", "z")}[name]
+    tw.matmul(a, a, out, overwrite=True, **more)
+    assert zarr.open_array(out).metadata.dimension_names == ("x", "x_2")
+
+
 @pytest.mark.parametrize("protocol", ["file", "local"])
 def test_a_url_of_a_local_path_is_that_path(
     protocol: str, factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path
