@@ -181,6 +181,35 @@ def is_array_folder(path: Path) -> bool:
         return False
 
 
+def group_note(path: Path) -> str | None:
+    """One sentence about a local output that readers of the Zarr groups it lies in will not find there by themselves;
+    None if they will."""
+    folder = path.absolute().parent
+    if (folder / ".zgroup").is_file() and not (folder / METADATA_NAMES[3]).exists():
+        return (
+            f"output: {path} lies in a group of Zarr format 2, {folder}, and is written in format 3: readers of that"
+            " group may not list it. Choose a path outside of it, or create the array in the group and give it, open,"
+            " from Python"
+        )
+    while (group := _group_metadata(folder)) is not None:
+        if group.get("consolidated_metadata"):
+            return (
+                f"output: {folder} has consolidated metadata, which do not tell of {path}: once it is whole, renew them"
+                f" by zarr.consolidate_metadata({str(folder)!r})"
+            )
+        folder = folder.parent
+    return None
+
+
+def _group_metadata(folder: Path) -> dict[str, Any] | None:
+    """The metadata of a local group of format 3; None for anything else."""
+    try:
+        found = json.loads((folder / METADATA_NAMES[3]).read_bytes())
+        return found if found.get("node_type") == "group" else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
 def lock_folder(path: Path, *, create: bool = False) -> int:
     """Keep other runs of this host out of a growing output, until the returned descriptor is closed.
 

@@ -34,6 +34,7 @@ from tilewright.pipeline.output import (
     check_growing_place,
     check_output_free,
     create_output,
+    group_note,
     partial_path,
     resume_output,
 )
@@ -123,8 +124,8 @@ def matmul(
     store.check_shared(right, "B")
     store.check_shared(out, "output", written=True)
     job = _Job(wanted, out, verify, overwrite, listener)
-    for role, factor in (("A", left), ("B", right)):
-        if note := packing_notice(role, factor):
+    for note in (packing_notice("A", left), packing_notice("B", right), group_note(path) if path else None):
+        if note:
             job.say(note)
     # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
     # over so soon that the check would wait for it.

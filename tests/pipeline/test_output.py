@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,25 @@ def test_an_output_has_its_name_only_when_published(tmp_path: Path) -> None:
     again.publish()
     assert zarr.open_array(final).shape == (2, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.zarr"]
+
+
+def test_a_group_whose_readers_do_not_find_an_output_is_told_of(tmp_path: Path) -> None:
+    zarr.create_group(tmp_path / "two", zarr_format=2)
+    zarr.create_group(tmp_path / "three").create_group("inner")
+    note = outputs.group_note(tmp_path / "two" / "c")
+    assert note is not None
+    assert (
+        f"{tmp_path}/two/c lies in a group of Zarr format 2, {tmp_path}/two, and is written in format 3"
+        in note
+    )
+    places = [tmp_path / "three" / "c", tmp_path / "three" / "inner" / "c"]
+    assert not any(outputs.group_note(path) for path in [*places, tmp_path / "c", tmp_path / "none" / "c"])
+    with warnings.catch_warnings(action="ignore"):  # that no specification knows of it
+        zarr.consolidate_metadata(tmp_path / "three")
+    for path in places:
+        note = outputs.group_note(path)
+        assert note is not None
+        assert f"zarr.consolidate_metadata('{tmp_path}/three')" in note
 
 
 @pytest.mark.parametrize("length", [213, 214, 230, 247])

@@ -297,6 +297,15 @@ def test_c_gets_the_names_of_dimensions_and_keeps_them_when_a_run_goes_on(
     assert zarr.open_array(out).metadata.dimension_names == ("x", "x_2")
 
 
+def test_an_output_in_a_group_of_format_2_is_told_of(
+    client: Client, tmp_path: Path, events: list[Event]
+) -> None:
+    a = put(tmp_path / "a", np.ones((3, 3)))
+    zarr.create_group(tmp_path / "g", zarr_format=2)
+    tw.matmul(a, a, tmp_path / "g" / "c", cluster=client, device="cpu", listener=events.append)
+    assert any("group of Zarr format 2" in event.message for event in events if isinstance(event, Notice))
+
+
 @pytest.mark.parametrize("protocol", ["file", "local"])
 def test_a_url_of_a_local_path_is_that_path(
     protocol: str, factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path
