@@ -22,11 +22,14 @@ from tilewright.workflows.console import (
     printing,
     to_json_text,
 )
+from tilewright.workflows.parameters import FileName, Size
 
 DEVICES = ("auto", "cuda", "cpu")
 PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
 KINDS = ("byte", "ascii", "letter", "codepoint", "bigram")
 BARS = ("counts", "percent", "probability")
+OUT_ENDINGS = (".csv", ".json", ".zarr")
+MOST_ROUNDS = 64
 BENCHES = {
     "gemm": "the matrix product on one device, against the vendor's library",
     "histogram": "histograms on one device, against other libraries",
@@ -119,7 +122,7 @@ dtype_option = click.option(
     " become any type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers complex"
     " ones.",
 )
-memory_option = click.option("--device-memory", metavar="SIZE",
+memory_option = click.option("--device-memory", type=Size(), metavar="SIZE",
                              help="What tiles and panels may take on each worker, such as 8GiB.")  # fmt: skip
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
 
@@ -198,7 +201,12 @@ def matmul(
     help="How many workers share the work, each with all the memory and cores of this machine, or a GPU like its"
     " first. For the workers of a profile: matmul --plan-only.",
 )
-@click.option("--host-memory", metavar="SIZE", help="Memory of a worker's process; default: this machine's.")
+@click.option(
+    "--host-memory",
+    type=Size(),
+    metavar="SIZE",
+    help="Memory of a worker's process; default: this machine's.",
+)
 @json_option
 def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
@@ -212,7 +220,7 @@ def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
 @click.argument("b")
 @click.argument("c")
 @options(factor_options, precision_option, cluster_options)
-@click.option("--rounds", type=click.IntRange(min=1),
+@click.option("--rounds", type=click.IntRange(1, MOST_ROUNDS),
               help="Independent rounds; default: the setting tilewright.verify-rounds (2).")  # fmt: skip
 @json_option
 def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
@@ -241,8 +249,10 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 @click.option(
     "--raw", is_flag=True, help="Count .gz, .bz2, .xz and .zst files as stored, without decompressing them."
 )
-@click.option("--out", metavar="FILE", help="Write the counts to F.csv, F.json or F.zarr.")
-@click.option("--plot", metavar="FILE", help="Draw the counts into F.png.")
+@click.option(
+    "--out", type=FileName(*OUT_ENDINGS), metavar="FILE", help="Write the counts to F.csv, F.json or F.zarr."
+)
+@click.option("--plot", type=FileName(".png"), metavar="FILE", help="Draw the counts into F.png.")
 @click.option(
     "--bars", type=click.Choice(BARS), default="counts", show_default=True, help="What the plot shows."
 )

@@ -237,6 +237,14 @@ def is_quiet() -> bool:
     return bool(click.get_current_context().meta.get(_QUIET, False))
 
 
+def import_dask() -> None:
+    """Import Dask, which reads its configuration then. Raises Failed for one that it cannot read."""
+    try:
+        import dask  # noqa: F401
+    except ValueError as error:  # which names the file
+        raise Failed(" ".join(str(error).split())) from error
+
+
 def silence_libraries() -> None:
     """Keep the libraries' own logs off the terminal, here and in worker processes that are started from here.
 
@@ -245,10 +253,8 @@ def silence_libraries() -> None:
     """
     import logging
 
-    try:
-        import dask
-    except ValueError as error:  # it reads its configuration when it is imported, and names the file
-        raise Failed(" ".join(str(error).split())) from error
+    import_dask()
+    import dask
 
     # As one mapping, since a name's own dot would begin another level of it.
     levels = dask.config.get("logging", {}) | dict.fromkeys(NOISY_LOGGERS, "critical")

@@ -254,4 +254,4 @@ def test_other_dtypes_are_refused(tmp_path: Path, dtype: str) -> None:
 def test_a_wrong_size_is_refused() -> None:
     result = CliRunner().invoke(io.command, ["--nbytes", "much"])
     assert result.exit_code == 2
-    assert "--nbytes: 'much' is no size" in result.stderr
+    assert "'--nbytes': 'much' is no size" in result.stderr

@@ -17,7 +17,7 @@ from zarr.storage import MemoryStore
 
 import tilewright as tw
 from tests.workflows.test_matmul import put
-from tilewright.kernels.device_choice import cuda_available
+from tilewright.kernels import device_choice
 from tilewright.pipeline import ledger, tasks, tiling
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan
@@ -46,8 +46,10 @@ def test_a_plan_is_for_one_worker_at_least(tmp_path: Path) -> None:
             tw.plan_matmul(path, path, workers=workers, device="cpu")  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(cuda_available(), reason="there is a GPU here")
-def test_a_plan_for_gpus_elsewhere_needs_only_their_memory(tmp_path: Path) -> None:
+def test_a_plan_for_gpus_elsewhere_needs_only_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_choice, "cuda_available", lambda: False)
     path = put(tmp_path / "a", np.ones((512, 512), np.float32))
     plan = tw.plan_matmul(path, path, device="cuda", device_memory="4GiB", workers=8)
     assert not plan.on_host
@@ -59,6 +61,13 @@ def test_a_plan_for_gpus_elsewhere_needs_only_their_memory(tmp_path: Path) -> No
         DeviceUnavailableError, match=r"to plan for GPUs elsewhere, give the memory they have"
     ):
         tw.plan_matmul(path, path, device="cuda")
+
+
+@pytest.mark.parametrize("option", ["device_memory", "host_memory"])
+def test_from_python_a_size_that_is_none_is_an_option_error(option: str, tmp_path: Path) -> None:
+    path = put(tmp_path / "a", np.ones((3, 3)))
+    with pytest.raises(OptionError, match="'lots' is no size in bytes"):
+        tw.plan_matmul(path, path, device="cpu", **{option: "lots"})  # type: ignore[arg-type]
 
 
 def test_a_plan_is_for_a_million_workers_at_most(tmp_path: Path) -> None:

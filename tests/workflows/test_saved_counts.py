@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from tilewright.pipeline import output as outputs
-from tilewright.pipeline.errors import OutputExistsError, StoreError
+from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.histogram import Histogram
 from tilewright.workflows.histogram import check_outputs, save_histogram, store_counts
 
@@ -74,3 +74,11 @@ def test_counts_that_would_grow_where_something_else_stands_are_refused_before_a
     with pytest.raises(OutputExistsError, match="holds something else"):
         check_outputs([], tmp_path / "h.zarr", None, overwrite=True)
     check_outputs([], tmp_path / "h.csv", None, overwrite=True)
+
+
+@pytest.mark.parametrize(("out", "plot"), [("h.parquet", None), (None, "h.pdf")])
+def test_from_python_an_ending_that_says_no_format_is_an_option_error(
+    out: str | None, plot: str | None
+) -> None:
+    with pytest.raises(OptionError, match="the ending says the format"):
+        check_outputs([], out, plot, overwrite=False)

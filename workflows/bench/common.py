@@ -23,8 +23,7 @@ import numpy as np
 
 from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.launch import CUDATimer
-from tilewright.pipeline import config
-from tilewright.pipeline.errors import OptionError, TilewrightError
+from tilewright.pipeline.errors import TilewrightError
 from tilewright.workflows.console import Outputs, on_interrupt, print_result
 
 LEAST_SAMPLE_SECONDS = 20e-3
@@ -63,24 +62,6 @@ class Seconds(click.FloatRange):
 
 
 SECONDS = Seconds()
-
-
-class Size(click.ParamType):
-    """Bytes, as a number or with a unit."""
-
-    name = "size"
-
-    def __init__(self, least: int = 1) -> None:
-        self.least = least
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            nbytes = config.as_nbytes(value, param.opts[0] if param is not None else self.name)
-        except OptionError as error:
-            self.fail(str(error), param, ctx)
-        if nbytes < self.least:
-            self.fail(f"{value!r} is {nbytes} bytes; it must be {self.least} or more", param, ctx)
-        return nbytes
 
 
 class ElementType(click.ParamType):

@@ -44,7 +44,6 @@ from tilewright.workflows.bench.common import (
     DetailedReport,
     Picture,
     Row,
-    Size,
     WrongAnswer,
     expect_pictures,
     machine,
@@ -52,6 +51,7 @@ from tilewright.workflows.bench.common import (
 )
 from tilewright.workflows.bench.e2e import bus_rate
 from tilewright.workflows.histogram import histogram
+from tilewright.workflows.parameters import Size
 
 STORAGES = ("plain", "zstd")
 FILE_NBYTES = 64 << 20

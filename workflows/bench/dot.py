@@ -27,12 +27,12 @@ from tilewright.workflows.bench.common import (
     ElementType,
     Picture,
     Row,
-    Size,
     expect_pictures,
     machine,
     measure,
     publish,
 )
+from tilewright.workflows.parameters import Size
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "int8", "int32", "int64")
 LADDER_DTYPES = ("float32", "int64")

@@ -27,7 +27,6 @@ from distributed import Client, LocalCluster
 from tilewright.kernels.host_loops import usable_cores
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.memory import format_nbytes, peak_nbytes
-from tilewright.pipeline import config
 from tilewright.pipeline.chunks import layout_of
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
@@ -49,7 +48,16 @@ from tilewright.workflows.bench.common import (
 )
 from tilewright.workflows.bench.timeline import Timeline, plot_timelines
 from tilewright.workflows.matmul import matmul
+from tilewright.workflows.parameters import Size
 from tilewright.workflows.verify import verify
+
+
+class SizeText(Size):
+    """A size as it was written, by which cases are named."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        super().convert(value, param, ctx)  # before large matrices are written
+        return value
 
 
 @dataclass(frozen=True)
@@ -486,7 +494,10 @@ def describe_stages(detail: dict[str, Any]) -> str:
     "--workers", multiple=True, type=COUNT, default=(1,), show_default=True, help="GPUs, or CPU processes."
 )
 @click.option(
-    "--device-memory", metavar="SIZE", help="What tiles and panels may take on each worker, such as 4GiB."
+    "--device-memory",
+    type=SizeText(),
+    metavar="SIZE",
+    help="What tiles and panels may take on each worker, such as 4GiB.",
 )
 @click.option(
     "--values", type=click.Choice(["small", "full"]), default="full", show_default=True, help="Of integers."
@@ -532,8 +543,6 @@ def command(
 
     if plot is not None and timeline is not None and plot.resolve() == timeline.resolve():
         raise click.UsageError("--plot and --timeline name the same file: give each its own")
-    if device_memory is not None:
-        config.as_nbytes(device_memory, "--device-memory")  # before large matrices are written
     expect_pictures(plot, timeline)
     gpu = resolve_device(device) == "cuda"
     cases = [

@@ -31,12 +31,12 @@ from tilewright.workflows.bench.common import (
     Contestant,
     Picture,
     Row,
-    Size,
     expect_pictures,
     machine,
     measure,
     publish,
 )
+from tilewright.workflows.parameters import Size
 
 TEXTS = ("uniform", "english", "one-letter", "real")
 DEFAULT_NBYTES = 1 << 30

@@ -49,13 +49,13 @@ from tilewright.workflows.bench.common import (
     Contestant,
     Picture,
     Row,
-    Size,
     expect_pictures,
     forget_pages,
     machine,
     measure,
     publish,
 )
+from tilewright.workflows.parameters import Size
 
 LAYOUTS = ("plain", "zstd", "shards")
 """Uncompressed chunks; chunks compressed by Zstandard; uncompressed inner chunks, SHARD × SHARD to a file."""
