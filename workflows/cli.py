@@ -138,7 +138,11 @@ def cli() -> None:
 @click.argument("b")
 @click.argument("c")
 @options(factor_options, dtype_option, precision_option, cluster_options, device_option, memory_option)
-@click.option("--plan-only", is_flag=True, help="Print the plan that would be followed; write nothing.")
+@click.option(
+    "--plan-only",
+    is_flag=True,
+    help="Print the plan that would be followed, and what of C would be kept or refused; write nothing.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not check the product.")
 @click.option("--no-resume", is_flag=True, help="Compute every tile, also those that a stopped run has left.")
 @options(overwrite_option, json_option)
@@ -157,11 +161,13 @@ def matmul(
     from tilewright.pipeline.output import partial_path
     from tilewright.pipeline.store import local_path
     from tilewright.workflows import matmul as workflow
-    from tilewright.workflows.planning import plan_matmul
     from tilewright.workflows.progress import Counting, listening
 
+    shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
     if plan_only:
-        print_result(plan_matmul(a, b, **shared), as_json=as_json)
+        with listening(quiet=is_quiet()) as listener:
+            planned = workflow.plan_run(a, b, c, listener=listener, **shared)
+        print_result(planned, as_json=as_json)
         return
     path = local_path(c)
     outputs = Outputs(*filter(None, [path]))
@@ -176,16 +182,7 @@ def matmul(
 
     on_interrupt(kept)
     with listening(quiet=is_quiet()) as shown, tiles.listening(shown) as listener:
-        run = workflow.matmul(
-            a,
-            b,
-            c,
-            resume=not no_resume,
-            verify=not no_verify,
-            overwrite=overwrite,
-            listener=listener,
-            **shared,
-        )
+        run = workflow.matmul(a, b, c, listener=listener, **shared)
     print_result(run, as_json=as_json)
 
 

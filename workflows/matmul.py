@@ -23,6 +23,7 @@ from tilewright.pipeline.errors import (
     DeviceMemoryError,
     OutputError,
     PlanError,
+    StoreError,
     VerificationError,
 )
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, ignore, on_waiting
@@ -116,17 +117,12 @@ def matmul(
     config.check_all()
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
     left, right, c_dtype = wanted.a, wanted.b, wanted.dtype
-    check_output_free(out, overwrite=overwrite)
-    _check_distinct(out, left, right)
-    if (path := store.local_path(out)) is not None:
-        check_growing_place(path)
+    _check_output(out, wanted, overwrite=overwrite)
     store.check_shared(left, "A")
     store.check_shared(right, "B")
-    store.check_shared(out, "output", written=True)
     job = _Job(wanted, out, verify, overwrite, listener)
-    for note in (packing_notice("A", left), packing_notice("B", right), group_note(path) if path else None):
-        if note:
-            job.say(note)
+    for note in _notes_on_arrays(wanted, out):
+        job.say(note)
     # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
     # over so soon that the check would wait for it.
     loops = c_dtype.kind in "iu" or left.size * right.shape[int(not transpose_b)] < SMALL_PRODUCTS
@@ -139,14 +135,8 @@ def matmul(
             job.warn(
                 f"precision={precision!r} is for tensor cores: on a CPU the product is computed, and checked, in full"
             )
-            job, precision = replace(job, wanted=replace(wanted, precision="full")), "full"
-        request = {
-            "transpose": [transpose_a, transpose_b],
-            "dtype": str(c_dtype),
-            "precision": precision,
-            "device": facts[0].device,
-        }
-        digest = fingerprint(left, right, request)
+            job = replace(job, wanted=replace(wanted, precision="full"))
+        digest = _digest(job.wanted, facts)
         try:
             return _attempt(client, job, facts, digest, resume)
         except _TooLarge as failed:
@@ -166,6 +156,88 @@ def matmul(
             raise _out_of_memory(first, f"no plan of half of that fits: {error}") from error
         except _TooLarge as second:
             raise _out_of_memory(second, f"the plan before it took {_peak(first.plan)}") from second.error
+
+
+def plan_run(
+    a: Source,
+    b: Source,
+    out: Source,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: str | np.dtype | None = None,
+    precision: str = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: str = "auto",
+    device_memory: int | str | None = None,
+    resume: bool = True,
+    verify: bool = True,
+    overwrite: bool = False,
+    listener: Listener = ignore,
+) -> MatmulPlan:
+    """The plan that ``matmul`` would follow with the same arguments; nothing is written.
+
+    Notices tell what ``matmul`` would refuse C for, and what it would keep of a run that was stopped. Raises as
+    ``matmul`` does for factors and clusters, and PlanError where no tile fits.
+    """
+    config.check_all()
+    wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
+    notes = _notes_on_arrays(wanted, out)
+    try:
+        _check_output(out, wanted, overwrite=overwrite)
+    except (StoreError, OutputError) as error:
+        notes.append(f"without --plan-only this would be refused: {error}")
+    for note in notes:
+        listener(Notice(note))
+    with (
+        open_cluster(cluster, cluster_file, loops=False) as client,
+        workers_held(client, waiting=on_waiting(listener, "plan", "ends it")),
+    ):
+        facts = survey(client, device, loops=False)
+    if facts[0].device == "cpu":
+        wanted = replace(wanted, precision="full")
+    # A digest takes a look at every file of A and B, so it is made only where there is something to compare it with.
+    found = resume and _holds_record(out)
+    past = _find_past(out, _digest(wanted, facts)) if found else None
+    plan = plan_for(wanted, out, facts, past, verify=verify)
+    if past is not None and _goes_on(plan, past):
+        tiles = counted(plan.tile_count, "tile")
+        listener(Notice(f"an earlier run finished {len(past.finished)} of {tiles}, which would be kept"))
+    elif found:
+        listener(
+            Notice(
+                "an earlier run left tiles that do not fit this product or its plan; they would be replaced"
+            )
+        )
+    return plan
+
+
+def _check_output(out: Source, wanted: Wanted, *, overwrite: bool) -> None:
+    """Refuse, before any work, an output that could not be written or would replace what is not to be replaced."""
+    check_output_free(out, overwrite=overwrite)
+    _check_distinct(out, wanted.a, wanted.b)
+    if (path := store.local_path(out)) is not None:
+        check_growing_place(path)
+    store.check_shared(out, "output", written=True)
+
+
+def _notes_on_arrays(wanted: Wanted, out: Source) -> list[str]:
+    """What a user should know of A, B and C that is no error."""
+    path = store.local_path(out)
+    notes = packing_notice("A", wanted.a), packing_notice("B", wanted.b), group_note(path) if path else None
+    return [note for note in notes if note]
+
+
+def _digest(wanted: Wanted, facts: list[WorkerFacts]) -> str:
+    """What the record of a product's finished tiles is compared by."""
+    request = {
+        "transpose": [wanted.transpose_a, wanted.transpose_b],
+        "dtype": str(wanted.dtype),
+        "precision": wanted.precision,
+        "device": facts[0].device,
+    }
+    return fingerprint(wanted.a, wanted.b, request)
 
 
 @dataclass(frozen=True)

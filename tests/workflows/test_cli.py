@@ -28,8 +28,9 @@ from zarr.storage import LocalStore
 from tilewright.kernels.device_choice import DEVICES
 from tilewright.kernels.gemm import base
 from tilewright.kernels.histogram_tokens import KINDS
-from tilewright.pipeline import config
-from tilewright.workflows import cli, console, histogram, plots
+from tilewright.pipeline import config, tiling
+from tilewright.pipeline.events import UnitDone
+from tilewright.workflows import cli, console, histogram, plots, progress
 
 Run = Callable[..., Result]
 
@@ -159,6 +160,44 @@ def test_plans_are_printed_and_nothing_is_written(run: Run, here: Path, rng: np.
         ]
         == 3
     )
+
+
+def test_a_plan_for_an_output_that_is_there_says_what_would_become_of_it(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LEAST_CHUNK_NBYTES", "SMALL_CHUNK_NBYTES", "MOST_CHUNK_NBYTES"):
+        monkeypatch.setattr(tiling, name, 512)  # so that the product has several tiles
+    store("a.zarr", np.ones((32, 32)), (8, 8))
+    plan = ("matmul", "a.zarr", "a.zarr", "c.zarr", "--device-memory", "8000", "--plan-only")
+    assert run(*plan).stderr == ""
+    seen = iter(range(10**6))
+
+    def stop(self: progress.Lines, event: object) -> None:
+        if isinstance(event, UnitDone) and next(seen) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress.Lines, "__call__", stop)
+        assert run(*plan[:-1]).exit_code == 130
+    before = everything(here)
+    tiles = json.loads(run(*plan, "--json").stdout)["tile_count"]
+    assert run(*plan).stderr == f"an earlier run finished 3 of {tiles} tiles, which would be kept\n"
+    assert run(*plan, "--no-resume").stderr == ""
+    other = run(*plan, "--transpose-a").stderr
+    assert other == (
+        "an earlier run left tiles that do not fit this product or its plan; they would be replaced\n"
+    )
+    assert everything(here) == before
+    assert run(*plan[:-1]).exit_code == 0
+    there = run(*plan)
+    assert there.exit_code == 0
+    assert (
+        "without --plan-only this would be refused: output: c.zarr exists; choose another path"
+        in there.stderr
+    )
+    assert "--overwrite" in there.stderr
+    assert run(*plan, "--overwrite").stderr == ""
+    assert run(*plan, "--quiet").stderr == ""
 
 
 def test_verify_says_whether_a_product_holds(run: Run, rng: np.random.Generator) -> None:
