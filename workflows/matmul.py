@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -346,6 +348,8 @@ def _fill(
         job.say(
             f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; it goes on with the rest"
         )
+    if output.partial is not None and (note := _note_on_space(output.partial, plan, finished)):
+        job.say(note)
     product = Product(
         a=wanted.a,
         b=wanted.b,
@@ -549,6 +553,22 @@ def _still_stored(output: Output, plan: MatmulPlan, recorded: Mapping[int, int])
         return stored_nbytes(output.array, tile.region)
 
     return {index: nbytes for index, nbytes in recorded.items() if found(index) == nbytes}
+
+
+def _note_on_space(growing: Path, plan: MatmulPlan, finished: Collection[int]) -> str | None:
+    """One sentence where a disk has less room than the tiles that are left would take up uncompressed."""
+    itemsize = np.dtype(plan.c_dtype).itemsize
+    left = sum(tile.rows * tile.columns for tile in plan.tiles() if tile.index not in finished) * itemsize
+    try:
+        free = shutil.disk_usage(growing).free
+    except OSError:
+        return None
+    if free >= left:
+        return None
+    return (
+        f"{format_nbytes(free)} are free on the disk of {growing}, and C takes {format_nbytes(left)} more uncompressed:"
+        " unless it compresses to that, make room, or choose another path; tiles that are finished by then are kept"
+    )
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:

@@ -297,6 +297,42 @@ def test_c_gets_the_names_of_dimensions_and_keeps_them_when_a_run_goes_on(
     assert zarr.open_array(out).metadata.dimension_names == ("x", "x_2")
 
 
+def test_a_disk_with_less_room_than_c_may_take_is_told_of_before_the_first_tile(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    small_chunks: None,
+    events: list[Event],
+) -> None:
+    """Of a run that goes on, what is left to write counts."""
+    _, _, a, b = factors
+    out = tmp_path / "c.zarr"
+    more: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
+    free = 96 * 64 * 4  # bytes, which all of C just fits into
+    monkeypatch.setattr(workflow.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+
+    def told() -> list[tuple[int, str]]:
+        return [
+            (place, event.message)
+            for place, event in enumerate(events)
+            if isinstance(event, Notice) and "are free" in event.message
+        ]
+
+    tw.matmul(a, b, out, listener=events.append, **more)
+    assert not told()
+    events.clear()
+    free -= 1
+    tw.matmul(a, b, out, overwrite=True, listener=events.append, **more)
+    ((place, message),) = told()
+    assert place < next(i for i, event in enumerate(events) if isinstance(event, WorkPlanned))
+    assert f"24 KiB are free on the disk of {out}.partial, and C takes 24 KiB more" in message
+    stop_at(3, a, b, out, overwrite=True, **more)
+    events.clear()
+    assert tw.matmul(a, b, out, overwrite=True, listener=events.append, **more).resumed == 3
+    assert not told()
+
+
 def test_an_output_in_a_group_of_format_2_is_told_of(
     client: Client, tmp_path: Path, events: list[Event]
 ) -> None:
