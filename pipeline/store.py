@@ -17,6 +17,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 
 from tilewright.pipeline.chunks import METADATA_NAMES, layout_of
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
+from tilewright.pipeline.not_arrays import what_is_there
 from tilewright.pipeline.terms import StoredMatrix
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
@@ -146,9 +147,13 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
     name = name_of(source)
     try:
         array = _opened(source)
-    except FileNotFoundError as error:
-        raise StoreError(f"{role}: there is no Zarr array at {name}; give the path of an array") from error
-    except UNREADABLE as error:
+    except (FileNotFoundError, *UNREADABLE) as error:
+        if there := what_is_there(name, local_path(source), ndim):
+            raise StoreError(f"{role}: {name} {there}") from error
+        if isinstance(error, FileNotFoundError):
+            raise StoreError(
+                f"{role}: there is no Zarr array at {name}; give the path of an array"
+            ) from error
         reason = f"its metadata lack {error}" if isinstance(error, KeyError) else error
         raise StoreError(
             f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"

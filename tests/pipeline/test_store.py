@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
+import dask.array
 import numpy as np
 import pytest
 import zarr
@@ -17,7 +20,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from zarr.experimental.cache_store import CacheStore
-from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, WrapperStore
+from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, WrapperStore, ZipStore
 
 from tests.pipeline.stored_arrays import any_way
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
@@ -44,7 +47,7 @@ def test_open_names_what_is_wrong(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=rf"A: .*odd {match}"):
             open_array(tmp_path / "odd", ndim=2, role="A")
     zarr.open_group(tmp_path / "group", mode="w")
-    with pytest.raises(StoreError, match=r"B: .*group is not a Zarr array"):
+    with pytest.raises(StoreError, match=r"B: .*group is a Zarr group without arrays"):
         open_array(tmp_path / "group", ndim=2, role="B")
     (tmp_path / "file").write_text("no array")
     with pytest.raises(StoreError, match=r"file"):
@@ -55,6 +58,87 @@ def test_open_names_what_is_wrong(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "dates", shape=(2, 2), chunks=(1, 1), dtype="M8[s]", zarr_format=2)
     with pytest.raises(DTypeError, match=r"datetime64"):
         open_array(tmp_path / "dates", ndim=2, role="A")
+
+
+def refusal(source: Any, ndim: int = 2) -> str:
+    with pytest.raises(StoreError) as caught:
+        open_array(source, ndim=ndim, role="A")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_of_a_group_the_arrays_are_named_that_would_do(zarr_format: Literal[2, 3], tmp_path: Path) -> None:
+    place = tmp_path / "g.zarr"
+    group = zarr.create_group(place, zarr_format=zarr_format)
+    assert refusal(place) == f"A: {place} is a Zarr group without arrays; give the path of an array"
+    inner = group.create_group("layers")
+    assert "without arrays, it holds the groups layers; give" in refusal(place)
+    inner.create_array("counts", shape=(2, 2), dtype="f4")
+    one = f"A: {place} is a Zarr group, not an array; give one of its arrays of 2 dimensions: {place}/layers/counts"
+    assert refusal(place) == one
+    group.create_array("x", shape=(2,), dtype="f4")
+    assert refusal(str(place)) == one
+    assert refusal(place, 1).endswith(f"arrays of 1 dimension: {place}/x")
+    assert refusal(place, 3).endswith(f"give one of its arrays: {place}/x or {place}/layers/counts")
+    for number in range(6):
+        group.create_array(f"m{number}", shape=(2, 2), dtype="f4")
+    named = ", ".join(f"{place}/m{number}" for number in range(5))
+    assert refusal(place).endswith(f"arrays of 2 dimensions: {named} or 2 more")
+    assert refusal(f"file://{place}/layers/").endswith(f": file://{place}/layers/counts")
+
+
+@pytest.mark.parametrize("kind", ["csr_matrix", "csc_matrix"])
+def test_a_sparse_matrix_of_anndata_is_called_one(kind: str, tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "X", attributes={"encoding-type": kind})
+    group.create_array("data", shape=(2,), dtype="f4")
+    assert f"is a sparse matrix (encoding-type {kind}), and sparse matrices are not supported" in refusal(
+        tmp_path / "X"
+    )
+
+
+def test_of_other_files_of_arrays_the_way_to_zarr_is_told(tmp_path: Path) -> None:
+    values = np.arange(6.0).reshape(2, 3)
+    np.save(tmp_path / "x.npy", values)
+    said = refusal(tmp_path / "x.npy")
+    match = re.fullmatch(r"A: .*x\.npy is a NumPy file, not a Zarr array; convert it: (.*)", said)
+    assert match is not None
+    eval(match[1], {"dask": dask, "numpy": np})
+    np.testing.assert_array_equal(open_array(tmp_path / "x.zarr", ndim=2, role="A")[...], values)
+    (tmp_path / "x.nc").write_bytes(b"\x89HDF\r\n\x1a\n")
+    (tmp_path / "x.h5").write_bytes(b"")
+    for name in ("x.nc", "x.h5"):
+        assert (
+            f"is an HDF5 file, not a Zarr array; convert it: dask.array.from_array(h5py.File('{tmp_path}/{name}')"
+            in refusal(tmp_path / name)
+        )
+
+
+def test_of_a_zip_file_the_urls_of_its_arrays_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = np.arange(4.0).reshape(2, 2)
+    with ZipStore("one.zarr.zip", mode="w") as store:
+        zarr.create_array(store, data=values)
+    with ZipStore("group.zip", mode="w") as store:
+        group = zarr.create_group(store, zarr_format=2)
+        group.create_array("x", data=values)
+        group.create_array("y", data=values)
+    zarr.create_array("folder.zarr", data=values)
+    shutil.make_archive("folder", "zip", ".", "folder.zarr")
+    (tmp_path / "empty.zip").write_bytes(b"")
+    for name, told in {
+        "one.zarr.zip": "is a ZIP file, in which an array is named by a URL: give zip://::one.zarr.zip",
+        "group.zip": "is a ZIP file, in which an array is named by a URL: give zip://x::group.zip or zip://y::group.zip",
+        "group.zip/y": "lies in a ZIP file, group.zip, in which an array is named by a URL: give zip://y::group.zip",
+        "folder.zip": "is a ZIP file, in which an array is named by a URL: give zip://folder.zarr::folder.zip",
+        "zip://::group.zip": "is a Zarr group, not an array; give one of its arrays of 2 dimensions:"
+        " zip://x::group.zip or zip://y::group.zip",
+        "empty.zip": "is a ZIP file, and there is no Zarr array in it; give the path of an array",
+    }.items():
+        assert refusal(name) == f"A: {name} {told}"
+        if "zip://" in told:
+            np.testing.assert_array_equal(open_array(told.split()[-1], ndim=2, role="A")[...], values)
 
 
 ASYNCHRONOUS = partial(AsyncFileSystemWrapper, asynchronous=True)

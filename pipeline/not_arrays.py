@@ -1,0 +1,119 @@
+"""What stands where somebody looked for a Zarr array and there is none, and what to give in its place."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path, PurePath
+
+import zarr
+
+MOST_NAMED = 5
+"""Arrays of a group that a message names, the shallowest first."""
+
+SPARSE = ("csr_matrix", "csc_matrix")
+"""The values of ``encoding-type`` by which anndata marks a group as a sparse matrix."""
+
+FILES = {
+    b"\x89HDF\r\n\x1a\n": ("an HDF5 file", (".h5", ".hdf5", ".h5ad"), "h5py.File({0!r})['NAME']"),
+    b"\x93NUMPY": ("a NumPy file", (".npy",), "numpy.load({0!r}, mmap_mode='r')"),
+}
+"""Files that hold arrays and are no Zarr: how they begin, what they are, how their names end, and what reads them."""
+
+
+def what_is_there(text: str, path: Path | None, ndim: int) -> str | None:
+    """What stands at a name, and what to give instead of it, as a message ends behind the name; None where that is
+    nothing we know.
+
+    path: the local path that the name is; None for other URLs. ndim: of the array that was wanted.
+    """
+    if path is not None and (file := _file_at(path)) is not None:
+        if file.suffix == ".zip" or zipfile.is_zipfile(file):
+            return _of_zip(file, path)
+        return _of_file(file) if file == path else None
+    return _of_group(text, path, ndim)
+
+
+def _file_at(path: Path) -> Path | None:
+    """The file at a path, or the one that stands in its way."""
+    return next((place for place in (path, *path.parents) if place.is_file()), None)
+
+
+def _of_file(file: Path) -> str | None:
+    begin = b""
+    with suppress(OSError), open(file, "rb") as opened:
+        begin = opened.read(max(map(len, FILES)))
+    for magic, (what, endings, reader) in FILES.items():
+        if begin.startswith(magic) or file.suffix in endings:
+            read = reader.format(str(file))
+            new = str(file.with_suffix(".zarr"))
+            return f"is {what}, not a Zarr array; convert it: dask.array.from_array({read}).to_zarr({new!r})"
+    return None
+
+
+def _of_zip(file: Path, path: Path) -> str:
+    """Of a ZIP file at, or on the way to, a path: the URLs of the arrays in it."""
+    names = _arrays_in_zip(file)
+    inside = path.relative_to(file).as_posix() if path != file else ""
+    asked = [name for name in names if name == inside]
+    urls = [f"zip://{name}::{file}" for name in asked or names]
+    which = "is a ZIP file" if path == file else f"lies in a ZIP file, {file}"
+    if not urls:
+        return f"{which}, and there is no Zarr array in it; give the path of an array"
+    return f"{which}, in which an array is named by a URL: give {_listed(urls, 'or')}"
+
+
+def _arrays_in_zip(file: Path) -> list[str]:
+    found = []
+    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(file) as opened:
+        for entry in opened.namelist():
+            name = PurePath(entry)
+            with suppress(ValueError, AttributeError, KeyError):
+                if name.name == ".zarray" or (
+                    name.name == "zarr.json" and json.loads(opened.read(entry))["node_type"] == "array"
+                ):
+                    found.append(name.parent.as_posix().removeprefix("."))
+    return sorted(found, key=_by_depth)
+
+
+def _of_group(text: str, path: Path | None, ndim: int) -> str | None:
+    # Whatever keeps a group from being read, the error is that there is no array.
+    with warnings.catch_warnings(action="ignore"), suppress(Exception):
+        group = zarr.open_group(text if path is None else path, mode="r")
+        kind = group.attrs.get("encoding-type")
+        if kind in SPARSE:
+            return (
+                f"is a sparse matrix (encoding-type {kind}), and sparse matrices are not supported; store it dense"
+                " (anndata: adata.X = adata.X.toarray() before write_zarr)"
+            )
+        members = dict(group.members(max_depth=1))
+        arrays = {name: node for name, node in members.items() if isinstance(node, zarr.Array)}
+        fitting = [name for name, array in arrays.items() if array.ndim == ndim]
+        which = f"arrays of {ndim} dimension{'s' * (ndim > 1)}" if fitting else "arrays"
+        if names := sorted(fitting or arrays, key=_by_depth):
+            return f"is a Zarr group, not an array; give one of its {which}: {_listed(_below(text, names), 'or')}"
+        inner = sorted(set(members) - set(arrays), key=_by_depth)
+        held = f", it holds the groups {_listed(inner, 'and')}" if inner else ""
+        return f"is a Zarr group without arrays{held}; give the path of an array"
+    return None
+
+
+def _below(text: str, names: Sequence[str]) -> list[str]:
+    """The arrays of a group as they are given: in a chain of URLs the first has the path."""
+    first, separator, rest = text.partition("::")
+    folder = first if first.endswith("/") else f"{first}/"
+    return [f"{folder}{name}{separator}{rest}" for name in names]
+
+
+def _by_depth(name: str) -> tuple[int, str]:
+    return name.count("/"), name
+
+
+def _listed(names: Sequence[str], joined: str) -> str:
+    shown = [*names[:MOST_NAMED]]
+    if more := len(names) - len(shown):
+        return f"{', '.join(shown)} {joined} {more} more"
+    return f" {joined} ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
