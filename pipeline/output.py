@@ -27,7 +27,15 @@ from zarr.errors import BaseZarrError
 from tilewright.pipeline.attributes import Names
 from tilewright.pipeline.chunks import DRAFT_NAME, METADATA_NAMES
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
-from tilewright.pipeline.store import UNREADABLE, Source, anchored, check_source, local_path, name_of
+from tilewright.pipeline.store import (
+    UNREADABLE,
+    Source,
+    anchored,
+    check_source,
+    local_path,
+    name_of,
+    zip_mode,
+)
 
 MARK_NAME = "tilewright-output"
 """An empty file in the folder of a growing array, which says that it is ours: a user's own array is not replaced."""
@@ -344,6 +352,11 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     check_source(target, "output")
     if isinstance(target, zarr.Array):
         return
+    if os.fspath(target).rstrip("/").endswith(".zip") and zip_mode(target) is None:
+        raise StoreError(
+            f"output: {name_of(target)} names a ZIP file, which one writer alone can write to, and each task would be"
+            " another; name a folder, such as C.zarr, and pack it once it is whole"
+        )
     path = local_path(target)
     if path is not None:
         return check_place_free(path, overwrite=overwrite)

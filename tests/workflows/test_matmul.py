@@ -1440,6 +1440,20 @@ class TestBadInput:
             for name in ("inside", "x"):
                 assert (zarr.open_array(stored, path=name)[...] == 1).all()
 
+    @pytest.mark.parametrize(
+        "name", ["c.zip", "c.zarr.zip", "{}/c.zip/", "file://{}/c.zip", "memory://c.zip"]
+    )
+    def test_a_name_of_a_zip_file_is_no_output(
+        self, client: Client, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would be a folder of that name."""
+        monkeypatch.chdir(tmp_path)
+        a, match = (
+            put(tmp_path / "a", np.ones((3, 3))),
+            r"output: .*zip/? names a ZIP file, which one writer alone",
+        )
+        self.check(tmp_path, StoreError, match, a, a, name.format(tmp_path), cluster=client)
+
     def test_a_zip_file_by_its_url_is_no_output(self, client: Client, tmp_path: Path) -> None:
         a = put(tmp_path / "a", np.ones((3, 3)))
         name = f"zip://c::{tmp_path / 'file.zip'}"
