@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterable, Iterator, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +18,7 @@ import yaml
 from dask.utils import parse_timedelta
 from distributed import Client, LocalCluster, Nanny, Worker
 from distributed.core import Server
+from distributed.deploy import Cluster as DeployCluster
 from distributed.worker_memory import parse_memory_limit
 
 from tilewright.kernels.device_choice import cuda_available
@@ -165,8 +166,13 @@ def open_cluster(
         yield cluster
         return
     if not isinstance(cluster, str):
+        given, hint = repr(cluster), ""
+        if isinstance(cluster, DeployCluster):
+            given, hint = type(cluster).__name__, "; pass distributed.Client(cluster)"
+        elif isinstance(cluster, AbstractContextManager):
+            hint = "; pass what its `with` gives: with tilewright.open_cluster('cpu') as client"
         raise ClusterError(
-            f"cluster={cluster!r}: it must be a profile's name, a scheduler's address or a distributed.Client"
+            f"cluster={given}: it must be a profile's name, a scheduler's address or a distributed.Client{hint}"
         )
     if "://" in cluster:
         called, profile = cluster, dict[str, Any](kind="existing", address=cluster)

@@ -687,3 +687,18 @@ def test_a_closed_client_is_named() -> None:
         client.close()
         with pytest.raises(ClusterError, match="the client is closed"), open_cluster(client):
             pass
+
+
+def test_of_a_cluster_in_place_of_a_client_the_client_is_asked_for() -> None:
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        pytest.raises(ClusterError, match=r"cluster=LocalCluster: .*; pass distributed\.Client\(cluster\)$"),
+        open_cluster(cluster),  # type: ignore[arg-type]
+    ):
+        raise AssertionError("is not reached")
+    unused: Any = open_cluster("local")
+    with (
+        pytest.raises(ClusterError, match=r"pass what its `with` gives: with tilewright\.open_cluster"),
+        open_cluster(unused),
+    ):
+        raise AssertionError("is not reached")
