@@ -532,5 +532,10 @@ def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np
         raise OutputError(f"output: {name_of(array)} is open for reading only; open it with mode='r+'")
     if tuple(array.shape) != shape:
         raise OutputError(f"output: {name_of(array)} has shape {array.shape}; the result has {shape}")
-    if array.dtype.newbyteorder("=") != dtype:
-        raise OutputError(f"output: {name_of(array)} holds {array.dtype}; the result is {dtype}")
+    native = array.dtype.newbyteorder("=")
+    if native != dtype:
+        # Only what may be asked for: see the parameter of `matmul`.
+        hint = f", or pass dtype={native.name!r}" if np.can_cast(dtype, native, "same_kind") else ""
+        raise OutputError(
+            f"output: {name_of(array)} holds {array.dtype}; the result is {dtype}: give an array of {dtype}{hint}"
+        )

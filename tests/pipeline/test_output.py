@@ -468,8 +468,10 @@ def test_a_given_output_is_checked(tmp_path: Path) -> None:
     outputs.check_given_output(array, (4, 4), np.dtype("f4"))
     with pytest.raises(OutputError, match="shape"):
         outputs.check_given_output(array, (4, 5), np.dtype("f4"))
-    with pytest.raises(OutputError, match="float32"):
+    with pytest.raises(OutputError, match=r"holds float32; .* float64: .*, or pass dtype='float32'$"):
         outputs.check_given_output(array, (4, 4), np.dtype("f8"))
+    with pytest.raises(OutputError, match=r"give an array of complex128$"):  # which may not become float32
+        outputs.check_given_output(array, (4, 4), np.dtype("c16"))
     with pytest.raises(OutputError, match="reading only"):
         outputs.check_given_output(zarr.open_array(tmp_path / "c.zarr", mode="r"), (4, 4), np.dtype("f4"))
 
