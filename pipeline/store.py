@@ -114,10 +114,13 @@ def metadata_name(array: zarr.Array[Any]) -> str:
 def check_source(source: Any, role: str) -> None:
     """Raise StoreError for anything that does not name a stored array."""
     if not isinstance(source, (str, os.PathLike, zarr.Array)):
-        raise StoreError(
-            f"{role}: found {type(source).__module__}.{type(source).__qualname__}; it must be a path, a URL or a"
-            " zarr.Array (tilewright.kernels.matmul multiplies arrays in memory)"
+        found = f"{type(source).__module__}.{type(source).__qualname__}"
+        hint = (
+            "store it first with .to_zarr(path), and give the path"
+            if found.startswith("dask.array.")
+            else "tilewright.kernels.matmul multiplies arrays in memory"
         )
+        raise StoreError(f"{role}: found {found}; it must be a path, a URL or a zarr.Array ({hint})")
     if isinstance(source, zarr.Array):
         return
     text = os.fspath(source)

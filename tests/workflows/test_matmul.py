@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import dask
+import dask.array
 import numpy as np
 import pytest
 import zarr
@@ -1521,6 +1522,14 @@ def test_packed_factors_are_multiplied_as_they_are_stored_and_told_of(
     assert told()[0].startswith("A: ")
     assert tw.dot(x, x, cluster=client, device="cpu", listener=events.append) == 75
     assert [notice[:2] for notice in told()] == ["X:", "Y:"]
+
+
+def test_dask_arrays_are_to_be_stored_first(tmp_path: Path) -> None:
+    path = put(tmp_path / "a", np.ones((3, 3)))
+    with pytest.raises(
+        StoreError, match=r"B: found dask\.array.*\.Array; .*store it first with \.to_zarr\(path\)"
+    ):
+        tw.matmul(path, dask.array.ones((3, 3)), tmp_path / "c")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [5, None, np.ones((3, 3)), b"path"])
