@@ -227,7 +227,6 @@ class MatmulPlan:
         """The plan as rows of a name and a text, for people."""
         left = f"{self.m} × {self.k} {self.a_dtype}" + (" (stored transposed)" if self.transpose_a else "")
         right = f"{self.k} × {self.n} {self.b_dtype}" + (" (stored transposed)" if self.transpose_b else "")
-        memory = "host" if self.on_host else "device"
         waste = self.decoded_nbytes / self.read_nbytes - 1 if self.read_nbytes else 0.0
         idle = self.workers - self.tile_count * self.k_parts
         rows = [
@@ -252,7 +251,7 @@ class MatmulPlan:
                 + (f", shared by {self.k_parts} tasks a tile" if self.k_parts > 1 else ""),
             ),
             (
-                f"{memory} memory",
+                "device memory",
                 f"{format_nbytes(self.device_peak_nbytes)} of {format_nbytes(self.device_limit_nbytes)} a worker"
                 + (
                     f", with {self.a_buffers} panels of A and {self.b_buffers} of B"
@@ -261,10 +260,10 @@ class MatmulPlan:
                 ),
             ),
             (
-                "process memory",
+                "host memory",
                 (
-                    f"{format_nbytes(self.host_peak_nbytes)} a worker, with {counted(self.read_threads, 'thread')} for"
-                    f" reading and {self.write_threads} for writing"
+                    f"{format_nbytes(self.host_peak_nbytes)} a worker{', the device memory included' * self.on_host},"
+                    f" with {counted(self.read_threads, 'thread')} for reading and {self.write_threads} for writing"
                     + (
                         f", {self.lanes} of them at once"
                         if self.lanes < self.read_threads + self.write_threads

@@ -739,3 +739,16 @@ def test_the_check_of_a_product_has_to_fit_too(on_host: bool) -> None:
         PlanError, match=r"the check of the product needs .*--no-verify, verify=False.*verify-rounds"
     ):
         plan_tiles(a, b, F8, (7, 11), replace(enough, host_nbytes=held + 10**9 + 6))
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_the_table_names_memory_by_what_bounds_it(on_host: bool) -> None:
+    a = matrix(70, 50, (8, 8))
+    plan = plan_tiles(a, matrix(50, 30, (8, 8)), F4, (8, 8), Limits(1, 40_000, on_host=on_host))
+    rows = dict(plan.table())
+    assert rows["device memory"].startswith(
+        f"{format_nbytes(plan.device_peak_nbytes)} of {format_nbytes(40_000)} a worker"
+    )
+    assert rows["host memory"].startswith(f"{format_nbytes(plan.host_peak_nbytes)} a worker, ")
+    assert ("the device memory included" in rows["host memory"]) == on_host
+    assert "process memory" not in rows
