@@ -124,7 +124,7 @@ def matmul(
     store.check_shared(right, "B")
     job = _Job(wanted, out, verify, overwrite, listener)
     for note in _notes_on_arrays(wanted, out):
-        job.say(note)
+        job.warn(note)
     # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
     # over so soon that the check would wait for it.
     loops = c_dtype.kind in "iu" or left.size * right.shape[int(not transpose_b)] < SMALL_PRODUCTS
@@ -191,7 +191,7 @@ def plan_run(
     except (StoreError, OutputError) as error:
         notes.append(f"without --plan-only this would be refused: {error}")
     for note in notes:
-        listener(Notice(note))
+        listener(Caution(note))
     with (
         open_cluster(cluster, cluster_file, loops=False) as client,
         workers_held(client, waiting=on_waiting(listener, "plan", "ends it")),
@@ -349,7 +349,7 @@ def _fill(
             f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; it goes on with the rest"
         )
     if output.partial is not None and (note := _note_on_space(output.partial, plan, finished)):
-        job.say(note)
+        job.warn(note)
     product = Product(
         a=wanted.a,
         b=wanted.b,
