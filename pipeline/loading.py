@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tilewright.pipeline.peers import tell
-from tilewright.pipeline.threads import run_all, submitted
+from tilewright.pipeline.threads import results_of, run_all, submitted
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LoadsUnderWay:
         try:
             wait(self._futures)
             wait(self._told)
-            moves = [future.result() for future in self._futures]
+            moves = results_of(self._futures)
             return moves + run_all(
                 self._pool, [call for loading in self._loadings for call in loading.rest()]
             )

@@ -16,14 +16,15 @@ def submitted(pool: Executor, call: Callable[[], Result]) -> Future[Result]:
     here."""
     done: Future[Result] = Future()
     try:
-        pool.submit(_make, done, call)
+        pool.submit(_make, [(done, call)])
     except BaseException:
         if done.cancel():
             raise
     return done
 
 
-def _make(done: Future[Result], call: Callable[[], Result]) -> None:
+def _make(work: list[tuple[Future[Result], Callable[[], Result]]]) -> None:
+    done, call = work.pop()  # the pool's own frame, which an error holds too, has only the empty list then
     if done.set_running_or_notify_cancel():
         try:
             done.set_result(call())
@@ -40,4 +41,19 @@ def run_all(pool: Executor, calls: Iterable[Callable[[], Result]]) -> list[Resul
             futures.append(submitted(pool, call))
     finally:
         wait(futures)
-    return [future.result() for future in futures]
+    return results_of(futures)
+
+
+def results_of(futures: list[Future[Result]]) -> list[Result]:
+    """The results of calls that have ended, in order; raises the error of the first that failed.
+
+    The list is empty afterwards: an error holds the frames of those who wait for it, and must not be held by them.
+    """
+    results: list[Result] = []
+    futures.reverse()
+    try:
+        while futures:
+            results.append(futures.pop().result())
+    finally:
+        futures.clear()
+    return results
