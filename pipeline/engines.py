@@ -110,9 +110,13 @@ def close_idle_engines() -> None:
     with _engines_lock:
         idle = [run for run in _engines if not _users[run]]
         engines = [_engines.pop(run) for run in idle]
+        stopped = list(_stopped.values())
         _stopped.clear()
-    for engine in engines:
-        engine.close()
+    with ExitStack() as ending:  # frees all of them, even if closing one fails
+        for engine in stopped + engines:
+            ending.callback(engine.free)
+        for engine in engines:
+            ending.callback(engine.close)
 
 
 def close_engines_writing(place: str, run: str) -> list[str]:
@@ -166,7 +170,9 @@ def free_engine(run: str) -> None:
     Call it from a thread that is attached to the GPU.
     """
     with _engines_lock:
-        _stopped.pop(run, None)
+        engine = _stopped.pop(run, None)
+    if engine is not None:
+        engine.free()
 
 
 def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> int:

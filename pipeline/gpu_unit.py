@@ -153,6 +153,9 @@ class CudaUnit:
             file_download.prepare()
         self._lanes = pool_of(_lanes(product.plan.lanes))
 
+    def attach(self) -> None:
+        self._cuda.current_context()
+
     def allocate(self, size: int, dtype: np.dtype) -> Any:
         with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=True):
             return self._cuda.device_array(max(size, 1), dtype)

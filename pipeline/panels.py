@@ -129,6 +129,14 @@ class PanelCache:
             self._held[nothing] = self._held.pop(key)
             self._held.move_to_end(nothing, last=False)
 
+    def free(self) -> None:
+        """Let go of all buffers' memory, whoever still knows the buffers. Nothing can be taken any more."""
+        with self._let_go:
+            for buffer in self._held.values():
+                buffer.flat = None
+            self._held.clear()
+            self._spare = 0
+
 
 def shape_of(region: tuple[slice, slice]) -> tuple[int, int]:
     return region[0].stop - region[0].start, region[1].stop - region[1].start

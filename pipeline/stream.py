@@ -53,6 +53,7 @@ from tilewright.pipeline.region_write import (
 from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.terms import accumulator_dtype
 from tilewright.pipeline.threads import run_all, submitted
+from tilewright.pipeline.tracebacks import clear_frames
 from tilewright.pipeline.units import HostUnit, SharedMemory, Unit, pool_of
 
 logger = logging.getLogger(__name__)
@@ -264,6 +265,7 @@ class Engine:
         except BaseException:  # no thread left: those that started would wait for ever
             self._threads = [thread for thread in self._threads if thread.ident is not None]
             self.close()
+            self.free()
             raise
 
     def multiply(self, tile: Tile, part: int = 0, sharers: Sharers | None = None) -> TileReport:
@@ -277,7 +279,10 @@ class Engine:
             if self._closed:
                 raise CancelledError("this worker's part in the run is over")
             self._jobs.put(job)
-        return job.done.result()
+        try:
+            return job.done.result()
+        finally:
+            del job  # it holds its error, and that this frame
 
     @property
     def product(self) -> Product:
@@ -293,7 +298,7 @@ class Engine:
         """End every stage after the jobs already queued; with ``abandon`` those stop at their next panel, unwritten.
 
         It may be called repeatedly and concurrently: each call returns when all has ended, and one that abandons does
-        so for all. The buffers last as long as the engine, for other workers that still copy from them.
+        so for all. The buffers last until `free`, for other workers that still copy from them.
         """
         self._abandoned = self._abandoned or abandon
         with self._entrance:
@@ -305,6 +310,16 @@ class Engine:
         for pool in (self._readers, self._writers, self._takers):
             pool.shutdown()
         self._unit.close()
+
+    def free(self) -> None:
+        """Let go of the buffers of a closed engine; call it from a thread that is attached to the GPU.
+
+        The engine itself may live on, since the error of a tile holds frames that refer to it.
+        """
+        self._a_panels.free()
+        self._b_panels.free()
+        while not self._tile_slots.empty():
+            self._tile_slots.get()
 
     def _load_stage(self) -> None:
         # Reading goes on with the next panels while the last blocks of earlier ones are still being sent, or parts of
@@ -336,8 +351,8 @@ class Engine:
                 coming[-1].ends.append(_End(job))
             else:
                 self._loaded.put(_End(job))
-        for panels in coming:
-            self._hand_on(panels)
+        while coming:
+            self._hand_on(coming.popleft())
         self._loaded.put(None)
 
     def _may_begin(self, coming: Sequence[_Coming], tile: Tile, start: int) -> bool:
@@ -596,7 +611,7 @@ class Engine:
             self._tile_slots.put(job.target)
             job.target = None
             if job.error is not None:
-                job.done.set_exception(job.error)
+                self._fail(job, job.error)
             else:
                 seconds = time.perf_counter() - job.started
                 report = TileReport(
@@ -613,6 +628,15 @@ class Engine:
                 )
                 job.done.set_result(report)
         self._finished.put(None)  # for the other threads of this stage
+
+    def _fail(self, job: _Job, error: BaseException) -> None:
+        """Answer that a tile has failed. What the frames of its error hold, buffers among it, is let go of here: nobody
+        knows how long the error lives, and Dask ties it up in a cycle of references."""
+        job.error = None
+        with suppress(Exception):  # a GPU that is lost has no memory to free
+            self._unit.attach()
+        clear_frames(error)
+        job.done.set_exception(error)
 
     def _write_tile(self, job: _Job) -> None:
         tile, placed = job.tile, self._tile(job)

@@ -50,6 +50,9 @@ class Unit(Protocol):
     shared: SharedMemory | None
     """None where other workers can never copy from here."""
 
+    def attach(self) -> None:
+        """Let the calling thread free memory of the device."""
+
     def allocate(self, size: int, dtype: np.dtype) -> Any:
         """A flat buffer of ``size`` elements."""
 
@@ -134,6 +137,9 @@ class HostUnit:
 
     def __init__(self, product: Product) -> None:
         self._product = product
+
+    def attach(self) -> None:
+        """Any thread can free the host's memory."""
 
     def allocate(self, size: int, dtype: np.dtype) -> np.ndarray:
         with allocating("a buffer for a panel or a tile", size * dtype.itemsize, on_gpu=False):

@@ -18,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numba.cuda.cudadrv.driver import CudaAPIError
 
 import tilewright as tw
+from tests.pipeline.test_leftovers import Buffers, uncollected
 from tests.workflows.test_matmul import (
     TIGHT,
     Stopped,
@@ -32,12 +33,12 @@ from tests.workflows.test_matmul import (
 from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import engines, ledger, store, stream, tiling
 from tilewright.pipeline import output as outputs
-from tilewright.pipeline.errors import DeviceMemoryError
+from tilewright.pipeline.errors import DeviceMemoryError, TaskError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.units import HostUnit
 
-__all__ = ["factors", "small_chunks"]
+__all__ = ["factors", "small_chunks", "uncollected"]
 
 Factors = tuple[np.ndarray, np.ndarray, Path, Path]
 
@@ -333,6 +334,39 @@ def test_the_error_crosses_from_a_worker_process(
     assert any("ran out of memory" in text for text in notices(events))
     assert run.plan.device_peak_nbytes <= 40_000
     assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
+
+
+@pytest.mark.parametrize("failing", ["load", "multiply", "save", None])
+def test_a_run_that_ends_early_leaves_no_buffer(
+    failing: str | None,
+    factors: Factors,
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    uncollected: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before the next run is planned for what memory is free; where nothing fails, it is stopped."""
+    _, _, a_path, b_path = factors
+    buffers = Buffers(monkeypatch)
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError("injected: the disk is gone")
+
+    if failing is not None:
+        monkeypatch.setattr(HostUnit, failing, refuse)
+    with pytest.raises(TaskError if failing else Stopped) as caught:
+        tw.matmul(
+            a_path,
+            b_path,
+            tmp_path / "c",
+            cluster=client,
+            device="cpu",
+            device_memory=TIGHT,
+            listener=stop_after(2),
+        )
+    assert buffers.alive() == 0
+    assert caught.value
 
 
 def test_a_reduction_that_runs_out_of_memory_says_so(
