@@ -6,6 +6,7 @@ Ending a run also ends the storing of sums over parts of k, which needs no engin
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections import Counter, deque
@@ -42,6 +43,8 @@ _closing: dict[str, Engine] = {}
 """Engines being closed: their last tiles may still be written."""
 _stopped: dict[str, Engine] = {}
 """Closed engines, kept until no other worker copies from their buffers."""
+_leftovers = False
+"""Whether tiles have failed, or were abandoned, since `collect_leftovers`."""
 
 
 @contextmanager
@@ -77,6 +80,9 @@ def _found_or_made(product: Product, worker: str, peers: Peers | None) -> Engine
             _engines[run] = engine  # even if the run has ended: `close_engine` waits to close it
             _check_goes_on(product)
         return engine
+    except BaseException:
+        _expect_leftovers()
+        raise
     finally:
         with _engines_lock:
             del _making[run]
@@ -114,7 +120,7 @@ def close_idle_engines() -> None:
         _stopped.clear()
     with ExitStack() as ending:  # frees all of them, even if closing one fails
         for engine in stopped + engines:
-            ending.callback(engine.free)
+            ending.callback(_free, engine)
         for engine in engines:
             ending.callback(engine.close)
 
@@ -172,7 +178,32 @@ def free_engine(run: str) -> None:
     with _engines_lock:
         engine = _stopped.pop(run, None)
     if engine is not None:
-        engine.free()
+        _free(engine)
+
+
+def _free(engine: Engine) -> None:
+    engine.free()
+    if engine.failed:
+        _expect_leftovers()
+
+
+def _expect_leftovers() -> None:
+    global _leftovers
+    with _engines_lock:
+        _leftovers = True
+
+
+def collect_leftovers() -> None:
+    """Free what the errors of past runs still hold in cycles of references, if any run had errors.
+
+    Else this does nothing: Python's collector takes tens of milliseconds. Call it from a thread that is attached to the
+    GPU.
+    """
+    global _leftovers
+    with _engines_lock:
+        expected, _leftovers = _leftovers, False
+    if expected:
+        gc.collect()
 
 
 def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> int:

@@ -224,6 +224,8 @@ class Engine:
         self._plan = product.plan
         self._abandoned = False
         self._closed = False
+        self.failed = False
+        """Whether a tile has failed or was abandoned."""
         self._entrance = threading.Lock()
         """Held while a job is queued or the queue is closed: a job behind the end marker would never be answered."""
         self._multiplied = 0.0
@@ -632,6 +634,7 @@ class Engine:
     def _fail(self, job: _Job, error: BaseException) -> None:
         """Answer that a tile has failed. What the frames of its error hold, buffers among it, is let go of here: nobody
         knows how long the error lives, and Dask ties it up in a cycle of references."""
+        self.failed = True
         job.error = None
         with suppress(Exception):  # a GPU that is lost has no memory to free
             self._unit.attach()

@@ -25,6 +25,7 @@ from tilewright.pipeline.engines import (
     close_engine,
     close_engines_writing,
     close_idle_engines,
+    collect_leftovers,
     engine_for,
     free_engine,
     is_over,
@@ -117,6 +118,7 @@ def _free_what_is_over(device: str) -> None:
 
         cuda.current_context()  # attaches this thread to the GPU before device memory is freed
     close_idle_engines()
+    collect_leftovers()
     if device == "cuda":
         scratch.release()  # workspace of past runs' streams; this run's stream gets its own
         _free_texts()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.pipeline.test_engines import ENDS, Held, registry, told_of_closing
 from tests.pipeline.test_stream import engine, factors
-from tilewright.pipeline import engines
+from tilewright.pipeline import engines, tasks
 from tilewright.pipeline.loading import Loading, LoadsUnderWay
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.threads import run_all
@@ -166,6 +166,40 @@ def test_no_buffer_outlives_an_idle_engine(
     engines.close_idle_engines()
     assert len(errors) == 1
     assert buffers.alive() == 0
+
+
+@FAILING
+def test_before_memory_is_surveyed_cycles_are_collected_only_if_tiles_have_failed(
+    failing: str | None,
+    product: Product,
+    registry: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run that follows another waits tens of milliseconds for it."""
+    tasks._free_what_is_over("cpu")
+    collected: list[bool] = []
+    monkeypatch.setattr(engines.gc, "collect", lambda: collected.append(True))
+    if failing is not None:
+        fail(monkeypatch, failing)
+    computed(product)
+    tasks._free_what_is_over("cpu")
+    engines.close_engine(product.run)
+    engines.free_engine(product.run)
+    for _ in range(2):
+        tasks._free_what_is_over("cpu")
+    assert len(collected) == (failing is not None)
+
+
+def test_cycles_are_collected_after_an_engine_that_could_not_be_made(
+    product: Product, registry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks._free_what_is_over("cpu")
+    fail(monkeypatch, "tile_slots", 0)
+    collected: list[bool] = []
+    monkeypatch.setattr(engines.gc, "collect", lambda: collected.append(True))
+    assert computed(product)
+    tasks._free_what_is_over("cpu")
+    assert collected == [True]
 
 
 class Region:
