@@ -5,6 +5,7 @@ Nothing of CUDA is imported until a unit is made, so that CPU-only processes can
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -86,6 +87,11 @@ class _Lane:
         passed.record(stream)
         return passed
 
+    def settle(self) -> None:
+        """Wait until nothing is copied from or to its blocks any more."""
+        for passed in self._passed:
+            passed.synchronize()
+
 
 _spare_lanes: list[_Lane] = []
 """Lanes of past runs, kept by the process: pinning memory takes 0.4 s a GiB."""
@@ -94,10 +100,27 @@ _spare_lanes_lock = threading.Lock()
 
 def _lanes(count: int) -> list[_Lane]:
     """``count`` lanes, spare ones first. If one cannot be made, those there are stay spare."""
+    _free_spare(count)
     with _spare_lanes_lock:
         while len(_spare_lanes) < count:
             _spare_lanes.append(_Lane())
         return [_spare_lanes.pop() for _ in range(count)]
+
+
+def _free_spare(count: int) -> None:
+    """Free the spare lanes beyond ``count``, and those of text: a plan counts its own pinned memory alone."""
+    from numba import cuda
+
+    with _spare_lanes_lock:
+        beyond = [_spare_lanes.pop() for _ in range(len(_spare_lanes) - count)]
+    freed = len(beyond)
+    while beyond:
+        beyond.pop().settle()
+    # Not imported where no text was counted.
+    if (lanes := sys.modules.get("tilewright.pipeline.lanes")) is not None:
+        freed += lanes.free_lanes()
+    if freed:
+        cuda.current_context().memory_manager.deallocations.clear()  # Numba only queues what is to be freed
 
 
 class GpuSharedMemory:

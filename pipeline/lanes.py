@@ -6,7 +6,8 @@ to one tally: counts that stay on the device until the task has read everything.
 shorter way: all lanes of a task fill one text on the device, by loops without the interpreter's lock and on one stream,
 and it is counted in one launch. All of these are made once and kept by the process: pinning takes 0.4 s a GiB, and
 allocating device memory makes the whole device wait. Only texts, up to 512 MiB for each of a worker's threads, are
-freed when another job begins, since its plan is made from what is free.
+freed when another job begins, since its plan is made from what is free, and the rest when that is a product, whose plan
+counts no pinned memory but its own.
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ class Lane:
         """The event that all work given to this lane so far is done; valid until the next call."""
         self._keeping.record(self._all)
         return self._all
+
+    def settle(self) -> None:
+        """Wait until the device is done with both blocks."""
+        for free in self._free:
+            self._keeping.wait(free)
 
     def buffer(self) -> np.ndarray:
         """The block to fill next, uint8[LANE_NBYTES + EXTRA_NBYTES], once the device is done with it."""
@@ -253,6 +259,21 @@ def borrowed_text(piece: Piece, kind: Kind) -> Iterator[Text]:
 def free_texts() -> None:
     """Free the device memory of texts that no task uses; call it from a thread that is attached to the GPU."""
     _spare_texts.clear()
+
+
+def free_lanes() -> int:
+    """Free the lanes and tallies that no task uses; returns how many there were.
+
+    Call it from a thread that is attached to the GPU.
+    """
+    freed = 0
+    kept: list[list[Any]] = [_spare_lanes, *_spare_tallies.values()]
+    for spare in kept:
+        with suppress(IndexError):  # a task may take the last one
+            while spare:
+                spare.pop().settle()
+                freed += 1
+    return freed
 
 
 _spare_texts: list[Any] = []

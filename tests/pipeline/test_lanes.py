@@ -165,3 +165,19 @@ def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
         b"textTEXT" * 50, "byte"
     )
     assert (lanes._spare_lanes, lanes._spare_tallies[256]) == made
+
+
+@pytest.mark.simulator
+def test_lanes_and_tallies_that_were_freed_are_made_again(tmp_path: Path) -> None:
+    from tilewright.pipeline import lanes
+
+    piece = written(tmp_path, [(b"a compressed document, " * 30, True)])
+    counts = []
+    for _ in range(2):
+        counts.append(count_piece(piece, "byte", "cuda", False, 64, 1)[0].values.tolist())
+        assert lanes._spare_lanes
+        assert lanes._spare_tallies[256]
+        assert lanes.free_lanes() >= 2
+        assert not lanes._spare_lanes
+        assert not any(lanes._spare_tallies.values())
+    assert counts[0] == counts[1]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tilewright.kernels import file_upload, peer_memory, zstd_chunks
-from tilewright.pipeline import gpu_unit
+from tilewright.kernels import file_download, file_upload, peer_memory, zstd_chunks
+from tilewright.pipeline import gpu_unit, lanes
 from tilewright.pipeline.gpu_unit import CudaUnit
 from tilewright.pipeline.layout import LINE_NBYTES, Lines
 from tilewright.pipeline.panels import Placed
@@ -81,14 +84,33 @@ def test_cells_of_one_row_or_column_have_the_same_bits(
         assert all(np.array_equal(c, found[0]) for c in found), dtype
 
 
-@pytest.mark.parametrize("failing", ["a lane", "the compiler"])
-def test_lanes_that_were_pinned_serve_the_next_attempt(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU: what would ask for one is replaced."""
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a unit would ask a GPU for is replaced, but for its lanes."""
     from numba import cuda
 
+    monkeypatch.setattr(cuda, "stream", lambda: None)
+    monkeypatch.setattr(gpu_unit, "upload_stream", lambda: None)
+    monkeypatch.setattr(gpu_unit, "download_stream", lambda: None)
+    monkeypatch.setattr(peer_memory, "available", lambda: False)
+    monkeypatch.setattr(zstd_chunks, "available", lambda: True)
+    monkeypatch.setattr(file_upload, "prepare", lambda: None)
+    monkeypatch.setattr(file_download, "prepare", lambda: None)
+    monkeypatch.setattr(gpu_unit, "_spare_lanes", [])
+
+
+def with_lanes(count: int) -> Product:
+    """A product whose plan has so many lanes."""
     factor = StoredMatrix(100, 100, np.dtype("f4"), (10, 10))
-    plan = replace(plan_tiles(factor, factor, np.dtype("f4"), (10, 10), Limits(1, 10**6)), lanes=3)
-    product = Product(None, None, None, plan, "cuda", "full", "run")  # type: ignore[arg-type]
+    plan = replace(plan_tiles(factor, factor, np.dtype("f4"), (10, 10), Limits(1, 10**6)), lanes=count)
+    return Product(None, None, None, plan, "cuda", "full", "run")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("failing", ["a lane", "the compiler"])
+def test_lanes_that_were_pinned_serve_the_next_attempt(
+    failing: str, no_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = with_lanes(3)
     made: list[object] = []
 
     class Lane:
@@ -101,11 +123,6 @@ def test_lanes_that_were_pinned_serve_the_next_attempt(failing: str, monkeypatch
         if failing == "the compiler":
             raise RuntimeError("injected: the disk of the compiler's cache is full")
 
-    monkeypatch.setattr(cuda, "stream", lambda: None)
-    monkeypatch.setattr(gpu_unit, "upload_stream", lambda: None)
-    monkeypatch.setattr(gpu_unit, "download_stream", lambda: None)
-    monkeypatch.setattr(peer_memory, "available", lambda: False)
-    monkeypatch.setattr(zstd_chunks, "available", lambda: True)
     monkeypatch.setattr(file_upload, "prepare", prepare)
     monkeypatch.setattr(gpu_unit, "_Lane", Lane)
     before = [Lane()]
@@ -117,6 +134,67 @@ def test_lanes_that_were_pinned_serve_the_next_attempt(failing: str, monkeypatch
     unit = CudaUnit(product)
     assert len(made) == unit._lanes.qsize() == 3
     assert not gpu_unit._spare_lanes
+
+
+class PretendedLane:
+    """A lane, or a tally, of pinned memory that is pretended."""
+
+    settled = 0
+    """How many were waited for."""
+
+    def settle(self) -> None:
+        type(self).settled += 1
+
+
+@pytest.fixture
+def pretended(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many lanes there were each time that what Numba has queued was freed."""
+    from numba import cuda
+
+    there: list[int] = []
+    alive: weakref.WeakSet[PretendedLane] = weakref.WeakSet()
+
+    def lane() -> PretendedLane:
+        alive.add(made := PretendedLane())
+        return made
+
+    queue = SimpleNamespace(clear=lambda: there.append(len(alive)))
+    context = SimpleNamespace(memory_manager=SimpleNamespace(deallocations=queue))
+    monkeypatch.setattr(cuda, "current_context", lambda: context)
+    monkeypatch.setattr(gpu_unit, "_Lane", lane)
+    monkeypatch.setattr(PretendedLane, "settled", 0)
+    monkeypatch.setattr(lanes, "_spare_lanes", [])
+    monkeypatch.setattr(lanes, "_spare_tallies", {})
+    return there
+
+
+def test_a_product_frees_the_lanes_of_past_ones_that_it_does_not_use(pretended: list[int]) -> None:
+    """Its plan has counted its own."""
+    for count in (5, 5, 3, 3, 4):
+        CudaUnit(with_lanes(count)).close()
+    assert pretended == [3], "jobs of the same kind, and larger ones, find all lanes that there were"
+    assert PretendedLane.settled == 2
+    assert len(gpu_unit._spare_lanes) == 4
+
+
+def test_a_product_frees_the_lanes_of_text(pretended: list[int]) -> None:
+    lanes._spare_lanes.append(PretendedLane())  # type: ignore[arg-type]
+    lanes._spare_tallies[256] = [PretendedLane(), PretendedLane()]  # type: ignore[list-item]
+    with lanes.borrowed_lane() as taken:
+        CudaUnit(with_lanes(1)).close()
+    assert lanes._spare_lanes == [taken], "what a task has in hand stays"
+    CudaUnit(with_lanes(1)).close()
+    assert (lanes._spare_lanes, lanes._spare_tallies) == ([], {256: []})
+    assert PretendedLane.settled == 3
+    assert len(pretended) == 2
+
+
+def test_who_counts_no_text_imports_nothing_for_it(
+    pretended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, lanes.__name__)
+    CudaUnit(with_lanes(1)).close()
+    assert lanes.__name__ not in sys.modules
 
 
 def multiplied(plan: MatmulPlan, device: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
