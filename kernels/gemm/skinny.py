@@ -12,7 +12,9 @@ and n are both small and k is huge), k is cut into ranges. Each range writes its
 workspace, and a second kernel adds them up in their order, so that the answer is the same bits every time.
 
 m thin is the same with the transposed product, C' = B' A'. float64 and complex128 with more than a few
-columns go to the narrow tiles of the tensor-core kernel; there k is dealt out slab by slab instead of in ranges.
+columns go to the narrow tiles of the tensor-core kernel; there k is dealt out slab by slab instead of in ranges. That
+kernel writes C by rows. So where C's long side is contiguous, as in a short, wide C by rows, the tiles are short and
+wide instead of tall and narrow, and C is written where it lies.
 
 Source: tall-and-skinny products bound by memory, e.g. Ernst, Hager, Thies, Wellein, "Performance engineering
 for real and complex tall & skinny matrix multiplication kernels on GPUs", 2021; written anew for Numba.
@@ -515,6 +517,13 @@ def tensor_tile(parts: int, m: int, n: int) -> tensor.Tile:
     return tensor.Tile(m=64, n=padded, depth=16, warps=warps, step=4, stages=4, blocks=2)
 
 
+def turned(tile: tensor.Tile, parts: int) -> tensor.Tile:
+    """The tile for the transposed product, with the same sums: as many rows as the other has columns."""
+    # Fragments of complex numbers are read twice from B, so its columns are what warps do not share.
+    warps = tile.warps[::-1] if parts == 1 else (1, tile.warps[0] * tile.warps[1])
+    return replace(tile, m=tile.n, n=tile.m, warps=warps)
+
+
 SHARED_NBYTES = 227 * 1024
 """What the blocks of a multiprocessor share, on Hopper."""
 RESERVED_NBYTES = 1024
@@ -649,20 +658,29 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         multiprocessors(current_device()),
     )
 
-    def multiply(out: Matrix, add: bool) -> None:
-        if on_tensor_cores:
-            tensor.enqueue_tile(left, right, out, add, stream, tile, splits)
-        else:
-            _enqueue_tile(left, right, out, add, stream, tile, splits, split_k)
-
     by_rows = target.strides[1] == itemsize or n == 1
+    if on_tensor_cores and not by_rows and target.strides[0] == itemsize:
+        tile = turned(tile, itemsize // tensor.ITEM)
+        left, right, target = right.transposed(), left.transposed(), target.transposed()
+        m, n, by_rows = n, m, True
+
+    def multiply(rows: Matrix, out: Matrix, add: bool) -> None:
+        if on_tensor_cores:
+            tensor.enqueue_tile(rows, right, out, add, stream, tile, splits)
+        else:
+            _enqueue_tile(rows, right, out, add, stream, tile, splits, split_k)
+
     if splits == 1 and (by_rows or not on_tensor_cores):
-        multiply(target, accumulate)
+        multiply(left, target, accumulate)
         return
-    with borrowed(splits * m * n * itemsize, stream) as scratch:
-        multiply(Matrix(scratch, (m, n), (n * itemsize, itemsize), dtype), False)
-        partial = Matrix(scratch, (splits * m, n), (n * itemsize, itemsize), dtype)
-        enqueue_sum(partial, target, splits, accumulate, stream)
+    # Partial products are few enough for all rows at once. With one, and neither side of C contiguous, they may not be.
+    most = m if splits > 1 else max(1, MAX_PARTIAL_NBYTES // (n * itemsize))
+    for first in range(0, m, most):
+        length = min(most, m - first)
+        with borrowed(splits * length * n * itemsize, stream) as scratch:
+            partial = Matrix(scratch, (splits * length, n), (n * itemsize, itemsize), dtype)
+            multiply(left.slice(first, length, 0, k), partial.slice(0, length, 0, n), False)
+            enqueue_sum(partial, target.slice(first, length, 0, n), splits, accumulate, stream)
 
 
 def _tensor_accepts(a: Matrix, b: Matrix) -> bool:
@@ -712,16 +730,17 @@ def variants() -> Iterable[Variant]:
                     )
         if dtype in TENSOR_COLUMNS:
             # Complex tiles are the same for any rows.
-            tiles = {tensor_tile(parts, m, n): None for m in (WIDEST, 10**6) for n in (16, 32, 64)}
-            for narrow, along_k in itertools.product(tiles, (True, False)):
+            narrow = [tensor_tile(parts, m, n) for m in (WIDEST, 10**6) for n in (16, 32, 64)]
+            tiles = dict.fromkeys(narrow + [turned(tile, parts) for tile in narrow])
+            for shape, along_k in itertools.product(tiles, (True, False)):
                 yield Variant(
-                    f"skinny tensor {narrow} a_along_k={along_k}",
+                    f"skinny tensor {shape} a_along_k={along_k}",
                     tensor.kernel_function(
-                        narrow, tensor.Layout(parts, along_k, not along_k, True, True, True, True, dealt=True)
+                        shape, tensor.Layout(parts, along_k, not along_k, True, True, True, True, dealt=True)
                     ),
                     tensor.SIGNATURE,
                     tensor.NATIVE,
-                    {"launch_bounds": (narrow.threads, narrow.blocks)},
+                    {"launch_bounds": (shape.threads, shape.blocks)},
                 )
 
 

@@ -122,20 +122,40 @@ def test_lane_by_lane(
 ) -> None:
     """The whole launch with the kernels in Python, on a device of three multiprocessors: ranges of k, their sum,
     ragged edges, both thin sides, ordinary and tensor cores."""
-    real = np.dtype(dtype).type(0).real.dtype
+    monkeypatch.setattr(module.matvec, "preferred", lambda *_: streamed)
+    a, b, c = (naive.numbers(rng, sides, dtype) for sides in ((m, k), (k, n), (m, n)))
+    if np.dtype(dtype).kind == "u":  # NumPy warns of scalars that wrap; on a GPU all of them are used
+        a, b, c = (array >> np.dtype(dtype).type(21 if dtype == "uint32" else 42) for array in (a, b, c))
+    a, b = naive.LAYOUTS[layout](a), naive.LAYOUTS["rows"](b)
+    launched, _ = multiply_lane_by_lane(monkeypatch, a, b, naive.LAYOUTS["padded rows"](c))
+    if k == 300:
+        assert len(launched) == 2, "k is cut, and the ranges are added up"
+
+
+def multiply_lane_by_lane(
+    monkeypatch: pytest.MonkeyPatch, a: np.ndarray, b: np.ndarray, c: np.ndarray
+) -> tuple[list[str], list[int]]:
+    """Add the product to ``c``, and check it. Returns the kernels' names in their order, and the bytes borrowed."""
+    real = a.dtype.type(0).real.dtype
     added = object()
-    launched = []
+    launched, borrowed = [], []
+    scratch = np.full(2**20, np.nan)  # for integers this is a large number
 
     def enqueue(kernel: Any, grid: Any, threads: int, _: Any, nbytes: int, *arguments: Any) -> None:
-        launched.append(grid)
         if kernel is added:
+            launched.append("sum")
             partial, target, splits, accumulate = arguments
             total = host_view(partial).reshape(splits, *target.shape).sum(axis=0)
             host_view(target)[...] = total + host_view(target) if accumulate else total
         else:
+            launched.append(kernel.__name__)
             lane_by_lane.run(kernel, grid, threads, nbytes, real, arguments, late=True, readable=(a, b))
 
-    scratch = np.full(2**20, np.nan)  # for integers this is a large number
+    def borrow(nbytes: int, _: Any) -> Any:
+        borrowed.append(nbytes)
+        scratch[...] = np.nan
+        return contextlib.nullcontext(scratch.ctypes.data)
+
     for target in (module, module.tensor, module.matvec):
         lane_by_lane.stand_ins(monkeypatch, target, real)
         monkeypatch.setattr(target, "compiled", target.kernel_function)
@@ -148,20 +168,60 @@ def test_lane_by_lane(
     monkeypatch.setattr(module, "multiprocessors", lambda _: 3)
     monkeypatch.setattr(launching, "_sum_kernel", lambda _: added)
     monkeypatch.setattr(launching, "_shared_sum_kernel", lambda _: added)
-    monkeypatch.setattr(module.matvec, "preferred", lambda *_: streamed)
+    monkeypatch.setattr(module, "borrowed", borrow)
     module._cut.cache_clear()
-    monkeypatch.setattr(module, "borrowed", lambda *_: contextlib.nullcontext(scratch.ctypes.data))
-    a, b, c = (naive.numbers(rng, sides, dtype) for sides in ((m, k), (k, n), (m, n)))
-    if np.dtype(dtype).kind == "u":  # NumPy warns of scalars that wrap; on a GPU all of them are used
-        a, b, c = (array >> np.dtype(dtype).type(21 if dtype == "uint32" else 42) for array in (a, b, c))
-    a, b = naive.LAYOUTS[layout](a), naive.LAYOUTS["rows"](b)
-    c = naive.LAYOUTS["padded rows"](c)
     before = c.copy()
     module.launch(*(host_matrix(array) for array in (a, b, c)), True, 0)
     naive.assert_product(c, a, b, added_to=before)
     naive.assert_surroundings_kept(c)
-    if k == 300:
-        assert len(launched) == 2, "k is cut, and the ranges are added up"
+    return launched, borrowed
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "layout", "most_nbytes", "borrows"),
+    [
+        (5, 70, 20, "rows", 2**20, 0),
+        (70, 20, 9, "columns", 2**20, 0),
+        (33, 40, 5, "padded rows", 2**20, 0),
+        (17, 66, 3, "offset", 2**20, 0),
+        (4, 18, 200, "rows", 2**20, 1),  # k is cut
+        (4, 50, 7, "strided", 1500, 2),
+        (50, 4, 7, "strided", 1500, 2),
+    ],
+)
+def test_c_is_written_where_it_lies(
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    m: int,
+    n: int,
+    k: int,
+    layout: str,
+    most_nbytes: int,
+    borrows: int,
+) -> None:
+    """Short, wide and by rows, or tall, narrow and by columns, without scratch memory; of any strides by stretches."""
+    if k == 200 or layout == "strided":
+        monkeypatch.setattr(module, "FILL_STAGES", 0)
+        monkeypatch.setattr(module, "SUM_STAGES", 0)
+    monkeypatch.setattr(module, "MAX_PARTIAL_NBYTES", most_nbytes * np.dtype(dtype).itemsize // 8)
+    a, b, c = (naive.numbers(rng, sides, dtype) for sides in ((m, k), (k, n), (m, n)))
+    launched, borrowed = multiply_lane_by_lane(monkeypatch, a, b, naive.LAYOUTS[layout](c))
+    assert len(borrowed) == borrows
+    assert launched == (["kernel"] if not borrows else ["kernel", "sum"] * borrows)
+    assert all(nbytes <= module.MAX_PARTIAL_NBYTES for nbytes in borrowed)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_turned_tile_walks_k_in_the_same_steps(parts: int) -> None:
+    for m, n in ((64, 3), (64, 64), (10**6, 17), (10**6, 64)):
+        tile = module.tensor_tile(parts, m, n)
+        other = module.turned(tile, parts)
+        assert (other.m, other.n) == (tile.n, tile.m)
+        assert (other.depth, other.step, other.stages) == (tile.depth, tile.step, tile.stages)
+        assert other.threads == tile.threads
+        assert other.shared_nbytes(parts) == tile.shared_nbytes(parts)
 
 
 @pytest.mark.parametrize("variant", sampled(list(module.variants()), 30))
@@ -298,6 +358,29 @@ def test_the_same_bits_every_time(rng: np.random.Generator, dtype: str, shape: t
     a, b = naive.numbers(rng, (m, k), dtype), naive.numbers(rng, (k, n), dtype)
     answers = {product(module.launch, a, b, poison(m, n, dtype)).tobytes() for _ in range(5)}
     assert len(answers) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(3, 5000, 77), (16, 40_001, 96), (33, 30_000, 500), (64, 40_000, 130), (40, 30, 9000)]
+)
+def test_the_same_bits_whichever_way_c_lies(
+    rng: np.random.Generator, m: int, n: int, k: int, accumulate: bool
+) -> None:
+    """C short, wide and by rows is written by other tiles than by columns, and with other strides in stretches."""
+    for dtype in ("float64", "complex128"):
+        a, b, c = (naive.numbers(rng, sides, dtype) for sides in ((m, k), (k, n), (m, n)))
+        found = {
+            layout: product(module.launch, a, b, naive.LAYOUTS[layout](c), accumulate=accumulate)
+            for layout in ("rows", "columns", "padded rows", "padded columns", "strided")
+        }
+        exact = a @ b + c * accumulate
+        scale = np.abs(a) @ np.abs(b) + np.abs(c) * accumulate
+        for layout, answer in found.items():
+            assert (np.abs(answer - exact) <= 4 * k * np.finfo("f8").eps * scale).all(), (dtype, layout)
+            if dtype == "float64":  # imaginary parts are added up in the order of the left factor's parts
+                np.testing.assert_array_equal(answer, found["columns"], strict=True, err_msg=layout)
 
 
 @pytest.mark.gpu
