@@ -1,8 +1,13 @@
-"""A float matrix on its way to the Hopper tensor cores: as it lies, or through a pass into scratch memory."""
+"""A float matrix on its way to the Hopper tensor cores: as it lies, or through a pass into scratch memory.
+
+What a pass writes is bounded by `SCRATCH_NBYTES`: k is walked in panels, and where sides are so long that panels would
+be too shallow, these in stretches.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,11 +17,17 @@ from tilewright.kernels.compiled import multiprocessors
 from tilewright.kernels.device_array import address
 from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.gemm import float_planes
-from tilewright.kernels.gemm.wgmma_launch import Launchable, Planes, compile_launchable
+from tilewright.kernels.gemm.wgmma_launch import Launchable, Output, Planes, compile_launchable
 from tilewright.kernels.launch import ceil_div
 
 SCRATCH_NBYTES = 2 << 30
 """What the planes of one panel of k may take."""
+DEPTH_UNIT = 64
+"""Panels are multiples of it deep: whole lines of shared memory in every form, without padding."""
+LEAST_DEPTH = 256
+"""Panels are at least this deep, unless k is less: each but the first reads and writes C once more."""
+LINES_UNIT = 256
+"""Stretches of a side are multiples of it long: whole tiles, and lines aligned as the whole operand's are."""
 LINE_UNIT_NBYTES = 128
 BLOCKS_PER_MULTIPROCESSOR = 32
 """Blocks of a pass that takes segments: several times as many as run at once, so that all multiprocessors end at about
@@ -48,6 +59,11 @@ class FloatOperand:
         """The stretch of k that begins at ``first``."""
         start = self.address + first * self.k_stride * self.dtype.itemsize
         return replace(self, address=start, depth=depth)
+
+    def stretch(self, first: int, outer: int) -> FloatOperand:
+        """The rows (columns of B) that begin at ``first``."""
+        start = self.address + first * self.outer_stride * self.dtype.itemsize
+        return replace(self, address=start, outer=outer)
 
     def in_place(self, kind: str) -> Planes | None:
         """The matrix for the copy engine where it lies; None if it must go through a pass."""
@@ -83,6 +99,11 @@ def line_nbytes(width: int, form: str) -> int:
     return ceil_div(width * float_planes.itemsize(form), LINE_UNIT_NBYTES) * LINE_UNIT_NBYTES
 
 
+def _count(form: str) -> int:
+    """Planes of an operand."""
+    return 3 if form == "split" else 1
+
+
 def turned(operand: FloatOperand, form: str) -> bool:
     """Whether the pass must turn the matrix to make k contiguous."""
     return form == "tf32" and not operand.k_major
@@ -90,18 +111,64 @@ def turned(operand: FloatOperand, form: str) -> bool:
 
 def planes_nbytes(operand: FloatOperand, depth: int, form: str) -> int:
     """Scratch memory of a panel of ``depth`` elements of k."""
-    count = 3 if form == "split" else 1
+    count = _count(form)
     if operand.k_major or turned(operand, form):
         return count * operand.outer * line_nbytes(depth, form)
     return count * depth * line_nbytes(operand.outer, form)
 
 
-def panel_depth(a: FloatOperand, b: FloatOperand, form: str, unit: int = 64) -> int:
-    """Elements of k in a panel whose planes fit into the scratch memory; at least ``unit``."""
-    k = a.depth
-    whole = planes_nbytes(a, k, form) + planes_nbytes(b, k, form)
-    panels = ceil_div(whole, SCRATCH_NBYTES)
-    return max(unit, ceil_div(ceil_div(k, panels), unit) * unit)
+@dataclass(frozen=True)
+class Cut:
+    """The pieces of a product whose planes fit into the scratch memory."""
+
+    depth: int
+    """Elements of k in a panel."""
+    lines: tuple[int, int]
+    """Rows of A, and columns of B, in a stretch."""
+
+    def stretches(
+        self, a: FloatOperand, b: FloatOperand, output: Output
+    ) -> Iterator[tuple[FloatOperand, FloatOperand, Output]]:
+        """The products that make up the whole one. Each walks k in panels of the same depth, so how its elements are
+        added up does not depend on where the stretches end."""
+        for row in range(0, a.outer, self.lines[0]):
+            rows = min(self.lines[0], a.outer - row)
+            for column in range(0, b.outer, self.lines[1]):
+                columns = min(self.lines[1], b.outer - column)
+                yield (
+                    a.stretch(row, rows),
+                    b.stretch(column, columns),
+                    output.part(row, rows, column, columns),
+                )
+
+
+def cut(a: FloatOperand, b: FloatOperand, form: str) -> Cut:
+    """How a product is cut so that the planes of both operands take at most `SCRATCH_NBYTES`.
+
+    A side is cut only where panels `LEAST_DEPTH` deep would take more than half of that.
+    """
+    k = ceil_div(a.depth, DEPTH_UNIT) * DEPTH_UNIT
+    line = _count(form) * line_nbytes(min(k, LEAST_DEPTH), form)
+    most = max(LINES_UNIT, SCRATCH_NBYTES // 2 // line // LINES_UNIT * LINES_UNIT)
+    lines = _even(a.outer, most, LINES_UNIT), _even(b.outer, most, LINES_UNIT)
+    heads = (operand.stretch(0, length) for operand, length in zip((a, b), lines, strict=True))
+    unit = sum(planes_nbytes(operand, DEPTH_UNIT, form) for operand in heads)
+    affordable = max(DEPTH_UNIT, SCRATCH_NBYTES // unit * DEPTH_UNIT)
+    return Cut(_even(k, affordable, DEPTH_UNIT), lines)
+
+
+def _even(length: int, most: int, unit: int) -> int:
+    """The length of pieces, all but the last multiples of ``unit``, of at most ``most``, which is one."""
+    if length <= most:
+        return length
+    return ceil_div(ceil_div(length, ceil_div(length, most)), unit) * unit
+
+
+def most_nbytes(m: int, n: int, k: int, form: str) -> int:
+    """An upper bound for the planes of a product of these sides or smaller ones, whatever its operands' layouts."""
+    depth = ceil_div(k, DEPTH_UNIT) * DEPTH_UNIT
+    lines = line_nbytes(m, form) + line_nbytes(n, form)
+    return min(_count(form) * lines * depth, SCRATCH_NBYTES)
 
 
 @functools.cache
@@ -161,5 +228,4 @@ def make_planes(
         flags,
         int(by_outer),
     )
-    count = 3 if form == "split" else 1
-    return Planes(target, width, lines, count, nbytes, lines * nbytes, kind)
+    return Planes(target, width, lines, _count(form), nbytes, lines * nbytes, kind)

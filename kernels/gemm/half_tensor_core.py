@@ -24,9 +24,9 @@ from tilewright.kernels.gemm.float_operand import (
     RESIDENT_BLOCKS,
     TURN_RESIDENT_BLOCKS,
     FloatOperand,
+    cut,
     make_planes,
     operands,
-    panel_depth,
     planes_nbytes,
     turned,
 )
@@ -95,21 +95,22 @@ def _multiply(
     if whole[0] is not None and whole[1] is not None:
         launch_product(config, whole[0], whole[1], output, a.depth, accumulate, stream)
         return
-    depth = panel_depth(a, b, form)
+    pieces = cut(a, b, form)
     room = [
-        planes_nbytes(operand, depth, form) if planes is None else 0
-        for operand, planes in zip((a, b), whole, strict=True)
+        planes_nbytes(operand.stretch(0, lines), pieces.depth, form) if planes is None else 0
+        for operand, lines, planes in zip((a, b), pieces.lines, whole, strict=True)
     ]
     with borrowed(sum(room), stream) as scratch:
         targets = scratch, scratch + room[0]
-        for first in range(0, a.depth, depth):
-            length = min(depth, a.depth - first)
-            loaded = []
-            for operand, planes, target in zip((a, b), whole, targets, strict=True):
-                panel = operand.panel(first, length)
-                there = None if planes is None else panel.in_place(kind)
-                loaded.append(there or make_planes(panel, form, kind, target, stream))
-            launch_product(config, loaded[0], loaded[1], output, length, accumulate or first > 0, stream)
+        for left, right, part in pieces.stretches(a, b, output):
+            for first in range(0, a.depth, pieces.depth):
+                length = min(pieces.depth, a.depth - first)
+                loaded = []
+                for operand, planes, target in zip((left, right), whole, targets, strict=True):
+                    panel = operand.panel(first, length)
+                    there = None if planes is None else panel.in_place(kind)
+                    loaded.append(there or make_planes(panel, form, kind, target, stream))
+                launch_product(config, loaded[0], loaded[1], part, length, accumulate or first > 0, stream)
 
 
 @functools.cache

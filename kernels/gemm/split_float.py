@@ -25,13 +25,13 @@ from typing import Any
 
 from numba.cuda import types
 
-from tilewright.kernels.gemm import float_planes
+from tilewright.kernels.gemm import float_operand, float_planes
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.float_operand import (
     RESIDENT_BLOCKS,
+    cut,
     make_planes,
     operands,
-    panel_depth,
     planes_nbytes,
     reset_flags,
 )
@@ -89,28 +89,42 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
         left, right = right, left
     m_major_a, n_major_b = not left.k_major, not right.k_major
     product, repair = _product(m_major_a, n_major_b), _repair(m_major_a, n_major_b)
-    depth = panel_depth(left, right, "split")
-    flags_nbytes = ceil_div(left.outer + right.outer, FLAGS_UNIT) * FLAGS_UNIT
-    room = [planes_nbytes(operand, depth, "split") for operand in (left, right)]
+    pieces = cut(left, right, "split")
+    flags_nbytes = _flags_nbytes(*pieces.lines)
+    room = [
+        planes_nbytes(operand.stretch(0, lines), pieces.depth, "split")
+        for operand, lines in zip((left, right), pieces.lines, strict=True)
+    ]
     with borrowed(PLAN_NBYTES + flags_nbytes + sum(room), stream) as plan:
         flags = plan + PLAN_NBYTES
         targets = flags + flags_nbytes, flags + flags_nbytes + room[0]
-        marks = flags, flags + left.outer
-        for first in range(0, left.depth, depth):
-            length = min(depth, left.depth - first)
-            add = accumulate or first > 0
-            panels = left.panel(first, length), right.panel(first, length)
-            reset_flags(plan, flags, left.outer + right.outer, stream)
-            for form, config in (("split", product), ("signs", repair)):
-                planes = [
-                    make_planes(
-                        panels[side], form, "bf16", targets[side], stream, plan=plan, flags=marks[side]
+        for rows, columns, part in pieces.stretches(left, right, output):
+            marks = flags, flags + rows.outer
+            for first in range(0, left.depth, pieces.depth):
+                length = min(pieces.depth, left.depth - first)
+                add = accumulate or first > 0
+                panels = rows.panel(first, length), columns.panel(first, length)
+                reset_flags(plan, flags, rows.outer + columns.outer, stream)
+                for form, config in (("split", product), ("signs", repair)):
+                    planes = [
+                        make_planes(
+                            panels[side], form, "bf16", targets[side], stream, plan=plan, flags=marks[side]
+                        )
+                        for side in range(2)
+                    ]
+                    launch_product(
+                        config, planes[0], planes[1], part, length, add, stream, plan=plan, workspace=flags
                     )
-                    for side in range(2)
-                ]
-                launch_product(
-                    config, planes[0], planes[1], output, length, add, stream, plan=plan, workspace=flags
-                )
+
+
+def _flags_nbytes(m: int, n: int) -> int:
+    """A byte for each row and column, that says whether there is an infinity or NaN in it."""
+    return ceil_div(m + n, FLAGS_UNIT) * FLAGS_UNIT
+
+
+def most_nbytes(m: int, n: int, k: int) -> int:
+    """An upper bound for the scratch memory of a product of these sides or smaller ones, whatever its layouts."""
+    return PLAN_NBYTES + _flags_nbytes(m, n) + float_operand.most_nbytes(m, n, k, "split")
 
 
 def supports(problem: Problem) -> bool:

@@ -229,6 +229,11 @@ class Output:
             transposed=not self.transposed,
         )
 
+    def part(self, row: int, rows: int, column: int, columns: int) -> Output:
+        """``rows`` rows from ``row`` on, and ``columns`` columns from ``column`` on."""
+        offset = (row * self.row_stride + column * self.column_stride) * self.c_type.bitwidth // 8
+        return replace(self, address=self.address + offset, rows=rows, columns=columns)
+
     @property
     def paired(self) -> bool:
         """Whether two neighbours of a row can be written at once."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.machine_code import assemble, assert_no_spills
@@ -29,9 +29,10 @@ from numba.cuda import types
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_core, split_float
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant
+from tilewright.kernels.gemm.float_operand import Cut, FloatOperand
 from tilewright.kernels.gemm.wgmma import CONSUMER_REGISTERS, PRODUCER_REGISTERS, cluster_tile
 from tilewright.kernels.gemm.wgmma_config import Config
-from tilewright.kernels.gemm.wgmma_launch import Output, Planes
+from tilewright.kernels.gemm.wgmma_launch import Output, Planes, output_of
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 
 KERNELS = (
@@ -201,27 +202,71 @@ def test_what_is_loaded_where_it_lies(
         assert planes.line_nbytes == max(strides) * np.dtype(dtype).itemsize
 
 
-@given(
-    st.integers(1, 5000),
-    st.integers(1, 5000),
-    st.integers(1, 100_000),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from(["bf16", "tf32", "split"]),
-)
-def test_panels_fit_the_scratch_memory(m: int, n: int, k: int, by_rows: bool, turn: bool, form: str) -> None:
-    a = Memory((m, k), (k, 1) if by_rows else (1, m), "float32", 4096)
-    b = Memory((k, n), (1, k) if turn else (n, 1), "float32", 4096)
-    left, right = float_operand.operands(a, b)
-    depth = float_operand.panel_depth(left, right, form)
-    assert depth % 64 == 0
-    assert depth >= min(k, 64)
-    taken = sum(float_operand.planes_nbytes(operand, depth, form) for operand in (left, right))
-    count, itemsize = (3, 2) if form == "split" else (1, 4 if form == "tf32" else 2)
-    assert taken >= count * itemsize * (m + n) * depth
-    # Lines begin at multiples of 128 bytes, and a panel has at least 64 elements of k.
-    rounding = count * (128 * (m + n) + 128 * 2 * depth + itemsize * 64 * (m + n))
-    assert taken <= float_operand.SCRATCH_NBYTES + rounding
+FORMS = ["bf16", "copy", "tf32", "split"]
+LONG = st.one_of(st.integers(1, 5000), st.integers(1, 10**8))
+
+
+def float_operands(
+    m: int, n: int, k: int, by_rows: bool, turn: bool, form: str
+) -> tuple[FloatOperand, FloatOperand]:
+    dtype = "float16" if form == "copy" else "float32"
+    a = Memory((m, k), (k, 1) if by_rows else (1, m), dtype, 4096)
+    b = Memory((k, n), (1, k) if turn else (n, 1), dtype, 4096)
+    return float_operand.operands(a, b)
+
+
+@given(LONG, LONG, st.integers(1, 100_000), st.booleans(), st.booleans(), st.sampled_from(FORMS))
+@example(64, 10_500_000, 1024, True, False, "split")
+@example(64, 40_000_000, 256, True, False, "split")
+@example(64, 40_000_000, 256, True, False, "bf16")
+@example(20_000_000, 64, 10_000, False, True, "bf16")
+@example(100_001, 99_999, 100_000, True, True, "tf32")
+def test_planes_fit_the_scratch_memory(m: int, n: int, k: int, by_rows: bool, turn: bool, form: str) -> None:
+    left, right = float_operands(m, n, k, by_rows, turn, form)
+    cut = float_operand.cut(left, right, form)
+    assert cut.depth % float_operand.DEPTH_UNIT == 0
+    assert cut.depth >= min(k, float_operand.LEAST_DEPTH)
+    assert cut.depth < k + float_operand.DEPTH_UNIT
+    for side, lines in zip((m, n), cut.lines, strict=True):
+        assert lines == side or lines % float_operand.LINES_UNIT == 0
+    heads = [operand.stretch(0, lines) for operand, lines in zip((left, right), cut.lines, strict=True)]
+    taken = sum(float_operand.planes_nbytes(operand, cut.depth, form) for operand in heads)
+    assert taken <= float_operand.most_nbytes(m, n, k, form) <= float_operand.SCRATCH_NBYTES
+
+
+@given(LONG, LONG, st.integers(1, 100_000), st.data(), st.sampled_from(FORMS))
+def test_smaller_products_need_no_more_planes(m: int, n: int, k: int, data: st.DataObject, form: str) -> None:
+    """What is counted for a tile and a panel holds for those at the edges too."""
+    smaller = [data.draw(st.integers(1, side)) for side in (m, n, k)]
+    assert float_operand.most_nbytes(*smaller, form) <= float_operand.most_nbytes(m, n, k, form)
+
+
+@pytest.mark.parametrize("c_order", ["rows", "columns"])
+@pytest.mark.parametrize("by_rows", [True, False])
+@pytest.mark.parametrize("turn", [True, False])
+def test_stretches_make_up_the_product(
+    by_rows: bool, turn: bool, c_order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, n, k = 700, 1300, 600
+    monkeypatch.setattr(float_operand, "SCRATCH_NBYTES", 2 * 512 * 6 * 256)
+    left, right = float_operands(m, n, k, by_rows, turn, "split")
+    cut = float_operand.cut(left, right, "split")
+    assert (cut.depth, cut.lines) == (256, (512, 512))
+    strides = (n, 1) if c_order == "rows" else (1, m)
+    output = output_of(Memory((m, n), strides, "float32", C_PLACE), types.float32)
+    if output.transposed:
+        left, right = right, left
+    done = np.zeros((m, n), int)
+    for a, b, part in cut.stretches(left, right, output):
+        assert (part.rows, part.columns) == (a.outer, b.outer)
+        first = (part.address - C_PLACE) // 4
+        row, column = divmod(first, n) if c_order == "rows" else divmod(first, m)[::-1]
+        row_a = (a.address - left.address) // 4 // left.outer_stride
+        column_b = (b.address - right.address) // 4 // right.outer_stride
+        assert (row_a, column_b) == ((row, column) if c_order == "rows" else (column, row))
+        rows, columns = (part.columns, part.rows) if output.transposed else (part.rows, part.columns)
+        done[row : row + rows, column : column + columns] += 1
+    assert (done == 1).all()
 
 
 @dataclass(frozen=True)
@@ -331,7 +376,8 @@ def test_what_the_copy_engine_does_not_take_is_turned(monkeypatch: pytest.Monkey
 
 def test_panels_of_an_operand_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the other operand needs a pass by panels of k, each panel is taken from where it lies."""
-    monkeypatch.setattr(float_operand, "SCRATCH_NBYTES", 1 << 16)
+    monkeypatch.setattr(float_operand, "SCRATCH_NBYTES", 1 << 17)
+    monkeypatch.setattr(float_operand, "LEAST_DEPTH", 64)
     a, b = laid_out(256, 128, BY_COLUMNS, A_PLACE), laid_out(128, 96, BY_ROWS, B_PLACE)
     launched, passed = multiplied(a, b, laid_out(256, 96, BY_ROWS, C_PLACE), monkeypatch)
     assert passed == [(96, 64), (96, 64)]
@@ -452,6 +498,43 @@ def test_panels_of_k_add_up(
     np.testing.assert_array_equal(
         c.copy_to_host(), (a.astype(np.int64) @ b.astype(np.int64) + 5).astype(c_dtype)
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype", "precision"), FLOAT_KERNELS)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("layouts", [("odd rows", "odd rows"), ("columns", "rows"), ("odd rows", "rows")])
+def test_stretches_of_long_sides_give_the_same_bits(
+    kernel: GemmKernel,
+    dtype: Any,
+    precision: str,
+    order: Any,
+    layouts: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:
+    """The same panels of k, in one stretch and in several of either side or both."""
+    m, n, k = 200, 1504, 770
+    a, b, before = (rng.standard_normal(shape).astype(dtype) for shape in ((m, k), (k, n), (m, n)))
+    b[3, 700], b[300, 1500] = np.inf, np.nan
+    on_a, on_b = device_matrix(a, layouts[0]), device_matrix(b, layouts[1])
+    answers = []
+    for rows, columns in ((m, n), (m, 512), (128, n), (128, 256)):
+
+        def cut(
+            left: FloatOperand, right: FloatOperand, form: str, *, a: int = rows, b: int = columns
+        ) -> Cut:
+            return Cut(256, (b, a) if left.outer == n else (a, b))
+
+        for module in (half_tensor_core, split_float):
+            monkeypatch.setattr(module, "cut", cut)
+        c = to_device(np.asarray(before, order=order))
+        kernel.launch(on_a, on_b, c, True, 0)
+        answers.append(c.copy_to_host())
+    finite = np.isfinite(answers[0].astype(np.float32))
+    assert finite.sum() == m * (n - 2)
+    for answer in answers[1:]:
+        np.testing.assert_array_equal(answers[0].astype(np.float64), answer.astype(np.float64))
 
 
 @pytest.mark.gpu
