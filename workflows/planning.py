@@ -32,7 +32,14 @@ from tilewright.pipeline.region_write import encoders_nbytes
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts, cores_here
-from tilewright.pipeline.terms import TILE_BUFFERS, Geometry, Limits, StoredMatrix, no_workspace
+from tilewright.pipeline.terms import (
+    TILE_BUFFERS,
+    Geometry,
+    Limits,
+    StoredMatrix,
+    accumulator_dtype,
+    no_workspace,
+)
 from tilewright.pipeline.tiling import output_chunks
 
 CODING_SHARE = 1 / 8
@@ -274,7 +281,13 @@ def _limits(facts: list[WorkerFacts], wanted: Wanted, parent: Parent) -> Limits:
     workspace = (
         no_workspace
         if on_host
-        else partial(workspace_nbytes, dtype=wanted.dtype, precision=wanted.precision, parent=parent)
+        else partial(
+            workspace_nbytes,
+            dtype=accumulator_dtype(wanted.dtype),
+            precision=wanted.precision,
+            parent=parent,
+            operands=(_native(wanted.a), _native(wanted.b)),
+        )
     )
     return Limits(
         workers=len(facts),

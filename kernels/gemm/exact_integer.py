@@ -165,12 +165,19 @@ def layout(m: int, n: int, k: int, processors: int, *, residues: bool) -> Layout
 
 
 def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
-    """An upper bound for the device memory that a product of integers of ``itemsize`` bytes borrows; nothing where
-    it is too small for the tensor cores.
+    """An upper bound for the device memory that a product of these sides or smaller ones borrows, for operands of up
+    to ``itemsize`` bytes an element; nothing where it is too small for the tensor cores.
+
+    A smaller product may borrow more than a larger one: of a longer side, fewer whole units of k fit.
     """
     if min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK:
         return 0
-    return layout(m, n, k, MOST_MULTIPROCESSORS, residues=itemsize > 1).nbytes
+    residues = itemsize > 1
+    deepest = min(ceil_div(k, LINE_UNIT) * LINE_UNIT, SINGLE_DEPTH_LIMIT)
+    if residues:
+        deepest = max(deepest, len(MODULI) * min(deepest, DEPTH_LIMIT))
+    exact = layout(m, n, k, MOST_MULTIPROCESSORS, residues=residues)
+    return max(exact.nbytes, exact.planes_a + min(SCRATCH_NBYTES, (m + n) * deepest))
 
 
 def _resident_blocks(turned: bool, residues: bool) -> int:

@@ -435,7 +435,7 @@ FILL_STAGES = 6
 SUM_STAGES = 4
 """What the launch that adds up split products costs, in the same unit: where k is short, more than splitting saves."""
 MAX_PARTIAL_NBYTES = 64 * 2**20
-"""Scratch memory for partial products."""
+"""Scratch memory for partial products, or for a stretch of C where neither of its sides is contiguous."""
 SHORT_ROWS = 64
 """Rows of a block where m is no larger."""
 LONG_ROWS = 256
@@ -619,9 +619,8 @@ def _multiply_vector(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: 
     aligned = a.pointer % CHUNK_NBYTES == 0 and (pitch % CHUNK_NBYTES == 0 or lines == 1)
     layout = matvec.Layout(dtype.name, along_k, aligned and contiguous * itemsize % CHUNK_NBYTES == 0)
     kernel = matvec.compiled(layout)
-    splits, split_k = matvec.split(
-        layout, m, k, multiprocessors(current_device()), MAX_PARTIAL_NBYTES // (m * itemsize)
-    )
+    most = min(MAX_SPLITS, MAX_PARTIAL_NBYTES // (m * itemsize))
+    splits, split_k = matvec.split(layout, m, k, multiprocessors(current_device()), most)
     grid = (ceil_div(m, layout.block_rows), splits)
 
     def multiply(out: int, step: int, add: bool) -> None:
@@ -681,6 +680,17 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
             partial = Matrix(scratch, (splits * length, n), (n * itemsize, itemsize), dtype)
             multiply(left.slice(first, length, 0, k), partial.slice(0, length, 0, n), False)
             enqueue_sum(partial, target.slice(first, length, 0, n), splits, accumulate, stream)
+
+
+def most_nbytes(m: int, n: int, k: int, dtype: np.dtype) -> int:
+    """An upper bound for the scratch memory of a product of these sides or smaller ones, or of a strip of one up to
+    `WIDEST` wide, whatever its layouts and the GPU."""
+    if as_unsigned(dtype) not in DTYPES:
+        return 0
+    splits = min(MAX_SPLITS, ceil_div(k, LINE_NBYTES // dtype.itemsize))
+    if splits == 1 and dtype not in TENSOR_COLUMNS:
+        return 0
+    return min(MAX_PARTIAL_NBYTES, splits * min(m, n, WIDEST) * max(m, n) * dtype.itemsize)
 
 
 def _tensor_accepts(a: Matrix, b: Matrix) -> bool:

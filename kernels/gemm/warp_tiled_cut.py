@@ -172,6 +172,15 @@ def _fastest(
     return min(options(), key=lambda option: option[0])
 
 
+def most_partial_nbytes(m: int, n: int, k: int, dtype: np.dtype) -> int:
+    """An upper bound for the partial sums of a part of a product of these sides or smaller ones, whatever its layouts
+    and the GPU."""
+    splits = max(splits for splits in SPLITS if splits == 1 or (splits - 1) * LEAST_DEPTH < k)
+    if dtype not in DTYPES or splits == 1:
+        return 0
+    return min(MAX_PARTIAL_NBYTES, splits * m * n * dtype.itemsize)
+
+
 @functools.lru_cache(maxsize=4096)
 def cut(
     m: int, n: int, k: int, dtype: np.dtype, layouts: tuple[str, str], processors: int

@@ -19,7 +19,14 @@ from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.warp_tiled import warp_tiled_function
-from tilewright.kernels.gemm.warp_tiled_cut import DTYPES, SHORT, Part, candidates, cut
+from tilewright.kernels.gemm.warp_tiled_cut import (
+    DTYPES,
+    SHORT,
+    Part,
+    candidates,
+    cut,
+    most_partial_nbytes,
+)
 from tilewright.kernels.gemm.warp_tiling import (
     ALONG_K,
     ALONG_OUTER,
@@ -291,6 +298,11 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
             _launch_thin(left, right, target, part, accumulate, stream)
         else:
             _launch_part_aligned(left, right, target, part, accumulate, stream)
+
+
+def most_nbytes(m: int, n: int, k: int, dtype: np.dtype) -> int:
+    """An upper bound for the partial sums of a product of these sides or smaller ones."""
+    return most_partial_nbytes(m, n, k, as_unsigned(dtype))
 
 
 def _readable(outer: int, outer_stride: int, k: int, k_stride: int) -> bool:

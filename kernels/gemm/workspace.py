@@ -10,12 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16
-from tilewright.kernels.launch import ceil_div
 
 COPY_ENGINE_NBYTES = 16
 """The alignment that the copy engine needs for the lines of an operand."""
-LINE_NBYTES = 128
-"""Lines of converted operands are padded to whole lines of the swizzled shared memory."""
 
 
 @dataclass(frozen=True)
@@ -33,38 +30,66 @@ class Parent:
 
 
 def workspace_nbytes(
-    m: int, n: int, k: int, dtype: np.dtype, precision: str, parent: Parent | None = None
+    m: int,
+    n: int,
+    k: int,
+    dtype: np.dtype,
+    precision: str,
+    parent: Parent | None = None,
+    operands: tuple[np.dtype, np.dtype] | None = None,
 ) -> int:
     """An upper bound, in bytes, for C (m × n) += A (m × k) B (k × n) with results of ``dtype``.
 
-    It holds for any layout of the operands; with ``parent``, for every tile (at most m × n) and panel (at most k) of a
-    regular grid that divides it from the first element on.
+    It holds for any layout of the operands and on any GPU; with ``parent``, for every tile (at most m × n) and panel
+    (at most k) of a regular grid that divides it from the first element on. ``operands`` are the dtypes of A and B,
+    ``dtype`` where they are not given.
 
     Integers borrow digit planes or residues; 16-bit floats and the reduced precisions copied or converted operands;
-    float32 and float64 (and 32-bit integers, without the tensor cores) copies of operands whose lines are not aligned.
-    Each works through k in stretches, within a bound of its own. Everything else multiplies straight from the operands:
-    the partial sums of a small C with a long k take at most a few MiB, which are not counted.
+    float32 and float64 (and 32-bit integers, without the tensor cores) copies of operands whose lines are not aligned;
+    every float, and integers of 32 and 64 bits, the partial sums of a small C, or of a strip of a large one, with a
+    long k. Each kernel keeps to a bound of its own, and gives back what it borrowed before the next begins.
     """
-    from tilewright.kernels.gemm import exact_integer, float_operand, half_tensor_core, repitch
+    from tilewright.kernels.gemm import exact_integer, float_operand, repitch, skinny, warp_tiled_launch
 
     if m * n * k == 0:
         return 0
-    lines = (m, n, k) if parent is None else (m, n, k, parent.m, parent.n, parent.k)
-    half = dtype in (np.float16, BFLOAT16)
-    reduced = dtype == np.float32 and precision != "full"
-    itemsize = 2 if half or (reduced and precision in ("bf16", "fp16")) else dtype.itemsize
-    aligned = parent is not None and all(side * itemsize % COPY_ENGINE_NBYTES == 0 for side in lines)
-    copies = 0 if aligned else repitch.most_nbytes(m, n, k, dtype)
-    if dtype.kind in "iu":
-        return max(exact_integer.scratch_nbytes(m, n, k, dtype.itemsize), copies)
-    if not half and not reduced:
-        return copies
-    if precision == "tf32" and reduced and aligned and half_tensor_core.THROUGH_REGISTERS:
+    of_a, of_b = operands or (dtype, dtype)
+    most = 0
+    if all(each.kind in "iu" for each in (of_a, of_b, dtype)):
+        most = exact_integer.scratch_nbytes(m, n, k, max(of_a.itemsize, of_b.itemsize))
+    half_results = {np.dtype(np.float16): (np.float16,), BFLOAT16: (BFLOAT16, np.float32)}
+    if of_a == of_b and dtype in half_results.get(of_a, ()):
+        most = float_operand.most_nbytes(m, n, k, "copy")
+    if not of_a == of_b == dtype:  # the kernels below take one dtype throughout
+        return most
+    if dtype == np.float32 and precision != "full":
+        most = _reduced_nbytes(m, n, k, precision, parent)
+    # Where no kernel uses the precision for a shape, or the tensor cores do not pay, it is multiplied in full.
+    return max(
+        most,
+        skinny.most_nbytes(m, n, k, dtype),
+        warp_tiled_launch.most_nbytes(m, n, k, dtype),
+        0 if _aligned(m, n, k, dtype.itemsize, parent) else repitch.most_nbytes(m, n, k, dtype),
+    )
+
+
+def _aligned(m: int, n: int, k: int, itemsize: int, parent: Parent | None) -> bool:
+    """Whether all lines of all operands, at the edges too, begin at multiples of `COPY_ENGINE_NBYTES`."""
+    if parent is None:
+        return False
+    sides = (m, n, k, parent.m, parent.n, parent.k)
+    return all(side * itemsize % COPY_ENGINE_NBYTES == 0 for side in sides)
+
+
+def _reduced_nbytes(m: int, n: int, k: int, precision: str, parent: Parent | None) -> int:
+    """The same for float32 on the tensor cores."""
+    from tilewright.kernels.gemm import float_operand, half_tensor_core, split_float
+
+    if precision == "split":
+        return split_float.most_nbytes(m, n, k)
+    form = half_tensor_core.KINDS[precision]
+    if form == "tf32" and _aligned(m, n, k, 4, parent) and half_tensor_core.THROUGH_REGISTERS:
         # Panels are multiplied in place. Only if k is contiguous in neither is the smaller one copied.
         turned = parent is not None and parent.transpose_a and not parent.transpose_b
-        depth = ceil_div(k, LINE_NBYTES) * LINE_NBYTES
-        return min(itemsize * min(m, n) * depth, float_operand.SCRATCH_NBYTES) if turned else 0
-    parts = 3 if precision == "split" else 1
-    whole = parts * itemsize * (m + n) * ceil_div(k, LINE_NBYTES) * LINE_NBYTES
-    # Where no kernel uses the precision for a shape, it is multiplied in full.
-    return max(min(whole, float_operand.SCRATCH_NBYTES), 0 if half else copies)
+        return float_operand.most_nbytes(min(m, n), 0, k, form) if turned else 0
+    return float_operand.most_nbytes(m, n, k, form)
