@@ -89,7 +89,7 @@ def histogram(
     ):
         facts = survey(client, device)
         documents, workers = counted(len(corpus.documents), "document"), counted(len(facts), "worker")
-        listener(Notice(f"counting {documents} on {facts[0].name} with {workers}"))
+        listener(Notice(f"counting {documents} by {by} on {facts[0].name} with {workers}"))
         return count_corpus(
             client,
             corpus,

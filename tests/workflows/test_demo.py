@@ -10,6 +10,7 @@ import zarr
 from distributed import Client
 
 from tilewright.pipeline.errors import CorpusError, OutputExistsError
+from tilewright.pipeline.events import Event, Notice
 from tilewright.workflows import demo as demos
 from tilewright.workflows.demo import SimilarPair, comparable, demo, letter_pairs, most_similar
 
@@ -61,7 +62,10 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("library")
 def test_the_demo_finds_what_is_alike_and_replaces_what_it_wrote(client: Client, tmp_path: Path) -> None:
     for _ in range(2):
-        run = demo(tmp_path / "out", cluster=client, device="cpu")
+        told: list[Event] = []
+        run = demo(tmp_path / "out", cluster=client, device="cpu", listener=told.append)
+        counting = [event.message.split(" on ")[0] for event in told if isinstance(event, Notice)][:2]
+        assert counting == ["counting 4 documents by letter", "counting 4 documents by bigram"]
         assert run.modules == 4
         assert run.compared == 3
         assert (run.similar[0].first, run.similar[0].second) == ("one.py", "package/two.py")
