@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 
 from tilewright.kernels.memory import format_nbytes
-from tilewright.pipeline.events import Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.events import Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned, counted
 
 LINE_SECONDS = 10.0
 """Where there is no terminal: the least time between two lines about the same work."""
@@ -37,7 +37,7 @@ class Tally:
     def rates(self, now: float) -> str:
         """Units, bytes a second, operations a second and the time left, as far as they say something."""
         elapsed = max(now - self.started, 1e-9)
-        parts = [f"{self.planned.done + self.done}/{self.planned.total} {self.planned.unit}"]
+        parts = [f"{self.planned.done + self.done}/{_in_all(self.planned)}"]
         if self.nbytes:
             parts.append(f"{format_nbytes(self.nbytes / elapsed)}/s")
         if self.operations:
@@ -46,6 +46,11 @@ class Tally:
         if self.done and left:
             parts.append(f"{format_seconds(left * elapsed / self.done)} left")
         return ", ".join(parts)
+
+
+def _in_all(planned: WorkPlanned) -> str:
+    """How many units there are, with their name, which an event has in the plural."""
+    return counted(planned.total, planned.unit.removesuffix("s"))
 
 
 def format_count(value: float) -> str:
@@ -111,7 +116,7 @@ class Counting:
     def __str__(self) -> str:
         if self._planned is None:
             return "what earlier runs have finished, if any"
-        return f"{self._done} of {self._planned.total} {self._planned.unit}"
+        return f"{self._done} of {_in_all(self._planned)}"
 
 
 class Lines:

@@ -32,7 +32,9 @@ def test_units_of_one_piece_of_work_are_counted_from_its_last_plan_on() -> None:
         assert str(counted) == "5 of 10 tiles"
         listener(WorkPlanned("matmul", 40, 0, "tiles", 6000, 600))
         assert str(counted) == "0 of 40 tiles"
-    assert len(heard) == 5
+        listener(WorkPlanned("matmul", 1, 1, "tiles", 0, 0))
+        assert str(counted) == "1 of 1 tile"
+    assert len(heard) == 6
 
 
 def test_rates_leave_out_what_an_earlier_run_did() -> None:
@@ -46,7 +48,7 @@ def test_rates_leave_out_what_an_earlier_run_did() -> None:
 def test_the_last_unit_has_nothing_left() -> None:
     tally = Tally(WorkPlanned("histogram", 1, 0, "pieces", 1, 0), started=0.0)
     tally.add(UnitDone("histogram", 0, "worker", 1.0, 0, 0, {}))
-    assert tally.rates(1.0) == "1/1 pieces"
+    assert tally.rates(1.0) == "1/1 piece"
 
 
 def test_lines_are_rare_and_notices_are_not(
