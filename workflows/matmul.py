@@ -345,9 +345,10 @@ def _fill(
             " computed again"
         )
     if finished:
-        job.say(
-            f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; it goes on with the rest"
-        )
+        rest = "it goes on with the rest"
+        if len(finished) == plan.tile_count:
+            rest = "only the check is left" if job.verify else "none is left to compute"
+        job.say(f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; {rest}")
     if output.partial is not None and (note := _note_on_space(output.partial, plan, finished)):
         job.warn(note)
     product = Product(

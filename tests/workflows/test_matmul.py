@@ -343,6 +343,22 @@ def test_an_output_in_a_group_of_format_2_is_told_of(
     assert any("group of Zarr format 2" in event.message for event in events if isinstance(event, Notice))
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_where_an_earlier_run_finished_every_tile_no_rest_is_spoken_of(
+    verify: bool,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    events: list[Event],
+) -> None:
+    _, _, a, b = factors
+    more: dict[str, Any] = {"cluster": client, "device": "cpu", "verify": verify}
+    stop_at(1, a, b, tmp_path / "c", **more)
+    assert tw.matmul(a, b, tmp_path / "c", listener=events.append, **more).resumed == 1
+    left = "only the check is left" if verify else "none is left to compute"
+    assert Notice(f"an earlier run finished 1 of 1 tile; {left}") in events
+
+
 @pytest.mark.parametrize("protocol", ["file", "local"])
 def test_a_url_of_a_local_path_is_that_path(
     protocol: str, factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path
