@@ -37,7 +37,7 @@ from tilewright.kernels.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.device_array import address, strided_view
 from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.histogram_bytes import VECTOR, WORDS
-from tilewright.kernels.histogram_tokens import BYTE, LETTER, LETTERS, Kind
+from tilewright.kernels.histogram_tokens import ASCII, BYTE, LETTER, LETTERS, Kind
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx.integers import byte_dot, byte_permute, byte_rotate
 from tilewright.kernels.ptx.memory import global_array, load_vector, shared_add, shared_address, store_vector
@@ -444,6 +444,8 @@ def launch_slices(data: Any, offsets: Any, nbytes: int, kind: Kind, counts: Any,
     """The launch alone: ``offsets`` lies on the device, ``nbytes`` is from the first to the last, and the
     rows of documents above `LARGE` are clear.
     """
+    if kind.code not in (BYTE, ASCII, LETTER):
+        raise ValueError(f"this kernel counts byte, ascii and letter; a row of {kind.name} has other bins")
     documents = offsets.shape[0] - 1
     total = nbytes + documents * OVERHEAD
     most = ROUNDS * 2 * WARPS_PER_MULTIPROCESSOR * multiprocessors(current_device())

@@ -25,7 +25,7 @@ from typing import Any
 from tilewright.kernels.errors import OptionError
 
 BYTE, ASCII, LETTER, BIGRAM, CODEPOINT = range(5)
-"""The kinds as kernels know them."""
+"""The kinds as kernels know them. Those below BIGRAM give each byte, by itself, the bin that `folded_bin` says."""
 
 LETTERS = 26
 REPLACEMENT = 0xFFFD
@@ -33,6 +33,30 @@ REPLACEMENT = 0xFFFD
 CODE_BITS = 21
 """Bits of a code point; `character_at` returns the length above them."""
 CODE_MASK = (1 << CODE_BITS) - 1
+
+
+def folded_bin(value: Any, code: Any) -> Any:
+    """The bin of byte ``value`` in a histogram of kind ``code`` (BYTE, ASCII or LETTER), or -1 when skipped.
+
+    Every byte is skipped in a kind of any other code.
+    """
+    if code == BYTE:
+        return value
+    if code == ASCII:
+        return value if value < 128 else -1
+    if code == LETTER:
+        letter = (value | 0x20) - 0x61  # 0x20 is the bit in which upper and lower case differ
+        return letter if letter >= 0 and letter < LETTERS else -1
+    return -1
+
+
+def bins_of(code: int) -> int:
+    """How many bins kernels count a kind of this code into; 0 for a code that they do not know."""
+    if code == BIGRAM:
+        return 1 << 16
+    if code == CODEPOINT:
+        return 0x110000
+    return 1 + max(folded_bin(value, code) for value in range(256)) if BYTE <= code < BIGRAM else 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +71,19 @@ class Kind:
     after: int
     """Bytes after a position that its token may depend on."""
     summary: str
+
+    def __post_init__(self) -> None:
+        """Kernels count without looking at ``bins``: beyond them they would write to memory of others."""
+        bins = bins_of(self.code)
+        if not bins:
+            raise ValueError(
+                f"kind {self.name!r} has code {self.code}, which kernels do not know; bins_of must know it, and if it"
+                " is below BIGRAM, folded_bin"
+            )
+        if self.bins != bins:
+            raise ValueError(
+                f"kind {self.name!r} has {self.bins} bins, but kernels count code {self.code} into {bins}"
+            )
 
 
 KINDS = {
@@ -66,17 +103,6 @@ def kind_named(by: str) -> Kind:
     if by not in tuple(KINDS):  # a list, for example, cannot be looked up
         raise OptionError(f"by={by!r} is no kind of histogram; it may be {', '.join(map(repr, KINDS))}")
     return KINDS[by]
-
-
-def folded_bin(value: Any, code: Any) -> Any:
-    """The bin of byte ``value`` in a histogram of kind ``code`` (BYTE, ASCII or LETTER), or -1 when
-    skipped."""
-    if code == 0:
-        return value
-    if code == 1:
-        return value if value < 128 else -1
-    letter = (value | 0x20) - 0x61  # 0x20 is the bit in which upper and lower case differ
-    return letter if letter >= 0 and letter < 26 else -1
 
 
 def character_at(data: Any, i: Any, lo: Any, hi: Any) -> Any:

@@ -22,11 +22,10 @@ from tilewright.workflows.console import (
     printing,
     to_json_text,
 )
-from tilewright.workflows.parameters import FileName, Size
+from tilewright.workflows.parameters import FileName, Kinds, Size
 
 DEVICES = ("auto", "cuda", "cpu")
 PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
-KINDS = ("byte", "ascii", "letter", "codepoint", "bigram")
 BARS = ("counts", "percent", "probability")
 OUT_ENDINGS = (".csv", ".json", ".zarr")
 MOST_ROUNDS = 64
@@ -236,7 +235,7 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 @click.argument("corpus", nargs=-1, required=True)
 @click.option(
     "--by",
-    type=click.Choice(KINDS),
+    type=Kinds(),
     default="byte",
     show_default=True,
     help="What is counted: letters are A to Z, in either case; bigrams pairs of bytes; codepoints Unicode characters,"

@@ -1,8 +1,9 @@
 """Types of options that click does not have. They import what they need when a value is given: ``--help`` waits for
-none of it."""
+none of it, but that of a histogram, which lists the kinds, for NumPy."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -48,3 +49,16 @@ class FileName(click.ParamType):
             allowed = " or ".join(self.endings)
             self.fail(f"{value!r} {found}; the ending says the format and is {allowed}", param, ctx)
         return str(value)
+
+
+class Kinds(click.Choice):
+    """The kinds of histogram, as the kernels list them."""
+
+    def __init__(self) -> None:
+        self.case_sensitive = True
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:  # type: ignore[override]
+        from tilewright.kernels.histogram_tokens import KINDS
+
+        return tuple(KINDS)

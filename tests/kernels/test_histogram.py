@@ -22,6 +22,7 @@ from tilewright.kernels.errors import (
     ShapeError,
 )
 from tilewright.kernels.histogram import KINDS, piece_counts, skipped_count
+from tilewright.kernels.histogram_tokens import ASCII, CODEPOINT, LETTER, Kind, folded_bin
 
 DEVICES = ["cuda"] if SIMULATOR else ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 pytestmark = pytest.mark.simulator if SIMULATOR else []
@@ -115,6 +116,26 @@ def test_shape_and_dtype(device: str, by: str) -> None:
     assert counts.shape == (BINS[by],) == (KINDS[by].bins,)
     assert counts.dtype == np.int64
     assert histogram(data, by=by, offsets=[0, 10], device=device).shape == (1, BINS[by])
+
+
+@pytest.mark.parametrize(
+    ("code", "bins", "words"),
+    [
+        (CODEPOINT + 1, 10, "code 5, which kernels do not know"),
+        (-1, 10, "code -1, which kernels do not know"),
+        (LETTER, 10, "10 bins, but kernels count code 2 into 26"),
+        (ASCII, 256, "256 bins, but kernels count code 1 into 128"),
+        (CODEPOINT, 1 << 16, "65536 bins, but kernels count code 4 into 1114112"),
+    ],
+)
+def test_a_kind_whose_tokens_would_miss_its_bins_cannot_be_made(code: int, bins: int, words: str) -> None:
+    with pytest.raises(ValueError, match=f"'digit' has {words}"):
+        Kind("digit", code, bins, 0, 0, "0 to 9")
+
+
+def test_a_byte_has_no_bin_in_a_kind_that_is_not_known() -> None:
+    unknown = {folded_bin(value, code) for value in range(256) for code in (-1, CODEPOINT + 1)}
+    assert unknown == {-1}
 
 
 @pytest.mark.parametrize("by", KINDS)

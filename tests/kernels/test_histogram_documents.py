@@ -246,3 +246,8 @@ def test_a_slice_finds_its_first_document(
     for lengths in (np.full(documents, 33), rng.integers(0, 3, documents) * 77):
         offsets = np.cumsum([5, *lengths])
         check(letters(int(offsets[-1]), rng), offsets, "byte", 60)
+
+
+def test_a_kind_with_other_bins_is_refused() -> None:
+    with pytest.raises(ValueError, match="byte, ascii and letter"):
+        module.launch_slices(None, np.zeros(2, np.int64), 0, KINDS["bigram"], None, 0)
