@@ -1,6 +1,7 @@
 """Run as a script: ``tilewright`` with the arguments given, and Ctrl-C when so many units are done, or at a place.
 
-The signal goes to the whole process group, as a terminal sends it, or is SIGTERM to the process alone. It comes from
+The signal goes to the whole process group, as a terminal sends it, or is SIGTERM to the process alone, or to the shell
+that started it and is to pass it on. It comes from
 the listener, or right after the function that does the last thing before it, so that it is known how far the work has
 come: no test sleeps and hopes.
 """
@@ -11,6 +12,7 @@ import atexit
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,12 +28,15 @@ from tilewright.workflows.cli import main
 
 units = int(os.environ.get("UNITS_UNTIL_INTERRUPT", "0"))
 place = os.environ.get("INTERRUPT_BEHIND", "")
-terminates = os.environ.get("INTERRUPT_BY") == "SIGTERM"
+by = os.environ.get("INTERRUPT_BY")
 
 
 def interrupt() -> None:
-    if terminates:
+    if by == "SIGTERM":
         os.kill(os.getpid(), signal.SIGTERM)
+    elif by == "shell":
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)  # which the signal ends
     else:
         os.killpg(0, signal.SIGINT)
 
