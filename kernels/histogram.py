@@ -22,7 +22,7 @@ from tilewright.kernels.device_array import (
 from tilewright.kernels.device_choice import current_device, resolve_device
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.histogram_offsets import DocumentOffsets, checked
-from tilewright.kernels.histogram_tokens import KINDS, Kind, kind_named
+from tilewright.kernels.histogram_tokens import BIGRAM, KINDS, Kind, kind_named
 from tilewright.kernels.streams import as_stream, launch_stream
 
 __all__ = [
@@ -110,7 +110,7 @@ def skipped_count(counts: Any, by: str, nbytes: int) -> int:
 
     ``nbytes`` is the number of bytes counted. Kinds that leave nothing out give 0.
     """
-    if kind_named(by).name not in ("ascii", "letter"):
+    if kind_named(by).code >= BIGRAM:
         return 0
     return nbytes - int(np.asarray(counts).sum())
 

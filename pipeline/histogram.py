@@ -136,17 +136,24 @@ class Histogram:
 
 def label(by: str, place: int) -> str:
     """The name of one bin: the character where it can be printed, else its number in hexadecimal."""
-    if by == "letter":
-        return chr(ord("A") + place)
-    if by == "bigram":
-        return _byte_label(place >> 8) + _byte_label(place & 0xFF)
-    if by == "codepoint":
-        return chr(place) if chr(place).isprintable() and place != 0x20 else f"U+{place:04X}"
-    return _byte_label(place)
+    return LABELS[by](place)
 
 
 def _byte_label(value: int) -> str:
     return chr(value) if 0x20 < value < 0x7F else f"\\x{value:02x}"
+
+
+def _character_label(code: int) -> str:
+    return chr(code) if chr(code).isprintable() and code != 0x20 else f"U+{code:04X}"
+
+
+LABELS: dict[str, Callable[[int], str]] = {
+    "byte": _byte_label,
+    "ascii": _byte_label,
+    "letter": lambda place: chr(ord("A") + place),
+    "bigram": lambda place: _byte_label(place >> 8) + _byte_label(place & 0xFF),
+    "codepoint": _character_label,
+}
 
 
 def bars(histogram: Histogram, most: int = MOST_BARS) -> list[str]:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import tilewright as tw
 from tilewright import kernels
+from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.pipeline import events
 from tilewright.workflows.cli import cli
 
@@ -74,6 +75,13 @@ def test_signatures_of_kernels_are_their_own(name: str) -> None:
 def test_every_public_name_is_there() -> None:
     missing = [name for name in tw.__all__ if name != "__version__" and not re.search(rf"\b{name}\b", PAGE)]
     assert not missing
+
+
+def test_kinds_of_histogram_are_those_of_the_kernels() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", section("histogram"), re.M)
+    assert {name: int(bins.replace(",", "")) for name, bins in rows} == {
+        kind.name: kind.bins for kind in KINDS.values()
+    }
 
 
 @pytest.mark.parametrize("title", RESULTS)

@@ -121,16 +121,16 @@ def test_shape_and_dtype(device: str, by: str) -> None:
 @pytest.mark.parametrize(
     ("code", "bins", "words"),
     [
-        (CODEPOINT + 1, 10, "code 5, which kernels do not know"),
-        (-1, 10, "code -1, which kernels do not know"),
-        (LETTER, 10, "10 bins, but kernels count code 2 into 26"),
-        (ASCII, 256, "256 bins, but kernels count code 1 into 128"),
-        (CODEPOINT, 1 << 16, "65536 bins, but kernels count code 4 into 1114112"),
+        (CODEPOINT + 1, 10, "which kernels do not know"),
+        (-1, 10, "which kernels do not know"),
+        (LETTER, 10, "into 26"),
+        (ASCII, 256, "into 128"),
+        (CODEPOINT, 1 << 16, "into 1114112"),
     ],
 )
 def test_a_kind_whose_tokens_would_miss_its_bins_cannot_be_made(code: int, bins: int, words: str) -> None:
-    with pytest.raises(ValueError, match=f"'digit' has {words}"):
-        Kind("digit", code, bins, 0, 0, "0 to 9")
+    with pytest.raises(ValueError, match=f"kind 'vowel' has .*code {code}.* {words}"):
+        Kind("vowel", code, bins, 0, 0, "A, E, I, O, U")
 
 
 def test_a_byte_has_no_bin_in_a_kind_that_is_not_known() -> None:

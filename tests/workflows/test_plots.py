@@ -10,7 +10,7 @@ import pytest
 
 from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.pipeline.errors import OptionError, StoreError
-from tilewright.pipeline.histogram import Histogram
+from tilewright.pipeline.histogram import LABELS, Histogram
 from tilewright.workflows import plots
 from tilewright.workflows.plots import plot_histogram
 
@@ -55,3 +55,7 @@ def test_failures_leave_nothing(tmp_path: Path, rng: np.random.Generator) -> Non
     with pytest.raises(StoreError, match=r"cannot write .*f.png"):
         plot_histogram(counted, tmp_path / "nowhere" / "f.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_every_kind_has_labels_for_its_bins_and_its_axis() -> None:
+    assert set(LABELS) == set(plots.TOKENS) == set(KINDS)

@@ -27,7 +27,7 @@ import zstandard
 from distributed import Client
 
 from tilewright.kernels.histogram_host import count_host
-from tilewright.kernels.histogram_tokens import KINDS, Kind, folded_bin, kind_named
+from tilewright.kernels.histogram_tokens import BIGRAM, KINDS, Kind, folded_bin, kind_named
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config
@@ -247,7 +247,7 @@ def peer_counts(path: str, by: str, gpu: bool) -> np.ndarray:
     else:
         found = library.bincount(data, minlength=kind.bins)
     counts = found.get() if gpu else found
-    if by not in ("ascii", "letter"):
+    if kind.code >= BIGRAM:
         return np.asarray(counts, np.int64)
     folded = np.zeros(kind.bins, np.int64)
     for value, times in enumerate(counts.tolist()):
