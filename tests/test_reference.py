@@ -84,6 +84,11 @@ def test_kinds_of_histogram_are_those_of_the_kernels() -> None:
     }
 
 
+def test_help_of_the_package_lists_the_functions() -> None:
+    listed = re.findall(r"^    (\w+)  ", tw.__doc__ or "", re.M)
+    assert tuple(listed) == FUNCTIONS
+
+
 @pytest.mark.parametrize("title", RESULTS)
 def test_fields_are_those_of_the_result(title: str) -> None:
     result: Any = getattr(tw, RESULTS[title])

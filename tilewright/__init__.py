@@ -1,7 +1,20 @@
 """Tilewright: multiply Zarr matrices larger than a GPU, and count text corpora, with Dask and Numba CUDA.
 
-The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a
-machine without CUDA.
+Functions, each of which says more to ``help``:
+
+    matmul          C = op(A) op(B), Zarr arrays of any size, verified and resumable
+    plan_matmul     the tiles, memory and bytes read of such a product, before any work
+    verify          whether C = op(A) op(B) holds, without computing it again
+    histogram       how often each byte, letter, pair or character occurs in files
+    dot             the sum of conj(x) y over two stored vectors
+    devices         the GPUs that can be used here
+    open_cluster    a cluster for several of these, as a context manager
+
+They return `MatmulRun`, `MatmulPlan`, `Verification`, `Histogram` and a list of `Device`. All errors are subclasses of
+`TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and `dot` for arrays in memory.
+
+The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a machine without
+CUDA.
 """
 
 from __future__ import annotations
