@@ -8,7 +8,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_CHARACTERS = 120
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
