@@ -5,6 +5,7 @@ Integers go by digits here, as on any CPU; `test_host_integer` tries the instruc
 
 from __future__ import annotations
 
+import itertools
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tests.kernels import naive
 from tilewright.kernels import host, host_integer, host_loops, matmul
 from tilewright.kernels.errors import DTypeError
+from tilewright.kernels.gemm import digits
 from tilewright.kernels.gemm.base import ELEMENTS
 
 sides = st.integers(0, 23)
@@ -126,6 +128,47 @@ def test_extreme_integers_do_not_lose_a_bit(dtype: str, extreme: str) -> None:
     """Every product at its largest and all of one sign: the case that the exactness bound is made for."""
     value = getattr(np.iinfo(dtype), extreme)
     a, b = np.full((5, 200), value, dtype), np.full((200, 4), value, dtype)
+    naive.assert_product(matmul(a, b, device="cpu"), a, b)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "unit", "products"),
+    [
+        ("i4", (195_816_174, 209_547), "float64", 1),
+        ("i4", ((1 << 14) - 1, 3), "float32", 1),
+        ("i8", ((1 << 32) - 1, (1 << 29) - 1), "float64", 2),
+        ("i8", ((1 << 43) - 1, (1 << 42) - 1), "float64", 3),
+    ],
+)
+def test_no_exact_sum_is_longer_than_its_plan_allows(
+    dtype: str,
+    largest: tuple[int, int],
+    unit: str,
+    products: int,
+    monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:
+    """Digits of one sign near their bounds, and k of more than a real block, over which their sums are not exact."""
+    monkeypatch.undo()
+    k = 2 * host.BLOCK + 1
+    plan = digits.plan(*largest, k, 8 * np.dtype(dtype).itemsize)
+    assert (plan.unit.name, len(plan.products)) == (unit, products)
+    assert plan.depth < host.BLOCK, "else blocks alone keep the sums exact"
+
+    def near_the_bounds(shape: tuple[int, int], most: int, count: int) -> np.ndarray:
+        """Every digit positive and in the upper eighth of its range, at random, so that errors do not cancel."""
+        values, bounds = np.zeros(shape, dtype), digits.magnitudes(most, plan.widths, count)
+        place = (0, *itertools.accumulate(plan.widths))
+        for digit, bound in enumerate(bounds):
+            high = (
+                bound - 1 if digit < count - 1 else bound
+            )  # the lower digits reach further below zero than above
+            values += rng.integers(high - bound // 8, high, shape, dtype, endpoint=True) << place[digit]
+        return np.minimum(values, most)
+
+    a = near_the_bounds((9, k), largest[0], plan.digits_a)
+    b = near_the_bounds((k, 8), largest[1], plan.digits_b)
+    a[0, 0], b[0, 0] = largest
     naive.assert_product(matmul(a, b, device="cpu"), a, b)
 
 
