@@ -605,6 +605,51 @@ def test_a_changed_input_starts_anew(
     assert_product(zarr.open_array(out)[...], changed, b)
 
 
+@pytest.mark.parametrize("transposed", ["transpose_a", "transpose_b"])
+def test_a_stopped_product_is_not_gone_on_with_as_that_of_a_transpose(
+    transposed: str, client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
+) -> None:
+    """Of square factors all else is the same: the files, the plan and the growing array."""
+    a, b = numbers(rng, (64, 64), "f4"), numbers(rng, (64, 64), "f4")
+    a_path, b_path, out = put(tmp_path / "a", a), put(tmp_path / "b", b), tmp_path / "c"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    stop_at(3, a_path, b_path, out, **options)
+    run = tw.matmul(a_path, b_path, out, **options | {transposed: True})
+    assert run.resumed == 0
+    expected = (a.T, b) if transposed == "transpose_a" else (a, b.T)
+    assert_product(zarr.open_array(out)[...], *expected)
+
+
+def test_what_decides_the_bits_decides_whether_a_run_goes_on(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Device and precision: a CPU's tiles are not a GPU's, and tf32's are not those in full."""
+    *_, a_path, b_path = factors
+    (facts,) = submit.survey(client, "cpu")[:1]
+    digests: list[str] = []
+
+    def stop(client: Client, job: Any, facts: Any, digest: str, *_: Any, **__: Any) -> Any:
+        digests.append(digest)
+        raise Stopped
+
+    monkeypatch.setattr(workflow, "_attempt", stop)
+
+    def digest(device: str, **options: Any) -> str:
+        monkeypatch.setattr(workflow, "survey", lambda *_, **__: [replace(facts, device=device)])
+        with pytest.raises(Stopped):
+            tw.matmul(a_path, b_path, tmp_path / "c.zarr", cluster=client, **options)
+        return digests.pop()
+
+    requests: list[dict[str, Any]] = [{}, {"precision": "tf32"}, {"precision": "split"}, {"dtype": "f8"}]
+    on_gpu = [digest("cuda", **request) for request in requests]
+    assert on_gpu == [digest("cuda", **request) for request in requests]
+    assert len({*on_gpu, digest("cpu")}) == len(requests) + 1
+    assert digest("cpu", precision="tf32") == digest("cpu"), "there it is computed in full"
+
+
 def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
