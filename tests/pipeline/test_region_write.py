@@ -52,6 +52,16 @@ def test_what_is_written_in_bands_is_what_numpy_holds(
     assert not [name for name in names if name.endswith(".partial")]
 
 
+def test_a_shard_is_written_in_one_piece(tmp_path: Path) -> None:
+    """Each writer of a shard writes all of it: of two, one would undo what the other did."""
+    array = stored("v3-sharded", tmp_path / "x.zarr", np.zeros((20, 18), "f4"), (4, 3))
+    assert write_unit(array) == array.shards == (8, 6)
+    pieces = region_writes(array, (slice(8, 20), slice(6, 18)))
+    assert [piece.source for piece in pieces] == [
+        (slice(top, min(top + 8, 12)), slice(left, left + 6)) for top in (0, 8) for left in (0, 6)
+    ]
+
+
 @pytest.mark.parametrize("level", [-100, 0, 22, 23, 100])
 def test_every_level_that_numcodecs_takes_is_written_in_bands_too(
     level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -213,6 +213,34 @@ def test_every_stored_piece_is_written_once(
     assert len(written) == -(-96 // run.plan.c_unit[0]) * -(-64 // run.plan.c_unit[1])
 
 
+def test_each_shard_of_an_open_array_has_one_writer_that_writes_it_whole(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that write chunks of one shard each write all of it, and the later puts back what the earlier replaced."""
+    a, b, a_path, b_path = factors
+    out = zarr.create_array(
+        tmp_path / "given.zarr", shape=(96, 64), chunks=(8, 8), shards=(16, 24), dtype="f4", fill_value=99
+    )
+    written: list[tuple[int, int, tuple[int, ...]]] = []
+
+    def noting(top: int, left: int, data: np.ndarray) -> np.ndarray:
+        written.append((top, left, data.shape))
+        return data
+
+    intercept_writes(monkeypatch, noting)
+    with (
+        LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        run = tw.matmul(a_path, b_path, out, cluster=own, device="cpu", device_memory=TIGHT)
+    shards = [(top, left, (16, min(24, 64 - left))) for top in range(0, 96, 16) for left in range(0, 64, 24)]
+    assert sorted(written) == shards
+    assert run.plan.c_unit == (16, 24)
+    assert 3 < run.plan.tile_count <= len(shards)
+    assert all(tile.row_start % 16 == 0 and tile.column_start % 24 == 0 for tile in run.plan.tiles())
+    assert_product(out[...], a, b)
+
+
 def intercept_writes(
     patch: pytest.MonkeyPatch, through: Callable[[int, int, np.ndarray], np.ndarray]
 ) -> None:
