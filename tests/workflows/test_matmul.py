@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
@@ -1064,6 +1065,77 @@ def test_a_failing_part_of_k_ends_the_run(
     assert "Compute Failed" not in worker_log.text, "it came back through the sum that needs it"
     assert not (tmp_path / "c").exists()
     assert engines._engines == {}
+
+
+@pytest.fixture
+def cut_along_k(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> tuple[np.ndarray, Path, dict[str, Any]]:
+    """A, its path and the options of a product A Aᵀ whose only tile is summed over many parts of k."""
+    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
+    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
+    a = numbers(rng, (20, 3000), "f4")
+    path = put(tmp_path / "a", a, (20, 50), compressors=None)
+    return a, path, {"transpose_b": True, "device": "cpu", "device_memory": 400_000}
+
+
+@pytest.mark.parametrize("failing", ["part", "sum"])
+def test_a_failing_part_of_k_or_sum_of_parts_is_tried_again_with_the_same_bits(
+    failing: str,
+    cut_along_k: tuple[np.ndarray, Path, dict[str, Any]],
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The parts are kept until the sum is stored: a second sum begins with what the first began with."""
+    a, path, options = cut_along_k
+    undisturbed = tw.matmul(path, path, tmp_path / "c", cluster=client, **options)
+    multiply, store_sum = stream.Engine.multiply, engines.store_sum
+    tries: Counter[str] = Counter()
+
+    def counted(engine: stream.Engine, tile: Any, part: int) -> Any:
+        tries[f"part {part}"] += 1
+        if failing == "part" and tries["part 1"] == part == 1:
+            raise StoreError("injected: the disk had a moment")
+        return multiply(engine, tile, part)
+
+    def counted_sum(product: Product, tile: Any, parts: Any) -> int:
+        tries["sum"] += 1
+        return store_sum(product, tile, parts)
+
+    def failing_write(top: int, left: int, data: np.ndarray) -> np.ndarray:
+        if failing == "sum" and tries["sum"] == 1:
+            raise StoreError("injected: the disk had a moment")
+        return data
+
+    monkeypatch.setattr(stream.Engine, "multiply", counted)
+    monkeypatch.setattr(tasks, "store_sum", counted_sum)
+    intercept_writes(monkeypatch, failing_write)
+    run = tw.matmul(path, path, tmp_path / "d", cluster=client, **options)
+    assert run.plan.k_parts == undisturbed.plan.k_parts > 1
+    again = "part 1" if failing == "part" else "sum"
+    assert tries == {again: 2} | {
+        name: 1 for name in ("sum", *(f"part {part}" for part in range(run.plan.k_parts))) if name != again
+    }
+    found = zarr.open_array(tmp_path / "d")[...]
+    assert_product(found, a, a.T)
+    assert found.tobytes() == zarr.open_array(tmp_path / "c")[...].tobytes()
+
+
+def test_a_finished_sum_of_parts_is_kept_by_a_run_that_goes_on(
+    cut_along_k: tuple[np.ndarray, Path, dict[str, Any]],
+    client: Client,
+    tmp_path: Path,
+    events: list[Event],
+) -> None:
+    """By its stored bytes: they are recorded with it as with any tile."""
+    a, path, options = cut_along_k
+    stop_before_the_check(path, path, tmp_path / "c", cluster=client, **options)
+    run = tw.matmul(path, path, tmp_path / "c", cluster=client, listener=events.append, **options)
+    assert run.plan.k_parts > 1
+    assert run.resumed == run.plan.tile_count == 1
+    assert not any(isinstance(event, UnitDone) and event.name == "matmul" for event in events)
+    assert_product(zarr.open_array(tmp_path / "c")[...], a, a.T)
 
 
 def test_what_appears_at_the_output_meanwhile_is_not_replaced(
