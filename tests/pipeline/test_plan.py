@@ -570,6 +570,25 @@ def test_a_small_c_with_a_long_k_is_shared_by_parts_of_k() -> None:
     assert "16 tasks a tile" in str(plan)
 
 
+@pytest.mark.parametrize("on_host", [False, True])
+def test_sums_over_parts_of_k_count_as_host_memory(on_host: bool) -> None:
+    """A worker holds at least a part's sum while it adds it to the tile's."""
+    x = matrix(2048, 10**5, (2048, 1000))
+    limits = Limits(1, 2**32, on_host=on_host)
+    one, parts = (
+        plan_tiles(
+            x, x.transposed, F4, (512, 512), limits, keep=Geometry(2048, 2048, 1000, count, 2048, 2048)
+        )
+        for count in (1, 4)
+    )
+    assert (one.k_parts, parts.k_parts) == (1, 4)
+    assert parts.device_peak_nbytes == one.device_peak_nbytes
+    assert parts.host_peak_nbytes - one.host_peak_nbytes >= 2 * 2048 * 2048 * F4.itemsize
+    between = replace(limits, host_nbytes=one.host_peak_nbytes)
+    with pytest.raises(PlanError, match=r"needs .* of host memory"):
+        plan_tiles(x, x.transposed, F4, (512, 512), between, keep=parts.geometry)
+
+
 def test_k_is_not_cut_where_it_does_not_pay() -> None:
     small = matrix(100, 5000, (100, 100))
     assert plan_tiles(small, small.transposed, F4, (100, 100), Limits(4, 2**30)).k_parts == 1
