@@ -146,6 +146,37 @@ def test_products_of_factors_that_are_all_alike_pass_and_a_wrong_element_is_foun
     assert not check(client, tmp_path / "wrong", a, b, c).passed
 
 
+@pytest.mark.parametrize("seeing", [0, 1, 4])
+@pytest.mark.parametrize("dtype", ["f4", "c16", "i8"])
+def test_faults_that_cancel_in_all_vectors_but_one_are_found(
+    dtype: str,
+    seeing: int,
+    client: Client,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two in one row and group, as large as each other: every vector counts, whichever it is."""
+    a, b, c = factors(rng, dtype)
+    c[41, 73] += np.asarray(100, dtype)
+    c[41, 75] -= np.asarray(100, dtype)
+    real = module.draw_probe
+
+    def cancelling(*arguments: Any) -> freivalds.Probe:
+        probe = real(*arguments)
+        assert any(start <= 73 < 75 < stop for start, stop in probe.groups())
+        vectors = probe.vectors
+        vectors[:, 75] = vectors[:, 73]
+        vectors[seeing, 75] = 63 - vectors[seeing, 73] if probe.exact else -vectors[seeing, 73]
+        return probe
+
+    monkeypatch.setattr(module, "draw_probe", cancelling)
+    found = check(client, tmp_path, a, b, c, rounds=5)
+    assert not found.passed
+    assert found.worst is not None
+    assert found.worst[0] == 41
+
+
 def test_a_tile_of_zeros_is_found(client: Client, tmp_path: Path, rng: np.random.Generator) -> None:
     a, b, c = factors(rng, "f4")
     c[32:64, 16:32] = 0
