@@ -57,7 +57,7 @@ def encoded(
     *,
     big: bool = False,
     by_columns: bool = False,
-    shards: tuple[int, ...] | None = None,
+    shards: Any = None,
 ) -> zarr.Array[Any]:
     zarr_format, chain = CODECS[codecs]
     options: dict[str, Any] = {"compressors": chain() or None}

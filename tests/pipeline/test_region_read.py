@@ -21,7 +21,7 @@ from numcodecs.abc import Codec
 from tests.kernels.pipes import pipe_at
 from tests.pipeline.stored_arrays import CODECS, KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
 from tilewright.pipeline import region_read
-from tilewright.pipeline.chunks import decode, layout_of
+from tilewright.pipeline.chunks import decode, find_chunk, layout_of
 from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.region_read import read_region, region_reads
 from tilewright.pipeline.store import open_array
@@ -188,6 +188,26 @@ def test_a_damaged_shard_is_named(codecs: str, damage: str, tmp_path: Path) -> N
     with pytest.raises(DamagedError, match=r"chunk \(2, 0\) of .*x\.zarr.* \(in shard .*x\.zarr/c/1/0\)"):
         read_region(array, (slice(0, 16), slice(0, 16)))
     np.testing.assert_array_equal(read_region(array, (slice(0, 8), slice(0, 16))), full[:8])
+
+
+@pytest.mark.parametrize("codecs", ["3 none", "3 zstd", "3 crc32c"])
+@pytest.mark.parametrize("index", ["start", "end"])
+def test_a_shard_is_read_wherever_its_index_lies_and_what_it_lacks_is_the_fill_value(
+    index: str, codecs: str, tmp_path: Path
+) -> None:
+    full = np.arange(100, 356, dtype="f4").reshape(16, 16)
+    full[:4, 4:8] = 7  # a chunk of nothing but the fill value is not stored
+    shards = {"shape": (8, 8), "index_location": index}
+    array = encoded(tmp_path / "x.zarr", codecs, full, (4, 4), shards=shards)
+    layout = layout_of(array, "x")
+    assert layout is not None
+    assert layout.shards is not None
+    assert layout.shards.index_first is (index == "start")
+    with open(chunk_file(array, (0, 0)), "rb") as shard:
+        assert find_chunk(layout, shard.fileno(), (0, 0), {}) is not None
+        assert find_chunk(layout, shard.fileno(), (0, 1), {}) is None
+    np.testing.assert_array_equal(read_region(array, (slice(0, 16), slice(0, 16))), full)
+    np.testing.assert_array_equal(read_region(array, (slice(1, 11), slice(3, 13))), full[1:11, 3:13])
 
 
 def test_an_array_that_only_zarr_can_read_names_its_damaged_chunk(tmp_path: Path) -> None:

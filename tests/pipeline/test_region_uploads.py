@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numcodecs
@@ -88,9 +89,9 @@ def test_any_region_of_any_grid(tmp_path_factory: pytest.TempPathFactory, data: 
 
 
 @pytest.mark.parametrize("compressors", [None, "auto"])
-@pytest.mark.parametrize("shards", [None, (20, 20)])
+@pytest.mark.parametrize("shards", [None, (20, 20), {"shape": (20, 20), "index_location": "start"}])
 def test_a_chunk_that_was_never_written_is_the_fill_value(
-    tmp_path: Path, shards: tuple[int, int] | None, compressors: str | None
+    tmp_path: Path, shards: Any, compressors: str | None
 ) -> None:
     array = zarr.create_array(
         str(tmp_path / "a"),
