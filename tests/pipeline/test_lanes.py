@@ -105,7 +105,9 @@ def test_characters_at_the_cuts_of_a_large_file_are_counted_once(
         total: Counter[int] = Counter()
         for part in (Piece(0, (document,), 0, cut), Piece(0, (document,), cut, len(text))):
             assert part.is_part
-            blocks = list(stream(part, KINDS[by], 1, nbytes, lambda: np.empty(nbytes + EXTRA_NBYTES, np.uint8)))
+            blocks = list(
+                stream(part, KINDS[by], 1, nbytes, lambda: np.empty(nbytes + EXTRA_NBYTES, np.uint8))
+            )
             assert sum(block.nbytes for block in blocks) == part.nbytes
             for block in blocks:
                 total.update(counted(block, by, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -188,6 +189,58 @@ def test_a_damaged_shard_is_named(codecs: str, damage: str, tmp_path: Path) -> N
     with pytest.raises(DamagedError, match=r"chunk \(2, 0\) of .*x\.zarr.* \(in shard .*x\.zarr/c/1/0\)"):
         read_region(array, (slice(0, 16), slice(0, 16)))
     np.testing.assert_array_equal(read_region(array, (slice(0, 8), slice(0, 16))), full[:8])
+
+
+@pytest.fixture
+def short_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every read of a file gives seven bytes at most, as a network's file system may; the lengths of all of them."""
+    pread, preadv = os.pread, os.preadv
+    lengths = []
+
+    def short_pread(descriptor: int, nbytes: int, offset: int) -> bytes:
+        found = pread(descriptor, min(nbytes, 7), offset)
+        lengths.append(len(found))
+        return found
+
+    def short_preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        lengths.append(preadv(descriptor, [buffers[0][:7]], offset))
+        return lengths[-1]
+
+    monkeypatch.setattr(os, "pread", short_pread)
+    monkeypatch.setattr(os, "preadv", short_preadv)
+    return lengths
+
+
+@pytest.mark.parametrize("codecs", ["3 none", "3 zstd", "3 gzip", "3 crc32c"])
+@pytest.mark.parametrize("shards", [None, (16, 16)])
+def test_reads_that_give_less_than_asked_for_are_gone_on_with(
+    shards: tuple[int, int] | None, codecs: str, tmp_path: Path, short_reads: list[int]
+) -> None:
+    full = np.random.default_rng(1).random((16, 24))
+    array = encoded(tmp_path / "x.zarr", codecs, full, (8, 8), shards=shards)
+    short_reads.clear()
+    np.testing.assert_array_equal(read_region(array, (slice(0, 16), slice(0, 24))), full)
+    np.testing.assert_array_equal(read_region(array, (slice(3, 14), slice(2, 20))), full[3:14, 2:20])
+    assert max(short_reads) == 7
+    assert len(short_reads) > full.nbytes / 7, "all bytes came that way"
+
+
+@pytest.mark.parametrize("codecs", ["3 none", "3 gzip"])
+def test_a_file_that_ends_while_it_is_read_is_an_error(
+    codecs: str, tmp_path: Path, short_reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = encoded(tmp_path / "x.zarr", codecs, np.random.default_rng(1).random((8, 8)), (8, 8))
+    short_reads.clear()
+
+    def ended(function: Any, nothing: Any) -> Any:
+        return lambda *arguments: function(*arguments) if len(short_reads) < 3 else nothing
+
+    monkeypatch.setattr(os, "pread", ended(os.pread, b""))
+    monkeypatch.setattr(os, "preadv", ended(os.preadv, 0))
+    with pytest.raises(
+        StoreError, match=r"chunk \(0, 0\) of .*: the file ended at byte 21 while it was being read"
+    ):
+        read_region(array, (slice(0, 8), slice(0, 8)))
 
 
 @pytest.mark.parametrize("codecs", ["3 none", "3 zstd", "3 crc32c"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from pathlib import Path
@@ -117,6 +118,32 @@ def test_whole_chunks_are_written_by_another_where_it_can(codecs: str, able: boo
     if plain:
         files = [path for path in (tmp_path / "x.zarr").rglob("*") if path.is_file()]
         assert {path.stat().st_size for path in files if path.name[0].isdigit()} == {4 * 6 * 4}
+
+
+@pytest.mark.parametrize("scrap", [100, region_write.SCRAP_NBYTES])
+@pytest.mark.parametrize("codecs", ["3 none", "3 zstd", "3 gzip"])
+def test_writes_that_take_less_than_given_are_gone_on_with(
+    codecs: str, scrap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a disk that is nearly full does, or a signal."""
+    full = np.random.default_rng(1).random((16, 16))
+    array = encoded(tmp_path / "x.zarr", codecs, np.zeros_like(full), (8, 8))
+    lengths = []
+
+    class ShortFile(io.FileIO):
+        def write(self, data: Any) -> int:
+            lengths.append(super().write(memoryview(data)[:100]))
+            return lengths[-1]
+
+    monkeypatch.setattr(region_write, "SCRAP_NBYTES", scrap)
+    monkeypatch.setattr(
+        region_write, "open", lambda path, mode, buffering: ShortFile(path, mode), raising=False
+    )
+    for piece in region_writes(array, (slice(0, 16), slice(0, 16))):
+        piece.write([full[piece.source]])
+    np.testing.assert_array_equal(array[...], full)
+    assert max(lengths) == 100
+    assert len(lengths) > 4 * 3, "no chunk took fewer than four writes"
 
 
 @pytest.mark.parametrize(
