@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -15,8 +16,9 @@ import zarr
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from zarr.codecs import ZstdCodec
 
-from tests.pipeline.stored_arrays import KINDS, OUT_OF_SIGHT, any_way, encoded, stored
+from tests.pipeline.stored_arrays import KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
 from tilewright.pipeline import region_write
 from tilewright.pipeline.chunks import Zstd
 from tilewright.pipeline.errors import StoreError
@@ -144,6 +146,30 @@ def test_writes_that_take_less_than_given_are_gone_on_with(
     np.testing.assert_array_equal(array[...], full)
     assert max(lengths) == 100
     assert len(lengths) > 4 * 3, "no chunk took fewer than four writes"
+
+
+@pytest.mark.parametrize("level", [1, 9])
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("scrap", [100, region_write.SCRAP_NBYTES])
+def test_chunks_have_zstandards_checksum_where_the_array_says_so(
+    scrap: int, checksum: bool, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they are compressed as a whole or as their rows come."""
+    monkeypatch.setattr(region_write, "SCRAP_NBYTES", scrap)
+    full = np.arange(16 * 16, dtype="f8").reshape(16, 16)
+    array = zarr.create_array(
+        tmp_path / "x.zarr",
+        shape=full.shape,
+        chunks=(8, 8),
+        dtype=full.dtype,
+        compressors=ZstdCodec(level=level, checksum=checksum),
+    )
+    for piece in region_writes(array, (slice(0, 16), slice(0, 16))):
+        piece.write(row[None] for row in full[piece.source])
+    for chunk in itertools.product(range(2), repeat=2):
+        stored_chunk = chunk_file(array, chunk).read_bytes()
+        assert zstandard.get_frame_parameters(stored_chunk).has_checksum is checksum
+    np.testing.assert_array_equal(array[...], full)
 
 
 @pytest.mark.parametrize(
