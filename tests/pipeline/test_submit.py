@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -830,6 +831,28 @@ def test_a_worker_that_cannot_be_asked_is_named(client: Client, monkeypatch: pyt
     answer_with(client, ModuleNotFoundError("No module named 'tilewright'"), monkeypatch)
     with pytest.raises(ClusterError, match=r"tcp://lost:1 cannot be asked .* No module named 'tilewright'"):
         survey(client, "cpu")
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_workers_with_and_without_a_gpu_are_not_given_one_product(
+    device: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan is for one kind, and tiles of both would make up a C that none of them alone gives."""
+    (on_cpu,) = survey(client, "cpu")
+    on_gpu = replace(on_cpu, device="cuda", device_free_nbytes=2**30)
+
+    def answered(*facts: tasks.WorkerFacts) -> None:
+        monkeypatch.setattr(
+            submit, "ask_all", lambda *_: {f"tcp://{i}": fact for i, fact in enumerate(facts)}
+        )
+
+    answered(on_gpu, on_gpu, on_cpu)
+    with pytest.raises(
+        ClusterError, match=r"some of the 3 workers have a GPU and some have none; say --device cpu"
+    ):
+        survey(client, device)
+    answered(on_gpu, on_gpu)
+    assert survey(client, device) == [on_gpu, on_gpu]
 
 
 @pytest.mark.parametrize(
