@@ -30,6 +30,7 @@ from tilewright.kernels.file_rectangles import (
 )
 from tilewright.kernels.files import READ_FLAGS
 from tilewright.kernels.host_loops import compiled
+from tilewright.kernels.launch import ceil_div
 
 _OFFSET, _FILE_NBYTES, _ROWS, _WIDTH, _STRIDE, _TARGET, _PITCH, _TALL, _WIDE, _SPAN = range(10)
 """Columns of the loop's table: a `Rectangle`, then the rows and bytes of a row that one block takes, and whether it
@@ -223,8 +224,8 @@ class Upload:
         self._functions = calls.addresses(SYSTEM, DRIVER) if functions is None else functions
         self._paths, self._path_starts = name_table(rectangle.path for rectangle in rectangles)
         self._table = np.array([_blocked(r, block_nbytes) for r in rectangles], np.int64).reshape(-1, 10)
-        down = -(-self._table[:, _ROWS] // self._table[:, _TALL])
-        across = -(-self._table[:, _WIDTH] // self._table[:, _WIDE])
+        down = ceil_div(self._table[:, _ROWS], self._table[:, _TALL])
+        across = ceil_div(self._table[:, _WIDTH], self._table[:, _WIDE])
         self._first_blocks = np.concatenate([[0], np.cumsum(down * across)]).astype(np.int64)
         self._counter = np.zeros(1, np.int64)
         self._failed = np.zeros(len(rectangles), np.uint8)

@@ -7,7 +7,9 @@ import struct
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from tilewright.kernels.compiled import DEFAULT_SHARED_NBYTES, CompiledKernel, argument_layout
 from tilewright.kernels.deferred import cuda
@@ -18,9 +20,11 @@ from tilewright.kernels.lock_keeping import LockKeepingStream
 from tilewright.kernels.recording import Plan, Recording
 from tilewright.kernels.streams import DEFAULT_STREAM
 
+IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
-def ceil_div(a: int, b: int) -> int:
-    """The least number of groups of ``b`` that hold ``a`` things; a >= 0, b > 0."""
+
+def ceil_div(a: IntOrArray, b: IntOrArray) -> IntOrArray:
+    """The least number of groups of ``b`` that hold ``a`` things; a >= 0, b > 0. Element by element for arrays."""
     return -(-a // b)
 
 

@@ -18,6 +18,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tilewright.kernels.launch import ceil_div
+
 MODULUS = 1 << 64
 
 
@@ -189,7 +191,7 @@ def _plan(largest_a: int, largest_b: int, k: int, bits: int, units: tuple[Unit, 
                     depth = min(exact_depth(products, bounds_a, bounds_b, unit), max(k, 1))
                     if not depth:
                         continue
-                    cost = len(products) * (unit.cost * k + PASS_COST * -(-k // depth))
+                    cost = len(products) * (unit.cost * k + PASS_COST * ceil_div(k, depth))
                     if best is None or cost < best[0]:
                         used = widths[: max(digits_a, digits_b)]
                         best = cost, DigitPlan(unit, used, digits_a, digits_b, products, depth)
