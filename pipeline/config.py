@@ -176,7 +176,10 @@ def check_all() -> None:
 def as_nbytes(value: int | float | str, name: str) -> int:
     """Bytes from a number or a text such as ``8GiB``.
 
-    Raises ------ OptionError The text is not a size, or the size is not positive, or not a whole number of bytes.
+    Raises
+    ------
+    OptionError
+        The text is not a size, or the size is not positive, or not a whole number of bytes.
     """
     try:
         if isinstance(value, bool):
