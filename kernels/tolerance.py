@@ -16,7 +16,7 @@ import numpy as np
 from tilewright.kernels.bfloat16 import BFLOAT16, EPSILON, SMALLEST_SUBNORMAL
 from tilewright.kernels.gemm.base import compute_dtype
 
-_OPERAND_ROUNDOFF = {
+OPERAND_ROUNDOFF = {
     "full": 0.0,
     # Two tensor-core digits keep all but the last bits of float32: each operand is cut at 2**-21 or better.
     "split": 2.0**-21,
@@ -24,6 +24,7 @@ _OPERAND_ROUNDOFF = {
     "fp16": 2.0**-11,
     "bf16": 2.0**-8,
 }
+"""The relative error of each operand that a precision narrows."""
 _COMPLEX_STEPS = 4
 """A complex sum is within sqrt(2) g(k + 2): twice g(k + 4) covers it, and a scheme of three products."""
 
@@ -60,7 +61,7 @@ def tolerance(k: int, dtype: Any, scale: Any, precision: str = "full") -> Any:
         sums = 2 * accumulated(k + _COMPLEX_STEPS, compute)
     else:
         sums = accumulated(k, compute)
-    operands = 2 * _OPERAND_ROUNDOFF[precision]
+    operands = 2 * OPERAND_ROUNDOFF[precision]
     rounding = unit_roundoff(result) if result != compute else 0.0
     underflow = (k + 1) * _smallest(compute) + _smallest(result)
     return (sums + operands + rounding) * (1 + operands + rounding) * scale + underflow

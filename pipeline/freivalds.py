@@ -35,6 +35,7 @@ from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.host_loops import usable_cores
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.thin import WIDE_DTYPES, add_thin_product, widen
+from tilewright.kernels.tolerance import OPERAND_ROUNDOFF, unit_roundoff
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
 from tilewright.pipeline.region_read import READ_NBYTES, RegionRead, region_reads
@@ -67,9 +68,6 @@ MOST_GROUPS = 4
 
 INTEGER_VECTORS = 4
 """Vectors of each round for integers: what hides in one shows in another."""
-
-INPUT_EPSILON = {"tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
-"""Relative error of an operand rounded to the precision that was asked for."""
 
 INPUT_SUBNORMAL = {"split": 2.0**-133, "tf32": 2.0**-136, "bf16": 2.0**-133, "fp16": 2.0**-24}
 """The smallest subnormal operand in the precision that was asked for."""
@@ -237,13 +235,16 @@ class Probe:
         return line_nbytes(len(self.vectors), self.group_count, self.dtype)
 
 
-def tolerance(k: int, dtype: np.dtype, precision: str) -> float:
+def relative_tolerance(k: int, dtype: np.dtype, precision: str) -> float:
     """What a sum may deviate by, in units of its scale, when nothing is wrong.
+
+    `tilewright.kernels.tolerance.tolerance` is what one element may deviate by in the worst case, relative to sums of
+    absolute values; here sums over many elements are compared, whose scale is a root of squares.
 
     A sum of k terms rounded one after another errs by about eps k / 3 of sqrt(sum |ab|^2) when all terms have one sign,
     the worst case unless they are alike, and eps sqrt(k / 6) when signs are mixed; 2 eps k is six standard deviations
-    of the first. The last rounding, to C's own dtype, adds eps sqrt(k); rounded operands add their own epsilon, times
-    the same six.
+    of the first. The last rounding, to C's own dtype, adds eps sqrt(k); rounded operands add their own error, times the
+    same six.
     """
     return _tolerance(k, dtype, precision, math.sqrt(max(k, 1)))
 
@@ -260,9 +261,8 @@ def tolerance_of_alike(k: int, dtype: np.dtype, precision: str) -> float:
 
 def _tolerance(k: int, dtype: np.dtype, precision: str, last: float) -> float:
     """``last``: how large C's elements are at most, in the unit that is meant."""
-    accumulated = np.float32 if dtype == np.float16 else dtype
-    error = 2 * float(np.finfo(accumulated).eps) * max(k, 4) + 2 * float(np.finfo(dtype).eps) * last
-    return error + 6 * INPUT_EPSILON.get(precision, 0.0)
+    error = 4 * unit_roundoff(compute_dtype(dtype)) * max(k, 4) + 4 * unit_roundoff(dtype) * last
+    return error + 6 * OPERAND_ROUNDOFF[precision]
 
 
 def line_nbytes(vectors: int, groups: int, wide: np.dtype) -> int:
@@ -462,7 +462,7 @@ class Tolerances:
     """What a right product may deviate by."""
 
     relative: float
-    """`tolerance` of the product."""
+    """`relative_tolerance` of the product."""
     alike: float
     """`tolerance_of_alike` of the product."""
     operand_subnormal: float

@@ -36,7 +36,7 @@ from tilewright.pipeline.freivalds import (
     compare,
     draw_probe,
     project,
-    tolerance,
+    relative_tolerance,
     tolerance_of_alike,
 )
 from tilewright.pipeline.region_read import region_reads
@@ -63,7 +63,7 @@ class Verification:
     counted in ``unchecked``. Nor is, among floats, an element that is wrong by less than ``tolerance`` times the scale
     of its sum, sqrt(sum over l and j of |a_il b_lj|²) over the columns j of the group. For factors of random signs that
     is sqrt(columns of the group) times the usual size of C's elements, and ``tolerance`` is 2 eps max(k, 4) + 2 eps'
-    sqrt(k), with eps of the type that sums are formed in and eps' of C's.
+    sqrt(k), with eps of the type that sums are formed in and eps' of C's, and more for a lower precision.
     """
 
     passed: bool
@@ -299,7 +299,7 @@ def _allowed_of(image: _Image, k: int, dtype: np.dtype, precision: str, *, exact
     with np.errstate(all="ignore"):
         group_norms = np.sqrt(np.einsum("gl,gl->g", norms, norms))
     return Tolerances(
-        0.0 if exact else tolerance(k, dtype, precision),
+        0.0 if exact else relative_tolerance(k, dtype, precision),
         0.0 if exact else tolerance_of_alike(k, dtype, precision),
         INPUT_SUBNORMAL.get(precision, 0.0),
         k,
