@@ -127,6 +127,23 @@ def test_a_file_is_decompressed(
 
 
 @ways
+@pytest.mark.parametrize("checksum", [False, True])
+def test_all_that_is_fed_comes_out_before_more_is_asked_for(way: Decompress, checksum: bool) -> None:
+    """Where what was fed ends with a block, not with the frame: the decoder has taken it all and still has output."""
+    compressor = zstandard.ZstdCompressor(write_checksum=checksum).compressobj()
+    content = np.random.default_rng(1).integers(0, 8, 10**4, np.uint8).tobytes()
+    frames = Frames(WINDOW_BITS, decompress=way)
+    for _ in range(3):
+        frames.feed(compressor.compress(content) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+        assert filled(frames, 1000) == content
+        assert frames.inside
+    frames.feed(compressor.flush())
+    assert filled(frames, 1000) == b""
+    assert not frames.inside
+    frames.close()
+
+
+@ways
 def test_what_cannot_be_read_has_to_be_fed(way: Decompress, tmp_path: Path) -> None:
     """What is not there, or no file, and a file that ended early: from then on, and no more of the file."""
     stored, content = frame("text", 10**6, True)

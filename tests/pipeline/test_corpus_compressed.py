@@ -27,6 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.test_reduce_histogram import count, dense, documents, naive_counts
+from tilewright.kernels import zstd
 from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.pipeline import blocks as reading
 from tilewright.pipeline import corpus, decompress
@@ -465,6 +466,15 @@ def test_what_became_of_a_document_is_looked_for_once(
     assert len(tries) == 1
 
 
+@pytest.mark.parametrize("suffix", [".bz2", ".zst"])
+def test_zeros_behind_a_member_are_noticed_where_no_writer_leaves_them(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"tape{suffix}"
+    for zeros in (1, 4, 512, corpus.STORED_NBYTES + 512):
+        path.write_bytes(COMPRESS[suffix](b"one") + bytes(zeros))
+        with pytest.raises(CorpusError, match="or other bytes follow its last whole member"):
+            content(path)
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
 def test_zeros_behind_a_member_are_padding(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"tape{suffix}"
@@ -515,8 +525,18 @@ def test_a_dictionary_that_is_needed_is_named(tmp_path: Path) -> None:
         content(path)
 
 
+@pytest.mark.parametrize("stored_nbytes", [corpus.STORED_NBYTES, 100], ids=["one read", "many reads"])
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_that_shrank_or_grew(tmp_path: Path, rng: np.random.Generator, suffix: str) -> None:
+def test_a_file_that_shrank_or_grew(
+    tmp_path: Path,
+    rng: np.random.Generator,
+    suffix: str,
+    stored_nbytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (corpus, zstd):
+        monkeypatch.setattr(module, "STORED_NBYTES", stored_nbytes)
+    monkeypatch.setattr(zstd, "_spare", [])  # decoders with memory for longer reads
     data = text(rng, 1000)
     stored = COMPRESS[suffix](data)
     path = tmp_path / f"log{suffix}"

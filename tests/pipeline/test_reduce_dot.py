@@ -71,6 +71,19 @@ def test_floats_are_close_to_the_exact_sum(
     assert abs(result - exact) <= 8 * np.finfo(dtype).eps * max(scale, abs(exact))
 
 
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_blocks_are_added_exactly(client: Client, tmp_path: Path, dtype: str) -> None:
+    """One by one they make 0, and so they do with one correction carried along, as Python's own sum has it."""
+    x = np.zeros(5 * dotting.BLOCK, dtype)
+    x[:: dotting.BLOCK] = 1e32, 1e16, 1, -1e32, -1e16
+    ones = np.full_like(x, 1j if dtype == "complex128" else 1)
+    result = dot_stored(
+        client, store(tmp_path / "x", x, 100), store(tmp_path / "y", ones, 77), device="cpu", listener=ignore
+    )
+    assert result == ones[0]
+
+
 def test_the_result_is_the_same_however_the_vectors_are_stored(
     client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

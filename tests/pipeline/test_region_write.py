@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,28 @@ def test_chunks_have_zstandards_checksum_where_the_array_says_so(
         stored_chunk = chunk_file(array, chunk).read_bytes()
         assert zstandard.get_frame_parameters(stored_chunk).has_checksum is checksum
     np.testing.assert_array_equal(array[...], full)
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+@pytest.mark.parametrize("kind", ["3 none", "3 zstd", "3 gzip", "2 none", "2 zlib", "3 sharded"])
+def test_behind_the_edge_of_an_array_its_fill_value_is_stored(
+    kind: str, by_another: bool, tmp_path: Path
+) -> None:
+    """It shows where somebody makes the array larger."""
+    full = np.arange(10, 10 + 10 * 9, dtype="f4").reshape(10, 9)
+    array = any_way(kind, tmp_path / "x.zarr", np.zeros_like(full), (4, 6))
+
+    def write(rows: np.ndarray, descriptor: int, how: Zstd | None) -> bool:
+        data = rows.tobytes() if how is None else zstandard.compress(rows.tobytes(), how.level)
+        return os.pwrite(descriptor, data, 0) == len(data)
+
+    for piece in region_writes(array, (slice(0, 10), slice(0, 9))):
+        rows = full[piece.source]
+        piece.write((row[None] for row in rows), partial(write, rows) if by_another else None)
+    array.resize((17, 20))
+    expected = np.full((17, 20), 7, "f4")
+    expected[:10, :9] = full
+    np.testing.assert_array_equal(array[...], expected)
 
 
 @pytest.mark.parametrize(

@@ -420,6 +420,26 @@ def test_a_growing_array_of_another_dtype_is_not_gone_on_with(
     assert any("no more what it was; it starts anew" in e.message for e in events if isinstance(e, Notice))
 
 
+def test_a_record_of_tiles_that_the_plan_does_not_have_is_not_gone_on_with(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
+) -> None:
+    a, b, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
+    stop_at(3, a_path, b_path, out, **options)
+    tile_count = tw.plan_matmul(a_path, b_path, device="cpu", device_memory=TIGHT).tile_count
+    with (outputs.partial_path(out) / ledger.FILE_NAME).open("a") as record:
+        record.write(json.dumps({"tile": tile_count, "nbytes": 1024}) + "\n")
+    run = tw.matmul(a_path, b_path, out, listener=events.append, **options)
+    assert (run.resumed, run.plan.tile_count) == (0, tile_count)
+    assert any("it starts anew" in event.message for event in events if isinstance(event, Notice))
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("damage", ["gone", "short", "empty", "half"])
