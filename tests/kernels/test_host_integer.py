@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import math
 import os
 import re
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numba
 import numpy as np
@@ -19,6 +22,8 @@ from tilewright.kernels import host, host_integer, matmul
 from tilewright.kernels.host_integer import LIMB, NARROW, WIDE, WORDS_A, WORDS_B, IfmaProduct, Tiling
 from tilewright.kernels.host_loops import cpu_threads, target_type
 
+# Nothing but the instructions themselves needs such a CPU: the packing, and all else of a product of blocks, is tested
+# with them as Python integers, and whole products without them in test_host_matmul.py.
 needs_ifma = pytest.mark.skipif(
     not host_integer.available(),
     reason=f"this CPU lacks one of {', '.join(host_integer.FEATURES)}, or Numba is told not to use it",
@@ -108,6 +113,48 @@ def test_packed_words_and_pairs_make_the_product(tiling: Tiling, data: st.DataOb
     assert [[x % (1 << bits) for x in row] for row in found] == [
         [int(x) % (1 << bits) for x in row] for row in sum_a @ sum_b
     ]
+
+
+@tilings
+@given(
+    sides=st.tuples(st.integers(1, 12), st.integers(0, 5), st.integers(1, 40)),
+    smaller=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_products_are_added_into_targets_of_any_size(
+    tiling: Tiling, sides: tuple[int, int, int], smaller: bool, seed: int
+) -> None:
+    """All of a block's product but the tiles, which are made of Python integers: on a CPU without the instructions
+    nothing else runs this."""
+    m, k, n = sides
+    rng = np.random.default_rng(seed)
+    a, b, first, second = (naive.numbers(rng, shape, "i8") for shape in ((m, k), (k, n), (m, n), (m, n)))
+    if smaller:  # the second of two targets, as of Strassen's halves of an odd side
+        second = second[: m - 1, : n - 1]
+
+    def words_at(place: int, *shape: int) -> np.ndarray:
+        memory = (ctypes.c_uint64 * math.prod(shape)).from_address(int(place))
+        return np.frombuffer(memory, np.uint64).reshape(shape)
+
+    def tile(left: int, right: int, steps: int, place: int) -> None:
+        panels = words_at(left, 1, steps, WORDS_A), words_at(right, 1, steps, WORDS_B)
+        sums = words_at(place, tiling.rows, tiling.columns)
+        sums[...] = np.array(multiply_packed(tiling, *panels, sums.shape), np.uint64)
+
+    before = first.copy(), second.copy()
+    quiet = ThreadPoolExecutor(2, initializer=partial(np.seterr, over="ignore"))  # sums wrap, as they should
+    with pytest.MonkeyPatch.context() as patch, quiet as pool:
+        for name in ("_wide_tile", "_narrow_tile"):
+            patch.setattr(host_integer, name, tile)
+        product = IfmaProduct(tiling, m, n, k, pool)
+        left, right = product.left((m, k), a), product.right((k, n), b)
+        patch.setattr(host_integer, "compiled", lambda function, *signature: function)
+        product.add(left, right, (first, -1), (second, 1))
+    bits = 64 if tiling.pairs else LIMB
+    exact = a.astype(object) @ b.astype(object)
+    for found, old, sign in ((first, before[0], -1), (second, before[1], 1)):
+        wanted = old.astype(object) + sign * exact[: found.shape[0], : found.shape[1]]
+        assert ((found.astype(object) - wanted) % (1 << bits) == 0).all()
 
 
 @tilings
