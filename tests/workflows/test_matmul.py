@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import errno
+import io
 import itertools
 import json
 import logging
@@ -173,45 +175,155 @@ TIGHT = 8_000
 """Device memory that cuts the 96 × 64 product into many tiles of a few panels each."""
 
 
-def test_tiles_panels_and_workers_do_not_change_a_bit(
-    factors: tuple[np.ndarray, np.ndarray, Path, Path], tmp_path: Path, small_chunks: None
+def order_by_sides(
+    a: np.ndarray,
+    b: np.ndarray,
+    out: np.ndarray,
+    *,
+    accumulate: bool,
+    transpose_a: bool,
+    transpose_b: bool,
+    **_: Any,
 ) -> None:
-    _, _, a, b = factors
-    results = []
-    for workers in (1, 2, 3):
+    """Products whose sums have an order of their own for any sides that are given, as BLAS's may have."""
+    a, b = a.T if transpose_a else a, b.T if transpose_b else b
+    if not accumulate:
+        out[...] = 0
+    for step in np.random.default_rng([*out.shape, len(b)]).permutation(len(b)):
+        out += np.outer(a[:, step], b[step])
+
+
+def test_tiles_panels_and_workers_do_not_change_a_bit(
+    tmp_path: Path, rng: np.random.Generator, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same tiles for any number of workers; with others for some; with others for each of 1, 2 and 4."""
+    products = []
+    for (m, k, n), chunk, memory, grids, least in [
+        ((96, 80, 64), 16, TIGHT, 1, 4),
+        ((192, 96, 160), 8, 32_000, 2, 6),
+        ((96, 80, 64), 16, 60_000, 3, 1),
+    ]:
+        a, b = (numbers(rng, shape, "f4") for shape in ((m, k), (k, n)))
+        paths = [
+            put(tmp_path / f"{name}{grids}", data, (chunk, chunk)) for name, data in (("a", a), ("b", b))
+        ]
+        plans = [
+            tw.plan_matmul(*paths, device="cpu", device_memory=memory, workers=workers)
+            for workers in (1, 2, 4)
+        ]
+        assert len({plan.grid for plan in plans}) >= grids
+        assert min(plan.tile_count for plan in plans) >= least
+        assert min(plan.panel_count for plan in plans) > 1
+        cells = {(plan.cell_rows, plan.cell_columns) for plan in plans}
+        assert len(cells) == 1
+        if grids > 1:
+            assert (plans[0].tile_rows, plans[0].tile_columns) not in cells
+        products.append((grids, a, b, paths, memory))
+    kernels = units.matmul, order_by_sides
+    results: dict[tuple[int, int], set[bytes]] = {}
+    for workers in (1, 2, 3, 4):
         with (
             LocalCluster(n_workers=workers, processes=False, dashboard_address=":0") as cluster,
             Client(cluster) as own,
         ):
-            run = tw.matmul(a, b, tmp_path / f"c{workers}", cluster=own, device="cpu", device_memory=TIGHT)
-        assert run.plan.tile_count > 3
-        assert run.plan.panel_count > 1
-        assert run.plan.workers == workers
-        results.append(zarr.open_array(tmp_path / f"c{workers}")[...].tobytes())
-    assert results[0] == results[1] == results[2]
+            for (grids, a, b, paths, memory), (which, kernel) in itertools.product(
+                products, enumerate(kernels)
+            ):
+                monkeypatch.setattr(units, "matmul", kernel)
+                out = tmp_path / f"c{workers}{grids}{which}"
+                run = tw.matmul(*paths, out, cluster=own, device="cpu", device_memory=memory, verify=False)
+                assert run.plan.workers == workers
+                c = zarr.open_array(out)[...]
+                assert_product(c, a, b)
+                results.setdefault((grids, which), set()).add(c.tobytes())
+    assert {case: len(found) for case, found in results.items()} == dict.fromkeys(results, 1)
 
 
-def test_every_stored_piece_is_written_once(
+@pytest.mark.parametrize("kernel", [units.matmul, order_by_sides], ids=["BLAS", "order by sides"])
+def test_memory_that_gives_the_same_panels_does_not_change_a_bit(
+    kernel: Callable[..., Any],
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
     tmp_path: Path,
     small_chunks: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, _, a, b = factors
-    written: list[tuple[int, int, int, int]] = []
+    """And the same cells, where tiles are made of them: then other tiles do not matter."""
+    monkeypatch.setattr(units, "matmul", kernel)
+    a, b, *paths = factors
+    alike: dict[tuple[int, ...], dict[tuple[int, int], int]] = {}
+    for memory in (12_000, 16_000, 24_000, 32_000, 60_000):
+        plan = tw.plan_matmul(*paths, device="cpu", device_memory=memory)
+        same = plan.panel_depth, plan.k_parts, plan.cell_rows, plan.cell_columns
+        alike.setdefault(same, {})[plan.grid] = memory
+    memories = max(alike.values(), key=len)
+    assert len(memories) >= 2, "the memory should change the tiles, and nothing else"
+    results = set()
+    for grid, memory in memories.items():
+        run = tw.matmul(*paths, tmp_path / f"c{memory}", cluster=client, device="cpu", device_memory=memory)
+        assert run.plan.grid == grid
+        c = zarr.open_array(tmp_path / f"c{memory}")[...]
+        assert_product(c, a, b)
+        results.add(c.tobytes())
+    assert len(results) == 1
 
-    def counting(top: int, left: int, data: np.ndarray) -> np.ndarray:
-        written.append((top, top + data.shape[0], left, left + data.shape[1]))
-        return data
 
-    intercept_writes(monkeypatch, counting)
-    run = tw.matmul(a, b, tmp_path / "c", cluster=client, device="cpu", device_memory=TIGHT)
-    count = np.zeros((96, 64), int)
-    for top, bottom, left, right in written:
-        count[top:bottom, left:right] += 1
-    assert (count == 1).all()
-    assert len(written) == -(-96 // run.plan.c_unit[0]) * -(-64 // run.plan.c_unit[1])
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (False, {"compressors": None}),
+        (False, {"compressors": zarr.codecs.ZstdCodec()}),
+        (True, {"compressors": None}),
+        (True, {"shards": (32, 32)}),
+        (True, {"shards": (32, 32), "compressors": None}),
+        (True, {"zarr_format": 2, "compressors": Zstd(), "order": "F"}),
+        (True, {"zarr_format": 2, "compressors": Zstd(), "filters": [Delta(dtype="f4")]}),
+    ],
+    ids=["plain", "compressed", "given", "sharded", "plain shards", "by columns", "filtered"],
+)
+def test_every_stored_piece_is_written_once(
+    given: bool,
+    options: dict[str, Any],
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted as files that get the name of a stored piece, whoever writes them, and as files opened to be written."""
+    a, b, a_path, b_path = factors
+    out, a_path = tmp_path / "c", put(tmp_path / "coded", a, **{} if given else options)
+    target = zarr.create_array(out, shape=(96, 64), chunks=(16, 16), dtype="f4", **options) if given else out
+    named: list[Path] = []
+    opened: list[Path] = []
+    replace_file, open_file = os.replace, io.open
+
+    def naming(source: Any, name: Any, **how: Any) -> None:
+        replace_file(source, name, **how)
+        named.append(Path(name))
+
+    def opening(file: Any, mode: str = "r", *how: Any, **more: Any) -> Any:
+        if isinstance(file, str | os.PathLike) and set(mode) & set("wax+"):
+            opened.append(Path(file))
+        return open_file(file, mode, *how, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", naming)
+        patch.setattr(io, "open", opening)  # pathlib's
+        patch.setattr(builtins, "open", opening)
+        run = tw.matmul(a_path, b_path, target, cluster=client, device="cpu", device_memory=24_000)
+    assert run.plan.tile_count > 1
+    unit = run.plan.c_unit
+    assert unit == ((32, 32) if "shards" in options else (16, 16))
+    growing = out if given else outputs.partial_path(out)
+    stored = {path.relative_to(out) for path in out.rglob("*") if path.is_file() and path.name[0].isdigit()}
+    assert len(stored) == (96 // unit[0]) * (64 // unit[1])
+    kept = {growing / path for path in stored}
+    assert sorted(path for path in named if path in kept) == sorted(kept)
+    drafts = [path for path in opened if path.is_relative_to(growing) and path.name[0].isdigit()]
+    assert len(drafts) == len(set(drafts)) == len(kept)
+    assert not set(drafts) & kept
+    assert_product(zarr.open_array(out)[...], a, b)
 
 
 def test_each_shard_of_an_open_array_has_one_writer_that_writes_it_whole(
@@ -252,7 +364,7 @@ def intercept_writes(
         def wrap(piece: region_write.RegionWrite) -> region_write.RegionWrite:
             top, left = (whole.start + part.start for whole, part in zip(region, piece.source, strict=True))
 
-            def write(bands: region_write.Bands, fill: region_write.Fill | None) -> None:
+            def write(bands: region_write.Bands, fill: region_write.FillFile | None) -> None:
                 piece.write([through(top, left, np.concatenate([band.copy() for band in bands]))])
 
             return region_write.RegionWrite(piece.source, write)
@@ -802,13 +914,27 @@ def test_a_tile_that_takes_down_its_workers_says_what_to_change(
 
 
 def test_no_resume_computes_every_tile(
-    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
 ) -> None:
-    _, _, a_path, b_path = factors
+    """In a new array: what the tiles of the run before held is wrong, and as long as it should be."""
+    a, b, a_path, b_path = factors
+    a_path = put(tmp_path / "plain.zarr", a, compressors=None)
     out = tmp_path / "c.zarr"
-    stop_at(3, a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT)
-    run = tw.matmul(a_path, b_path, out, cluster=client, device="cpu", device_memory=TIGHT, resume=False)
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    stop_at(3, a_path, b_path, out, **options)
+    chunks = [path for path in (outputs.partial_path(out) / "c").rglob("*") if path.is_file()]
+    for chunk in chunks:
+        chunk.write_bytes(np.full(chunk.stat().st_size // 4, 77, "f4").tobytes())
+    run = tw.matmul(a_path, b_path, out, resume=False, listener=events.append, **options)
     assert run.resumed == 0
+    computed = [event for event in events if isinstance(event, UnitDone) and event.name == "matmul"]
+    assert len(computed) == run.plan.tile_count
+    assert len(chunks) >= 3
+    assert_product(zarr.open_array(out)[...], a, b)
 
 
 @pytest.fixture
