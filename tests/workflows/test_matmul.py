@@ -37,6 +37,7 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 
 import tilewright as tw
+from tests.pipeline.stored_arrays import CODECS, encoded
 from tilewright.pipeline import (
     engines,
     ledger,
@@ -108,7 +109,19 @@ def events() -> list[Event]:
     return []
 
 
-@settings(max_examples=30)
+def stored_somehow(draw: Callable[..., Any], path: Path, data: np.ndarray, most: int) -> zarr.Array[Any]:
+    """An array of either format, with any codecs, order of elements and of bytes, with or without shards; no piece of
+    it has more than ``most`` rows or columns."""
+    codecs = draw(st.sampled_from(sorted(CODECS)), label="codecs")
+    sharded = draw(st.booleans(), label="sharded") if codecs.startswith("3") else False
+    chunks = [draw(st.integers(1, most // 2 if sharded else most)) for _ in range(2)]
+    shards = tuple(draw(st.integers(1, most // side)) * side for side in chunks) if sharded else None
+    big, by_columns = draw(st.booleans(), label="big-endian"), draw(st.booleans(), label="by columns")
+    return encoded(path, codecs, data, (chunks[0], chunks[1]), big=big, by_columns=by_columns, shards=shards)
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_stored_product_is_numpys(
     client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -118,24 +131,32 @@ def test_the_stored_product_is_numpys(
     a_dtype, b_dtype = draw(
         st.sampled_from([(d, d) for d in DTYPES] + [("i2", "i8"), ("u1", "f4"), ("f4", "c16")])
     )
-    transpose_a, transpose_b = draw(st.booleans()), draw(st.booleans())
-    chunks = [(draw(st.integers(1, 25)), draw(st.integers(1, 25))) for _ in range(2)]
-    compressors = draw(st.sampled_from([None, "auto"]))
+    transposed = draw(st.booleans()), draw(st.booleans())
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     folder = tmp_path_factory.mktemp("product")
-    a, b = numbers(rng, (m, k), a_dtype), numbers(rng, (k, n), b_dtype)
-    a_path = put(folder / "a.zarr", a.T if transpose_a else a, chunks[0], compressors=compressors)
-    b_path = put(folder / "b.zarr", b.T if transpose_b else b, chunks[1], compressors=compressors)
-    out = zarr.create_array(  # chunks of our own, so that small data still makes many tiles
-        folder / "c.zarr", shape=(m, n), chunks=(draw(st.integers(5, 30)), draw(st.integers(5, 30))),
-        dtype=np.result_type(a, b), fill_value=99,
-    )  # fmt: skip
+    factors = []
+    for name, shape, dtype, transpose in zip(
+        "ab", ((m, k), (k, n)), (a_dtype, b_dtype), transposed, strict=True
+    ):
+        values = numbers(rng, shape[::-1] if transpose else shape, dtype)
+        array = stored_somehow(draw, folder / name, values, 25)
+        files = [
+            path for path in sorted((folder / name).rglob("*")) if path.name[0].isdigit() and path.is_file()
+        ]
+        for lost in draw(st.sets(st.sampled_from(files), max_size=2)) if files else ():
+            lost.unlink()  # reads as the fill value, 7
+        values = np.asarray(array[...]).astype(dtype)
+        factors.append(values.T if transpose else values)
+    a, b = factors
+    # Pieces of our own, so that small data still makes many tiles.
+    before = np.full((m, n), 7, np.result_type(a, b))
+    out = stored_somehow(draw, folder / "c", before, 30)
     with np.errstate(over="ignore"):
         run = tw.matmul(
-            a_path, b_path, out, transpose_a=transpose_a, transpose_b=transpose_b, cluster=client, device="cpu",
-            device_memory=draw(st.sampled_from([24_000, 40_000, 10**7])),
+            folder / "a", folder / "b", out, transpose_a=transposed[0], transpose_b=transposed[1], cluster=client,
+            device="cpu", device_memory=draw(st.sampled_from([24_000, 40_000, 10**7])),
         )  # fmt: skip
-        assert_product(out[...], a, b)
+        assert_product(np.asarray(out[...]).astype(before.dtype), a, b)
     assert run.verification is not None
     assert run.verification.passed
 
