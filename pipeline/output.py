@@ -135,7 +135,7 @@ class Output:
     def release(self) -> None:
         """Let other runs write here again."""
         if self.lock is not None:
-            os.close(self.lock)
+            unlock_folder(self.lock)
 
 
 def partial_path(final: Path) -> Path:
@@ -219,7 +219,7 @@ def _group_metadata(folder: Path) -> dict[str, Any] | None:
 
 
 def lock_folder(path: Path, *, create: bool = False) -> int:
-    """Keep other runs of this host out of a growing output, until the returned descriptor is closed.
+    """Keep other runs of this host out of a growing output, until the returned descriptor goes to `unlock_folder`.
 
     Runs of other hosts only where the file system shows them a lock on a folder, which NFS does not.
 
@@ -262,6 +262,15 @@ def lock_folder(path: Path, *, create: bool = False) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)  # before we locked it, another run renamed or removed what we opened
+
+
+def unlock_folder(descriptor: int) -> None:
+    """Give up the lock of `lock_folder`. Closing alone does not while a child of this process, forked meanwhile, has
+    the descriptor too."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 def is_locked_by(descriptor: int, path: Path) -> bool:
@@ -484,7 +493,7 @@ def create_output(
                 if isinstance(error, Exception) and os.listdir(growing) == [MARK_NAME]:
                     (growing / MARK_NAME).unlink()
                 growing.rmdir()  # only where it is empty
-            os.close(lock)
+            unlock_folder(lock)
             raise
     except StoreError:
         raise
@@ -519,7 +528,7 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
         array = anchored(zarr.open_array(partial.absolute(), mode="r+"), str(partial))
         remove_drafts(partial)
     except BaseException as error:  # Ctrl-C too: this process may live on, and would keep the lock
-        os.close(lock)
+        unlock_folder(lock)
         if isinstance(error, (OSError, *UNREADABLE)):
             return None
         raise

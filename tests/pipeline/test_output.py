@@ -258,6 +258,17 @@ def test_of_two_runs_that_begin_at_once_one_writes(tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["c.zarr"]
 
 
+def test_a_child_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+    output = begin(tmp_path / "c.zarr")
+    assert output.lock is not None
+    inherited = os.dup(output.lock)  # fork copies a descriptor in the same way
+    try:
+        output.release()
+        begin(tmp_path / "c.zarr").release()
+    finally:
+        os.close(inherited)
+
+
 @pytest.mark.parametrize("how", ["create", "resume"])
 @pytest.mark.parametrize("became", ["published", "removed", "replaced", "written"])
 def test_a_folder_that_goes_away_before_it_is_locked(
