@@ -229,11 +229,12 @@ def lock_folder(path: Path, *, create: bool = False) -> int:
     Raises
     ------
     OutputExistsError
-        Another run writes there, or what stands there is no folder; with ``create``, a link to a folder is none.
+        Another run writes there, or what stands there is no folder. A link to a folder is none: what it leads to would
+        stay where it is, and the link would get C's name.
     OSError
         There is nothing, or it cannot be opened or made.
     """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if create else 0)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -281,7 +282,7 @@ def is_locked_by(descriptor: int, path: Path) -> bool:
 def _stands_at(path: Path, found: os.stat_result) -> bool:
     """Whether the folder that was found is still the one at ``path``."""
     try:
-        return os.path.samestat(found, path.stat())
+        return os.path.samestat(found, path.lstat())
     except FileNotFoundError:
         return False
 
@@ -301,12 +302,13 @@ def check_growing_place(final: Path) -> None:
     """Raise OutputExistsError, before any work, where something that is not ours stands where an output would grow."""
     partial = partial_path(final)
     for _ in range(2):  # an ending run removes its mark last: a listing taken meanwhile is repeated
+        if partial.is_symlink():
+            break
         try:
             if _is_ours(os.listdir(partial)):
                 return
         except FileNotFoundError:
-            if not partial.is_symlink():
-                return
+            return
         except OSError:
             break
     raise _not_ours(partial)

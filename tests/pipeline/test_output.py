@@ -450,6 +450,17 @@ def test_a_growing_output_that_is_not_ours_stays(tmp_path: Path) -> None:
     assert not list((tmp_path / "new" / "folders").iterdir())
 
 
+def test_a_growing_output_that_became_a_link_is_not_resumed(tmp_path: Path) -> None:
+    """It would be the link that gets the output's name."""
+    final = tmp_path / "c.zarr"
+    begin(final, 1).release()
+    growing = outputs.partial_path(final)
+    growing.symlink_to(growing.rename(tmp_path / "elsewhere"))
+    with pytest.raises(OutputExistsError, match="holds something else; move it away"):
+        outputs.resume_output(final, overwrite=False)
+    assert (zarr.open_array(tmp_path / "elsewhere")[...] == 1).all()
+
+
 def test_halves_of_chunks_are_looked_for_in_each_folder_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,7 +538,8 @@ def test_the_place_where_an_output_grows_is_looked_at_before_any_work(tmp_path: 
     outputs.check_growing_place(final)
     moved = growing.rename(tmp_path / "elsewhere")
     growing.symlink_to(moved)
-    outputs.check_growing_place(final)
+    with pytest.raises(OutputExistsError, match="holds something else"):
+        outputs.check_growing_place(final)
     shutil.rmtree(moved)
     with pytest.raises(OutputExistsError, match="holds something else"):
         outputs.check_growing_place(final)
