@@ -307,8 +307,32 @@ def local_path(target: Source) -> Path | None:
     text = os.fspath(target)
     for start in LOCAL_URLS:
         if text.startswith(start):
-            return Path(text.removeprefix(start))
-    return None if "://" in text or "::" in text else Path(text)
+            return _without_missing(Path(text.removeprefix(start)))
+    return None if "://" in text or "::" in text else _without_missing(Path(text))
+
+
+def _without_missing(path: Path) -> Path:
+    """The path without folders that are not there and that ``..`` leaves again: whoever makes the folders that a path
+    lies in would make them too. Those that are there stay, since ``..`` behind a link leads elsewhere."""
+    if ".." not in path.parts:
+        return path
+    kept = Path()
+    for part in path.parts:
+        if part == ".." and kept.name not in ("", "..") and _is_missing(kept):
+            kept = kept.parent
+        else:
+            kept /= part
+    return kept
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):  # whoever uses it is told what is wrong
+        return False
+    return False
 
 
 def is_compressed(array: zarr.Array[Any]) -> bool:

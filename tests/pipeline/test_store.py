@@ -24,8 +24,17 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Wra
 
 from tests.pipeline.stored_arrays import any_way
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
+from tilewright.pipeline.output import create_output
 from tilewright.pipeline.region_read import read_region
-from tilewright.pipeline.store import check_shared, in_memory, location, name_of, open_array, place_of
+from tilewright.pipeline.store import (
+    check_shared,
+    in_memory,
+    local_path,
+    location,
+    name_of,
+    open_array,
+    place_of,
+)
 
 
 def test_open_names_what_is_wrong(tmp_path: Path) -> None:
@@ -227,3 +236,28 @@ def test_a_relative_path_means_the_same_to_workers_that_run_elsewhere(
         assert place_of(one) == str(home / "link" / "x.zarr")
     if form == "open array":
         assert str(given.store.root) == "link/x.zarr", "the caller's array is the caller's"
+
+
+def test_folders_that_a_path_only_passes_are_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("far/away")
+    for given, meant in {
+        "./new/../c.zarr": "c.zarr",
+        "new/one/../../c.zarr": "c.zarr",
+        "new/../../c.zarr": "../c.zarr",
+        "file://new/../c.zarr": "c.zarr",
+        "there/../c.zarr": "there/../c.zarr",
+        "link/../c.zarr": "link/../c.zarr",
+        "link/new/../../c.zarr": "link/../c.zarr",
+        f"{tmp_path}/new/../c.zarr": f"{tmp_path}/c.zarr",
+        "/..": "/..",
+    }.items():
+        assert local_path(given) == Path(meant), given
+    output = create_output("new/../c.zarr", (2,), np.dtype("f4"), (2,), compressed=False, overwrite=False)
+    output.publish()
+    output.release()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.zarr", "far", "link", "there"]
