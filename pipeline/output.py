@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import zarr
 from zarr.errors import BaseZarrError
+from zarr.storage import LocalStore
 
 from tilewright.pipeline.attributes import Names
-from tilewright.pipeline.chunks import DRAFT_NAME, METADATA_NAMES
+from tilewright.pipeline.chunks import DRAFT_NAME, METADATA_NAMES, draft_of
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.store import (
     UNREADABLE,
@@ -460,13 +461,15 @@ def create_output(
     OutputExistsError
         Another run writes there, or has finished it meanwhile and replacing it was not asked for.
     StoreError
-        The place cannot be written.
+        The place cannot be written, also that of an open array on a local path.
     OutputError
         An open array of another shape or dtype, or one that is read-only.
     """
     if isinstance(target, zarr.Array):
         check_given_output(target, shape, dtype)
-        return Output(anchored(target), None)
+        array = anchored(target)
+        _check_takes_chunks(array)
+        return Output(array, None)
     path = local_path(target)
     create = partial(
         zarr.create_array,
@@ -550,3 +553,21 @@ def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np
         raise OutputError(
             f"output: {name_of(array)} holds {array.dtype}; the result is {dtype}: give an array of {dtype}{hint}"
         )
+
+
+def _check_takes_chunks(array: zarr.Array[Any]) -> None:
+    """Raise StoreError where local chunks could not be written: a store that is open for writing may lie on a read-only
+    file system, or in folders that belong to somebody else."""
+    if not isinstance(array.store, LocalStore):
+        return
+    root = array.store.root / array.path
+    chunk = root / array.metadata.encode_chunk_key((0,) * array.ndim)
+    folder = next((folder for folder in chunk.parents if folder == root or folder.exists()), root)
+    probe = draft_of(folder / chunk.name)
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"output: cannot write to {name_of(array)}: {error}; give C an array that this process may write to"
+        ) from error

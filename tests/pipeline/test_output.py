@@ -498,6 +498,35 @@ def test_a_given_output_is_checked(tmp_path: Path) -> None:
         outputs.check_given_output(zarr.open_array(tmp_path / "c.zarr", mode="r"), (4, 4), np.dtype("f4"))
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_an_open_array_that_takes_no_chunks_is_found_out_at_once(
+    written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """zarr-python opens it for writing; the file system refuses."""
+    array = zarr.create_array(tmp_path / "c.zarr", shape=(4, 4), chunks=(2, 2), dtype="f4")
+    if written:
+        array[...] = 1
+    before = sorted((tmp_path / "c.zarr").rglob("*"))
+    tried: list[Path] = []
+
+    def refused(path: Path, *args: Any, **kwargs: Any) -> None:
+        tried.append(path.parent)
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    def create() -> outputs.Output:
+        return outputs.create_output(
+            array, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=False
+        )  # fmt: skip
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "touch", refused)
+        with pytest.raises(StoreError, match=r"cannot write to .*c\.zarr: .*Read-only file system"):
+            create()
+    assert tried == [tmp_path / "c.zarr" / "c" / "0" if written else tmp_path / "c.zarr"]
+    create().release()
+    assert sorted((tmp_path / "c.zarr").rglob("*")) == before
+
+
 @pytest.mark.parametrize("form", ["path", "resumed", "open array"])
 def test_an_output_at_a_relative_path_is_written_by_workers_that_run_elsewhere(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
