@@ -57,9 +57,9 @@ def workspace_nbytes(
     most = 0
     if all(each.kind in "iu" for each in (of_a, of_b, dtype)):
         most = exact_integer.scratch_nbytes(m, n, k, max(of_a.itemsize, of_b.itemsize))
-    half_results = {np.dtype(np.float16): (np.float16,), BFLOAT16: (BFLOAT16, np.float32)}
-    if of_a == of_b and dtype in half_results.get(of_a, ()):
-        most = float_operand.most_nbytes(m, n, k, "copy")
+    if of_a == of_b and of_a in (np.float16, BFLOAT16) and dtype in (of_a, np.float32):
+        # They are multiplied as they lie where the copy engine takes their lines.
+        most = 0 if _aligned(m, n, k, of_a.itemsize, parent) else float_operand.most_nbytes(m, n, k, "copy")
     if not of_a == of_b == dtype:  # the kernels below take one dtype throughout
         return most
     if dtype == np.float32 and precision != "full":

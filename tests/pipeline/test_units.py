@@ -28,7 +28,7 @@ from tilewright.pipeline.units import HostUnit
     [
         ("cpu", (1501, 301, 1403), (100, 100), 400_000),
         pytest.param("cuda", (9001, 1201, 8403), (100, 100), 7_000_000, marks=pytest.mark.gpu),
-        pytest.param("cuda", (9001, 1201, 8403), (99, 101), 7_000_000, marks=pytest.mark.gpu),
+        pytest.param("cuda", (9001, 1201, 8403), (99, 101), 10_000_000, marks=pytest.mark.gpu),
     ],
     ids=["cpu", "cuda", "cuda-odd-cells"],
 )
