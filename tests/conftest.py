@@ -29,6 +29,11 @@ settings.load_profile("tilewright")
 
 NEEDS = {"gpu": 1, "multigpu": 2}
 
+LIMIT_SECONDS = 300
+"""A test that takes longer hangs: its process ends then, with the stack of every thread. ``--timeout`` sets another."""
+SLOW_LIMIT_SECONDS = 1800
+"""The same for tests that are marked as slow."""
+
 
 def gpu_count() -> int:
     """CUDA GPUs that this process can use; the simulator's pretended one does not count."""
@@ -53,7 +58,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # A run that asks for the GPU gets failures, not skips, where there is none.
     asked = asks_for_gpu(config.option.markexpr or "")
     count = 0 if asked else gpu_count()
+    # Not in pyproject.toml: where the plugin is missing, an option that nobody knows is an error.
+    limited = config.pluginmanager.hasplugin("timeout") and config.getoption("timeout") is None
     for item in items:
+        if limited and not item.get_closest_marker("timeout"):
+            seconds = SLOW_LIMIT_SECONDS if item.get_closest_marker("slow") else LIMIT_SECONDS
+            # By a thread, since a signal does not end what waits in C.
+            item.add_marker(pytest.mark.timeout(seconds, method="thread"))
         for marker, needed in NEEDS.items():
             if not asked and item.get_closest_marker(marker) and count < needed:
                 item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA GPU(s), found {count}"))

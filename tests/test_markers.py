@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,17 @@ def test_an_expression_that_does_not(expression: str) -> None:
     assert not asks_for_gpu(expression)
 
 
+def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A run with our hooks, in a process of its own that finds no GPU."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-q", *options],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "NUMBA_ENABLE_CUDASIM": "0"},
+        capture_output=True,
+        text=True,
+    )
+
+
 @pytest.mark.parametrize(
     ("expression", "outcome"),
     [
@@ -67,13 +79,56 @@ def test_an_expression_that_does_not(expression: str) -> None:
 )
 def test_where_there_is_no_gpu(expression: str, outcome: str, tmp_path: Path) -> None:
     (tmp_path / "test_few.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-q"]
-    result = subprocess.run(
-        [*command, "-W", "ignore", "-m", expression, "test_few.py"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "NUMBA_ENABLE_CUDASIM": "0"},
-        capture_output=True,
-        text=True,
-    )
+    result = run_pytest(tmp_path, "-W", "ignore", "-m", expression, "test_few.py")
     assert outcome in result.stdout, result.stdout + result.stderr
     assert result.returncode == (1 if "errors" in outcome else 0)
+
+
+PLUGIN = """
+def pytest_addoption(parser):
+    parser.addoption("--timeout", type=float)
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "timeout")
+"""
+"""What `tests.conftest` needs of pytest-timeout, in whose place it is loaded where that is not installed."""
+
+LIMITED = """
+import pytest
+
+@pytest.fixture(autouse=True)
+def told(request):
+    found = request.node.get_closest_marker("timeout")
+    print("limits:", found and (found.args, found.kwargs), end="; ")
+
+def test_usual():
+    pass
+
+@pytest.mark.slow
+def test_slow():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        (
+            ("-p", "timeout"),
+            "((300,), {'method': 'thread'}) ((1800,), {'method': 'thread'})",
+        ),
+        (("-p", "timeout", "--timeout", "7"), "None None"),
+        (("-p", "no:timeout"), "None None"),
+    ],
+    ids=["installed", "given", "missing"],
+)
+def test_each_test_has_a_limit_where_the_plugin_for_it_is_there(
+    options: tuple[str, ...], limits: str, tmp_path: Path
+) -> None:
+    """Unless the command line gives one; without the plugin there is neither a limit nor an error."""
+    (tmp_path / "timeout.py").write_text(PLUGIN)
+    (tmp_path / "test_limited.py").write_text(LIMITED)
+    strictly = "-W", "error", "--strict-config", "--strict-markers", "-o", "markers=slow"
+    result = run_pytest(tmp_path, "-s", *strictly, *options, "test_limited.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " ".join(re.findall(r"limits: (.*?); ", result.stdout)) == limits
