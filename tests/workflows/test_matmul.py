@@ -1032,6 +1032,50 @@ def test_a_read_that_never_works_ends_the_run_and_keeps_what_was_done(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_done(
+    compressed: bool,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    attempts: dict[int, int],
+    events: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chunks that no room is left for fail however often they are tried, after the first bytes of them were written."""
+    a, b, _, b_path = factors
+    a_path = put(tmp_path / "coded", a, compressors=zarr.codecs.ZstdCodec() if compressed else None)
+    out = tmp_path / "c"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
+    left, lock, write = [6_000], threading.Lock(), region_write._write_fully
+
+    def filling(file: Any, band: np.ndarray) -> None:
+        with lock:
+            room = left[0]
+            left[0] -= band.nbytes
+        if room < band.nbytes:
+            write(file, band.reshape(-1).view(np.uint8)[: max(0, room)])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(file, band)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(region_write, "_write_fully", filling)
+        with pytest.raises(StoreError, match=r"cannot write chunk .* of .*c\.partial.*No space left") as told:
+            tw.matmul(a_path, b_path, out, **options)
+    assert not isinstance(told.value, DamagedError)
+    assert max(attempts.values()) == 4, "the first try and three retries"
+    assert not out.exists()
+    growing = outputs.partial_path(out)
+    assert not list(growing.rglob("*.partial")), "halves of chunks would take up room for nothing"
+    attempts.clear()
+    run = tw.matmul(a_path, b_path, out, listener=events.append, **options)
+    assert 0 < run.resumed < run.plan.tile_count
+    assert len(attempts) == run.plan.tile_count - run.resumed
+    assert not any("lost stored pieces" in event.message for event in events if isinstance(event, Notice))
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
 @pytest.fixture
 def worker_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     """What Dask's workers report; their logger keeps it from pytest."""
