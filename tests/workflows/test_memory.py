@@ -18,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numba.cuda.cudadrv.driver import CudaAPIError
 
 import tilewright as tw
+from tests.peak_memory import grown_by, in_new_process
 from tests.pipeline.test_leftovers import Buffers, uncollected
 from tests.workflows.test_matmul import (
     TIGHT,
@@ -30,11 +31,12 @@ from tests.workflows.test_matmul import (
     small_chunks,
     stop_after,
 )
-from tilewright.kernels.memory import format_nbytes
+from tilewright.kernels.memory import format_nbytes, peak_nbytes
 from tilewright.pipeline import engines, ledger, store, stream, tiling
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import DeviceMemoryError, TaskError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
+from tilewright.pipeline.plan import PROCESS_NBYTES, MatmulPlan
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.units import HostUnit
 
@@ -367,6 +369,39 @@ def test_a_run_that_ends_early_leaves_no_buffer(
         )
     assert buffers.alive() == 0
     assert caught.value
+
+
+def multiplied_in(folder: Path, device_memory: int) -> tuple[MatmulPlan, int, int]:
+    """Multiply what is stored in a folder, in this process; the plan, how far the process grew, and its peak."""
+    small = put(folder / "small", np.ones((600, 600), "f4"), (300, 300))
+    runs: list[tw.MatmulRun] = []
+    with tw.open_cluster("local") as client:
+        options: dict[str, Any] = {"cluster": client, "device": "cpu"}
+        tw.matmul(small, small, folder / "d", **options)  # starts the libraries, and BLAS on all cores
+
+        def run() -> None:
+            paths = folder / "a", folder / "b", folder / "c"
+            runs.append(tw.matmul(*paths, device_memory=device_memory, **options))
+
+        nbytes = grown_by(run)
+    return runs[0].plan, nbytes, peak_nbytes()
+
+
+def test_a_worker_s_process_stays_within_the_plan(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Compressed chunks, so that what decodes and encodes them counts too; and no room for errors as large as the
+    process itself: it had its libraries before."""
+    sides = {"a": (6000, 500), "b": (500, 6000)}
+    for name, shape in sides.items():
+        put(
+            tmp_path / name,
+            rng.integers(0, 9, shape).astype("f4"),
+            (2000, 500) if name == "a" else (500, 2000),
+        )
+    plan, nbytes, peak = in_new_process(multiplied_in, tmp_path, 200 * 2**20)
+    buffers = plan.host_peak_nbytes - PROCESS_NBYTES
+    assert 150 * 2**20 < buffers < 400 * 2**20
+    assert plan.device_peak_nbytes / 2 < nbytes < buffers
+    assert peak <= plan.host_peak_nbytes
 
 
 def test_a_reduction_that_runs_out_of_memory_says_so(
