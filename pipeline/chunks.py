@@ -43,6 +43,10 @@ MOST_ZSTD_LEVEL = 22
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{32}\.partial$")
 """How the name of a chunk or metadata file ends while it is being written."""
 
+DRAFTS_NAME = re.compile(r"tilewright-drafts-[0-9a-f]{32}(\.ended)?")
+"""The folder, in a growing array, where one run writes chunks before they get their names; with the ending, one that is
+being removed."""
+
 METADATA_NAMES = {2: ".zarray", 3: "zarr.json"}
 """The file that marks a folder as an array, by Zarr's format."""
 
@@ -352,3 +356,8 @@ _STATED_NBYTES: dict[str, Callable[[Any], int | None]] = {
 def draft_of(path: Path) -> Path:
     """A new name for a chunk while it is being written, as `DRAFT_NAME` says."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+
+
+def new_drafts_name() -> str:
+    """A name for the folder of a run's unfinished chunks that no other run has had, as `DRAFTS_NAME` says."""
+    return f"tilewright-drafts-{uuid.uuid4().hex}"

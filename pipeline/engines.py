@@ -129,8 +129,8 @@ def close_engines_writing(place: str, run: str) -> list[str]:
     """End all other runs that write to the array at that place, leaving their unfinished tiles unwritten where
     possible.
 
-    Call this only while holding the array's lock. The client of such a run is dead, and its late tiles would overwrite
-    ours. Returns those runs, whose buffers are to be freed.
+    Call this only while holding the array's lock. The client of such a run is dead, and its late tiles have no place to
+    be written to any more. Returns those runs, whose buffers are to be freed.
     """
     with _engines_lock:
         arrays = {other: engine.product.c for other, engine in (_engines | _closing).items()}
@@ -220,7 +220,7 @@ def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> int:
         _check_goes_on(product)
         _sums.setdefault(product.run, []).append(product.c)
     try:
-        for piece in region_writes(product.c, region):
+        for piece in region_writes(product.c, region, product.drafts):
             with _engines_lock:
                 _check_goes_on(product)
             piece.write([rounded(total[piece.source], np.dtype(product.plan.c_dtype))])

@@ -26,7 +26,7 @@ from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore
 
 from tilewright.pipeline.attributes import Names
-from tilewright.pipeline.chunks import DRAFT_NAME, METADATA_NAMES, draft_of
+from tilewright.pipeline.chunks import DRAFT_NAME, DRAFTS_NAME, METADATA_NAMES, draft_of, new_drafts_name
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.store import (
     UNREADABLE,
@@ -40,6 +40,13 @@ from tilewright.pipeline.store import (
 
 MARK_NAME = "tilewright-output"
 """An empty file in the folder of a growing array, which says that it is ours: a user's own array is not replaced."""
+
+ENDED = ".ended"
+"""How the name of a folder of unfinished chunks ends while it is being removed; see `DRAFTS_NAME`."""
+REMOVALS = 3
+"""How often that is tried."""
+NFS_REMOVED = ".nfs"
+"""How NFS names a removed file that is still open."""
 
 REPLACED_START_NBYTES = 64
 """Bytes of an output's name that begin the name under which what it replaces is set aside: 42 bytes follow, and a name
@@ -60,6 +67,10 @@ class Output:
     overwrite: bool = False
     lock: int | None = None
     """Descriptor of the growing folder, locked: no other run may write to it."""
+    drafts: str | None = None
+    """The folder, below the growing one, in which this run alone writes chunks before they get their names. Whoever
+    takes the output over removes it first: workers that a dead run left behind can neither begin nor end a chunk there,
+    wherever they are and whenever they come back. None where the array is written in place."""
 
     @property
     def partial(self) -> Path | None:
@@ -76,7 +87,8 @@ class Output:
         Raises
         ------
         OutputExistsError
-            Something came to stand there in the meantime, and replacing it was not asked for.
+            Something came to stand there in the meantime, and replacing it was not asked for; or a run of another host,
+            which does not see our lock, has taken the growing array over.
         StoreError
             The folder cannot be renamed; what stood there stands there again, or the error says where it is.
         """
@@ -86,6 +98,20 @@ class Output:
         # and may want back what it has set aside.
         aside = set_aside(self.final)
         check_place_free(self.final, overwrite=self.overwrite)
+        if self.drafts is not None and not os.path.isdir(self.partial / self.drafts):
+            raise OutputExistsError(
+                f"output: another run has taken {self.partial} over, which does not see the lock of this one; let only"
+                " one write there at a time"
+            )
+        left = []
+        try:
+            left += [
+                f"{self.final} is whole, but holds {name}, which no reader looks at: a process of this host has a file"
+                " open there"
+                for name in end_drafts(self.partial)
+            ]
+        except OSError as error:
+            left.append(f"{self.final} is whole, but half-written chunks in it cannot be removed: {error}")
         remove_drafts(self.partial)
         displaced = None
         try:
@@ -107,7 +133,6 @@ class Output:
             raise StoreError(
                 f"output: cannot rename {self.partial} to {self.final}: {error}{lost}"
             ) from error
-        left = []
         try:
             (self.final / MARK_NAME).unlink(missing_ok=True)
             then(self.final)
@@ -326,9 +351,10 @@ def _empty(partial: Path) -> None:
     OutputExistsError
         What stands there is not ours.
     """
-    entries = list(partial.iterdir())
-    if not _is_ours([entry.name for entry in entries]):
+    if not _is_ours(os.listdir(partial)):
         raise _not_ours(partial)
+    end_drafts(partial)  # first: from here on, what is removed does not come back
+    entries = [entry for entry in partial.iterdir() if not DRAFTS_NAME.fullmatch(entry.name)]
 
     def turn(entry: Path) -> tuple[bool, bool, bool]:
         return entry.name == MARK_NAME, entry.name in METADATA_NAMES.values(), entry.is_dir()
@@ -338,6 +364,44 @@ def _empty(partial: Path) -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink()
+
+
+def _begin_drafts(partial: Path) -> str:
+    """Make a new run's folder for unfinished chunks, in a locked folder where those of all others have been ended."""
+    name = new_drafts_name()
+    (partial / name).mkdir()
+    return name
+
+
+def end_drafts(partial: Path) -> list[str]:
+    """Take from all runs that wrote to a locked folder their folders of unfinished chunks. When this returns, no worker
+    of theirs, on whatever host, gives a chunk its name any more.
+
+    Each folder gets another name, so that nothing new begins in it, and then loses its files, so that nothing begun
+    earlier is renamed out of it; not even by a call under way, which may have found the folder under its old name.
+
+    Returns the names of folders that stay: NFS keeps a file that a process of this host has open, under another name.
+
+    Raises OSError.
+    """
+    with os.scandir(partial) as listing:
+        found = [entry.name for entry in listing if DRAFTS_NAME.fullmatch(entry.name)]
+    stay = []
+    for name in found:
+        folder = partial / name
+        if not name.endswith(ENDED):
+            folder = partial / f"{name}{ENDED}"
+            os.rename(partial / name, folder)
+        for _ in range(REMOVALS):  # a call under way may still add a file that nobody will find
+            for draft in folder.iterdir():
+                if not draft.name.startswith(NFS_REMOVED):
+                    draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                folder.rmdir()
+                break
+        else:
+            stay.append(folder.name)
+    return stay
 
 
 def remove_drafts(folder: Path) -> None:
@@ -490,7 +554,8 @@ def create_output(
             _empty(growing)
             (growing / MARK_NAME).touch()
             array = _ended(lambda: create(growing.absolute()))
-            return Output(anchored(array, str(growing)), path, overwrite, lock)
+            drafts = _begin_drafts(growing)
+            return Output(anchored(array, str(growing)), path, overwrite, lock, drafts)
         except BaseException as error:
             with suppress(OSError):
                 # After Ctrl-C the mark stays: after two of them zarr-python may still write, and without the mark no
@@ -523,6 +588,8 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
     ------
     OutputExistsError
         A run still writes there.
+    StoreError
+        The place cannot be written.
     """
     partial = partial_path(path)
     try:
@@ -530,14 +597,22 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
     except FileNotFoundError:
         return None
     try:
-        array = anchored(zarr.open_array(partial.absolute(), mode="r+"), str(partial))
-        remove_drafts(partial)
-    except BaseException as error:  # Ctrl-C too: this process may live on, and would keep the lock
+        array = None
+        with suppress(OSError, *UNREADABLE):
+            array = anchored(zarr.open_array(partial.absolute(), mode="r+"), str(partial))
+        if array is not None:
+            try:
+                end_drafts(partial)
+                drafts = _begin_drafts(partial)
+            except OSError as error:  # not None: what is finished there would be removed
+                raise StoreError(f"output: cannot go on at {partial}: {error}") from error
+            remove_drafts(partial)
+            return Output(array, path, overwrite, lock, drafts)
+    except BaseException:  # Ctrl-C too: this process may live on, and would keep the lock
         unlock_folder(lock)
-        if isinstance(error, (OSError, *UNREADABLE)):
-            return None
         raise
-    return Output(array, path, overwrite, lock)
+    unlock_folder(lock)
+    return None
 
 
 def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np.dtype) -> None:

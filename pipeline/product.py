@@ -29,6 +29,8 @@ class Product:
     precision: str
     run: str
     """The name of the run, unique among all that a worker may serve."""
+    drafts: str | None = None
+    """The run's folder of unfinished chunks below C, as in ``Output.drafts``."""
     neighbours: int = 1
     """Workers on the host that has most of them."""
     sharing: frozenset[str] = frozenset()

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import RawIOBase
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,7 +32,7 @@ from tilewright.pipeline.chunks import (
     encode,
     layout_of,
 )
-from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.errors import RunEndedError, StoreError
 from tilewright.pipeline.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
 from tilewright.pipeline.store import check_in_sight, metadata_name, name_of, write_unit
 
@@ -92,15 +93,20 @@ class RegionWrite:
         self.writer(bands, fill)
 
 
-def region_writes(array: zarr.Array[Any], region: tuple[slice, slice]) -> list[RegionWrite]:
+def region_writes(
+    array: zarr.Array[Any], region: tuple[slice, slice], drafts: str | None = None
+) -> list[RegionWrite]:
     """The stored pieces that together make up ``array[region]``, each to be written once, on any threads.
 
     The region's edges must lie on those of the array's write units, or at its end: no piece is half of a stored object.
+
+    drafts: the folder, below the array's, where chunks are written before they get their names, as in
+    ``Output.drafts``; by default that is beside their places.
     """
     layout = layout_of(array, name_of(array))
     writer: Callable[[ChunkPart, Bands, FillFile | None], None] = partial(_write_through_zarr, array, region)
     if layout is not None and layout.shards is None:
-        writer = partial(_write_direct, layout)
+        writer = partial(_write_direct, layout, drafts)
     return [
         RegionWrite((piece.target[0], piece.target[1]), partial(writer, piece))
         for piece in chunks_in(region, write_unit(array))
@@ -141,17 +147,20 @@ def gather(out: np.ndarray, bands: Bands) -> None:
         row += band.shape[0]
 
 
-def _write_direct(layout: ChunkLayout, piece: ChunkPart, bands: Bands, fill: FillFile | None) -> None:
+def _write_direct(
+    layout: ChunkLayout, drafts: str | None, piece: ChunkPart, bands: Bands, fill: FillFile | None
+) -> None:
     """Write one chunk to its file, under another name first, so that a reader never meets half of it."""
     path = layout.root / layout.key(piece.chunk)
-    draft = draft_of(path)
+    draft = draft_of(path) if drafts is None else draft_of(layout.root / drafts / path.name)
     if not (layout.plain or layout.zstd) or not _fills(piece, layout, rows=not layout.plain):
         fill = None
     bands = _whole_rows(layout, piece, bands)
     try:
-        # Where the array is gone, or out of sight, its folders must not be made without it.
-        check_in_sight(layout.name, layout.root, layout.metadata_name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if drafts is None:
+            # Where the array is gone, or out of sight, its folders must not be made without it.
+            check_in_sight(layout.name, layout.root, layout.metadata_name)
+            _make_folder(path.parent, layout.root)
         with open(draft, "wb", buffering=0) as file:
             if fill is not None:
                 if fill(file.fileno(), layout.zstd):
@@ -164,15 +173,40 @@ def _write_direct(layout: ChunkLayout, piece: ChunkPart, bands: Bands, fill: Fil
                 bands = _encoded(layout, piece, bands)
             for band in bands:
                 _write_fully(file, band)
-        draft.replace(path)
+        try:
+            draft.replace(path)
+        except FileNotFoundError:
+            if not os.path.exists(draft):
+                raise
+            _make_folder(path.parent, layout.root)  # the first chunk there
+            draft.replace(path)
     except BaseException as error:
         with suppress(OSError):  # the first error is the one to raise
             draft.unlink()
         if isinstance(error, StoreError) or not isinstance(error, OSError):
             raise  # what the bands could not give is not the store's fault
+        if drafts is not None and not os.path.isdir(layout.root / drafts):
+            check_in_sight(layout.name, layout.root, layout.metadata_name)
+            raise RunEndedError(
+                f"cannot write chunk {chunk_name(piece)} of {layout.name}: another run has taken it over, or somebody"
+                f" has removed {layout.root / drafts}"
+            ) from error
         raise StoreError(
             f"cannot write chunk {chunk_name(piece)} of {layout.name} to {path}: {error}"
         ) from error
+
+
+def _make_folder(folder: Path, root: Path) -> None:
+    """Make a folder below that of an array, which is never made: without it there is no array."""
+    if folder == root:
+        return
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        if folder.parent == root:
+            raise
+        _make_folder(folder.parent, root)
+        folder.mkdir(exist_ok=True)
 
 
 def _fills(piece: ChunkPart, layout: ChunkLayout, *, rows: bool) -> bool:

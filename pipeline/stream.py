@@ -654,7 +654,7 @@ class Engine:
                     for piece in placed.pieces(slice(0, tile.rows), slice(0, tile.columns))
                 ]
             else:
-                pieces = region_writes(self._product.c, region)
+                pieces = region_writes(self._product.c, region, self._product.drafts)
             calls = [partial(self._unit.save, piece, placed, dtype) for piece in pieces]
             moves += run_all(self._writers, calls)
         if self._plan.k_parts == 1:

@@ -359,6 +359,7 @@ def _fill(
         device=facts[0].device,
         precision=wanted.precision,
         run=uuid.uuid4().hex[:12],
+        drafts=output.drafts,
         neighbours=most_neighbours(fact.address for fact in facts),
         sharing=_sharing(facts),
     )

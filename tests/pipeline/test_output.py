@@ -20,7 +20,7 @@ import zarr
 from zarr.storage import LocalStore
 
 from tilewright.pipeline import output as outputs
-from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
+from tilewright.pipeline.errors import OutputError, OutputExistsError, RunEndedError, StoreError
 from tilewright.pipeline.region_write import region_writes, write_region
 from tilewright.pipeline.store import name_of
 
@@ -377,7 +377,8 @@ def test_a_run_that_is_killed_at_its_beginning_leaves_what_the_next_replaces(
         assert not (growing / "record").exists(), "it speaks of chunks that are not there"
         assert outputs.MARK_NAME in names(growing), "without it the folder is not known to be ours"
     output = begin(final, 2)
-    assert sorted(path.name for path in growing.iterdir()) == ["c", outputs.MARK_NAME, "zarr.json"]
+    assert output.drafts is not None
+    assert names(growing) == sorted(["c", outputs.MARK_NAME, output.drafts, "zarr.json"])
     output.release()
 
 
@@ -483,6 +484,149 @@ def test_halves_of_chunks_are_looked_for_in_each_folder_once(
     assert sorted(listed) == sorted(str(folder) for folder in [*folders, tmp_path / "c"])
     for folder in folders:
         assert {path.name for path in folder.iterdir()} - {"c"} == {"0", "my.partial"}
+
+
+ONES = np.ones((2, 2), "f4")
+REGION = (slice(0, 4), slice(0, 4))
+
+
+def taken_over(final: Path, how: str) -> outputs.Output:
+    """Another run's output in the same place, with chunks of its own in it."""
+    if how == "begun anew":
+        output = begin(final)
+    else:
+        resumed = outputs.resume_output(final, overwrite=False)
+        assert resumed is not None
+        output = resumed
+    for piece in region_writes(output.array, REGION, output.drafts):
+        piece.write([7 * ONES])
+    return output
+
+
+@pytest.mark.parametrize("how", ["begun anew", "resumed"])
+@pytest.mark.parametrize("when", ["before a chunk", "in a chunk", "behind a chunk's last byte"])
+@pytest.mark.parametrize("by", ["bands", "a loop"])
+def test_a_worker_that_a_dead_run_left_writes_nothing_into_the_next(
+    how: str, when: str, by: str, tmp_path: Path
+) -> None:
+    """It was cut off, or stopped, when the next run took the output over, and goes on later."""
+    final = tmp_path / "c.zarr"
+    dead = begin(final)
+    others: list[outputs.Output] = []
+
+    def take_over() -> None:
+        others.append(taken_over(final, how))
+
+    def bands() -> Any:
+        yield ONES[:1]
+        if when == "in a chunk":
+            take_over()
+        yield ONES[1:]
+        if when == "behind a chunk's last byte":
+            take_over()
+
+    def fill(descriptor: int, _: Any) -> bool:
+        os.pwrite(descriptor, b"".join(band.tobytes() for band in bands()), 0)
+        return True
+
+    piece = region_writes(dead.array, REGION, dead.drafts)[0]
+    dead.release()
+    if when == "before a chunk":
+        take_over()
+    with pytest.raises(
+        RunEndedError, match=r"chunk \(0, 0\) of .*c\.zarr\.partial: another run has taken it over"
+    ):
+        piece.write(bands(), fill if by == "a loop" else None)
+    (other,) = others
+    assert (zarr.open_array(outputs.partial_path(final))[...] == 7).all()
+    assert other.publish() == []
+    other.release()
+    assert (zarr.open_array(final)[...] == 7).all()
+    assert names(final) == ["c", "zarr.json"]
+    assert names(final / "c" / "0") == ["0", "1"]
+    late = region_writes(dead.array, REGION, dead.drafts)[0]
+    with pytest.raises(StoreError, match="there is no Zarr array at"):
+        late.write([ONES])
+    assert names(tmp_path) == ["c.zarr"]
+
+
+def test_a_run_that_does_not_see_the_lock_of_another_ends_it(tmp_path: Path) -> None:
+    """As NFS has it, for runs of two hosts: the first must not give the second's tiles its name."""
+    final = tmp_path / "c.zarr"
+    first = begin(final, 1)
+    assert first.lock is not None
+    outputs.fcntl.flock(first.lock, outputs.fcntl.LOCK_UN)
+    second = taken_over(final, "begun anew")
+    with pytest.raises(OutputExistsError, match=r"another run has taken .*c\.zarr\.partial over"):
+        first.publish()
+    first.release()
+    assert second.publish() == []
+    second.release()
+    assert (zarr.open_array(final)[...] == 7).all()
+
+
+def test_a_draft_of_a_version_without_folders_for_runs_is_gone_on_with(tmp_path: Path) -> None:
+    final = tmp_path / "c.zarr"
+    old = begin(final, 3)
+    old.release()
+    assert old.drafts is not None
+    (outputs.partial_path(final) / old.drafts).rmdir()
+    resumed = outputs.resume_output(final, overwrite=False)
+    assert resumed is not None
+    assert (resumed.array[...] == 3).all()
+    resumed.publish()
+    resumed.release()
+    assert names(final) == ["c", "zarr.json"]
+
+
+def test_finished_tiles_outlive_a_disk_that_has_no_room_for_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "c.zarr"
+    begin(final, 3).release()
+
+    mkdir = Path.mkdir
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> None:
+        if not path.exists():
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        mkdir(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", full)
+        with pytest.raises(StoreError, match=r"cannot go on at .*c\.zarr\.partial: .*No space left"):
+            outputs.resume_output(final, overwrite=False)
+    assert (zarr.open_array(outputs.partial_path(final))[...] == 3).all()
+    begin(final).release()  # the lock was given up
+
+
+def test_what_nfs_keeps_for_a_stopped_process_keeps_no_run_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It renames a file that is removed while a process of this host has it open."""
+    final = tmp_path / "c.zarr"
+    dead = begin(final)
+    dead.release()
+    assert dead.drafts is not None
+    kept = outputs.partial_path(final) / dead.drafts / ".nfs0001"
+    kept.touch()
+    unlink = Path.unlink
+
+    def busy(path: Path, missing_ok: bool = False) -> None:
+        if path.name == kept.name:
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", busy)
+    other = taken_over(final, "begun anew")
+    (told,) = other.publish()
+    other.release()
+    left = f"{dead.drafts}.ended"
+    assert (
+        told
+        == f"{final} is whole, but holds {left}, which no reader looks at: a process of this host has a file open there"
+    )
+    assert names(final) == sorted(["c", left, "zarr.json"])
 
 
 def test_a_given_output_is_checked(tmp_path: Path) -> None:

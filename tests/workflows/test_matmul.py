@@ -61,6 +61,7 @@ from tilewright.pipeline.errors import (
     OutputError,
     OutputExistsError,
     PlanError,
+    RunEndedError,
     ShapeError,
     StoreError,
     TaskError,
@@ -382,7 +383,7 @@ def intercept_writes(
     """Let every stored piece of C pass ``through(first row, first column, data)`` on its way to the store."""
     original = region_write.region_writes
 
-    def intercepted(array: Any, region: Any) -> list[region_write.RegionWrite]:
+    def intercepted(array: Any, region: Any, drafts: Any = None) -> list[region_write.RegionWrite]:
         def wrap(piece: region_write.RegionWrite) -> region_write.RegionWrite:
             top, left = (whole.start + part.start for whole, part in zip(region, piece.source, strict=True))
 
@@ -391,7 +392,7 @@ def intercept_writes(
 
             return region_write.RegionWrite(piece.source, write)
 
-        return [wrap(piece) for piece in original(array, region)]
+        return [wrap(piece) for piece in original(array, region, drafts)]
 
     for module in (stream, engines):
         patch.setattr(module, "region_writes", intercepted)
@@ -876,15 +877,24 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
 
     monkeypatch.setattr(HostUnit, "save", held_save)
     monkeypatch.setattr(stream.Engine, "close", told_close)
+    late: list[BaseException] = []
+
+    def multiply() -> None:
+        try:
+            engine.multiply(first)
+        except BaseException as error:
+            late.append(error)
+
     with engines.engine_for(past, "a worker") as engine:
         first = next(past.plan.tiles())
-        thread = threading.Thread(target=engine.multiply, args=(first,))
+        thread = threading.Thread(target=multiply)
         thread.start()
         assert writing.wait(30)
         changed = np.full((96, 80), 2, "f4")
         zarr.open_array(a_path, mode="r+")[...] = changed
         tw.matmul(a_path, b_path, out, listener=listener, **options)
         thread.join(30)
+    assert [type(error) for error in late] == [RunEndedError]
     assert_product(zarr.open_array(out)[...], changed, b)
     with pytest.raises(CancelledError), engines.engine_for(past, "a worker"):
         pass
@@ -1445,6 +1455,50 @@ def test_what_a_run_that_was_killed_behind_its_rename_leaves_in_c_does_no_harm(
         tw.matmul(a_path, b_path, out, cluster=client, device="cpu")
     tw.matmul(a_path, b_path, out, cluster=client, device="cpu", overwrite=True)
     assert sorted(os.listdir(out)) == ["c", "zarr.json"]
+
+
+def test_a_worker_that_outlives_its_client_writes_nothing_into_the_next_run(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    tmp_path: Path,
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stands still while its client dies, B is written anew, and the next run begins; then it goes on."""
+    a, b, a_path, b_path = factors
+    out, locks, ended = tmp_path / "c.zarr", [], threading.Event()
+    options: dict[str, Any] = {"device": "cpu", "device_memory": TIGHT, "verify": False}
+    real, write = workflow.create_output, region_write.RegionWrite.write
+
+    def locked(*args: Any, **kwargs: Any) -> outputs.Output:
+        output = real(*args, **kwargs)
+        locks.append(output.lock)
+        return output
+
+    async def unreached(place: str, run: str) -> None:
+        """The next run's cluster is another."""
+
+    def next_run() -> None:
+        put(b_path, -b, overwrite=True)
+        stop_at(2, a_path, b_path, out, **options)
+        ended.set()
+
+    def stopped(piece: region_write.RegionWrite, *args: Any) -> None:
+        monkeypatch.setattr(region_write.RegionWrite, "write", write)
+        outputs.fcntl.flock(locks[0], outputs.fcntl.LOCK_UN)  # as the client dies
+        thread = threading.Thread(target=next_run)
+        thread.start()
+        thread.join()
+        piece.write(*args)
+
+    monkeypatch.setattr(workflow, "create_output", locked)
+    monkeypatch.setattr(tasks, "end_past_runs", unreached)
+    monkeypatch.setattr(region_write.RegionWrite, "write", stopped)
+    with pytest.raises(ClusterError, match="another run has taken it over"):
+        tw.matmul(a_path, b_path, out, **options)
+    assert ended.is_set()
+    assert tw.matmul(a_path, b_path, out, **options).resumed == 2
+    assert_product(zarr.open_array(out)[...], a, -b)
+    assert sorted(path.name for path in out.iterdir()) == ["c", "zarr.json"]
 
 
 def test_halves_of_chunks_of_a_killed_run_are_swept(
