@@ -45,11 +45,18 @@ class Past:
     """The stored bytes of the chunks of each finished tile, by the tile's index."""
 
 
-def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> str:
-    """A digest of everything that decides the bytes of the result: the inputs as stored, and the request.
+@dataclass(frozen=True)
+class Fingerprint:
+    """What two runs of the same product have in common."""
 
-    For local arrays it covers the metadata and the name, size and time of every stored file, or the size and time of a
-    ZIP file; for others the metadata alone, since listing a remote store can take longer than the product.
+    digest: str
+    """Of everything that decides the bytes of the result: the inputs as stored, and the request."""
+    inputs: tuple[str, str]
+    """Digests of A and of B as stored."""
+
+
+def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> Fingerprint:
+    """The fingerprint of a product: of both inputs, as `input_lines` gives them, and of the request.
 
     Raises
     ------
@@ -57,19 +64,39 @@ def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, An
         A file or folder of an input cannot be inspected.
     """
     digest = hashlib.sha256(json.dumps(plan_facts, sort_keys=True).encode())
+    inputs = []
     for array in (a, b):
-        digest.update(os.fsencode(str(array.store_path)))  # file names may hold bytes that are not UTF-8
-        digest.update(json.dumps(array.metadata.to_dict(), sort_keys=True, default=str).encode())
-        if isinstance(array.store, LocalStore):
-            for line in _stored_files(str(array.store.root / array.path)):
-                digest.update(os.fsencode(line))
-        elif isinstance(array.store, ZipStore):
-            try:
-                facts = array.store.path.stat()
-            except OSError as error:
-                raise _not_looked_at(str(array.store.path), error) from error
-            digest.update(f"{facts.st_size} {facts.st_mtime_ns}".encode())
-    return digest.hexdigest()
+        alone = hashlib.sha256()
+        for line in input_lines(array):
+            digest.update(line)
+            alone.update(line)
+        inputs.append(alone.hexdigest())
+    return Fingerprint(digest.hexdigest(), (inputs[0], inputs[1]))
+
+
+def changed_inputs(before: Fingerprint, a: zarr.Array[Any], b: zarr.Array[Any]) -> list[str]:
+    """``A``, ``B``, both or none: the inputs that are not as they were. Raises as `fingerprint`."""
+    after = fingerprint(a, b, {}).inputs
+    return [role for role, old, new in zip("AB", before.inputs, after, strict=True) if old != new]
+
+
+def input_lines(array: zarr.Array[Any]) -> Iterator[bytes]:
+    """What says that an input is what it was.
+
+    For local arrays it covers the metadata and the name, size and time of every stored file, or the size and time of a
+    ZIP file; for others the metadata alone, since listing a remote store can take longer than the product.
+    """
+    yield os.fsencode(str(array.store_path))  # file names may hold bytes that are not UTF-8
+    yield json.dumps(array.metadata.to_dict(), sort_keys=True, default=str).encode()
+    if isinstance(array.store, LocalStore):
+        for line in _stored_files(str(array.store.root / array.path)):
+            yield os.fsencode(line)
+    elif isinstance(array.store, ZipStore):
+        try:
+            facts = array.store.path.stat()
+        except OSError as error:
+            raise _not_looked_at(str(array.store.path), error) from error
+        yield f"{facts.st_size} {facts.st_mtime_ns}".encode()
 
 
 def _stored_files(root: str) -> Iterator[str]:

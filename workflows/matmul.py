@@ -31,7 +31,15 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.execute import on_all, run_tiles
 from tilewright.pipeline.lane_blocks import most_neighbours
-from tilewright.pipeline.ledger import FILE_NAME, Ledger, Past, fingerprint, read_past
+from tilewright.pipeline.ledger import (
+    FILE_NAME,
+    Fingerprint,
+    Ledger,
+    Past,
+    changed_inputs,
+    fingerprint,
+    read_past,
+)
 from tilewright.pipeline.output import (
     Output,
     check_growing_place,
@@ -138,7 +146,8 @@ def matmul(
                 f"precision={precision!r} is for tensor cores: on a CPU the product is computed, and checked, in full"
             )
             job = replace(job, wanted=replace(wanted, precision="full"))
-        digest = _digest(job.wanted, facts)
+        found = _fingerprint(job.wanted, facts)
+        job, digest = replace(job, found=found), found.digest
         try:
             return _attempt(client, job, facts, digest, resume)
         except _TooLarge as failed:
@@ -201,7 +210,7 @@ def plan_run(
         wanted = replace(wanted, precision="full")
     # A digest takes a look at every file of A and B, so it is made only where there is something to compare it with.
     found = resume and _holds_record(out)
-    past = _find_past(out, _digest(wanted, facts)) if found else None
+    past = _find_past(out, _fingerprint(wanted, facts).digest) if found else None
     plan = plan_for(wanted, out, facts, past, verify=verify)
     if past is not None and _goes_on(plan, past):
         tiles = counted(plan.tile_count, "tile")
@@ -231,7 +240,7 @@ def _notes_on_arrays(wanted: Wanted, out: Source) -> list[str]:
     return [note for note in notes if note]
 
 
-def _digest(wanted: Wanted, facts: list[WorkerFacts]) -> str:
+def _fingerprint(wanted: Wanted, facts: list[WorkerFacts]) -> Fingerprint:
     """What the record of a product's finished tiles is compared by."""
     request = {
         "transpose": [wanted.transpose_a, wanted.transpose_b],
@@ -251,6 +260,8 @@ class _Job:
     verify: bool
     overwrite: bool
     listener: Listener
+    found: Fingerprint | None = None
+    """The inputs as they were before the first tile."""
 
     def say(self, message: str) -> None:
         """Tell the user."""
@@ -377,6 +388,7 @@ def _fill(
             raise _TooLarge(plan, error) from None
         try:
             verification = _verified(client, job, output, ledger) if job.verify else None
+            _check_inputs_stayed(job, output, ledger)
         except DamagedProductError as error:
             if ledger is None or not (count := _withdraw_damaged(client, job, plan, output, ledger)):
                 raise  # if all chunks can be read by now, somebody restored them
@@ -435,6 +447,7 @@ def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) 
     if not verification.conclusive:
         job.warn(f"{verification}; the product is kept unverified")
     elif not verification.passed:
+        _check_inputs_stayed(job, output, ledger)
         if ledger is not None and output.partial is not None:
             ledger.remove(output.partial)
         raise VerificationError(
@@ -442,6 +455,23 @@ def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) 
             " and the next run computes it anew"
         )
     return verification
+
+
+def _check_inputs_stayed(job: _Job, output: Output, ledger: Ledger | None) -> None:
+    """Raise StoreError where an input has changed since the work began: a product of both would get its name. Its
+    record is removed, since the input may yet become what it was."""
+    wanted = job.wanted
+    if job.found is None or not (changed := changed_inputs(job.found, wanted.a, wanted.b)):
+        return
+    if ledger is not None and output.partial is not None:
+        ledger.remove(output.partial)
+    factors = {"A": wanted.a, "B": wanted.b}
+    names = " and ".join(f"{role}, {store.name_of(factors[role])}," for role in changed)
+    raise StoreError(
+        f"{names} changed while C was computed, so that C may be of neither the old nor the new; it is kept at"
+        f" {store.name_of(output.array)} for inspection, and the next run computes it anew: let nobody write to the"
+        " inputs until that is done"
+    )
 
 
 def _withdraw_damaged(client: Client, job: _Job, plan: MatmulPlan, output: Output, ledger: Ledger) -> int:

@@ -15,7 +15,15 @@ import zarr
 from zarr.storage import ZipStore
 
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.ledger import FILE_NAME, VERSION, Ledger, fingerprint, read_past
+from tilewright.pipeline.ledger import (
+    FILE_NAME,
+    VERSION,
+    Fingerprint,
+    Ledger,
+    changed_inputs,
+    fingerprint,
+    read_past,
+)
 from tilewright.pipeline.plan import MatmulPlan, plan_tiles
 from tilewright.pipeline.terms import Limits, StoredMatrix
 
@@ -45,7 +53,7 @@ def test_the_fingerprint_sees_a_zip_file_that_was_written_again(tmp_path: Path) 
     """Its metadata are the same, and tiles of both would make up one product."""
     path = tmp_path / "a.zip"
 
-    def seen(value: int) -> str:
+    def seen(value: int) -> Fingerprint:
         with ZipStore(path, mode="w") as file:
             zarr.create_array(file, shape=(4, 4), chunks=(2, 2), dtype="f4")[...] = value
         os.utime(path, ns=(value, value))
@@ -102,6 +110,19 @@ def test_the_fingerprint_sees_what_decides_the_bytes(tmp_path: Path) -> None:
     assert fingerprint(a, b, {"precision": "full"}) != base
     odd = array("no UTF-8: \udcff")
     assert fingerprint(odd, b, {}) != fingerprint(array("no UTF-8: \udcfe"), b, {})
+
+
+def test_the_input_that_changed_is_known(tmp_path: Path) -> None:
+    arrays = [
+        zarr.create_array(tmp_path / name, shape=(4, 4), chunks=(2, 2), dtype="f4", fill_value=1)
+        for name in "ab"
+    ]
+    base = fingerprint(*arrays, {"precision": "full"})
+    assert changed_inputs(base, *arrays) == []
+    arrays[1][0, 0] = 5
+    assert changed_inputs(base, *arrays) == ["B"]
+    arrays[0][0, 0] = 5
+    assert changed_inputs(base, *arrays) == ["A", "B"]
 
 
 @pytest.fixture

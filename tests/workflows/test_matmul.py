@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -832,6 +833,38 @@ def test_what_decides_the_bits_decides_whether_a_run_goes_on(
     assert on_gpu == [digest("cuda", **request) for request in requests]
     assert len({*on_gpu, digest("cpu")}) == len(requests) + 1
     assert digest("cpu", precision="tf32") == digest("cpu"), "there it is computed in full"
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("then", ["stays", "is put back"])
+def test_an_input_that_changes_meanwhile_is_named_and_nothing_is_published(
+    then: str,
+    verify: bool,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+) -> None:
+    """Tiles of the old and the new B make up a product of neither; of which a tile is, nobody knows any more."""
+    a, b, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    copy = partial(shutil.copytree, dirs_exist_ok=True)  # with the times of files
+    copy(b_path, tmp_path / "backup")
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": verify}
+    done = itertools.count(1)
+
+    def change(event: Event) -> None:
+        if isinstance(event, UnitDone) and event.name == "matmul" and next(done) == 3:
+            zarr.open_array(b_path, mode="r+")[...] = -b
+
+    with pytest.raises(StoreError, match=r"^B, .*b\.zarr, changed while .* kept at .*c\.zarr\.partial"):
+        tw.matmul(a_path, b_path, out, listener=change, **options)
+    assert not out.exists()
+    if then == "is put back":
+        copy(tmp_path / "backup", b_path)
+    run = tw.matmul(a_path, b_path, out, **options)
+    assert run.resumed == 0
+    assert_product(zarr.open_array(out)[...], a, -b if then == "stays" else b)
 
 
 def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
