@@ -302,15 +302,37 @@ def test_workers_send_no_heartbeat_while_they_end(profile: str, tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text(
         f"""
-import asyncio, threading
+import asyncio, sys, threading
+from tilewright.pipeline import local_cluster
 from tilewright.pipeline.cluster import open_cluster
 
-asked = threading.Event()
+asked, ending, held = threading.Event(), threading.Event(), {{}}
+end_heartbeats, close = local_cluster._end_heartbeats, local_cluster._close
 
-async def late(**options):
-    asked.set()
-    await asyncio.sleep(0.5)
-    return scheduler.heartbeat_worker(**options)
+async def late(address, **options):
+    if not ending.is_set():
+        held[address] = asyncio.Event(), asyncio.Event()
+        asked.set()
+        await held[address][0].wait()
+    elif address in held:  # the worker asks whether anything is under way
+        go_on, answered = held[address]
+        go_on.set()
+        await answered.wait()
+    answer = scheduler.heartbeat_worker(address=address, **options)
+    if address in held:
+        held.pop(address)[1].set()
+    return answer
+
+def told_end(client):
+    ending.set()
+    end_heartbeats(client)
+
+def told_close(server):
+    if held:
+        print("it is closed while a worker waits for an answer", file=sys.stderr)
+    close(server)
+
+local_cluster._end_heartbeats, local_cluster._close = told_end, told_close
 
 if __name__ == "__main__":
     with open_cluster({profile!r}) as client:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +97,22 @@ def told_of_closing(patch: pytest.MonkeyPatch) -> threading.Event:
 
     patch.setattr(Engine, "close", told_close)
     return closing
+
+
+def told_of_joining(patch: pytest.MonkeyPatch, worker: Engine) -> queue.SimpleQueue[int]:
+    """Gets the identifier of each thread that begins to wait for the engine's, once."""
+    joining, seen = queue.SimpleQueue[int](), set[int]()
+
+    def told(thread: threading.Thread, join: Callable[..., None]) -> None:
+        caller = threading.get_ident()
+        if thread.is_alive() and caller not in seen:
+            seen.add(caller)
+            joining.put(caller)
+        join()
+
+    for thread in worker._threads:
+        patch.setattr(thread, "join", partial(told, thread, thread.join))
+    return joining
 
 
 def made(product: Product) -> Engine:
@@ -311,19 +329,25 @@ def test_who_ends_what_is_being_ended_already_waits_as_well(
     worker = made(product)
     tile = next(product.plan.tiles())
     saving, closing = Held(monkeypatch, "save"), told_of_closing(monkeypatch)
+    joining = told_of_joining(monkeypatch, worker)
+
+    def end() -> bool:
+        ENDS[by](product)
+        return saving.go_on.is_set()
+
     with ThreadPoolExecutor(3) as pool:
         under_way = pool.submit(worker.multiply, tile)
         assert saving.begun.wait(10)
         first = pool.submit(engines.close_engine, product.run)
         assert closing.wait(10)
         engines.close_idle_engines()  # another client looks at this worker
-        second = pool.submit(ENDS[by], product)
+        second = pool.submit(end)
         try:
-            with pytest.raises(TimeoutError):
-                second.result(0.2)
+            assert [joining.get(timeout=10), joining.get(timeout=10)]
+            assert not second.done()
         finally:
             saving.go_on.set()
-        second.result(10)
+        assert second.result(10), "it waited as well"
         assert not any(thread.is_alive() for thread in worker._threads)
         first.result(10)
         under_way.result(10)
@@ -393,7 +417,7 @@ def test_no_sum_is_written_once_its_run_has_ended(
     tile = next(iter(product.plan.tiles()))
     parts = [np.ones((tile.rows, tile.columns))]
     before = product.c[...]
-    begun, go_on = threading.Event(), threading.Event()
+    begun, go_on, waiting = threading.Event(), threading.Event(), told_of_waiting(monkeypatch)
     write = RegionWrite.write
 
     def slowly(piece: RegionWrite, rounded: Any) -> None:
@@ -406,9 +430,11 @@ def test_no_sum_is_written_once_its_run_has_ended(
         storing = pool.submit(store_sum, product, tile, parts)
         assert begun.wait(10)
         ended = pool.submit(ENDS[by], product)
-        with pytest.raises(TimeoutError):
-            ended.result(0.2)
-        go_on.set()
+        try:
+            assert waiting.acquire(timeout=10)
+            assert not ended.done()
+        finally:
+            go_on.set()
         ended.result(10)
         assert storing.exception(10) is None or isinstance(storing.exception(), CancelledError)
     assert not engines._sums

@@ -585,6 +585,14 @@ SOON_SECONDS = 30.0
 """What waits for nothing is done by then, however busy the machine is."""
 
 
+def until_met(condition: Callable[[], bool]) -> None:
+    """Wait for what comes by itself, and fail where it does not."""
+    until = time.monotonic() + SOON_SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 @pytest.mark.usefixtures("patient")
 def test_two_that_want_the_same_panels_the_other_way_round(job: Any) -> None:
     work = job()
@@ -638,8 +646,8 @@ def test_what_one_reads_alone_does_not_wait_for_panels_before_it(
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(engine.multiply, tile, sharers=Sharers((), tuple(WORKERS)))
         try:
-            while (arrival := engine.arrival(("b", tile.j, after))) is None:
-                time.sleep(0.01)
+            until_met(lambda: engine.arrival(("b", tile.j, after)) is not None)
+            arrival = engine.arrival(("b", tile.j, after))
             assert arrival.own_there.result(SOON_SECONDS)
             assert not engine.arrival(("b", tile.j, start)).whole.done(), "nobody has answered yet"
         finally:
@@ -671,8 +679,7 @@ def test_a_part_that_does_not_come_is_read(job: Any, monkeypatch: pytest.MonkeyP
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(slow.multiply, tiles[0], sharers=sharers)
         try:
-            while slow.arrival(("b", 0, 0)) is None:
-                time.sleep(0.01)
+            until_met(lambda: slow.arrival(("b", 0, 0)) is not None)
             for tile in tiles[1:]:
                 quick.multiply(tile, sharers=sharers)
         finally:
@@ -692,15 +699,14 @@ def test_a_worker_stops_while_it_waits_for_another(job: Any, monkeypatch: pytest
     first = next(work.plan.tiles())
     with ThreadPoolExecutor(2) as pool:
         tiles = [pool.submit(slow.multiply, first, sharers=sharers)]
-        while slow.arrival(("b", 0, 0)) is None:
-            time.sleep(0.01)
-        tiles.append(pool.submit(waiting.multiply, first, sharers=sharers))
-        while (WORKERS[0], "offer") not in work.peers.asked:
-            time.sleep(0.01)
-        stopped = work.peers.run(tasks.stop_run("stopping", True))
-        while not waiting._closed:
-            time.sleep(0.01)
-        gate.set()
+        try:
+            until_met(lambda: slow.arrival(("b", 0, 0)) is not None)
+            tiles.append(pool.submit(waiting.multiply, first, sharers=sharers))
+            until_met(lambda: (WORKERS[0], "offer") in work.peers.asked)
+            stopped = work.peers.run(tasks.stop_run("stopping", True))
+            until_met(lambda: waiting._closed)
+        finally:
+            gate.set()
         stopped.result(SOON_SECONDS)
         with pytest.raises(CancelledError):
             tiles[1].result(SOON_SECONDS)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
+import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,30 +35,58 @@ def test_a_wrong_answer_is_not_timed() -> None:
     assert not ran
 
 
-def test_contestants_take_turns_and_slow_ones_take_fewer() -> None:
-    order: list[str] = []
+class Clock:
+    """Time that passes only while a contestant runs."""
 
-    def contestant(name: str, seconds: float) -> Contestant:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.ran: list[str] = []
+        patch.setattr(common, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def contestant(self, name: str, *seconds: float, **more: Any) -> Contestant:
+        """One that takes these times in turn."""
+        takes = itertools.cycle(seconds)
+
         def run() -> None:
-            order.append(name)
-            time.sleep(seconds)
+            self.ran.append(name)
+            self.now += next(takes)
 
-        return Contestant(name, run, lambda: None)
+        return Contestant(name, run, lambda: None, **more)
 
-    rows = measure("case", 8.0, [contestant("a", 0.021), contestant("b", 0.06)], on_gpu=False, seconds=0.2)
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_contestants_take_turns_and_slow_ones_take_fewer(clock: Clock) -> None:
+    several = [clock.contestant("a", 0.03125, 0.0625), clock.contestant("b", 0.25)]  # exact in binary
+    rows = measure("case", 8.0, several, on_gpu=False, seconds=0.25)
     by_name = {row.contestant: row for row in rows}
-    assert by_name["b"].samples == 3 < by_name["a"].samples
-    assert by_name["a"].low <= by_name["a"].seconds <= by_name["a"].high
-    assert 0.021 <= by_name["a"].seconds < by_name["b"].seconds
-    timed = order[4:]  # after the two runs that warm each up
-    assert timed[:4] == ["a", "b", "a", "b"]
+    assert (by_name["a"].samples, by_name["b"].samples) == (4, 3)
+    assert (by_name["a"].low, by_name["a"].high) == (0.03125, 0.0625)
+    assert (by_name["a"].seconds, by_name["b"].seconds) == (0.046875, 0.25)
+    assert clock.ran == ["a", "a", "b", "b", *"ababab", "a"], "after the two runs that warm each up"
 
 
-def test_a_partial_peer_is_rated_by_its_own_work() -> None:
-    part = Contestant("part", lambda: time.sleep(0.002), lambda: None, peer=True, work=1.0)
-    whole = Contestant("whole", lambda: time.sleep(0.002), lambda: None)
+def test_short_work_is_repeated_within_a_sample(clock: Clock) -> None:
+    prepared: list[int] = []
+    several = [
+        clock.contestant("short", 2**-8),
+        clock.contestant("prepared", 2**-8, prepare=lambda: prepared.append(1)),
+    ]
+    rows = measure("case", 8.0, several, on_gpu=False, rounds=4)
+    assert [(row.seconds, row.samples) for row in rows] == [(2**-8, 4), (2**-8, 4)]
+    least = math.ceil(common.LEAST_SAMPLE_SECONDS * 2**8)
+    assert clock.ran.count("short") == 2 + 4 * least
+    assert clock.ran.count("prepared") == len(prepared) == 2 + 4
+
+
+def test_a_partial_peer_is_rated_by_its_own_work(clock: Clock) -> None:
+    part = clock.contestant("part", 2**-9, peer=True, work=1.0)
+    whole = clock.contestant("whole", 2**-9)
     report = BenchReport("t", "u", 1.0, {}, tuple(measure("c", 100.0, [part, whole], on_gpu=False)))
-    assert report.ratio(report.rows[1]) == pytest.approx(100, rel=0.5)
+    assert report.ratio(report.rows[1]) == 100
 
 
 def test_report_prints_and_plots(tmp_path: Path) -> None:

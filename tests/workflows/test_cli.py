@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -648,7 +647,6 @@ def test_settings_refuses_one_that_is_not_valid(here: Path) -> None:
     ("arguments", "allowed"), [(["--help"], []), (["histogram", "--help"], ["numpy"])], ids=str
 )
 def test_help_is_quick_because_little_is_imported(arguments: list[str], allowed: list[str]) -> None:
-    start = time.perf_counter()
     heavy = {"numba", "dask", "zarr", "matplotlib", "numpy", "rich"} - set(allowed)
     script = (
         "import sys\nfrom click.testing import CliRunner\nfrom tilewright.workflows.cli import cli\n"
@@ -657,7 +655,6 @@ def test_help_is_quick_because_little_is_imported(arguments: list[str], allowed:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.stdout == "[]\n", result.stderr
-    assert time.perf_counter() - start < 5
 
 
 def test_on_the_cpu_nothing_of_cuda_is_imported_nor_a_display_without_a_terminal(here: Path) -> None:
