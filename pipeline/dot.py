@@ -20,7 +20,8 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ShapeError
 from tilewright.pipeline.events import Listener
-from tilewright.pipeline.reduce import Reduction, reduce_pieces, thread_buffer
+from tilewright.pipeline.giving_up import reading_while
+from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, thread_buffer
 from tilewright.pipeline.region_read import region_reads
 from tilewright.pipeline.store import name_of, read_unit
 
@@ -119,7 +120,8 @@ def multiply_piece(
 ) -> tuple[list[Any], dict[str, float]]:
     """What a task does: compute the partial products of the blocks of x[start:stop] and y[start:stop]."""
     begin = time.perf_counter()
-    left, right = (_read(array, start, stop, device, role) for array, role in ((x, "x"), (y, "y")))
+    with reading_while(end_if_given_up()):
+        left, right = (_read(array, start, stop, device, role) for array, role in ((x, "x"), (y, "y")))
     read = time.perf_counter()
     partials = []
     for block in range(0, stop - start, BLOCK):

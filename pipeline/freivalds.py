@@ -38,6 +38,8 @@ from tilewright.kernels.thin import WIDE_DTYPES, add_thin_product, widen
 from tilewright.kernels.tolerance import OPERAND_ROUNDOFF, unit_roundoff
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
+from tilewright.pipeline.giving_up import read_while
+from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.region_read import READ_NBYTES, RegionRead, region_reads
 from tilewright.pipeline.store import as_stored_matrix, is_local
 from tilewright.pipeline.terms import StoredMatrix
@@ -432,7 +434,8 @@ def _each_part(
     than memory holds, or than are soon asked for."""
     parts = side.parts(rows)
     threads = _threads_for(side, rows, probe)
-    with ThreadPoolExecutor(threads, thread_name_prefix="tilewright-verify") as pool:
+    check = end_if_given_up()
+    with ThreadPoolExecutor(threads, "tilewright-verify", initializer=read_while, initargs=(check,)) as pool:
         coming: deque[Future[_Part]] = deque()
         try:
             for part in parts:

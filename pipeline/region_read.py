@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import zarr
 from zarr.buffer import default_buffer_prototype
-from zarr.core.sync import sync
+from zarr.core.indexing import BasicIndexer
 from zarr.storage import LocalStore
 
 from tilewright.kernels.file_rectangles import (
@@ -44,6 +45,7 @@ from tilewright.pipeline.chunks import (
     read_bytes,
 )
 from tilewright.pipeline.errors import DamagedError, StoreError
+from tilewright.pipeline.giving_up import answer_of
 from tilewright.pipeline.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
 from tilewright.pipeline.store import (
     check_in_sight,
@@ -417,10 +419,11 @@ def _read_through_zarr(
         # zarr decodes into the target itself: no second copy of the chunk's part is made.
         wrapped: Any = out
         target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
-        array.get_basic_selection(part, out=target)
+        whole = BasicIndexer(part, array.shape, array.metadata.chunk_grid)
+        answer_of(array._async_array._get_selection(whole, prototype=default_buffer_prototype(), out=target))
         _check_not_missed(array, out)
-    except StoreError:
-        raise  # the array is out of sight
+    except (StoreError, CancelledError):
+        raise  # the array is out of sight, or nobody needs it any more
     except Exception as error:
         if is_out_of_memory(error):
             raise  # the chunk may be sound
@@ -458,5 +461,5 @@ def _check_not_missed(array: zarr.Array[Any], read: np.ndarray) -> None:
     name = metadata_name(array)
     if isinstance(array.store, LocalStore):
         check_in_sight(name_of(array), array.store.root / array.path, name)
-    elif not sync(array.store.exists(f"{array.path}/{name}".lstrip("/"))):
+    elif not answer_of(array.store.exists(f"{array.path}/{name}".lstrip("/"))):
         raise out_of_sight(name_of(array), str(array.store_path), f"{name}: not found")

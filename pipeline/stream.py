@@ -25,6 +25,7 @@ import numpy as np
 import zarr
 
 from tilewright.pipeline.events import Span
+from tilewright.pipeline.giving_up import read_while
 from tilewright.pipeline.gpu_unit import CudaUnit
 from tilewright.pipeline.layout import Lines
 from tilewright.pipeline.loading import Loading, LoadsUnderWay, Move, load_all
@@ -236,7 +237,9 @@ class Engine:
             if peers is not None and self._unit.shared is not None:
                 self._sharing = _Sharing(Exchange(peers, product.run), self._unit.shared)
             plan = product.plan
-            self._readers = ThreadPoolExecutor(plan.read_threads, thread_name_prefix="tilewright-read")
+            self._readers = ThreadPoolExecutor(
+                plan.read_threads, "tilewright-read", initializer=read_while, initargs=(self._check_goes_on,)
+            )
             self._writers = ThreadPoolExecutor(plan.write_threads, thread_name_prefix="tilewright-write")
             self._takers = ThreadPoolExecutor(PANELS_TAKEN, thread_name_prefix="tilewright-take")
             self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -297,7 +300,8 @@ class Engine:
         return buffer.arrival if buffer is not None else None
 
     def close(self, *, abandon: bool = False) -> None:
-        """End every stage after the jobs already queued; with ``abandon`` those stop at their next panel, unwritten.
+        """End every stage after the jobs already queued; with ``abandon`` those stop at their next panel, unwritten,
+        and wait no longer for what a store has not answered.
 
         It may be called repeatedly and concurrently: each call returns when all has ended, and one that abandons does
         so for all. The buffers last until `free`, for other workers that still copy from them.
@@ -322,6 +326,10 @@ class Engine:
         self._b_panels.free()
         while not self._tile_slots.empty():
             self._tile_slots.get()
+
+    def _check_goes_on(self) -> None:
+        if self._abandoned:
+            raise CancelledError("this worker's part in the run was given up")
 
     def _load_stage(self) -> None:
         # Reading goes on with the next panels while the last blocks of earlier ones are still being sent, or parts of

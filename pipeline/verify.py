@@ -39,6 +39,8 @@ from tilewright.pipeline.freivalds import (
     relative_tolerance,
     tolerance_of_alike,
 )
+from tilewright.pipeline.giving_up import reading_while
+from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.region_read import region_reads
 from tilewright.pipeline.store import as_stored_matrix, name_of
 from tilewright.pipeline.submit import Result, run_bounded, run_sent
@@ -215,8 +217,9 @@ def find_damaged(
 
 def _is_damaged(c: zarr.Array[Any], region: tuple[slice, slice]) -> bool:
     try:
-        for part in region_reads(c, region):
-            part.read(np.empty(part.shape, c.dtype.newbyteorder("=")))
+        with reading_while(end_if_given_up()):
+            for part in region_reads(c, region):
+                part.read(np.empty(part.shape, c.dtype.newbyteorder("=")))
     except DamagedError:
         return True
     return False

@@ -99,9 +99,9 @@ SOURCE = ["matmul", "a.zarr", "a.zarr", "c.zarr", "--profile"]
 TEXT = ["histogram", "text", "--by", "letter", "--out", "f.csv", "--plot", "f.png"]
 
 
-def behind(place: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def behind(place: str, *arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command with Ctrl-C as soon as it has come to a place."""
-    return interrupted(*arguments, cwd=cwd, UNITS_UNTIL_INTERRUPT="0", INTERRUPT_BEHIND=place)
+    return interrupted(*arguments, cwd=cwd, UNITS_UNTIL_INTERRUPT="0", INTERRUPT_BEHIND=place, **environment)
 
 
 @pytest.mark.parametrize("profile", ["local", "cpu"])
@@ -209,6 +209,27 @@ def test_a_signal_ends_a_start_that_hangs(tmp_path: Path, by: str, word: str) ->
     assert (result.stdout, result.stderr) == ("", f"{word}: nothing was written\n")
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "worker").read_text()), 0)
+
+
+@pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
+def test_a_signal_ends_a_product_whose_input_does_not_answer(tmp_path: Path, by: str, word: str) -> None:
+    zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
+    url = f"file://{tmp_path}/a.zarr"
+    command = ["matmul", url, url, "c.zarr", "--quiet"]
+    result = behind("silence", *command, cwd=tmp_path, INTERRUPT_BY=by)
+    assert result.returncode == 128 + signal.Signals[by]
+    assert result.stderr == (
+        f"{word}: c.zarr.partial keeps 0 of 1 tiles; the same command goes on from there\n"
+    )
+
+
+@pytest.mark.parametrize("command", [["dot", "{x}", "{x}"], ["verify", "{a}", "{a}", "{a}"]], ids=" ".join)
+def test_ctrl_c_ends_other_work_whose_input_does_not_answer(command: list[str], tmp_path: Path) -> None:
+    zarr.save_array(str(tmp_path / "x.zarr"), np.ones(8))
+    zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
+    urls = {name: f"file://{tmp_path}/{name}.zarr" for name in "ax"}
+    result = behind("silence", *(word.format(**urls) for word in command), "--quiet", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (130, "interrupted: nothing was written\n")
 
 
 def blocked() -> bool:
