@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing import active_children, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30
 """How long the end of a cluster that was started here is waited for: it takes its workers a few seconds."""
+INTERRUPTED_SECONDS = 5
+"""How long it is waited for behind Ctrl-C: workers that were told to give up what they do end within a second or two,
+and others may never."""
 HEARTBEAT_SECONDS = 5
 """How long workers that are to end are waited for to have ended their heartbeats: it takes them milliseconds."""
 START_SECONDS = 10
@@ -60,15 +63,19 @@ def client_of(server: LocalCluster) -> Iterator[Client]:
     """
     loop = LoopRunner(loop=server.loop)  # whose last user stops it
     loop.start()
+    seconds = CLOSE_SECONDS
     try:
         try:
             with Client(server) as client:
                 try:
                     yield client
+                except KeyboardInterrupt:
+                    seconds = INTERRUPTED_SECONDS
+                    raise
                 finally:
                     _end_heartbeats(client)
         finally:
-            _close(server)
+            _close(server, seconds)
         sync(server.loop, asyncio.sleep, SETTLE_SECONDS)
     finally:
         loop.stop()
@@ -92,15 +99,33 @@ async def end_heartbeats(dask_worker: Worker) -> None:
         await dask_worker.heartbeat()  # answered behind what was sent before
 
 
-def _close(server: LocalCluster) -> None:
+def _close(server: LocalCluster, seconds: float) -> None:
     """End a cluster. Dask fails at that, or waits for good, where a worker has just died and is being restarted:
     what the work has given by then, or the error that it ended with, is worth more."""
+    closed: Future[None] = Future()
+
+    def close() -> None:
+        try:
+            server.close(timeout=CLOSE_SECONDS)
+        except BaseException as error:
+            closed.set_exception(error)
+        else:
+            closed.set_result(None)
+
+    # On a thread of its own: where Ctrl-C comes to the one that waits, Dask leaves the cluster half closed, and
+    # Python's end waits ten seconds for the other half. A daemon, as in `start`.
+    threading.Thread(target=close, name="end of a cluster", daemon=True).start()
     try:
-        # On a thread of its own: where Ctrl-C comes to the one that waits, Dask leaves the cluster half closed, and
-        # Python's end waits ten seconds for the other half.
-        with ThreadPoolExecutor(1, "end of a cluster") as closing:
-            closing.submit(server.close, timeout=CLOSE_SECONDS).result()
-    except TimeoutError:
+        wait([closed], seconds)
+    except KeyboardInterrupt:
+        wait([closed], INTERRUPTED_SECONDS)
+        raise
+    finally:
+        if not closed.done():
+            server.shutdown_on_close = False  # else Dask tries to once more, when Python ends, and waits
+    if closed.done() and not isinstance(closed.exception(), TimeoutError):
+        closed.result()
+    elif seconds == CLOSE_SECONDS:
         logger.warning(
             "the worker processes that were started did not end in time; they end with this process"
         )
@@ -267,7 +292,7 @@ def _give_up(server: LocalCluster, started: Future[None], others: set[BaseProces
                 process.kill()
             wait([started], 0.05)
         if started.done() and started.exception() is None:
-            _close(server)
+            _close(server, INTERRUPTED_SECONDS)
     finally:
         server.shutdown_on_close = False  # else Dask tries to once more, when Python ends, and waits
 

@@ -15,9 +15,10 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -35,6 +36,9 @@ NOISY_LOGGERS = (
     "matplotlib",
 )
 """Those that Dask's own defaults give a level are named each: what is above them does not reach them."""
+EXIT_SECONDS = 3
+"""How long Python's own end may take behind a signal: it waits for every thread that reads or writes, and one whose
+storage does not answer never ends."""
 _DEBUG = "tilewright.debug"
 _QUIET = "tilewright.quiet"
 _KEPT = "tilewright.kept"
@@ -57,6 +61,23 @@ class Interrupted(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"{self.word}: {self.message}", file=file, err=file is None)
+        ending = threading.Event()
+        exiting = threading.Thread(
+            target=_exit, args=(self.exit_code, ending), name="end of Python", daemon=True
+        )
+        exiting.start()
+        # Called before threads of pools are waited for, since pools use the same: `atexit` comes behind that.
+        threading._register_atexit(ending.set)  # type: ignore[attr-defined]
+
+
+def _exit(status: int, ending: threading.Event) -> None:
+    """End this process if Python has not, in time, once it has begun to."""
+    ending.wait()
+    time.sleep(EXIT_SECONDS)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or its reader is gone
+            stream.flush()
+    os._exit(status)
 
 
 class Terminated(Interrupted):

@@ -13,15 +13,16 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from distributed import Nanny
+from distributed import Client, Nanny
 from zarr.storage import FsspecStore
 
-from tilewright.pipeline import local_cluster
+from tilewright.pipeline import execute, local_cluster, tasks
 from tilewright.pipeline.events import Event, Listener, UnitDone
 from tilewright.pipeline.output import Output
 from tilewright.workflows import cli, histogram, plots, progress
@@ -53,7 +54,7 @@ def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-get = FsspecStore.get
+get, on_all = FsspecStore.get, execute.on_all
 
 
 async def silent(store: FsspecStore, key: str, *arguments: Any, **options: Any) -> Any:
@@ -62,6 +63,21 @@ async def silent(store: FsspecStore, key: str, *arguments: Any, **options: Any) 
         return await get(store, key, *arguments, **options)
     interrupt()
     await asyncio.Event().wait()
+
+
+async def standing_still(store: FsspecStore, key: str, *arguments: Any, **options: Any) -> Any:
+    """The same of a store that leaves the event loop to nobody else, so that nothing can be cancelled."""
+    if "zarr.json" in key or key.startswith("."):
+        return await get(store, key, *arguments, **options)
+    interrupt()
+    threading.Event().wait()
+
+
+def waiting_for_all(client: Client, function: Callable[..., Any], *arguments: Any) -> None:
+    """Ctrl-C once more, where the end of the workers' part is waited for."""
+    if function is tasks.end_run:
+        interrupt()
+    on_all(client, function, *arguments)
 
 
 class Last:
@@ -104,6 +120,9 @@ if __name__ == "__main__":  # worker processes import this file too
         atexit.register(interrupt)
     elif place == "silence":
         FsspecStore.get = silent  # type: ignore[method-assign]
+    elif place == "standstill":
+        FsspecStore.get = standing_still  # type: ignore[method-assign]
+        execute.on_all = waiting_for_all
     elif place == "end":
         sys.last_of_all = Last()  # type: ignore[attr-defined]
     main()

@@ -232,6 +232,17 @@ def test_ctrl_c_ends_other_work_whose_input_does_not_answer(command: list[str], 
     assert (result.returncode, result.stderr) == (130, "interrupted: nothing was written\n")
 
 
+def test_ctrl_c_twice_ends_what_nothing_can_end(tmp_path: Path) -> None:
+    """Its threads go on reading; Python's own end would wait for them."""
+    zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
+    url = f"file://{tmp_path}/a.zarr"
+    result = behind("standstill", "matmul", url, url, "c.zarr", "--quiet", cwd=tmp_path)
+    assert result.returncode == 130
+    assert result.stderr == (
+        "interrupted: c.zarr.partial keeps 0 of 1 tiles; the same command goes on from there\n"
+    )
+
+
 def blocked() -> bool:
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
