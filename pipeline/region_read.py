@@ -17,9 +17,11 @@ from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import zarr
+from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
 from zarr.core.indexing import BasicIndexer
 from zarr.storage import LocalStore
@@ -340,11 +342,18 @@ def _bands_into(target: np.ndarray, layout: ChunkLayout, piece: ChunkPart) -> It
             ]
 
 
-def _unreadable(piece: ChunkPart, name: str, file_name: str, sharded: bool, error: Exception) -> str:
+DAMAGED = "restore the chunk, or write the array again"
+NOT_ANSWERED = "see that the storage answers, and lets you read, and run it again"
+"""What to do about a chunk that cannot be read."""
+
+
+def _unreadable(
+    piece: ChunkPart, name: str, file_name: str, sharded: bool, error: Exception, advice: str = DAMAGED
+) -> str:
     kind = "" if isinstance(error, DamagedChunkError | NotAFileError) else f"{type(error).__name__}: "
     return (
         f"chunk {chunk_name(piece)} of {name} cannot be read ({'in shard ' * sharded}{name}/{file_name}):"
-        f" {kind}{error}; restore the chunk, or write the array again"
+        f" {kind}{error}; {advice}"
     )
 
 
@@ -429,20 +438,27 @@ def _read_through_zarr(
             raise  # the chunk may be sound
         place = (p.start // side for p, side in zip(part, write_unit(array), strict=True))
         file_name = array.metadata.encode_chunk_key(tuple(place))
-        message = _unreadable(piece, name_of(array), file_name, array.shards is not None, error)
-        # What a remote store raises may be about anything, and what it gave may have been cut short on its way.
-        damaged = not isinstance(error, (OSError, RuntimeError)) or _arose_in_decoding(error)
+        damaged = _is_damage(error, array.store)
+        advice = DAMAGED if damaged else NOT_ANSWERED
+        message = _unreadable(piece, name_of(array), file_name, array.shards is not None, error, advice)
+        # What a remote store gave may have been cut short on its way.
         raise (DamagedError if damaged and is_local(array) else StoreError)(message) from error
 
 
-def _arose_in_decoding(error: Exception) -> bool:
-    """Whether an error comes from numcodecs, which only decodes what it is given, or from a library below that.
+def _is_damage(error: Exception, store: Store) -> bool:
+    """Whether an error of zarr's is about a chunk's bytes, rather than about getting them.
 
     Its class does not tell: Zstandard, Blosc, LZ4 and most checksums raise RuntimeError, as Python does where the
-    system has no thread left; gzip and bz2 raise OSError, as reading the file does.
+    system has no thread left; gzip and bz2 raise OSError, as reading the file does; servers' libraries have errors of
+    their own. So it is told by where the error comes from: a store, or numcodecs and the libraries below that, which
+    only decode what they are given.
     """
-    modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
-    return any(module.startswith("numcodecs.") for module in modules)
+    modules = {str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)}
+    if isinstance(error, BadZipFile) or any(module.startswith("numcodecs.") for module in modules):
+        return True
+    if isinstance(error, (OSError, RuntimeError)) or type(store).__module__ in modules:
+        return False
+    return not any(module.startswith("zarr.storage.") for module in modules)
 
 
 def _check_not_missed(array: zarr.Array[Any], read: np.ndarray) -> None:

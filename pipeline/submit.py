@@ -341,6 +341,20 @@ def tried(function: Callable[..., Result], *arguments: Any) -> Result | _Failed:
         return function(*arguments)
     except LASTING as error:
         return _Failed(type(error), str(error))
+    except Exception as error:
+        _make_portable(error)
+        raise
+
+
+def _make_portable(error: Exception) -> None:
+    """Put text in place of what an error came from, if that cannot be sent to the client: libraries of servers raise
+    such errors, and Dask would send the text of the whole in place of our error."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        origin = error.__cause__ or error.__context__
+        error.__context__ = None
+        error.__cause__ = None if origin is None else RuntimeError(f"{type(origin).__name__}: {origin}")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -15,10 +16,13 @@ import numpy as np
 import pytest
 import zarr
 import zstandard
+from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs.abc import Codec
+from zarr.storage import FsspecStore
 
+import tilewright as tw
 from tests.kernels.pipes import pipe_at
 from tests.pipeline.stored_arrays import CODECS, KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
 from tilewright.pipeline import region_read
@@ -369,9 +373,59 @@ def test_what_a_remote_store_gives_may_be_whole_the_next_time(tmp_path: Path) ->
     coded[...] = np.ones((8, 8), "f4")
     chunk_file(coded, (0, 0)).write_bytes(b"\x00garbage")
     array = open_array(f"file://{tmp_path}/x.zarr", ndim=2, role="A")
-    with pytest.raises(StoreError, match=r"chunk \(0, 0\) of .*x\.zarr.*Zstd") as raised:
+    with pytest.raises(StoreError, match=r"chunk \(0, 0\) of .*x\.zarr.*Zstd.*restore the chunk") as raised:
         read_region(array, (slice(0, 8), slice(0, 8)))
     assert not isinstance(raised.value, DamagedError)
+
+
+class ServerError(Exception):
+    """As aiohttp's, which are no OSErrors and cannot be pickled."""
+
+    def __init__(self, status: int, url: str) -> None:
+        super().__init__(f"{status} for {url}")
+        self.request = threading.Lock()
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """From now on no URL gives chunks."""
+    get = FsspecStore.get
+
+    async def refuse(store: FsspecStore, key: str, *arguments: Any, **options: Any) -> Any:
+        if "/" in key:
+            raise error
+        return await get(store, key, *arguments, **options)
+
+    monkeypatch.setattr(FsspecStore, "get", refuse)
+
+
+@pytest.mark.parametrize(
+    "error", [ServerError(503, "x"), PermissionError(13, "no"), ConnectionRefusedError(111, "no")], ids=repr
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_store_that_does_not_give_a_chunk_is_to_be_looked_at(
+    error: Exception, sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored("v3-sharded" if sharded else "v3-plain", tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
+    array = open_array(f"file://{tmp_path}/x.zarr", ndim=2, role="A")
+    refusing(monkeypatch, error)
+    with pytest.raises(StoreError) as raised:
+        read_region(array, (slice(0, 8), slice(0, 8)))
+    shard = "in shard " * sharded
+    assert str(raised.value) == (
+        f"chunk (0, 0) of file://{tmp_path}/x.zarr cannot be read ({shard}file://{tmp_path}/x.zarr/c/0/0):"
+        f" {type(error).__name__}: {error}; see that the storage answers, and lets you read, and run it again"
+    )
+    assert not isinstance(raised.value, DamagedError)
+
+
+def test_what_a_server_refuses_ends_a_product_with_our_error(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored("v3-plain", tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
+    refusing(monkeypatch, ServerError(503, "x"))
+    url = f"file://{tmp_path}/x.zarr"
+    with pytest.raises(StoreError, match=r"^chunk \(0, 0\) of .*: ServerError: 503 for x; see that the"):
+        tw.matmul(url, url, tmp_path / "c", cluster=client, device="cpu")
 
 
 @pytest.mark.parametrize("kind", OUT_OF_SIGHT)
