@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,9 +20,11 @@ from typing import Any
 
 import dask
 from distributed import Client, LocalCluster, Worker
+from distributed.core import Status
 from distributed.utils import LoopRunner, sync
 
 from tilewright.pipeline.errors import ClusterError
+from tilewright.pipeline.events import counted
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,14 @@ PROFILER_HANGS = (3, 11) <= sys.version_info < (3, 11, 9)
 hundred times a second: there a collection of garbage can begin under the lock that a new thread waits for while it
 holds the interpreter's (CPython's issue 106883). Dask leaves one of its two profilers out of 3.11 for that."""
 
+ENDING = (Status.closing_gracefully, Status.closing, Status.closed, Status.failed)
+"""States of a worker, or of the nanny that restarts one, which nothing follows but its end."""
+LOST_TOPIC = "worker-fail-hard"
+"""Under what Dask's workers tell the scheduler of errors that they end because of."""
+
+_started: weakref.WeakKeyDictionary[LocalCluster, frozenset[Any]] = weakref.WeakKeyDictionary()
+"""Clusters that were started here and are open, and the names of their workers."""
+
 
 @contextmanager
 def client_of(server: LocalCluster) -> Iterator[Client]:
@@ -64,6 +75,7 @@ def client_of(server: LocalCluster) -> Iterator[Client]:
     loop = LoopRunner(loop=server.loop)  # whose last user stops it
     loop.start()
     seconds = CLOSE_SECONDS
+    _started[server] = frozenset(server.worker_spec)
     try:
         try:
             with Client(server) as client:
@@ -78,7 +90,33 @@ def client_of(server: LocalCluster) -> Iterator[Client]:
             _close(server, seconds)
         sync(server.loop, asyncio.sleep, SETTLE_SECONDS)
     finally:
+        del _started[server]
         loop.stop()
+
+
+def why_none_comes_back(client: Client) -> str:
+    """Why no worker will join a cluster without workers; empty where one may.
+
+    None joins a cluster that was started here, once its workers have ended for good: nobody else knows of it. A worker
+    that died is started again by its nanny. If the nanny gave up, or was told that the worker ends, it ends too; one
+    that takes longer than Dask waits (15 seconds) is ended and forgotten by the cluster.
+    """
+    server = client.cluster
+    if server not in _started or frozenset(server.worker_spec) != _started[server]:  # else somebody scales it
+        return ""
+    workers = dict(server.workers)
+    if any(worker.status not in ENDING for worker in workers.values()):
+        return ""
+    last = ""
+    try:
+        if told := client.get_events(LOST_TOPIC):
+            last = f"; the last error was {told[-1][1]['exception_text']}"
+    except Exception as error:  # whatever it is, the workers are gone
+        logger.debug("why workers ended is not known: %s: %s", type(error).__name__, error)
+    return (
+        f"{counted(len(_started[server]), 'worker')} started for it, and none is left{last}; see what they wrote to"
+        " standard error; if they ran out of memory, give them more, or start fewer (n_workers, in a profile)"
+    )
 
 
 def _end_heartbeats(client: Client) -> None:

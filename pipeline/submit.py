@@ -36,6 +36,7 @@ from tilewright.pipeline.errors import (
     TaskError,
     TilewrightError,
 )
+from tilewright.pipeline.local_cluster import why_none_comes_back
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import Tile
 
@@ -98,7 +99,7 @@ def await_workers(client: Client, *, waiting: Tell = logger.warning) -> None:
     Raises
     ------
     ClusterError
-        None has joined in that time, or the scheduler does not answer.
+        None has joined in that time, or can join; or the scheduler does not answer.
     """
     wanted = 1 if isinstance(client.cluster, LocalCluster) else config.get("workers")
     seconds = config.get("join-seconds")
@@ -168,14 +169,14 @@ def run_bounded(
     follows workers that come and go.
 
     It ends normally only when every call has yielded its result, exactly once: callers need not count. Where all
-    workers are lost it waits for others, and calls ``waiting`` after `WAIT_SECONDS` without any. Leaving early, by an
-    error or by closing the generator, cancels what is outstanding. Callers must close it: an exception in the body of
-    their loop does not.
+    workers are lost and others may come it waits for them, and calls ``waiting`` after `WAIT_SECONDS` without any.
+    Leaving early, by an error or by closing the generator, cancels what is outstanding. Callers must close it: an
+    exception in the body of their loop does not.
 
     Raises
     ------
     ClusterError
-        The results ended before every call had one.
+        The results ended before every call had one, or all workers of a cluster that was started here.
     TilewrightError
         A task failed on every attempt with an error of ours, which is raised as it is; or once, with one of `LASTING`.
     DeviceMemoryError
@@ -484,11 +485,13 @@ class _Lookout:
         self._alone_since, self._told = None, False
 
     def look(self) -> int:
-        """How many workers there are now."""
+        """How many workers there are now. Raises ClusterError where there is none and none can come."""
         there = len(_answer_of(self._client, self._client.nthreads))
         if there >= self._wanted:
             self.seen()
             return there
+        if not there and (why := why_none_comes_back(self._client)):
+            raise ClusterError(f"the cluster has no workers any more: {why}")
         now = time.monotonic()
         if self._alone_since is None:
             self._alone_since = now

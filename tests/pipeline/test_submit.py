@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -22,12 +22,14 @@ from typing import Any
 import dask
 import pytest
 import zarr
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Worker
 from distributed.comm import CommClosedError
+from distributed.core import Status, error_message
 
 import tilewright as tw
 from tilewright.kernels import device_choice
-from tilewright.pipeline import histogram, submit, tasks, tiling
+from tilewright.pipeline import histogram, local_cluster, submit, tasks, tiling
+from tilewright.pipeline.cluster import open_cluster
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, CorpusError, TaskError
 from tilewright.pipeline.events import Caution, Event, Notice, UnitDone, Waiting, WorkDone, ignore, on_waiting
@@ -132,12 +134,14 @@ def test_every_call_gets_what_is_sent_to_workers_once(client: Client) -> None:
     assert sorted(found) == [(place, place + 430) for place in range(7)]
 
 
-def test_what_was_sent_is_sent_again_when_its_workers_are_lost() -> None:
+def test_what_was_sent_is_sent_again_when_its_workers_are_lost(tmp_path: Path) -> None:
+    """Their nannies start others: those of a cluster of our own are waited for too."""
     found: Counter[int] = Counter()
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as own,
-    ):
+    profiles = tmp_path / "cluster.yaml"
+    profiles.write_text(
+        "profiles: {two: {kind: cpu, n_workers: 2, threads_per_worker: 1, dashboard_address: ':0'}}"
+    )
+    with open_cluster("two", profiles) as own:
         for place, result in run_sent(own, added, [(i,) for i in range(40)], ((1,), 1), key="lost", window=3):
             if not found:
                 for process in own.run(os.getpid).values():
@@ -619,6 +623,74 @@ def test_a_run_that_waits_for_a_worker_says_so(
         (text,) = told
         assert re.fullmatch(rf"no worker has been at {own.scheduler.address} for \d+ s; it goes on .*", text)
         assert "Traceback" not in caplog.text
+
+
+async def fail_hard(dask_worker: Worker) -> None:
+    """As a worker does where Dask's own code fails in it."""
+    dask_worker.log_event("worker-fail-hard", error_message(MemoryError("Unable to allocate 8 MiB")))
+    asyncio.get_running_loop().call_soon(
+        lambda: asyncio.ensure_future(dask_worker.close(executor_wait=False))
+    )
+
+
+@pytest.mark.parametrize("kind", ["bounded", "sent", "combined", "held"])
+def test_work_whose_own_workers_ended_for_good_ends_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else can join a cluster that nobody else knows of."""
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+
+    def waiting(text: str) -> None:
+        pytest.fail(text)
+
+    def held() -> Iterator[tuple[int, int]]:
+        with workers_held(own, waiting=waiting):
+            yield 0, 0
+
+    with open_cluster("local") as own:
+        own.run(fail_hard)
+        until_met(lambda: not own.nthreads())
+        groups = [((0,), [call]) for call in CALLS]
+        results = {
+            "bounded": run_bounded(own, double, CALLS, key="alone", window=2, waiting=waiting),
+            "sent": run_sent(own, times, CALLS, (2,), key="alone", window=2, waiting=waiting),
+            "combined": run_combined(own, double, total, groups, key="alone", waiting=waiting),
+            "held": held(),
+        }[kind]
+        with pytest.raises(
+            ClusterError,
+            match=r"1 worker started for it, and none is left; .*MemoryError.*Unable to allocate 8 MiB",
+        ):
+            list(results)
+
+
+@pytest.mark.parametrize(
+    ("spec", "workers", "gone"),
+    [
+        ("ab", {"a": "running", "b": "closed"}, False),
+        ("ab", {"a": "init"}, False),
+        ("ab", {"a": "starting", "b": "failed"}, False),
+        ("ab", {"a": "closing_gracefully", "b": "closed"}, True),
+        ("ab", {"b": "failed"}, True),
+        ("ab", {}, True),
+        ("", {}, False),
+        ("abc", {}, False),
+    ],
+    ids=["restarts", "begins", "starts", "end", "forgotten", "all forgotten", "scaled to none", "scaled"],
+)
+def test_workers_that_are_started_again_are_waited_for(
+    spec: str, workers: dict[str, str], gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pretended:
+        def __init__(self) -> None:
+            self.worker_spec = dict.fromkeys(spec)
+            self.workers = {name: SimpleNamespace(status=Status[status]) for name, status in workers.items()}
+
+    client = Sparse(lambda second: 0)
+    client.cluster = Pretended()
+    monkeypatch.setitem(local_cluster._started, client.cluster, frozenset("ab"))
+    lookout = submit._Lookout(client, lambda text: None)  # type: ignore[arg-type]
+    with pytest.raises(ClusterError, match="2 workers started for it") if gone else nullcontext():
+        lookout.look()
 
 
 def leave(cluster: LocalCluster, client: Client) -> None:
