@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 
 import yaml
 from dask.utils import parse_timedelta
-from distributed import Client, LocalCluster, Nanny, Worker
+from distributed import Client, LocalCluster, Nanny, Worker, utils
 from distributed.core import Server
 from distributed.deploy import Cluster as DeployCluster
 from distributed.worker_memory import parse_memory_limit
@@ -157,10 +157,12 @@ def open_cluster(
     ------
     ClusterError
         The profile is not known, the scheduler does not answer, a cluster class refused its arguments, or worker
-        processes did not start; a client that is closed, or whose event loop this is called on.
+        processes did not start; a client that is closed, or whose event loop this is called on; a process that was
+        forked from one that had used Dask.
     DeviceUnavailableError
         A ``cuda`` profile on a machine without a usable GPU.
     """
+    _check_not_forked()
     if isinstance(cluster, Client):
         _check_usable(cluster)
         yield cluster
@@ -183,6 +185,22 @@ def open_cluster(
         called, profile = profiles[cluster].called(cluster), dict(profiles[cluster].options)
     with ExitStack() as stack:
         yield _start(stack, called, profile, loops)
+
+
+_used_by: set[int] = set()
+"""Processes that have opened a cluster: this one, and those that it was forked from."""
+
+
+def _check_not_forked() -> None:
+    """Raise ClusterError in a process that was forked from one that had used Dask. Its threads are not here: Dask waits
+    for good for the one that unpacks large messages, as do we for one that was just importing Numba."""
+    lost = any(not thread.is_alive() for thread in utils._offload_executor._threads)
+    if lost or _used_by - {os.getpid()}:
+        raise ClusterError(
+            f"process {os.getpid()} was forked from one that had used Dask, whose threads a fork leaves behind; start"
+            ' it by spawn or forkserver, as in multiprocessing.get_context("spawn"), or before Dask is used'
+        )
+    _used_by.add(os.getpid())
 
 
 def _check_usable(client: Client) -> None:

@@ -724,3 +724,52 @@ def test_of_a_cluster_in_place_of_a_client_the_client_is_asked_for() -> None:
         open_cluster(unused),
     ):
         raise AssertionError("is not reached")
+
+
+FORKS = """
+import multiprocessing, sys
+import tilewright as tw
+from distributed import Client, LocalCluster
+
+def child(client):
+    try:
+        with tw.open_cluster(client or "local") as client:
+            print(client.submit(len, b"x" * 20_000_000).result())
+    except tw.ClusterError as error:
+        print(error)
+
+def fork(client=None):
+    forked = multiprocessing.get_context("fork").Process(target=child, args=(client,))
+    forked.start()
+    forked.join(60)
+    assert forked.exitcode == 0, forked.exitcode
+
+before = sys.argv[1]
+if before == "nothing":
+    fork()
+elif before == "ours":
+    with tw.open_cluster("local"):
+        pass
+    fork()
+elif before == "client":
+    with tw.open_cluster("local") as client:
+        fork(client)
+else:
+    options = {"processes": False, "dashboard_address": ":0"}
+    with LocalCluster(n_workers=1, **options) as cluster, Client(cluster) as client:
+        assert client.submit(len, b"x" * 20_000_000).result() == 20_000_000
+    fork()
+"""
+
+
+@pytest.mark.parametrize("before", ["nothing", "ours", "client", "dask"])
+def test_a_process_forked_from_one_that_used_dask_is_told(before: str, tmp_path: Path) -> None:
+    """It would wait for threads that it does not have."""
+    (tmp_path / "forks.py").write_text(FORKS)
+    command = [sys.executable, "-W", "ignore", "forks.py", before]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    if before == "nothing":
+        assert ended.stdout == "20000000\n"
+    else:
+        assert " was forked from one that had used Dask, whose threads a fork leaves behind; " in ended.stdout
