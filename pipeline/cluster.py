@@ -25,7 +25,7 @@ from tilewright.kernels.device_choice import cuda_available
 from tilewright.kernels.host_loops import start_compiler
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
-from tilewright.pipeline.local_cluster import allow_open_files, client_of, quiet, start
+from tilewright.pipeline.local_cluster import allow_open_files, client_of, details_wanted, quiet, start
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +260,8 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             raise ClusterError(f"{called}: its worker did not start ({why})") from error
         hint = f"; {UNGUARDED}" if _started_by_a_script() else ""
         raise ClusterError(f"{called}: its worker processes did not start ({why}){hint}") from error
-    return stack.enter_context(client_of(server))
+    hushed = kind != "local" and bool(profile.get("silence_logs", True)) and not details_wanted()
+    return stack.enter_context(client_of(server, hushed=hushed))
 
 
 def _check_counts(called: str, options: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -19,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, Worker
+from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.utils import LoopRunner, sync
 
@@ -27,6 +28,8 @@ from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.events import counted
 
 logger = logging.getLogger(__name__)
+WORKERS = "distributed.worker"
+"""What Dask's workers log under."""
 
 CLOSE_SECONDS = 30
 """How long the end of a cluster that was started here is waited for: it takes its workers a few seconds."""
@@ -66,8 +69,9 @@ _started: weakref.WeakKeyDictionary[LocalCluster, frozenset[Any]] = weakref.Weak
 
 
 @contextmanager
-def client_of(server: LocalCluster) -> Iterator[Client]:
-    """A client of a cluster that was just started here; at the end both are ended.
+def client_of(server: LocalCluster, *, hushed: bool = False) -> Iterator[Client]:
+    """A client of a cluster that was just started here; at the end both are ended. hushed: its workers are processes,
+    which are not to log what tasks of ours fail with.
 
     Dask ends its parts while messages between them are under way, and tells of each that it then misses: so workers
     send no heartbeats any more when they are told to end, and the event loop goes on until nobody on it waits to send.
@@ -80,6 +84,8 @@ def client_of(server: LocalCluster) -> Iterator[Client]:
         try:
             with Client(server) as client:
                 try:
+                    if hushed:
+                        client.register_plugin(Hush())
                     yield client
                 except KeyboardInterrupt:
                     seconds = INTERRUPTED_SECONDS
@@ -169,8 +175,36 @@ def _close(server: LocalCluster, seconds: float) -> None:
         )
 
 
+def details_wanted() -> bool:
+    """Whether Tilewright's own logs are wanted in every detail, as with ``--debug``."""
+    return logging.getLogger("tilewright").isEnabledFor(logging.DEBUG)
+
+
+class FailuresRaised(logging.Filter):
+    """Drops what a worker logs of each attempt at a task of ours that fails: pages, about an error that is raised to
+    the caller."""
+
+    OURS = re.compile(r" tried\(")
+    """In the text of a task: the function that every one of ours calls."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not str(record.msg).startswith("Compute Failed") or not isinstance(record.args, tuple):
+            return True
+        return not any(self.OURS.search(str(argument)) for argument in record.args[:3])
+
+
+class Hush(WorkerPlugin):
+    """Has a worker process drop those too."""
+
+    name = "tilewright-hush"
+
+    def setup(self, worker: Worker) -> None:
+        logging.getLogger(WORKERS).addFilter(FailuresRaised())
+
+
 class _Quiet:
-    """Keeps what Dask logs below a level off the terminal while any cluster that was started here is open.
+    """Keeps what Dask logs below a level off the terminal while any cluster that was started here is open, and what its
+    workers log of tasks that fail.
 
     Each of Dask's clusters does that too. But it puts back what it found when it ends, with others open beside it, and
     leaves alone what already is as it wants it.
@@ -183,6 +217,7 @@ class _Quiet:
         self._users = 0
         self._before: list[tuple[logging.Handler, int]] = []
         self._level = logging.NOTSET
+        self._failures = FailuresRaised()
 
     @contextmanager
     def at(self, level: int) -> Iterator[None]:
@@ -202,12 +237,15 @@ class _Quiet:
     def _hold(self, level: int) -> None:
         handlers = [handler for name in self.LOGGERS for handler in logging.getLogger(name).handlers]
         streams = [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
+        if not details_wanted():
+            logging.getLogger(WORKERS).addFilter(self._failures)
         self._level = level
         self._before = [(handler, handler.level) for handler in streams if handler.level < level]
         for handler, _ in self._before:
             handler.setLevel(level)
 
     def _let_go(self) -> None:
+        logging.getLogger(WORKERS).removeFilter(self._failures)
         for handler, level in self._before:
             if handler.level == self._level:  # else somebody wants it otherwise by now
                 handler.setLevel(level)

@@ -108,7 +108,13 @@ class Command(click.Command):
         debug = ctx.meta.get(_DEBUG, False)
         try:
             with interruptible():
-                if not debug:
+                if debug:
+                    import logging
+
+                    logging.getLogger("tilewright").setLevel(
+                        logging.DEBUG
+                    )  # and Dask tells of tasks that fail
+                else:
                     silence_libraries()
                 return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):

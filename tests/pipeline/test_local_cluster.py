@@ -116,6 +116,46 @@ def test_a_profile_may_have_dask_log(tmp_path: Path, terminal: logging.Handler) 
         assert terminal.level == logging.INFO
 
 
+FAILING_TASKS = """
+import contextlib, sys
+import tilewright as tw
+from tilewright.pipeline.submit import run_bounded
+
+def fail(number):
+    raise ValueError("of a task of ours") if number else ValueError("of a task of another")
+
+if __name__ == "__main__":
+    with tw.open_cluster(sys.argv[1], "profiles.yaml") as client:
+        try:
+            with contextlib.closing(run_bounded(client, fail, [(1,)], key="ours")) as results:
+                list(results)
+        except tw.TaskError as error:
+            print(error)
+        print(repr(client.submit(fail, 0).exception()))
+"""
+
+
+@pytest.mark.parametrize(("profile", "logged"), [("local", 1), ("one", 1), ("loud", 5)])
+def test_what_tasks_of_ours_fail_with_is_raised_and_not_logged(
+    profile: str, logged: int, tmp_path: Path
+) -> None:
+    """Dask logs every attempt, by pages."""
+    (tmp_path / "script.py").write_text(FAILING_TASKS)
+    (tmp_path / "profiles.yaml").write_text(
+        "profiles:\n"
+        "  one: {kind: cpu, n_workers: 1, dashboard_address: ':0'}\n"
+        "  loud: {kind: local, silence_logs: false}\n"
+    )
+    command = [sys.executable, "script.py", profile]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.stdout.splitlines() == [
+        "task ours-0 failed 4 times, last with ValueError: of a task of ours",
+        "ValueError('of a task of another')",
+    ]
+    assert result.stderr.count("Compute Failed") == logged
+    assert result.stderr.count("Key:       ours-0") == logged - 1
+
+
 def test_signals_that_come_to_a_start_are_delivered_once_behind_it() -> None:
     before = signal.getsignal(signal.SIGINT)
     seen: list[int] = []

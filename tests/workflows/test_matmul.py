@@ -1121,8 +1121,9 @@ def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_done(
 
 @pytest.fixture
 def worker_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """What Dask's workers report; their logger keeps it from pytest."""
+    """What Dask's workers report; their logger keeps it from pytest, and we what tasks of ours fail with."""
     monkeypatch.setattr(logging.getLogger("distributed.worker"), "handlers", [caplog.handler])
+    monkeypatch.setattr(logging.getLogger("distributed.worker"), "filters", [])
     return caplog
 
 
