@@ -6,6 +6,7 @@ and Python MemoryError, numcodecs RuntimeError with libzstd's words; none of the
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from tilewright.kernels.errors import DeviceMemoryError
 
 ZSTD_OUT_OF_MEMORY = "Allocation error : not enough memory"
 """libzstd's words for it (``ZSTD_getErrorName``)."""
+NO_THREAD = "can't start new thread"
+"""Python's words for it, and for too many threads."""
 
 
 @contextmanager
@@ -42,6 +45,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, RuntimeError) and ZSTD_OUT_OF_MEMORY in str(error):
         return True
+    if isinstance(error, RuntimeError) and NO_THREAD in str(error):
+        return allowed_nbytes() is not None  # a thread's stack has no room
     if isinstance(error, DriverError):
         return error.code == OUT_OF_MEMORY
     # By their names: neither class can be imported where there is no GPU, nor where a release moves it.
@@ -68,6 +73,20 @@ def free_nbytes(*, on_gpu: bool) -> int | None:
         return None
 
 
+def allowed_nbytes() -> int | None:
+    """How much memory this process may map, in bytes, used or not (``ulimit -v``); None where there is no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _used_addresses() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError):  # not on Linux
+        return 0
+    return pages * resource.getpagesize()
+
+
 def peak_nbytes() -> int:
     """The most resident memory that this process has held, in bytes.
 
@@ -76,8 +95,6 @@ def peak_nbytes() -> int:
     status = Path("/proc/self/status")
     if status.exists():  # getrusage's figure starts at the parent's, which a worker does not hold
         return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
 
 
@@ -95,5 +112,9 @@ def _message(what: str, nbytes: int | None, error: BaseException, on_gpu: bool) 
     asked = f"{what} needs {format_nbytes(nbytes)} of {place} memory" if nbytes is not None else None
     free = free_nbytes(on_gpu=on_gpu)
     left = f"{format_nbytes(free)} are free" if free is not None else "how much is free cannot be told"
+    if not on_gpu and (allowed := allowed_nbytes()) is not None:
+        unused = max(0, allowed - _used_addresses())
+        left += f", but this process may use {format_nbytes(allowed)} of addresses (ulimit -v), and has"
+        left += f" {format_nbytes(unused)} of those left"
     cause = " ".join(str(error).split()) or type(error).__name__
     return f"{asked or f'{what} ran out of {place} memory'} and {left} ({cause})"

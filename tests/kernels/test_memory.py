@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+import resource
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,27 @@ def test_other_errors_pass_as_they_are(error: BaseException) -> None:
         raise error
     assert caught.value is error
     assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")], ids=repr)
+def test_a_limit_on_addresses_is_told_of(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ``ulimit -v`` memory, and room for threads, run out however much the host has left."""
+    monkeypatch.setattr(memory, "free_nbytes", lambda *, on_gpu: 20 * 2**30)
+    monkeypatch.setattr(memory, "_used_addresses", lambda: 2**30)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (5 * 2**29, resource.RLIM_INFINITY))
+    told = (
+        "a tile ran out of host memory and 20 GiB are free, but this process may use 2.5 GiB of addresses (ulimit -v),"
+        " and has 1.5 GiB of those left"
+    )
+    with pytest.raises(DeviceMemoryError, match=re.escape(told)), allocating("a tile", on_gpu=False):
+        raise error
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    if isinstance(error, RuntimeError):
+        assert not is_out_of_memory(error)
+
+
+def test_addresses_in_use_are_more_than_resident_memory() -> None:
+    assert memory._used_addresses() > memory.peak_nbytes() // 2 > 0
 
 
 def test_the_first_to_say_it_is_kept() -> None:
