@@ -232,6 +232,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         if kind != "local":
             _check_memory_limit(called, profile)
         if kind == "local":
+            allow_open_files(0)
             if loops and not cuda_available():
                 start_compiler()  # for the CPU's loops, while the cluster starts
             # Short-lived and in this process: no dashboard to start, and no port that a second run would find taken.

@@ -272,6 +272,8 @@ def allow_open_files(workers: int) -> None:
     """Let this process have as many files open as so many worker processes take: their pipes and connections, where
     Dask hangs for good once there are no more. Python gives each process what it was started with, often 1,024.
 
+    workers: 0 where the one worker is in this process.
+
     Raises
     ------
     ClusterError
@@ -282,9 +284,10 @@ def allow_open_files(workers: int) -> None:
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
+        who = f"{workers} worker process{'es' * (workers > 1)}" if workers else "a worker in this process"
+        fewer = ", or set n_workers, in a profile, to fewer" if workers else ""
         raise ClusterError(
-            f"{workers} worker process{'es' if workers > 1 else ''} would need about {needed} open files, and the"
-            f" system allows {hard}; raise that (ulimit -Hn), or set n_workers, in a profile, to fewer"
+            f"{who} would need about {needed} open files, and the system allows {hard}; raise that (ulimit -Hn){fewer}"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

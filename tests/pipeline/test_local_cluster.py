@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -67,6 +68,21 @@ def test_worker_processes_that_the_open_files_are_too_few_for_are_refused(tmp_pa
     assert "ClusterError: 2 worker processes would need about " in line
     assert line.endswith(
         " open files, and the system allows 24; raise that (ulimit -Hn), or set n_workers, in a profile, to fewer"
+    )
+
+
+def test_a_worker_in_this_process_is_refused_where_it_could_open_no_files() -> None:
+    """Libraries that could not be imported would be reported as faulty."""
+    script = (
+        "import resource, tilewright as tw\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
+        "with tw.open_cluster('local'): pass\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert re.fullmatch(
+        r".*ClusterError: a worker in this process would need about \d\d open files, and the system allows 20; raise"
+        r" that \(ulimit -Hn\)",
+        result.stderr.splitlines()[-1],
     )
 
 
