@@ -327,10 +327,10 @@ def told_end(client):
     ending.set()
     end_heartbeats(client)
 
-def told_close(server):
+def told_close(server, *seconds):
     if held:
         print("it is closed while a worker waits for an answer", file=sys.stderr)
-    close(server)
+    close(server, *seconds)
 
 local_cluster._end_heartbeats, local_cluster._close = told_end, told_close
 

@@ -653,7 +653,7 @@ def test_work_whose_own_workers_ended_for_good_ends_too(kind: str, monkeypatch: 
         results = {
             "bounded": run_bounded(own, double, CALLS, key="alone", window=2, waiting=waiting),
             "sent": run_sent(own, times, CALLS, (2,), key="alone", window=2, waiting=waiting),
-            "combined": run_combined(own, double, total, groups, key="alone", waiting=waiting),
+            "combined": run_combined(own, double, total, groups, window=4, key="alone", waiting=waiting),
             "held": held(),
         }[kind]
         with pytest.raises(

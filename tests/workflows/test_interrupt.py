@@ -219,7 +219,7 @@ def test_a_signal_ends_a_product_whose_input_does_not_answer(tmp_path: Path, by:
     result = behind("silence", *command, cwd=tmp_path, INTERRUPT_BY=by)
     assert result.returncode == 128 + signal.Signals[by]
     assert result.stderr == (
-        f"{word}: c.zarr.partial keeps 0 of 1 tiles; the same command goes on from there\n"
+        f"{word}: c.zarr.partial keeps 0 of 1 tile; the same command goes on from there\n"
     )
 
 
@@ -239,7 +239,7 @@ def test_ctrl_c_twice_ends_what_nothing_can_end(tmp_path: Path) -> None:
     result = behind("standstill", "matmul", url, url, "c.zarr", "--quiet", cwd=tmp_path)
     assert result.returncode == 130
     assert result.stderr == (
-        "interrupted: c.zarr.partial keeps 0 of 1 tiles; the same command goes on from there\n"
+        "interrupted: c.zarr.partial keeps 0 of 1 tile; the same command goes on from there\n"
     )
 
 
