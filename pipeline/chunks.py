@@ -130,10 +130,15 @@ def layout_of(array: zarr.Array[Any], name: str) -> ChunkLayout | None:
     """How to read the array's files without zarr; None where its codecs or its store need zarr."""
     if not isinstance(array.store, LocalStore):
         return None
+    return encoding_of(array, name, array.store.root / array.path)
+
+
+def encoding_of(array: zarr.Array[Any], name: str, root: Path) -> ChunkLayout | None:
+    """How the array's chunks are encoded, in whatever store; None where its codecs need zarr."""
     metadata: Any = array.metadata
     layout = ChunkLayout(
         name=name,
-        root=array.store.root / array.path,
+        root=root,
         metadata_name=METADATA_NAMES[metadata.zarr_format],
         key=metadata.encode_chunk_key,
         chunks=array.chunks,
@@ -227,15 +232,19 @@ def find_chunk(
     index = indexes.get(name)
     if index is None:
         index = indexes[name] = _read_index(layout.shards, descriptor, stored_nbytes)
-    inside = tuple(place % count for place, count in zip(chunk, layout.shards.counts, strict=True))
-    offset, nbytes = (int(number) for number in index[inside])
-    if offset == nbytes == MISSING:
-        return None
-    if offset + nbytes > stored_nbytes:
+    extent = extent_in(layout.shards, index, chunk)
+    if extent is not None and sum(extent) > stored_nbytes:
         raise DamagedChunkError(
-            f"the shard's index says bytes {offset} to {offset + nbytes}, and the file has {stored_nbytes}"
+            f"the shard's index says bytes {extent[0]} to {sum(extent)}, and the file has {stored_nbytes}"
         )
-    return offset, nbytes
+    return extent
+
+
+def extent_in(shards: Shards, index: np.ndarray, chunk: tuple[int, ...]) -> Extent | None:
+    """Where a chunk lies in its shard, by the shard's index; None: it was never written."""
+    inside = tuple(place % count for place, count in zip(chunk, shards.counts, strict=True))
+    offset, nbytes = (int(number) for number in index[inside])
+    return None if offset == nbytes == MISSING else (offset, nbytes)
 
 
 def _read_index(shards: Shards, descriptor: int, stored_nbytes: int) -> np.ndarray:
@@ -244,6 +253,11 @@ def _read_index(shards: Shards, descriptor: int, stored_nbytes: int) -> np.ndarr
     if stored_nbytes < nbytes:
         raise DamagedChunkError(f"the shard has {stored_nbytes} bytes and its index alone {nbytes}")
     data = read_bytes(descriptor, 0 if shards.index_first else stored_nbytes - nbytes, nbytes)
+    return decode_index(shards, data)
+
+
+def decode_index(shards: Shards, data: Any) -> np.ndarray:
+    """The index of a shard from its stored bytes, as `_read_index` has it. Raises DamagedChunkError."""
     decoded = decode(shards.index_codecs, data, 16 * math.prod(shards.counts), None)
     return decoded.view("<u8").reshape(*shards.counts, 2)
 

@@ -2,9 +2,9 @@
 
 One function has several ways to do it. Uncompressed chunks in local files go straight from the file to the caller's
 buffer, in parallel and with no copy in between. Those encoded by codecs that we know are read by one call and decoded
-by another, in shards too (`pipeline/chunks.py`). Everything else (rarer codecs, remote stores) goes through
-zarr-python, which knows them all. For a GPU the same parts are described by where their bytes lie, for loops that read
-them from the files.
+by another, in shards too (`pipeline/chunks.py`). Of remote stores, parts of chunks are asked for
+(`pipeline/byte_ranges.py`). Everything else (rarer codecs, whole remote chunks) goes through zarr-python, which knows
+them all. For a GPU the same parts are described by where their bytes lie, for loops that read them from the files.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tilewright.kernels.file_rectangles import (
 )
 from tilewright.kernels.files import NotAFileError, open_file
 from tilewright.kernels.memory import is_out_of_memory
+from tilewright.pipeline.byte_ranges import ByteRanges, byte_ranges_of, lines_of
 from tilewright.pipeline.chunks import (
     ChunkLayout,
     DamagedChunkError,
@@ -104,8 +105,10 @@ def region_reads(
     layout = layout_of(array, name_of(array))
     pieces = chunks_in(region, read_unit(array))
     if layout is None:
+        ranges = None if is_local(array) else byte_ranges_of(array, name_of(array))
         return [
-            RegionRead(piece.target, partial(_read_through_zarr, array, region, piece)) for piece in pieces
+            RegionRead(piece.target, partial(_read_through_zarr, array, region, piece, ranges))
+            for piece in pieces
         ]
     indexes: dict[str, np.ndarray] = {}
     if layout.plain:
@@ -357,7 +360,7 @@ def _unreadable(
     )
 
 
-def _decode_part(layout: ChunkLayout, data: bytes, piece: ChunkPart, target: np.ndarray) -> None:
+def _decode_part(layout: ChunkLayout, data: Any, piece: ChunkPart, target: np.ndarray) -> None:
     """Decode the wanted part of a chunk from its stored bytes: in place where the whole chunk goes to contiguous
     memory, else by way of a copy."""
     in_place = _in_place(layout, target)
@@ -418,18 +421,25 @@ def _read_fully(descriptor: int, offset: int, left: memoryview) -> None:
 
 
 def _read_through_zarr(
-    array: zarr.Array[Any], region: Sequence[slice], piece: ChunkPart, out: np.ndarray
+    array: zarr.Array[Any],
+    region: Sequence[slice],
+    piece: ChunkPart,
+    ranges: ByteRanges | None,
+    out: np.ndarray,
 ) -> None:
     part = tuple(
         slice(want.start + target.start, want.start + target.stop)
         for want, target in zip(region, piece.target, strict=True)
     )
     try:
-        # zarr decodes into the target itself: no second copy of the chunk's part is made.
-        wrapped: Any = out
-        target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
-        whole = BasicIndexer(part, array.shape, array.metadata.chunk_grid)
-        answer_of(array._async_array._get_selection(whole, prototype=default_buffer_prototype(), out=target))
+        if ranges is None or not _read_ranges(ranges, piece, out):
+            # zarr decodes into the target itself: no second copy of the chunk's part is made.
+            wrapped: Any = out
+            target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
+            whole = BasicIndexer(part, array.shape, array.metadata.chunk_grid)
+            answer_of(
+                array._async_array._get_selection(whole, prototype=default_buffer_prototype(), out=target)
+            )
         _check_not_missed(array, out)
     except (StoreError, CancelledError):
         raise  # the array is out of sight, or nobody needs it any more
@@ -443,6 +453,36 @@ def _read_through_zarr(
         message = _unreadable(piece, name_of(array), file_name, array.shards is not None, error, advice)
         # What a remote store gave may have been cut short on its way.
         raise (DamagedError if damaged and is_local(array) else StoreError)(message) from error
+
+
+def _read_ranges(ranges: ByteRanges, piece: ChunkPart, target: np.ndarray) -> bool:
+    """Read the wanted part of a chunk, and no more of it than must be; returns whether that was done. If not, all of
+    the chunk is wanted."""
+    layout = ranges.layout
+    if layout.codecs:
+        data = ranges.chunk(piece.chunk)
+        if data is None:
+            target[...] = layout.fill_value
+        else:
+            _decode_part(layout, data, piece, target)
+        return True
+    lines, across = lines_of(layout, piece)
+    length = layout.chunks[0 if layout.transposed else -1]
+    if lines.stop - lines.start > 1:
+        start, stop, width = lines.start * length, lines.stop * length, length
+    else:
+        start, stop = lines.start * length + across.start, lines.start * length + across.stop
+        across, width = slice(None), stop - start
+    item = layout.dtype.itemsize
+    if layout.shards is None and (stop - start) * item == layout.chunk_nbytes:
+        return False
+    data = ranges.part(piece.chunk, start * item, stop * item)
+    if data is None:
+        target[...] = layout.fill_value
+        return True
+    found = data.view(layout.dtype).reshape(-1, width)[:, across]
+    target[...] = found.T if layout.transposed else found.reshape(target.shape)
+    return True
 
 
 def _is_damage(error: Exception, store: Store) -> bool:

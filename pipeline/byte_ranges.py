@@ -1,0 +1,93 @@
+"""Parts of chunks from stores that are not local, by requests for ranges of bytes.
+
+zarr-python asks for whole chunks, and for each inner chunk of a shard it asks for the shard's index again.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.buffer import default_buffer_prototype
+
+from tilewright.pipeline.chunks import ChunkLayout, DamagedChunkError, decode_index, encoding_of, extent_in
+from tilewright.pipeline.giving_up import answer_of
+from tilewright.pipeline.region import ChunkPart
+
+
+class ByteRanges:
+    """The stored bytes of an array's chunks. Threads that read a region together share one, with the indexes of its
+    shards."""
+
+    def __init__(self, array: zarr.Array[Any], layout: ChunkLayout) -> None:
+        self.layout = layout
+        self._array = array
+        self._indexes: dict[str, np.ndarray | None] = {}
+        self._locks: dict[str, threading.Lock] = {}
+
+    def chunk(self, chunk: tuple[int, ...]) -> np.ndarray | None:
+        """A chunk of a shard as it is stored, uint8; None: it was never written. Raises DamagedChunkError."""
+        return self.part(chunk, 0, None)
+
+    def part(self, chunk: tuple[int, ...], start: int, stop: int | None) -> np.ndarray | None:
+        """The same for bytes ``start`` to ``stop`` of it; without an end only of a chunk in a shard."""
+        key = self.layout.file_name(chunk)
+        if self.layout.shards is not None:
+            index = self._index(key)
+            extent = None if index is None else extent_in(self.layout.shards, index, chunk)
+            if extent is None:
+                return None
+            offset, nbytes = extent
+            if not self.layout.codecs and nbytes != self.layout.chunk_nbytes:
+                raise DamagedChunkError(
+                    f"it has {nbytes} bytes and an uncompressed chunk has {self.layout.chunk_nbytes}"
+                )
+            start, stop = offset + start, offset + (nbytes if stop is None else stop)
+        assert stop is not None
+        found = self._get(key, RangeByteRequest(start, stop))
+        if found is None:
+            return None
+        if len(found) > stop - start and len(found) >= stop:
+            found = found[start:stop]  # a server that knows no ranges gives all it has
+        if len(found) != stop - start:
+            raise DamagedChunkError(f"of its bytes {start} to {stop} the storage gives {len(found)}")
+        return found
+
+    def _index(self, key: str) -> np.ndarray | None:
+        """The index of a shard; None: it was never written. Fetched by the first thread that needs it."""
+        shards = self.layout.shards
+        assert shards is not None
+        with self._locks.setdefault(key, threading.Lock()):
+            if key not in self._indexes:
+                nbytes = shards.index_nbytes
+                where = RangeByteRequest(0, nbytes) if shards.index_first else SuffixByteRequest(nbytes)
+                found = self._get(key, where)
+                if found is not None:
+                    found = found[:nbytes] if shards.index_first else found[-nbytes:]
+                self._indexes[key] = None if found is None else decode_index(shards, found)
+            return self._indexes[key]
+
+    def _get(self, key: str, where: ByteRequest) -> np.ndarray | None:
+        path = self._array.store_path / key
+        found = answer_of(path.get(default_buffer_prototype(), where))
+        return None if found is None else found.as_numpy_array()
+
+
+def byte_ranges_of(array: zarr.Array[Any], name: str) -> ByteRanges | None:
+    """The byte ranges of an array's chunks; None where zarr-python reads as little."""
+    layout = encoding_of(array, name, Path())
+    if layout is None or (layout.codecs and layout.shards is None):
+        return None
+    return ByteRanges(array, layout)
+
+
+def lines_of(layout: ChunkLayout, piece: ChunkPart) -> tuple[slice, slice]:
+    """The part of an uncompressed chunk that a piece needs, as the chunk is stored: lines, and elements of each."""
+    if len(layout.chunks) == 1:
+        return slice(0, 1), piece.inside[0]
+    rows, columns = piece.inside
+    return (columns, rows) if layout.transposed else (rows, columns)

@@ -1,0 +1,159 @@
+"""Of chunks in stores that are not local no more is asked for than a region needs, and a region is what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BytesCodec
+from zarr.storage import FsspecStore
+
+from tests.pipeline.stored_arrays import CODECS, KINDS, chunk_file, encoded, stored
+from tilewright.pipeline.errors import DamagedError, StoreError
+from tilewright.pipeline.region_read import read_region
+from tilewright.pipeline.store import open_array
+
+REGIONS = [
+    (slice(0, 20), slice(0, 30)),
+    (slice(0, 20), slice(7, 8)),
+    (slice(3, 4), slice(0, 30)),
+    (slice(5, 17), slice(9, 26)),
+    (slice(9, 9), slice(0, 4)),
+]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Every request for chunks: the key, and the bytes it gave."""
+    requests: list[tuple[str, int]] = []
+    get = FsspecStore.get
+
+    async def counted(store: FsspecStore, key: str, *arguments: Any, **options: Any) -> Any:
+        found = await get(store, key, *arguments, **options)
+        if key.startswith("c/"):
+            requests.append((key, 0 if found is None else len(found)))
+        return found
+
+    monkeypatch.setattr(FsspecStore, "get", counted)
+    return requests
+
+
+def remote(array: zarr.Array[Any]) -> zarr.Array[Any]:
+    """The array by way of fsspec, as at any other URL."""
+    return open_array(f"file://{array.store.root}", ndim=array.ndim, role="A")
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+@pytest.mark.parametrize("codecs", CODECS)
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("big", [False, True])
+def test_a_region_is_what_numpy_slices(
+    codecs: str, sharded: bool, by_columns: bool, big: bool, tmp_path: Path
+) -> None:
+    if sharded and CODECS[codecs][0] == 2:
+        pytest.skip("format 2 has no shards")
+    full = np.arange(600, dtype="f4").reshape(20, 30)
+    shards = (12, 16) if sharded else None
+    array = encoded(tmp_path / "x", codecs, full, (6, 8), big=big, by_columns=by_columns, shards=shards)
+    for region in REGIONS:
+        np.testing.assert_array_equal(read_region(remote(array), region), full[region])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vectors_region_is_what_numpy_slices(kind: str, tmp_path: Path) -> None:
+    full = np.arange(50, dtype="f4")
+    array = remote(stored(kind, tmp_path / "x", full, (8,)))
+    for region in (slice(0, 50), slice(3, 5), slice(7, 33), slice(48, 50)):
+        np.testing.assert_array_equal(read_region(array, (region,)), full[region])
+
+
+@pytest.mark.parametrize("index", ["start", "end"])
+def test_chunks_that_were_never_written_hold_the_fill_value(index: str, tmp_path: Path) -> None:
+    chain = zarr.codecs.ShardingCodec(
+        chunk_shape=(2, 4),
+        codecs=[BytesCodec()],
+        index_location=index,  # type: ignore[arg-type]
+    )
+    array = zarr.create_array(
+        tmp_path / "x",
+        shape=(8, 8),
+        chunks=(4, 8),
+        dtype="i4",
+        fill_value=7,
+        serializer=chain,
+        compressors=None,
+    )
+    array[:2, :4] = 1
+    expected = np.full((8, 8), 7, "i4")
+    expected[:2, :4] = 1
+    np.testing.assert_array_equal(read_region(remote(array), (slice(0, 8), slice(0, 8))), expected)
+    plain = stored("v3-plain", tmp_path / "y", np.ones((8, 8), "i4"), (4, 4))
+    chunk_file(plain, (0, 1)).unlink()
+    np.testing.assert_array_equal(read_region(remote(plain), (slice(0, 2), slice(2, 6))), [[1, 1, 7, 7]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("by_columns", "region", "nbytes"),
+    [
+        (False, (slice(3, 5), slice(0, 64)), 2 * 64 * 8),
+        (False, (slice(3, 5), slice(8, 16)), 2 * 64 * 8),
+        (False, (slice(3, 4), slice(8, 16)), 8 * 8),
+        (True, (slice(0, 64), slice(3, 5)), 2 * 64 * 8),
+        (True, (slice(8, 16), slice(3, 4)), 8 * 8),
+        (False, (slice(0, 64), slice(3, 5)), 64 * 64 * 8),
+    ],
+)
+def test_of_a_plain_chunk_the_lines_that_are_needed_are_asked_for(
+    by_columns: bool, region: Any, nbytes: int, tmp_path: Path, asked: list[tuple[str, int]]
+) -> None:
+    full = np.arange(64 * 64, dtype="f8").reshape(64, 64)
+    array = remote(encoded(tmp_path / "x", "3 none", full, (64, 64), by_columns=by_columns))
+    np.testing.assert_array_equal(read_region(array, region), full[region])
+    assert asked == [("c/0/0", nbytes)]
+
+
+@pytest.mark.parametrize("codecs", ["3 none", "3 zstd"])
+def test_the_index_of_a_shard_is_asked_for_once(
+    codecs: str, tmp_path: Path, asked: list[tuple[str, int]]
+) -> None:
+    full = np.arange(64 * 64, dtype="f8").reshape(64, 64)
+    array = remote(encoded(tmp_path / "x", codecs, full, (16, 16), shards=(32, 64)))
+    region = (slice(0, 64), slice(0, 48))
+    np.testing.assert_array_equal(read_region(array, region), full[region])
+    assert len(asked) == 2 + 4 * 3
+    index_nbytes = 16 * 8 + 4
+    assert asked.count(("c/0/0", index_nbytes)) == asked.count(("c/1/0", index_nbytes)) == 1
+    if codecs == "3 none":
+        del asked[:]
+        read_region(array, (slice(3, 4), slice(0, 16)))
+        assert asked == [("c/0/0", index_nbytes), ("c/0/0", 16 * 8)]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_server_that_knows_no_ranges_gives_all_it_has(
+    sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = FsspecStore.get
+
+    async def whole(store: FsspecStore, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        return await get(store, key, prototype)
+
+    monkeypatch.setattr(FsspecStore, "get", whole)
+    full = np.arange(600, dtype="f4").reshape(20, 30)
+    array = stored("v3-sharded" if sharded else "v3-plain", tmp_path / "x", full, (6, 8))
+    for region in REGIONS:
+        np.testing.assert_array_equal(read_region(remote(array), region), full[region])
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_chunk_that_was_cut_short_is_told_of(sharded: bool, tmp_path: Path) -> None:
+    array = stored("v3-sharded" if sharded else "v3-plain", tmp_path / "x", np.ones((8, 8)), (4, 4))
+    file = chunk_file(array, (0, 0))
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(StoreError, match=r"^chunk \(0, 0\) of .*/c/0/0\): .*; restore the chunk") as raised:
+        read_region(remote(array), (slice(1, 4), slice(0, 4)))
+    assert not isinstance(raised.value, DamagedError)
