@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -67,6 +68,9 @@ STAGES = ("read", "count")
 LEAST_STREAM_NBYTES = 2**18
 """The least stored bytes that a thread decompresses, if the piece has them: each thread costs counts of its own."""
 
+JSON_COUNTS = 2**16
+"""About how many counts become text at a time: as Python numbers and their digits they take some megabytes."""
+
 BAR_WIDTH = 40
 MOST_BARS = 26
 
@@ -109,6 +113,15 @@ class Histogram:
         A bin's place in ``counts`` is its byte, letter, pair or code point.
         """
         return self.facts() | {"counts": self.counts.tolist()}
+
+    def json_pieces(self) -> Iterator[str]:
+        """The text of ``json.dumps(self.to_json())`` in pieces, for counts that fit in memory once."""
+        yield json.dumps(self.facts())[:-1] + ', "counts": ['
+        step = max(1, JSON_COUNTS * len(self.counts) // max(1, self.counts.size))
+        for start in range(0, len(self.counts), step):
+            text = json.dumps(self.counts[start : start + step].tolist())[1:-1]
+            yield f", {text}" if start else text
+        yield "]}"
 
     def facts(self) -> dict[str, Any]:
         """Every field as JSON types, but for the counts, which as Python numbers take as much memory again."""

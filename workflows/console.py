@@ -294,8 +294,14 @@ def silence_libraries() -> None:
 
 
 def print_result(result: Any, *, as_json: bool) -> None:
-    """Print a result that has ``to_json()`` as text, or as one JSON object."""
+    """Print a result that has ``to_json()`` as text, or as one JSON object: piece by piece if it has
+    ``json_pieces()``, as one that may be as large as memory does."""
     with printing():  # what lays out tables writes there too, if only an empty text
+        if as_json and hasattr(result, "json_pieces"):
+            for piece in result.json_pieces():
+                click.echo(piece, nl=False)
+            click.echo()
+            return
         text = to_json_text(result.to_json()) if as_json else str(result)
         try:
             click.echo(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable
@@ -239,7 +238,7 @@ def _save_csv(histogram: Histogram, path: Path) -> None:
 def _save_json(histogram: Histogram, path: Path) -> None:
     def write(draft: Path) -> None:
         with open(draft, "w", encoding="utf-8") as file:
-            json.dump(histogram.to_json(), file)
+            file.writelines(histogram.json_pieces())
 
     write_whole(path, write)
 

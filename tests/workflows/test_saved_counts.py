@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import zarr
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.histogram import Histogram
+from tilewright.workflows.console import print_result
 from tilewright.workflows.histogram import check_outputs, save_histogram, store_counts
 
 COUNTS = np.arange(256).reshape(2, 128)
@@ -63,6 +66,47 @@ def test_counts_as_large_as_memory_are_stored_without_another_copy(tmp_path: Pat
     assert dict(stored.attrs) == {k: v for k, v in found.to_json().items() if k != "counts"}
     np.testing.assert_array_equal(stored[...], counts)
     assert peak < counts.nbytes // 2
+
+
+@pytest.mark.parametrize("printed", [True, False])
+@pytest.mark.parametrize("shape", [(32, 2**13), (2000, 128)])
+def test_counts_as_large_as_memory_become_json_without_another_copy(
+    shape: tuple[int, int], printed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as Python numbers nor as text are all of them in memory at once."""
+    monkeypatch.setattr("tilewright.pipeline.histogram.JSON_COUNTS", 2**13)
+    counts = np.zeros(shape, np.int64)
+    counts[:, ::50] = 2**40
+    names = tuple(map(str, range(len(counts))))
+    found = Histogram("bigram", counts, names, skipped=0, nbytes=0, device="CPU", seconds=0.5)
+    target = tmp_path / "f.json"
+
+    def save() -> None:
+        if not printed:
+            save_histogram(found, target)
+            return
+        with target.open("w") as file, redirect_stdout(file):
+            print_result(found, as_json=True)
+
+    tracemalloc.start()
+    try:
+        save()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert target.read_text() == json.dumps(found.to_json()) + "\n" * printed
+    assert peak < counts.nbytes // 2
+
+
+@pytest.mark.parametrize("by", ["letter", "bigram"])
+@pytest.mark.parametrize("at_once", [1, 7, 2**17])
+def test_json_in_pieces_is_the_text_that_it_is_in_one(
+    by: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilewright.pipeline.histogram.JSON_COUNTS", at_once)
+    for counts in (np.arange(5), np.arange(15).reshape(3, 5), np.arange(2).reshape(2, 1)):
+        found = Histogram(by, counts, ("a", "\udcff"), skipped=0, nbytes=0, device="CPU", seconds=0.5)
+        assert "".join(found.json_pieces()) == json.dumps(found.to_json())
 
 
 def test_counts_that_would_grow_where_something_else_stands_are_refused_before_any_are_made(
