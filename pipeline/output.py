@@ -472,10 +472,7 @@ def check_place_free(path: Path, *, overwrite: bool) -> None:
     _check_parents(path)
     if found is None:
         return
-    if path.is_symlink():
-        raise OutputExistsError(
-            f"output: {path} is a link to {path.readlink()}; name what it leads to, or choose another path"
-        )
+    check_no_link(path)
     if not overwrite:
         raise _exists(str(path))
     if not is_array_folder(path):
@@ -483,6 +480,14 @@ def check_place_free(path: Path, *, overwrite: bool) -> None:
             return check_place_free(path, overwrite=overwrite)
         raise OutputExistsError(
             f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
+        )
+
+
+def check_no_link(path: Path) -> None:
+    """Raise OutputExistsError where a local output's path is a link, wherever it leads."""
+    if path.is_symlink():
+        raise OutputExistsError(
+            f"output: {path} is a link to {path.readlink()}; name what it leads to, or choose another path"
         )
 
 

@@ -20,7 +20,13 @@ from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
-from tilewright.pipeline.output import check_growing_place, check_place_free, create_output, partial_path
+from tilewright.pipeline.output import (
+    check_growing_place,
+    check_no_link,
+    check_place_free,
+    create_output,
+    partial_path,
+)
 from tilewright.pipeline.region_write import region_writes, write_region
 from tilewright.pipeline.store import check_source
 from tilewright.pipeline.submit import survey, workers_held
@@ -131,8 +137,12 @@ def check_outputs(
         check_source(given, "output")
         if path.suffix == ".zarr" or not overwrite:
             check_place_free(path, overwrite=overwrite)
-        elif path.is_dir():
-            raise OutputExistsError(f"output: {path} is a folder, so it is not replaced; choose another path")
+        else:
+            check_no_link(path)
+            if path.is_dir():
+                raise OutputExistsError(
+                    f"output: {path} is a folder, so it is not replaced; choose another path"
+                )
         if path.suffix == ".zarr":
             check_growing_place(path)
         _check_apart(path, corpus)

@@ -359,6 +359,30 @@ def test_a_name_that_its_draft_is_too_long_for_is_refused_before_counting(
     assert everything(here) == before
 
 
+@pytest.mark.parametrize("target", ["table", "folder", "nowhere", "one.txt"])
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+@pytest.mark.parametrize("name", ["f.csv", "f.json", "f.zarr", "f.png"])
+def test_a_link_in_place_of_an_output_is_refused_before_counting(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, name: str, overwrite: list[str], target: str
+) -> None:
+    def counted(*arguments: object, **options: object) -> None:
+        raise AssertionError("it was counted")
+
+    monkeypatch.setattr("tilewright.workflows.histogram.histogram", counted)
+    (here / "one.txt").write_bytes(b"aab")
+    (here / "table").write_text("mine")
+    (here / "folder").mkdir()
+    (here / name).symlink_to(target)
+    before = everything(here)
+    result = run("histogram", "one.txt", "--plot" if name == "f.png" else "--out", name, *overwrite)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: output: {name} is a link to {target}; name what it leads to, or choose another path\n"
+    )
+    assert os.readlink(here / name) == target
+    assert everything(here) == before
+
+
 def test_the_longest_name_that_is_accepted_is_written(run: Run, here: Path) -> None:
     (here / "one.txt").write_bytes(b"aab")
     room = os.pathconf(here, "PC_NAME_MAX") - len(f"..{os.getpid()}.partial.csv")
