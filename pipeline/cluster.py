@@ -38,6 +38,9 @@ CONNECT_SECONDS = 30
 LEAST_WORKER_NBYTES = 192 * 2**20
 """What a worker process takes up by itself, 134 MiB with the loops that it has compiled, and a few pieces of text. Dask
 ends one that is above its limit, starts another, and so on."""
+LEAST_DEATH_SECONDS = 10
+"""A worker process takes a second or two to join, more with many of them or on a busy host. Dask hangs for good where
+one is given up while it starts."""
 UNGUARDED = (
     "worker processes import the script that starts them, so its work has to stand under"
     ' `if __name__ == "__main__":`'
@@ -231,6 +234,8 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         _check_environment(called, profile)
         if kind != "local":
             _check_memory_limit(called, profile)
+            _check_death_timeout(called, profile)
+            _check_folder(called)
         if kind == "local":
             allow_open_files(0)
             if loops and not cuda_available():
@@ -284,6 +289,27 @@ def _check_times(called: str, options: dict[str, Any]) -> None:
             parse_timedelta(given)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise ClusterError(f"{called}: {key}: {given!r} is no time, such as 30 or 1 min") from error
+
+
+def _check_death_timeout(called: str, options: dict[str, Any]) -> None:
+    """Raise ClusterError for a time in which worker processes may not have started."""
+    given = options.get("death_timeout")
+    if given is not None and parse_timedelta(given) < LEAST_DEATH_SECONDS:
+        raise ClusterError(
+            f"{called}: death_timeout: {given!r} is less than worker processes may take to start; give it"
+            f" {LEAST_DEATH_SECONDS} s or more, or leave it out"
+        )
+
+
+def _check_folder(called: str) -> None:
+    """Raise ClusterError where no process can be started: Dask hangs for good there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ClusterError(
+            f"{called}: its worker processes cannot start in the working directory, which was removed or may not be"
+            f" read ({error.strerror}); change to another one (cd), and run it again"
+        ) from error
 
 
 def _check_environment(called: str, options: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import dask
+from dask.utils import parse_timedelta
 from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.utils import LoopRunner, sync
@@ -44,6 +45,12 @@ has just begun may print a traceback. It takes a second or two, more with many w
 hangs never ends."""
 LOOK_SECONDS = 0.05
 """How often it is looked whether a signal has come to a start."""
+WAIT_SECONDS = 10
+"""After how long it is said of a start that it is still waited for."""
+JOIN_SECONDS = 120
+"""How long worker processes may take in which no further one joins, unless ``death_timeout`` says how long they are to
+try. They take seconds; where all that they import comes from a slow disk, a minute. Dask hangs for good where one of
+them cannot be started, and where one is not there in its ``death_timeout``."""
 GIVE_UP_SECONDS = 3
 """How long it is then waited for without its worker processes: that takes a tenth of a second."""
 FILES_A_WORKER, OTHER_FILES = 12, 32
@@ -304,6 +311,8 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
 
     Raises
     ------
+    RuntimeError
+        Its workers do not join.
     Exception
         Whatever ``kind`` raises.
     """
@@ -321,22 +330,83 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
             started.set_result(None)
 
     others = _worker_processes()
-    given_up = False
+    given_up = late = False
     try:
-        with _no_profiler(), _signals_noted() as noted:
+        with _no_profiler(), _signals_noted() as noted, _errors_noted() as errors:
+            joining = _Joining(server, options)
             # A daemon: where it stands for good, Python does not wait for it at its end.
             threading.Thread(target=begin, name="start of a cluster", daemon=True).start()
-            while not started.done() and not noted:
+            while not started.done() and not noted and joining.may_go_on():
                 wait([started], LOOK_SECONDS)
-            if noted:
-                _give_up(server, started, others)
+            late = not started.done() and not noted
+            if noted or late:
                 given_up = True
+                _give_up(server, started, others, 0 if late else START_SECONDS)
+        if late:
+            raise RuntimeError(joining.told(errors))
         started.result()
     except BaseException:
         if not given_up and (not started.done() or started.exception() is None):
             _give_up(server, started, others)
         raise
     return server
+
+
+class _Joining:
+    """How the workers of a cluster that is being started come to it: says once that they are waited for."""
+
+    def __init__(self, server: LocalCluster, options: dict[str, Any]) -> None:
+        self._server = server
+        self._what = "the worker has" if options.get("processes") is False else "worker processes have"
+        death = parse_timedelta(options.get("death_timeout"))
+        # All are started at once, so that each has been given up by then, and the others' end waited for.
+        self._seconds = JOIN_SECONDS if death is None else death + START_SECONDS
+        self._joined = 0
+        self._begun = self._last = time.monotonic()
+        self._told = False
+
+    def may_go_on(self) -> bool:
+        """Whether one has joined lately, or has time to; to be asked again and again."""
+        now = time.monotonic()
+        scheduler = getattr(self._server, "scheduler", None)  # half started, it lacks this or that
+        joined = len(getattr(scheduler, "workers", None) or ())
+        if joined > self._joined:  # one that dies and comes back is no further one
+            self._joined, self._last = joined, now
+        if now - self._begun >= WAIT_SECONDS and not self._told:
+            self._told = True
+            logger.warning(
+                "%s not started yet after %.0f s (%d there); it goes on when all are, and gives up when no further one"
+                " joins within %.0f s",
+                *(self._what, now - self._begun, joined, self._seconds),
+            )
+        return now - self._last < self._seconds
+
+    def told(self, errors: list[str]) -> str:
+        """Why it does not go on; ``errors``: what Dask has said meanwhile."""
+        why = f"; Dask says: {errors[0]}" if errors else ""
+        return (
+            f"{self._joined} joined, and no further one within {self._seconds:g} s{why}; see what they say with"
+            " silence_logs: false in a profile, and give them longer with death_timeout: 10 minutes"
+        )
+
+
+@contextmanager
+def _errors_noted() -> Iterator[list[str]]:
+    """What Dask logs as an error in this block, where it is logged or not."""
+    noted: list[str] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else None
+            why = "" if error is None else f": {type(error).__name__}: {error}"
+            noted.append(f"{record.getMessage()}{why}")
+
+    handler = Noting(logging.ERROR)
+    logging.getLogger("distributed").addHandler(handler)
+    try:
+        yield noted
+    finally:
+        logging.getLogger("distributed").removeHandler(handler)
 
 
 @contextmanager
@@ -360,10 +430,12 @@ def _signals_noted() -> Iterator[list[int]]:
             signal.raise_signal(noted[0])
 
 
-def _give_up(server: LocalCluster, started: Future[None], others: set[BaseProcess]) -> None:
-    """End a cluster that was to start, however far it has come."""
+def _give_up(
+    server: LocalCluster, started: Future[None], others: set[BaseProcess], seconds: float = START_SECONDS
+) -> None:
+    """End a cluster that was to start, however far it has come; ``seconds``: it may take as long to do that."""
     try:
-        wait([started], START_SECONDS)
+        wait([started], seconds)
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while not started.done() and time.monotonic() < deadline:
             # Without its workers Dask ends the rest by itself; it may be that some are yet to be started.

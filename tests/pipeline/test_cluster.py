@@ -13,7 +13,7 @@ import time
 from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import dask
@@ -471,6 +471,95 @@ def test_what_is_no_time_is_refused(kind: str, key: str, given: Any, tmp_path: P
     said = re.escape(f": {key}: {given!r} is no time, such as 30 or 1 min")
     with pytest.raises(ClusterError, match=said), open_cluster("odd", odd):
         pass
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("given", [0, 0.1, "1 s", "9s"])
+def test_a_time_in_which_no_worker_process_starts_is_refused(kind: str, given: Any, tmp_path: Path) -> None:
+    if kind == "cuda":
+        pytest.importorskip("dask_cuda", exc_type=ImportError)
+    odd = profile_file(tmp_path, odd={"kind": kind, "n_workers": 1, "death_timeout": given})
+    said = re.escape(f"death_timeout: {given!r} is less than") + ".* give it 10 s or more"
+    with pytest.raises(ClusterError, match=said), open_cluster("odd", odd):
+        pass
+
+
+def test_worker_processes_are_not_started_in_a_folder_that_is_gone(tmp_path: Path) -> None:
+    path = profile_file(tmp_path, one={"kind": "cpu", "n_workers": 1})
+    script = f"""
+import os
+from tilewright.pipeline.cluster import open_cluster
+os.rmdir(os.getcwd())
+with open_cluster("local"):
+    pass
+open_cluster("one", {str(path)!r}).__enter__()
+"""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=gone, check=False
+    )
+    said = ended.stderr.splitlines()[-1]
+    assert re.search("profile 'one' .* cannot start in the working directory, .*; change to another", said)
+
+
+def test_worker_processes_that_do_not_join_are_told_of_and_given_up(tmp_path: Path) -> None:
+    """Dask hangs where no process can be started, and its cluster's end hangs too: Python's must not."""
+    path = profile_file(tmp_path, one={"kind": "cpu", "n_workers": 1})
+    script = f"""
+import threading
+from distributed.process import AsyncProcess
+from tilewright.pipeline import local_cluster
+from tilewright.pipeline.cluster import open_cluster
+
+failed, may_go_on = threading.Event(), local_cluster._Joining.may_go_on
+
+async def start(process):
+    raise FileNotFoundError(2, "none there", "python")
+
+async def terminate(process):
+    failed.set()
+    raise AttributeError("there is none")
+
+AsyncProcess.start, AsyncProcess.terminate = start, terminate
+local_cluster._Joining.may_go_on = lambda joining: not failed.is_set() or may_go_on(joining)
+local_cluster.WAIT_SECONDS, local_cluster.JOIN_SECONDS, local_cluster.GIVE_UP_SECONDS = 0.1, 0.5, 0.1
+open_cluster("one", {str(path)!r}).__enter__()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert re.search(r"(?m)^worker processes have not started yet after \d+ s \(0 there\)", ended.stderr)
+    said = ended.stderr.splitlines()[-1]
+    assert re.search(
+        "'one' .*: its worker processes did not start .0 joined, and no further one within 0.5 s; Dask says: .*"
+        "FileNotFoundError.*; see what they say with silence_logs: false .* longer with death_timeout",
+        said,
+    )
+
+
+def test_a_cluster_whose_workers_join_one_by_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(local_cluster, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    server: Any = SimpleNamespace()
+    for death, seconds in ((None, 120), ("5 minutes", 310)):
+        now[0] = 0
+        server.scheduler = None
+        joining = local_cluster._Joining(server, {"death_timeout": death})
+        server.scheduler = SimpleNamespace(workers={})
+        for number in range(3):
+            now[0] += seconds - 1
+            assert joining.may_go_on()
+            server.scheduler.workers[number] = number
+            assert joining.may_go_on()
+        del server.scheduler.workers[0]
+        now[0] += seconds - 1
+        assert joining.may_go_on()
+        server.scheduler.workers[0] = 0  # it came back
+        now[0] += 1
+        assert not joining.may_go_on()
+        assert joining.told([]).startswith(f"3 joined, and no further one within {seconds} s; see")
 
 
 @pytest.mark.parametrize("given", [5, ["f.json"]])
