@@ -19,6 +19,7 @@ from dask.utils import parse_timedelta
 from distributed import Client, LocalCluster, Nanny, Worker, utils
 from distributed.core import Server
 from distributed.deploy import Cluster as DeployCluster
+from distributed.security import Security
 from distributed.worker_memory import parse_memory_limit
 
 from tilewright.kernels.device_choice import cuda_available
@@ -428,6 +429,8 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
         raise ClusterError(f"{called}: scheduler_file: {scheduler_file!r} is no path; give it one")
     if scheduler_file and not Path(scheduler_file).is_file():
         raise ClusterError(f"{called}: there is no scheduler file at {scheduler_file}; is the scheduler up?")
+    if "security" in options:
+        options["security"] = _security(called, options["security"])
     try:
         return stack.enter_context(Client(**({"timeout": CONNECT_SECONDS} | options)))
     except (AssertionError, KeyError) as error:
@@ -436,6 +439,50 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
             f"{called}: {scheduler_file} names no address, so no scheduler has written it, or not all of it; start the"
             " scheduler anew"
         ) from error
-    except (OSError, TimeoutError, ValueError, TypeError) as error:
+    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         where = options.get("address") or scheduler_file
-        raise ClusterError(f"cannot reach the scheduler at {where}: {error}") from error
+        secured = f" (with what {called} says of security)" if "security" in options else ""
+        raise ClusterError(f"cannot reach the scheduler at {where}: {error}{secured}") from error
+
+
+def _security(called: str, given: Any) -> Security:
+    """What a profile says of the connection's encryption, as Dask wants it. Of files that there are not Dask says
+    nothing, or not which.
+
+    Raises
+    ------
+    ClusterError
+        It is none, or its certificates cannot be used.
+    """
+    key = f"{called}: security"
+    if given is True:
+        raise ClusterError(
+            f"{key}: {given!r} would make new certificates, which a running scheduler does not know; give the files of"
+            " its own: {tls_ca_file: ..., tls_client_cert: ..., tls_client_key: ...}"
+        )
+    if given is False:
+        given = {}
+    if not isinstance(given, dict):
+        raise ClusterError(
+            f"{key}: {given!r} is no mapping, such as {{tls_ca_file: ..., tls_client_cert: ..., tls_client_key: ...}};"
+            " give it one, or leave it out"
+        )
+    _check_known(key, frozenset(Security.__slots__), given)
+    files = ("tls_ca_file", "tls_client_cert", "tls_client_key")
+    try:
+        security = Security(**given)
+        for name in files:
+            path = getattr(security, name)
+            if path is not None and not isinstance(path, str):
+                raise ClusterError(f"{key}: {name}: {path!r} is no path; give it one")
+            if path and "\n" not in path and not Path(path).is_file():
+                raise ClusterError(f"{key}: {name}: there is no file {path}; give it the path of one")
+        context = security.get_connection_args("client")["ssl_context"]
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        raise ClusterError(f"{key}: {given} cannot be used: {error}; mend it there") from error
+    if context is None and given and security.require_encryption:
+        missing = [name for name in files[:2] if not getattr(security, name)]
+        raise ClusterError(
+            f"{key}: {given} lacks {' and '.join(missing)}; give it the files of the scheduler's certificates"
+        )
+    return security
