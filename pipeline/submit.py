@@ -606,6 +606,8 @@ def _result_of(
     except TilewrightError:
         raise
     except (CancelledError, CommClosedError) as error:
+        if future.client.status in ("closing", "closed"):  # which cancels all that it holds
+            raise _closed(future.client) from error
         if isinstance(error, CancelledError) and future.status == "finished":
             raise _not_fetched(future, error) from error
         raise ClusterError(
@@ -620,6 +622,8 @@ def _result_of(
         if isinstance(error, TimeoutError) and future.status != "error":
             raise _ResultLateError from error
         if future.status != "error":  # the fetch failed, not the task
+            if future.client.status in ("closing", "closed"):
+                raise _closed(future.client) from error
             raise _not_fetched(future, error) from error
         if is_out_of_memory(error):
             raise DeviceMemoryError(
@@ -708,10 +712,14 @@ def _answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
         # The error of a client without a scheduler depends on how far it has come with closing.
         if client.status == "running":
             raise
-        raise ClusterError(
-            f"the client is {client.status}: its scheduler went away, or somebody closed it; connect to a cluster"
-            " anew and run it again"
-        ) from error
+        raise _closed(client) from error
+
+
+def _closed(client: Client) -> ClusterError:
+    return ClusterError(
+        f"the client is {client.status}: its scheduler went away, or somebody closed it; connect to a cluster anew and"
+        " run it again"
+    )
 
 
 def _cancel(client: Client, futures: list[Future]) -> None:

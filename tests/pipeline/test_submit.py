@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future as ConcurrentFuture
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from typing import Any
 import dask
 import pytest
 import zarr
-from distributed import Client, LocalCluster, Worker
+from distributed import Client, LocalCluster, Worker, wait
 from distributed.comm import CommClosedError
 from distributed.core import Status, error_message
 
@@ -857,6 +858,19 @@ def test_a_client_that_is_closed_meanwhile_is_named(
     with pytest.raises(ClusterError, match=r"the scheduler went away|the client is closed") as told:
         list(results)
     assert "kept" not in str(told.value), "only callers know"
+
+
+def test_a_client_that_is_closed_while_a_result_is_waited_for_is_named(own_client: Client) -> None:
+    """It cancels its tasks; the scheduler is fine."""
+    ended, waits = own_client.submit(double, 1), own_client.submit(time.sleep, 0.2)
+    wait(ended)
+    fetch = submit._fetch(own_client, waits)
+    own_client.close()
+    fetched: ConcurrentFuture[Any] = ConcurrentFuture()
+    fetched.set_exception(ValueError("it is closed"))
+    for future, fetching in ((ended, None), (waits, None), (waits, fetch), (ended, fetched)):
+        with pytest.raises(ClusterError, match=r"^the client is closed: .*; connect to a cluster anew"):
+            submit._result_of(future, 3, fetching)
 
 
 def test_a_closed_client_that_is_asked_is_named(own_client: Client) -> None:
