@@ -289,7 +289,7 @@ def _check_times(called: str, options: dict[str, Any]) -> None:
         try:
             parse_timedelta(given)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise ClusterError(f"{called}: {key}: {given!r} is no time, such as 30 or 1 min") from error
+            raise ClusterError(f"{called}: {key}: {given!r} is no time, such as 30 or 1 minute") from error
 
 
 def _check_death_timeout(called: str, options: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import dask
 import pytest
 import yaml
+from dask.utils import parse_timedelta
 from distributed import Client, LocalCluster
 from distributed.batched import BatchedSend
 from distributed.core import Status
@@ -468,7 +469,8 @@ def test_wrong_profiles_are_named(tmp_path: Path) -> None:
 )
 def test_what_is_no_time_is_refused(kind: str, key: str, given: Any, tmp_path: Path) -> None:
     odd = profile_file(tmp_path, odd={"kind": kind, key: given})
-    said = re.escape(f": {key}: {given!r} is no time, such as 30 or 1 min")
+    said = re.escape(f": {key}: {given!r} is no time, such as 30 or 1 minute")
+    assert parse_timedelta("1 minute") == 60, "min is none"
     with pytest.raises(ClusterError, match=said), open_cluster("odd", odd):
         pass
 
