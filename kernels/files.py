@@ -24,10 +24,7 @@ class NotAFileError(OSError):
 
 def open_file(path: str | os.PathLike[str]) -> int:
     """The descriptor of a file, for reading. Raises NotAFileError, and what the system refuses."""
-    try:
-        descriptor = os.open(path, READ_FLAGS)
-    except BlockingIOError:  # another process has a lease on it, and gives it up to an open that waits
-        descriptor = os.open(path, READ_FLAGS & ~os.O_NONBLOCK)
+    descriptor = open_anything(path)
     try:
         check_is_file(os.fstat(descriptor))
         os.set_blocking(descriptor, True)  # wait for a file that has to be fetched from tape
@@ -37,8 +34,18 @@ def open_file(path: str | os.PathLike[str]) -> int:
     return descriptor
 
 
+def open_anything(path: str | os.PathLike[str]) -> int:
+    """As `open_file`, but without the calls that find out what it is: for many small files they cost time, and reading
+    something else fails. `read_at` reads from it."""
+    try:
+        return os.open(path, READ_FLAGS)
+    except BlockingIOError:  # another process has a lease on it, and gives it up to an open that waits
+        return os.open(path, READ_FLAGS & ~os.O_NONBLOCK)
+
+
 def read_at(descriptor: int, target: memoryview, offset: int) -> int:
-    """Read from a file that was opened with `READ_FLAGS` alone; returns how many bytes, 0 at the end."""
+    """Read from a file that was opened with `READ_FLAGS` alone, as by `open_anything`; returns how many bytes, 0 at the
+    end."""
     try:
         return os.preadv(descriptor, [target], offset)
     except BlockingIOError:

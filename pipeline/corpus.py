@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.kernels.files import READ_FLAGS, NotAFileError, check_is_file, read_at
+from tilewright.kernels.files import NotAFileError, check_is_file, open_anything, open_file, read_at
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import decompress
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
@@ -172,13 +172,11 @@ def _check_empty(name: str) -> None:
     """Raise CorpusError where a file has bytes though its length is given as 0, as in /proc, where they are made when
     read. One that cannot be opened has none to count, and one that has grown since is fine."""
     try:
-        descriptor = os.open(name, READ_FLAGS)
+        descriptor = open_file(name)
     except OSError:
         return
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not os.pread(descriptor, 1, 0):
-            return
-        if os.fstat(descriptor).st_size:
+        if not os.pread(descriptor, 1, 0) or os.fstat(descriptor).st_size:
             return
     except OSError as error:
         raise CorpusError(
@@ -336,7 +334,7 @@ def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
 def _opened(document: Document) -> Iterator[int]:
     """The descriptor of a document's file; what the system refuses becomes a CorpusError, or a DocumentError."""
     try:
-        descriptor = os.open(document.path, READ_FLAGS)
+        descriptor = open_anything(document.path)
     except OSError as error:
         raise _refused(document, error) from error
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import itertools
 import os
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -243,6 +245,52 @@ def test_what_has_come_in_place_of_a_file_is_named_and_not_waited_for(
         pytest.raises(CorpusError, match=rf"cannot read .*{name}: it is {found} and no file"),
     ):
         read_range(document, 0, 10, target) if document.codec is None else reader(document)(target)
+
+
+@pytest.mark.parametrize("name", ["log", "log.gz", "log.zst"])
+def test_a_file_with_a_lease_on_it_is_waited_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As file servers and backups take them, and give them up to an open that waits: no other is let in."""
+    content = b"text" * 100
+    packed = {"log.gz": gzip.compress, "log.zst": zstandard.compress}.get(name, bytes)
+    path = write(tmp_path / name, packed(content))
+    system_open, waits = os.open, []
+
+    def leased(opened: Any, flags: int, *more: Any, **named: Any) -> int:
+        if os.fspath(opened) == str(path):
+            waits.append(not flags & os.O_NONBLOCK)
+            if not waits[-1]:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return system_open(opened, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", leased)
+    (document,) = list_corpus([path]).documents
+    found = np.zeros(len(content), np.uint8)
+    if document.codec is None:
+        read_range(document, 0, len(content), found)
+    else:
+        fill, got = reader(document), 0
+        while more := fill(found[got:]):
+            got += more
+    assert found.tobytes() == content
+    assert True in waits
+
+
+def test_a_file_with_a_lease_on_it_that_is_empty_by_its_length_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cmdline").symlink_to("/proc/self/cmdline")
+    system_open = os.open
+
+    def leased(opened: Any, flags: int) -> int:
+        if flags & os.O_NONBLOCK:
+            raise BlockingIOError
+        return system_open(opened, flags)
+
+    monkeypatch.setattr(corpus.os, "open", leased)
+    with pytest.raises(CorpusError, match="cmdline is said to have no bytes, and has some"):
+        list_corpus([tmp_path / "cmdline"])
 
 
 def test_a_file_that_grows_is_read_as_long_as_it_was(tmp_path: Path) -> None:
