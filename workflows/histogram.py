@@ -135,6 +135,13 @@ def check_outputs(
         _check_ending(path, endings)
         _check_length(path)
         check_source(given, "output")
+        try:
+            folder = path.absolute().parent
+        except OSError as error:
+            raise StoreError(
+                f"output: {path} would stand in the working directory, which is not there any more; choose a path from"
+                " the root, or change to another directory"
+            ) from error
         if path.suffix == ".zarr" or not overwrite:
             check_place_free(path, overwrite=overwrite)
         else:
@@ -146,9 +153,9 @@ def check_outputs(
         if path.suffix == ".zarr":
             check_growing_place(path)
         _check_apart(path, corpus)
-        if not path.absolute().parent.is_dir():
+        if not folder.is_dir():
             raise StoreError(f"output: there is no folder {path.parent}; create it, or choose another path")
-        if not os.access(path.absolute().parent, os.W_OK):
+        if not os.access(folder, os.W_OK):
             raise StoreError(f"output: the folder {path.parent} is read-only; choose another path")
 
 

@@ -1003,6 +1003,23 @@ def test_bad_rounds_are_told_before_the_product_is_computed(
         assert everything(here) == before
 
 
+@pytest.mark.parametrize("arguments", [["--out", "f.csv"], ["--out", "f.zarr"], ["--plot", "f.png"]])
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+def test_an_output_in_a_working_directory_that_was_removed_is_refused(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], overwrite: list[str]
+) -> None:
+    (here / "one.txt").write_bytes(b"aab")
+    (here / "gone").mkdir()
+    monkeypatch.chdir(here / "gone")
+    (here / "gone").rmdir()
+    result = run("histogram", str(here / "one.txt"), *arguments, *overwrite)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: output: {arguments[1]} would stand in the working directory, which is not there any more; choose a"
+        " path from the root, or change to another directory\n"
+    )
+
+
 def test_a_folder_that_cannot_be_written_to_is_told_before_counting(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
