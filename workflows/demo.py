@@ -118,6 +118,8 @@ def demo(
         One of its subclasses: no source files beside this Python, a folder that cannot be written or that holds files
         of these names that no demo wrote, and whatever ``histogram`` and ``matmul`` raise.
     """
+    if not os.fspath(output):
+        raise StoreError("output: found an empty name; it must be the path of a folder")
     folder = Path(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)

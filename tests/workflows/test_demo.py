@@ -9,7 +9,7 @@ import pytest
 import zarr
 from distributed import Client
 
-from tilewright.pipeline.errors import CorpusError, OutputExistsError
+from tilewright.pipeline.errors import CorpusError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Event, Notice
 from tilewright.workflows import demo as demos
 from tilewright.workflows.demo import SimilarPair, comparable, demo, letter_pairs, most_similar
@@ -103,6 +103,16 @@ def test_what_the_demo_did_not_write_is_not_replaced(name: str, client: Client, 
         assert mine.read_bytes() == b"mine"
     else:
         np.testing.assert_array_equal(zarr.open_array(str(mine))[...], np.arange(6).reshape(2, 3))
+
+
+@pytest.mark.usefixtures("library")
+def test_an_empty_name_is_not_the_working_directory(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match="output: found an empty name"):
+        demo("", cluster=client, device="cpu")
+    assert [path.name for path in tmp_path.iterdir()] == ["lib"]
 
 
 def test_a_python_without_sources_is_an_error(
