@@ -478,8 +478,6 @@ def test_what_is_no_time_is_refused(kind: str, key: str, given: Any, tmp_path: P
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("given", [0, 0.1, "1 s", "9s"])
 def test_a_time_in_which_no_worker_process_starts_is_refused(kind: str, given: Any, tmp_path: Path) -> None:
-    if kind == "cuda":
-        pytest.importorskip("dask_cuda", exc_type=ImportError)
     odd = profile_file(tmp_path, odd={"kind": kind, "n_workers": 1, "death_timeout": given})
     said = re.escape(f"death_timeout: {given!r} is less than") + ".* give it 10 s or more"
     with pytest.raises(ClusterError, match=said), open_cluster("odd", odd):
