@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
 
 # Before anything imports numba: the simulator is a mode of a whole process, chosen by the environment.
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
@@ -98,3 +100,28 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20261121)
+
+
+@pytest.fixture(autouse=True)
+def libraries_log_as_before() -> Iterator[None]:
+    """A command silences the libraries for as long as its process lives, and that of the worker processes that it
+    starts; tests that run one in their own process would silence all tests after them."""
+    environment = {name: value for name, value in os.environ.items() if name.startswith("DASK_LOGGING__")}
+    levels = {name: logger.level for name, logger in _loggers().items()}
+    yield
+    for name in [name for name in os.environ if name.startswith("DASK_LOGGING__")]:
+        if name not in environment:
+            del os.environ[name]
+    for name, logger in _loggers().items():
+        if logger.level == logging.CRITICAL and levels.get(name, logging.NOTSET) != logging.CRITICAL:
+            logger.setLevel(levels.get(name, logging.NOTSET))
+    dask = sys.modules.get("dask")
+    if dask is not None:
+        told = dask.config.get("logging", {})
+        dask.config.set({"logging": {name: level for name, level in told.items() if level != "critical"}})
+
+
+def _loggers() -> dict[str, logging.Logger]:
+    """The loggers of the libraries that commands silence."""
+    console = sys.modules.get("tilewright.workflows.console")
+    return {name: logging.getLogger(name) for name in console.NOISY_LOGGERS} if console else {}
