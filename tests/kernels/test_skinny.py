@@ -224,7 +224,7 @@ def test_a_turned_tile_walks_k_in_the_same_steps(parts: int) -> None:
         assert other.shared_nbytes(parts) == tile.shared_nbytes(parts)
 
 
-@pytest.mark.parametrize("variant", sampled(list(module.variants()), 30))
+@pytest.mark.parametrize("variant", sampled(list(module.variants()), 60))
 def test_compiles_without_spills(variant: Variant, tmp_path: Path) -> None:
     major, minor = variant.minimum
     text, _ = cuda.compile_ptx(

@@ -51,8 +51,7 @@ def remote(array: zarr.Array[Any]) -> zarr.Array[Any]:
     ("codecs", "sharded"),
     [(name, False) for name in CODECS] + [(name, True) for name in CODECS if CODECS[name][0] == 3],
 )
-@pytest.mark.parametrize("by_columns", [False, True])
-@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize(("by_columns", "big"), [(False, False), (True, True)])
 def test_a_region_is_what_numpy_slices(
     codecs: str, sharded: bool, by_columns: bool, big: bool, tmp_path: Path
 ) -> None:
