@@ -111,9 +111,8 @@ class Command(click.Command):
                 if debug:
                     import logging
 
-                    logging.getLogger("tilewright").setLevel(
-                        logging.DEBUG
-                    )  # and Dask tells of tasks that fail
+                    # Dask tells of tasks that fail, too, where this is so.
+                    logging.getLogger("tilewright").setLevel(logging.DEBUG)
                 else:
                     silence_libraries()
                 return super().invoke(ctx)
