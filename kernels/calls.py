@@ -22,6 +22,11 @@ from tilewright.kernels.device_choice import SIMULATOR, driver_library
 
 COPY_WORDS = 16
 """The driver's CUDA_MEMCPY2D in words of 64 bits."""
+FROM_KIND, FROM_HOST, FROM_DEVICE, FROM_PITCH = 2, 3, 4, 6
+TO_KIND, TO_HOST, TO_DEVICE, TO_PITCH = 9, 10, 11, 13
+COPY_WIDTH, COPY_HEIGHT = 14, 15
+"""Indices in it: the kind of memory copied from and to, the addresses in host or device memory, bytes from row to row,
+and bytes of a row, rows. All others stay zero."""
 HOST_MEMORY, DEVICE_MEMORY = 1, 2
 MONOTONIC = 1
 SEEK_END = 2
@@ -67,6 +72,16 @@ def take_numbers(context: Any, place: Any, count: Any) -> Any:
         )
 
     return numba.types.int64(numba.types.uint64, numba.types.int64), lower
+
+
+def _nanoseconds(clock: int, now: Any) -> int:
+    """The monotonic clock. clock: address of clock_gettime. now: int64[2], which it fills."""
+    call2(clock, MONOTONIC, numba.int64(now.ctypes.data))
+    return now[0] * 1_000_000_000 + now[1]
+
+
+nanoseconds = numba.njit(_nanoseconds)
+"""The same for loops to call."""
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import numba
 import numpy as np
 
 from tilewright.kernels import calls
-from tilewright.kernels.calls import call1, call2, call4, long_call4
+from tilewright.kernels.calls import call1, call2, call4, long_call4, nanoseconds
 from tilewright.kernels.host_loops import compiled
 
 _WRITE, _CLOCK, _WAIT, _RECORD, _COPY, _COPY_ROWS = range(6)
@@ -46,15 +46,14 @@ def _store(
     Returns whether all of it was written.
     """
     copy = np.zeros(calls.COPY_WORDS, np.int64)
-    copy[2], copy[9] = calls.DEVICE_MEMORY, calls.HOST_MEMORY
+    copy[calls.FROM_KIND], copy[calls.TO_KIND] = calls.DEVICE_MEMORY, calls.HOST_MEMORY
     now = np.zeros(2, np.int64)
-    clock, call = functions[_CLOCK], numba.int64(now.ctypes.data)
+    clock = functions[_CLOCK]
     across = (width + wide - 1) // wide
     count = (rows + tall - 1) // tall * across
     writing, moving = 0, 0
     good = True
-    call2(clock, calls.MONOTONIC, call)
-    mark = now[0] * 1_000_000_000 + now[1]
+    mark = nanoseconds(clock, now)
     for number in range(count + 1):
         turn = number % 2
         if good and number < count:
@@ -68,9 +67,9 @@ def _store(
                     good and call4(functions[_COPY], place, start, height * length, lane[calls.STREAM]) == 0
                 )
             else:
-                copy[4], copy[6] = start, pitch
-                copy[10], copy[13] = place, length
-                copy[14], copy[15] = length, height
+                copy[calls.FROM_DEVICE], copy[calls.FROM_PITCH] = start, pitch
+                copy[calls.TO_HOST], copy[calls.TO_PITCH] = place, length
+                copy[calls.COPY_WIDTH], copy[calls.COPY_HEIGHT] = length, height
                 good = (
                     good
                     and call2(functions[_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM]) == 0
@@ -81,8 +80,7 @@ def _store(
             row, column = before // across * tall, before % across * wide
             height, length = min(tall, rows - row), min(wide, width - column)
             good = call1(functions[_WAIT], lane[calls.EVENT + 1 - turn]) == 0 and good
-            call2(clock, calls.MONOTONIC, call)
-            ready = now[0] * 1_000_000_000 + now[1]
+            ready = nanoseconds(clock, now)
             moving += ready - mark
             place, done, nbytes = lane[calls.BLOCK + 1 - turn], numba.int64(0), height * length
             while good and done < nbytes:
@@ -92,8 +90,7 @@ def _store(
                 if put <= 0:
                     good = False
                 done += put
-            call2(clock, calls.MONOTONIC, call)
-            mark = now[0] * 1_000_000_000 + now[1]
+            mark = nanoseconds(clock, now)
             writing += mark - ready
         if not good:
             break

@@ -20,7 +20,16 @@ import numba
 import numpy as np
 
 from tilewright.kernels import calls
-from tilewright.kernels.calls import SEEK_END, call1, call2, call4, long_call3, long_call4, take_numbers
+from tilewright.kernels.calls import (
+    SEEK_END,
+    call1,
+    call2,
+    call4,
+    long_call3,
+    long_call4,
+    nanoseconds,
+    take_numbers,
+)
 from tilewright.kernels.file_rectangles import (
     ANY_LENGTH,
     LEAST_USEFUL_SHARE,
@@ -89,14 +98,13 @@ def _move(
     float64[2], written: the seconds of reading, and of waiting for blocks and starting copies.
     """
     copy = np.zeros(calls.COPY_WORDS, np.int64)
-    copy[2], copy[9] = calls.HOST_MEMORY, calls.DEVICE_MEMORY
+    copy[calls.FROM_KIND], copy[calls.TO_KIND] = calls.HOST_MEMORY, calls.DEVICE_MEMORY
     now = np.zeros(2, np.int64)
-    clock, call = functions[_CLOCK], numba.int64(now.ctypes.data)
+    clock = functions[_CLOCK]
     here, opened, descriptor, turn = 0, numba.int64(-1), numba.int64(-1), 0
     next_number = numba.uint64(counter.ctypes.data)
     number, stop = numba.int64(-1), numba.int64(0)
-    call2(clock, calls.MONOTONIC, call)
-    mark = now[0] * 1_000_000_000 + now[1]
+    mark = nanoseconds(clock, now)
     reading, moving = 0, 0
     while True:
         number += 1
@@ -124,8 +132,7 @@ def _move(
         turn = 1 - turn
         place = lane[calls.BLOCK + turn]
         bad = call1(functions[_WAIT], lane[calls.EVENT + turn]) != 0
-        call2(clock, calls.MONOTONIC, call)
-        ready = now[0] * 1_000_000_000 + now[1]
+        ready = nanoseconds(clock, now)
         moving += ready - mark
 
         if not bad and (descriptor < 0 or path_starts[opened] != path_starts[here]):
@@ -154,8 +161,7 @@ def _move(
                     ):
                         bad = True
                         break
-        call2(clock, calls.MONOTONIC, call)
-        mark = now[0] * 1_000_000_000 + now[1]
+        mark = nanoseconds(clock, now)
         reading += mark - ready
 
         if not bad:
@@ -163,17 +169,16 @@ def _move(
             if height == 1 or (packed == width and rectangle[_PITCH] == width):
                 bad = call4(functions[_COPY], target, place, height * width, lane[calls.STREAM]) != 0
             else:
-                copy[3], copy[6] = place, packed
-                copy[11], copy[13] = target, rectangle[_PITCH]
-                copy[14], copy[15] = width, height
+                copy[calls.FROM_HOST], copy[calls.FROM_PITCH] = place, packed
+                copy[calls.TO_DEVICE], copy[calls.TO_PITCH] = target, rectangle[_PITCH]
+                copy[calls.COPY_WIDTH], copy[calls.COPY_HEIGHT] = width, height
                 bad = call2(functions[_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM]) != 0
             bad = call2(functions[_RECORD], lane[calls.EVENT + turn], lane[calls.STREAM]) != 0 or bad
         if bad:
             failed[here] = 1
     if descriptor >= 0:
         call1(functions[_CLOSE], descriptor)
-    call2(clock, calls.MONOTONIC, call)
-    moving += now[0] * 1_000_000_000 + now[1] - mark
+    moving += nanoseconds(clock, now) - mark
     spent[0], spent[1] = reading * 1e-9, moving * 1e-9
 
 

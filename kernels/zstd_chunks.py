@@ -32,6 +32,7 @@ from tilewright.kernels.calls import (
     long_call2,
     long_call3,
     long_call4,
+    nanoseconds,
     take_numbers,
 )
 from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk, name_table
@@ -113,13 +114,12 @@ def _upload(
     """
     words = np.zeros(WORDS, np.int64)
     copy = np.zeros(calls.COPY_WORDS, np.int64)
-    copy[2], copy[9] = calls.HOST_MEMORY, calls.DEVICE_MEMORY
+    copy[calls.FROM_KIND], copy[calls.TO_KIND] = calls.HOST_MEMORY, calls.DEVICE_MEMORY
     now = np.zeros(2, np.int64)
-    clock, call = functions[_CLOCK], numba.int64(now.ctypes.data)
+    clock = functions[_CLOCK]
     turn = 0
     next_number = numba.uint64(counter.ctypes.data)
-    call2(clock, calls.MONOTONIC, call)
-    mark = now[0] * 1_000_000_000 + now[1]
+    mark = nanoseconds(clock, now)
     reading, moving = 0, 0
     while True:
         here = take_numbers(next_number, 1)
@@ -147,8 +147,7 @@ def _upload(
             turn = 1 - turn
             place = lane[calls.BLOCK + turn]
             bad = call1(functions[_WAIT], lane[calls.EVENT + turn]) != 0
-            call2(clock, calls.MONOTONIC, call)
-            ready = now[0] * 1_000_000_000 + now[1]
+            ready = nanoseconds(clock, now)
             moving += ready - mark
 
             if not bad:  # else a copy may still read the block
@@ -163,8 +162,7 @@ def _upload(
                     height * width,
                 )
                 bad = words[RESULT] < 0 or words[OUT + USED] < height * width
-            call2(clock, calls.MONOTONIC, call)
-            mark = now[0] * 1_000_000_000 + now[1]
+            mark = nanoseconds(clock, now)
             reading += mark - ready
 
             first, last = max(row, chunk[_TOP]), min(row + height, chunk[_TOP] + chunk[_HEIGHT])
@@ -177,9 +175,9 @@ def _upload(
                 nbytes = (last - first) * (end - begin)
                 bad = call4(functions[_COPY], target, source, nbytes, lane[calls.STREAM]) != 0
             else:
-                copy[3], copy[6] = source, width
-                copy[11], copy[13] = target, chunk[_PITCH]
-                copy[14], copy[15] = end - begin, last - first
+                copy[calls.FROM_HOST], copy[calls.FROM_PITCH] = source, width
+                copy[calls.TO_DEVICE], copy[calls.TO_PITCH] = target, chunk[_PITCH]
+                copy[calls.COPY_WIDTH], copy[calls.COPY_HEIGHT] = end - begin, last - first
                 bad = call2(functions[_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM]) != 0
             bad = call2(functions[_RECORD], lane[calls.EVENT + turn], lane[calls.STREAM]) != 0 or bad
         if bad or not _compiled_end_frame(
@@ -188,8 +186,7 @@ def _upload(
             failed[here] = 1
         if descriptor >= 0:
             call1(functions[_CLOSE], descriptor)
-    call2(clock, calls.MONOTONIC, call)
-    moving += now[0] * 1_000_000_000 + now[1] - mark
+    moving += nanoseconds(clock, now) - mark
     spent[0], spent[1] = reading * 1e-9, moving * 1e-9
 
 
@@ -218,15 +215,14 @@ def _store(
     here = numba.int64(words.ctypes.data)
     words[OUT + ADDRESS], words[OUT + SIZE] = memory.ctypes.data, len(memory)
     copy = np.zeros(calls.COPY_WORDS, np.int64)
-    copy[2], copy[9] = calls.DEVICE_MEMORY, calls.HOST_MEMORY
+    copy[calls.FROM_KIND], copy[calls.TO_KIND] = calls.DEVICE_MEMORY, calls.HOST_MEMORY
     now = np.zeros(2, np.int64)
-    clock, call = functions[_OUT_CLOCK], numba.int64(now.ctypes.data)
+    clock = functions[_OUT_CLOCK]
     across = (width + wide - 1) // wide
     count = (rows + tall - 1) // tall * across
     working, moving, written = 0, 0, 0
     good = True
-    call2(clock, calls.MONOTONIC, call)
-    mark = now[0] * 1_000_000_000 + now[1]
+    mark = nanoseconds(clock, now)
     for number in range(count + 1):
         turn = number % 2
         if good and number < count:
@@ -241,9 +237,9 @@ def _store(
                     and call4(functions[_OUT_COPY], place, start, height * length, lane[calls.STREAM]) == 0
                 )
             else:
-                copy[4], copy[6] = start, pitch
-                copy[10], copy[13] = place, length
-                copy[14], copy[15] = length, height
+                copy[calls.FROM_DEVICE], copy[calls.FROM_PITCH] = start, pitch
+                copy[calls.TO_HOST], copy[calls.TO_PITCH] = place, length
+                copy[calls.COPY_WIDTH], copy[calls.COPY_HEIGHT] = length, height
                 good = (
                     good
                     and call2(functions[_OUT_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM])
@@ -255,8 +251,7 @@ def _store(
             row, column = before // across * tall, before % across * wide
             height, length = min(tall, rows - row), min(wide, width - column)
             good = call1(functions[_OUT_WAIT], lane[calls.EVENT + 1 - turn]) == 0 and good
-            call2(clock, calls.MONOTONIC, call)
-            ready = now[0] * 1_000_000_000 + now[1]
+            ready = nanoseconds(clock, now)
             moving += ready - mark
             words[IN + ADDRESS], words[IN + SIZE] = lane[calls.BLOCK + 1 - turn], height * length
             words[IN + USED] = 0
@@ -283,8 +278,7 @@ def _store(
                     done += put
                     written += put
                 words[OUT + USED] = 0
-            call2(clock, calls.MONOTONIC, call)
-            mark = now[0] * 1_000_000_000 + now[1]
+            mark = nanoseconds(clock, now)
             working += mark - ready
         if not good:
             break
