@@ -17,7 +17,7 @@ from tilewright.kernels.device_array import address, as_signed
 from tilewright.kernels.device_choice import SIMULATOR, current_device
 from tilewright.kernels.driver_launch import start_kernel
 from tilewright.kernels.lock_keeping import LockKeepingStream
-from tilewright.kernels.recording import Plan, Recording
+from tilewright.kernels.recording import Plan, Recording, Rehearsal
 from tilewright.kernels.streams import DEFAULT_STREAM
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
@@ -83,6 +83,8 @@ def enqueue(
         kernel[grid, block, stream, shared_nbytes](*map(as_signed, arguments))
         return
     function, layout = _prepared(kernel, current_device())
+    if isinstance(stream, Rehearsal):
+        return
     flat: list[Any] = []
     for argument in arguments:
         if hasattr(argument, "shape"):

@@ -2,7 +2,8 @@
 
 What a kernel of the ladder does on the host, from choosing tiles to packing arguments, depends on the shapes, strides
 and dtypes of its operands, and on where they lie modulo `ALIGNMENT`. So it is done once: a `Recording` stands for the
-stream, a `Place` for an address, and what would have been launched becomes the steps of a `Plan`.
+stream, a `Place` for an address, and what would have been launched becomes the steps of a `Plan`. A `Rehearsal`
+stands for the stream where nothing is to be kept but the kernels themselves.
 """
 
 from __future__ import annotations
@@ -96,3 +97,11 @@ class Recording:
 
     def plan(self) -> Plan:
         return Plan(tuple(self._steps), self._scratch_nbytes)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Stands in for a stream while its launches are only prepared: kernels are compiled and loaded, and the stream's
+    scratch memory is made, but nothing is launched."""
+
+    stream: Any

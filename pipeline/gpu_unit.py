@@ -43,6 +43,7 @@ from tilewright.pipeline.units import (
     multiply,
     pieces_of,
     pool_of,
+    prepare_kernels,
     rounded,
     tile_slots,
 )
@@ -269,6 +270,10 @@ class CudaUnit:
     def _settle(self) -> None:
         self._cuda.current_context()
         self._upload_stream.synchronize()  # also waits for what was sent for other panels by now
+
+    def prepare(self, a: Placed, b: Placed, tile: Placed) -> None:
+        for accumulate in (False, True):
+            prepare_kernels(self._product, a, b, tile, accumulate, self._compute_stream)
 
     def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
         return multiply(self._product, a, b, tile, accumulate, self._compute_stream)

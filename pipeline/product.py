@@ -55,6 +55,7 @@ class TileReport:
     partial: np.ndarray | None = None
     """The tile's sum over one part of k, rows × columns, where the plan cuts k into parts; else the tile is stored."""
     spans: tuple[Span, ...] = ()
-    """When threads were busy with the tile: one span for each panel loaded, each panel multiplied, and the write."""
+    """When threads were busy with the tile: one span for each panel loaded, each panel multiplied, and the write. For a
+    worker's first tile there is one more, of the time in which its kernels were made ready."""
     stored_nbytes: int = 0
     """Bytes of its chunks as stored; 0 where the tile is not stored, or stored in a remote array."""

@@ -126,6 +126,17 @@ class _Panel:
     b: Buffer
 
 
+@dataclass(frozen=True)
+class _First:
+    """The worker's first panels, which are still being read: what will multiply them can be made ready."""
+
+    panel: _Panel
+
+    @property
+    def job(self) -> _Job:
+        return self.panel.job
+
+
 @dataclass
 class _Running:
     """A pair of panels being multiplied, or enqueued behind the one before."""
@@ -243,7 +254,7 @@ class Engine:
             self._writers = ThreadPoolExecutor(plan.write_threads, thread_name_prefix="tilewright-write")
             self._takers = ThreadPoolExecutor(PANELS_TAKEN, thread_name_prefix="tilewright-take")
             self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-            self._loaded: queue.SimpleQueue[_Panel | _End | None] = queue.SimpleQueue()
+            self._loaded: queue.SimpleQueue[_First | _Panel | _End | None] = queue.SimpleQueue()
             self._finished: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
             layout = self._layout = plan.layout
             allocate = self._unit.allocate
@@ -335,6 +346,7 @@ class Engine:
         # Reading goes on with the next panels while the last blocks of earlier ones are still being sent, or parts of
         # them are fetched from other workers: half a panel's time would be lost otherwise.
         coming: deque[_Coming] = deque()
+        begun = False
         while True:
             while coming and self._jobs.empty():
                 self._hand_on(coming.popleft())
@@ -354,6 +366,9 @@ class Engine:
                     break
                 try:
                     coming.append(self._begin(job, start, stop))
+                    if not begun:
+                        begun = True
+                        self._loaded.put(_First(coming[-1].panel))
                 except BaseException as error:
                     job.error = error
                     break
@@ -548,6 +563,9 @@ class Engine:
                     self._finish(running)  # the slot may have to come from the tile of these panels
                     running = None
                 job.target = self._tile_slots.get()
+            if isinstance(item, _First):
+                self._prepare(item.panel)
+                continue
             if isinstance(item, _End):
                 if job.panels == 0 and job.error is None:  # k = 0: the empty sum
                     try:
@@ -573,20 +591,34 @@ class Engine:
         """The tile of C that a job adds into."""
         return Placed(job.target, (job.tile.rows, job.tile.columns), self._layout.c())
 
+    def _placed(self, panel: _Panel) -> tuple[Placed, Placed, Placed]:
+        """A panel of A and one of B, and the tile they are multiplied into."""
+        a, b = self._operands
+        tile = panel.job.tile
+        return (
+            a.placed(panel.a, self._layout.a_shape(tile.rows, panel.depth)),
+            b.placed(panel.b, self._layout.b_shape(tile.columns, panel.depth)),
+            self._tile(panel.job),
+        )
+
+    def _prepare(self, panel: _Panel) -> None:
+        """Get the kernels ready while the first panels are read: compiling takes seconds, loading tens of ms."""
+        clock = _Clock()
+        try:
+            self._unit.prepare(*self._placed(panel))
+        except BaseException as error:
+            panel.job.error = panel.job.error or error
+        panel.job.count("compute", "compute", clock, ())
+        self._multiplied = time.perf_counter()
+
     def _enqueue(self, panel: _Panel) -> _Running:
         """Enqueue the product of a panel of A and one of B, unless the job has failed."""
         job, clock = panel.job, _Clock()
-        a, b = self._operands
         wait = None
         if job.error is None:
             try:
                 try:
-                    job.kernels |= self._unit.multiply(
-                        a.placed(panel.a, self._layout.a_shape(job.tile.rows, panel.depth)),
-                        b.placed(panel.b, self._layout.b_shape(job.tile.columns, panel.depth)),
-                        self._tile(job),
-                        accumulate=job.panels > 0,
-                    )
+                    job.kernels |= self._unit.multiply(*self._placed(panel), accumulate=job.panels > 0)
                     job.panels += 1
                 finally:
                     wait = self._unit.passed()  # what was enqueued before an error still reads the panels

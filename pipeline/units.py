@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 
 from tilewright.kernels import host, matmul
-from tilewright.kernels.gemm import kernel_name
+from tilewright.kernels.gemm import kernel_name, prepare
 from tilewright.kernels.memory import allocating
 from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed
@@ -68,6 +68,9 @@ class Unit(Protocol):
     ) -> Loading:
         """The loading of ``array[region]`` into a panel, at this row and column."""
 
+    def prepare(self, a: Placed, b: Placed, tile: Placed) -> None:
+        """Get ready what multiplies panels like these, which need not have been filled yet."""
+
     def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
         """Put the product of two panels into a tile, or add it; returns the names of the kernels used.
 
@@ -96,21 +99,9 @@ def multiply(
     product: Product, a: Placed, b: Placed, tile: Placed, accumulate: bool, stream: Any
 ) -> frozenset[str]:
     """Put the product of two panels into ``tile``, or add it, cell by cell. Returns the names of the kernels used."""
-    plan = product.plan
-    options: dict[str, Any] = {
-        "accumulate": accumulate,
-        "transpose_a": plan.transpose_a,
-        "transpose_b": plan.transpose_b,
-        "dtype": tile.dtype,
-        "precision": product.precision,
-        "device": product.device,
-    }
-    depth = slice(0, a.shape[0] if plan.transpose_a else a.shape[1])
+    options = {**_options(product, tile, accumulate), "device": product.device}
     names: dict[tuple[int, int], str] = {}  # cells of one shape get the same kernel
-    for rows, columns in plan.cells(*tile.shape):
-        left = a.cut(*((depth, rows) if plan.transpose_a else (rows, depth)))
-        right = b.cut(*((columns, depth) if plan.transpose_b else (depth, columns)))
-        cell = tile.cut(rows, columns)
+    for left, right, cell in _cells(product.plan, a, b, tile):
         if 1 in cell.shape and isinstance(cell, np.ndarray):
             _multiply_thin(left, right, cell, options)
         else:
@@ -118,6 +109,33 @@ def multiply(
         if cell.shape not in names:
             names[cell.shape] = kernel_name(left, right, cell, **options)
     return frozenset(names.values())
+
+
+def prepare_kernels(
+    product: Product, a: Placed, b: Placed, tile: Placed, accumulate: bool, stream: Any
+) -> None:
+    """Compile and load the kernels with which `multiply` multiplies two panels on the GPU; nothing is launched."""
+    for left, right, cell in _cells(product.plan, a, b, tile):
+        prepare(left, right, cell, stream=stream, **_options(product, tile, accumulate))
+
+
+def _options(product: Product, tile: Placed, accumulate: bool) -> dict[str, Any]:
+    return {
+        "accumulate": accumulate,
+        "transpose_a": product.plan.transpose_a,
+        "transpose_b": product.plan.transpose_b,
+        "dtype": tile.dtype,
+        "precision": product.precision,
+    }
+
+
+def _cells(plan: MatmulPlan, a: Placed, b: Placed, tile: Placed) -> Iterator[tuple[Any, Any, Any]]:
+    """The products that a tile and two panels are cut into: what of A and of B is multiplied, and where it goes."""
+    depth = slice(0, a.shape[0] if plan.transpose_a else a.shape[1])
+    for rows, columns in plan.cells(*tile.shape):
+        left = a.cut(*((depth, rows) if plan.transpose_a else (rows, depth)))
+        right = b.cut(*((columns, depth) if plan.transpose_b else (depth, columns)))
+        yield left, right, tile.cut(rows, columns)
 
 
 def _multiply_thin(a: np.ndarray, b: np.ndarray, out: np.ndarray, options: dict[str, Any]) -> None:
@@ -170,6 +188,9 @@ class HostUnit:
 
     def settle(self) -> None:
         """Nothing to wait for: what a thread reads is in place when its call returns."""
+
+    def prepare(self, a: Placed, b: Placed, tile: Placed) -> None:
+        """Nothing to do: BLAS is ready, and loops are compiled since the worker was surveyed (`start_compiler`)."""
 
     def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
         multiply(self._product, a, b, tile, accumulate, None)

@@ -8,6 +8,7 @@ than its launch.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ from tilewright.kernels.device_array import (
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
 from tilewright.kernels.gemm import check, tuning
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem
-from tilewright.kernels.recording import Place, Plan, Recording
+from tilewright.kernels.gemm.scratch import borrowed
+from tilewright.kernels.recording import Place, Plan, Recording, Rehearsal
 from tilewright.kernels.streams import as_stream, launch_stream
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], np.dtype, int]
@@ -247,6 +249,37 @@ def _prepare(
     return decision, recording.plan()
 
 
+def prepare(
+    a: Any,
+    b: Any,
+    out: Any,
+    *,
+    accumulate: bool = False,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: Any = None,
+    precision: str = "full",
+    stream: Any = None,
+) -> None:
+    """Compile and load the kernels with which `matmul` would multiply these device arrays on ``stream``, and make its
+    scratch memory. No element is looked at, and nothing is launched.
+
+    The arrays lie on the current device. Options are `matmul`'s. Raises what it raises for them.
+    """
+    arrays = [(array, memory_of(array)) for array in (a, b, out)]
+    layout_a, layout_b, layout_out = (memory.layout for _, memory in arrays)
+    options = (accumulate, transpose_a, transpose_b, dtype, precision)
+    home = device_choice.current_device()
+    decision, plan = _prepare(layout_a, layout_b, layout_out, *options, home, tuning.generation)
+    queue = as_stream(stream)
+    if plan is not None:
+        if plan.scratch_nbytes:
+            with borrowed(plan.scratch_nbytes, queue):
+                pass
+    elif decision.kernel is not None and not device_choice.SIMULATOR:
+        _launch(decision.kernel, arrays, accumulate, transpose_a, transpose_b, Rehearsal(queue))
+
+
 def describe(a: Any, b: Any, c: Any, *, accumulate: bool = False, precision: str = "full") -> Problem:
     """The problem ``c (+)= a b`` of three device arrays, as `GemmKernel.supports` takes it."""
     memories = [memory_of(array) for array in (a, b, c)]
@@ -319,22 +352,29 @@ def _on_device(
     if plan is not None:
         places = (memory_a.pointer, memory_b.pointer, memory_out.pointer)
         if plan.scratch_nbytes:
-            from tilewright.kernels.gemm.scratch import borrowed
-
             with borrowed(plan.scratch_nbytes, queue) as scratch:
                 launch.replay(plan, (*places, scratch), queue)
         else:
             launch.replay(plan, places, queue)
     elif decision.kernel is not None:
-        view_a, view_b = as_device_array(a, memory_a), as_device_array(b, memory_b)
-        decision.kernel.launch(
-            transposed(view_a) if transpose_a else view_a,
-            transposed(view_b) if transpose_b else view_b,
-            as_device_array(out, memory_out),
-            accumulate,
-            queue,
-        )
+        arrays = (a, memory_a), (b, memory_b), (out, memory_out)
+        _launch(decision.kernel, arrays, accumulate, transpose_a, transpose_b, queue)
     return out
+
+
+def _launch(
+    kernel: GemmKernel,
+    arrays: Sequence[tuple[Any, Any]],
+    accumulate: bool,
+    transpose_a: bool,
+    transpose_b: bool,
+    stream: Any,
+) -> None:
+    """Launch a kernel on a, b and out, each given with its memory."""
+    a, b, out = (as_device_array(array, memory) for array, memory in arrays)
+    kernel.launch(
+        transposed(a) if transpose_a else a, transposed(b) if transpose_b else b, out, accumulate, stream
+    )
 
 
 def _through_device(

@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.memory import allocating
-from tilewright.kernels.recording import Recording
+from tilewright.kernels.recording import Recording, Rehearsal
 from tilewright.kernels.streams import DEFAULT_STREAM
 
 _buffers: dict[tuple[int, int], Any] = {}
@@ -30,6 +30,8 @@ def borrowed(nbytes: int, stream: Any) -> Iterator[Any]:
     if isinstance(stream, Recording):
         yield stream.borrow(nbytes)
         return
+    if isinstance(stream, Rehearsal):
+        stream = stream.stream
     with _lock:
         key = (current_device(), int(stream) if stream else DEFAULT_STREAM)
         buffer = _buffers.get(key)

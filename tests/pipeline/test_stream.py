@@ -252,6 +252,55 @@ def test_the_next_panel_is_begun_while_one_is_still_coming(
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
 
 
+def test_kernels_are_made_ready_while_the_first_panels_are_read(
+    engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling takes seconds. So reading here goes on only when preparing has begun, and that ends last."""
+    worker, plan, c = engine(75_000)
+    order: list[str] = []
+    preparing, loaded = threading.Event(), threading.Event()
+    original_load, original_multiply = HostUnit.load, HostUnit.multiply
+
+    def prepare(unit: Any, a: Placed, b: Placed, tile: Placed) -> None:
+        assert (a.shape[0], b.shape[1]) == tile.shape
+        preparing.set()
+        order.append("prepared" if loaded.wait(30) else "nothing was read meanwhile")
+
+    def load(unit: Any, part: Any, panel: Placed) -> Any:
+        if not preparing.wait(30):
+            order.append("read before preparing")
+        loaded.set()
+        return original_load(unit, part, panel)
+
+    def multiply(unit: Any, *panels: Any, **options: Any) -> Any:
+        order.append("multiplied")
+        return original_multiply(unit, *panels, **options)
+
+    for name, stand_in in (("prepare", prepare), ("load", load), ("multiply", multiply)):
+        monkeypatch.setattr(HostUnit, name, stand_in)
+    in_parallel(worker, plan)
+    assert order[0] == "prepared"
+    assert set(order[1:]) == {"multiplied"}, "once is enough"
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+
+
+def test_kernels_that_cannot_be_made_ready_fail_the_first_tile_alone(
+    engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(unit: Any, a: Placed, b: Placed, tile: Placed) -> None:
+        raise OSError("injected: the compiler is missing")
+
+    monkeypatch.setattr(HostUnit, "prepare", prepare)
+    worker, plan, c = engine(75_000)
+    first, *others = plan.tiles()
+    with pytest.raises(OSError, match="the compiler is missing"):
+        worker.multiply(first)
+    assert (c[first.region] == 7).all(), "not written"
+    for tile in (*others, first):
+        worker.multiply(tile)
+    np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("depth", [20, K])
 @pytest.mark.parametrize("failing", range(0, 40, 5))
 def test_whoever_waits_for_a_panel_that_failed_reads_it_again(
@@ -404,7 +453,7 @@ def test_panels_and_tiles_are_let_go_of_when_the_gpu_is_done_with_them(
     spans = sorted(
         (span.begin, span.end) for report in reports for span in report.spans if span.stage == "compute"
     )
-    assert len(spans) == len(reports) * plan.panel_count
+    assert len(spans) == len(reports) * plan.panel_count + 1, "the first prepares"
     assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(spans)), "no time counts twice"
 
 
