@@ -90,12 +90,11 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
         found = resolve_device(device)
     except TilewrightError as error:
         return error
+    if loops or found == "cuda":  # a GPU's bytes are moved by loops on the CPU, whatever it computes
+        start_compiler()  # while the job is planned and its first bytes are read
     await asyncio.to_thread(_free_what_is_over, found)
     name, free = "CPU", None
-    if found == "cpu":
-        if loops:
-            start_compiler()  # while the job is planned and its first bytes are read
-    else:
+    if found == "cuda":
         from numba import cuda
 
         answer_peers(dask_worker, arrival_of)

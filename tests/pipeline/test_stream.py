@@ -536,3 +536,15 @@ def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch
         assert isinstance(facts, tasks.WorkerFacts)
         assert (facts.device, facts.host_limit_nbytes) == ("cpu", 2**30)
     assert started == [True]
+
+
+@pytest.mark.gpu
+def test_a_worker_on_a_gpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(tasks, "start_compiler", lambda: started.append(True))
+    monkeypatch.setattr(tasks, "answer_peers", lambda worker, arrival_of: None)
+    worker = SimpleNamespace(contact_address="here", memory_manager=SimpleNamespace(memory_limit=2**30))
+    facts = asyncio.run(tasks.worker_facts("cuda", False, worker))
+    assert isinstance(facts, tasks.WorkerFacts)
+    assert facts.device == "cuda"
+    assert started == [True]
