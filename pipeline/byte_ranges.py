@@ -73,7 +73,7 @@ class ByteRanges:
 
     def _get(self, key: str, where: ByteRequest) -> np.ndarray | None:
         path = self._array.store_path / key
-        found = answer_of(path.get(default_buffer_prototype(), where))
+        found = answer_of(path.get(default_buffer_prototype(), where), f"{self.layout.name}/{key}")
         return None if found is None else found.as_numpy_array()
 
 

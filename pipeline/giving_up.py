@@ -1,13 +1,15 @@
 """Waiting for what a store answers, for as long as anybody needs it.
 
 A store that zarr-python reads may be a server, and a server may stop answering. So zarr-python's coroutines run on its
-event loop, and the thread that waits for one looks, now and then, whether its work goes on.
+event loop, and the thread that waits for one looks, now and then, whether its work goes on. A long wait is logged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
@@ -16,15 +18,41 @@ from typing import Any, TypeVar
 
 from zarr.core.sync import sync
 
+logger = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
 
 LOOK_SECONDS = 0.2
 """How often a thread that waits for a store looks whether its work goes on."""
 
+LATE_SECONDS = 60.0
+"""How long an answer takes before that is logged, once for all that are waited for: servers' libraries try again for a
+while without a word."""
+
 Check = Callable[[], None]
 """Raises CancelledError once nobody needs a thread's work any more."""
 
 _of_thread = threading.local()
+
+
+class _Patience:
+    """Logs that answers are late, at most once in `LATE_SECONDS`, however many threads of this process wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: float | None = None
+
+    def late(self, what: str, seconds: float) -> None:
+        """``what`` has been asked for so long ago, and has not come."""
+        with self._lock:
+            now = time.monotonic()
+            if self._told is not None and now - self._told < LATE_SECONDS:
+                return
+            self._told = now
+        logger.warning("%s has not come for %.0f s: its storage does not answer; waiting on", what, seconds)
+
+
+_patience = _Patience()
 
 
 def read_while(check: Check) -> None:
@@ -43,8 +71,8 @@ def reading_while(check: Check) -> Iterator[None]:
         _of_thread.check = before
 
 
-def answer_of(asking: Coroutine[Any, Any, Result]) -> Result:
-    """What a coroutine returns on zarr's event loop; raises what it raises.
+def answer_of(asking: Coroutine[Any, Any, Result], what: str) -> Result:
+    """What a coroutine returns on zarr's event loop; raises what it raises. what: what it asks for, for the log.
 
     Raises what this thread's check raises, if it does: then the coroutine is cancelled first, and has ended. Until it
     has, it may write to the buffers that it was given.
@@ -57,11 +85,14 @@ def answer_of(asking: Coroutine[Any, Any, Result]) -> Result:
         asking.close()
         raise
     done: Future[Result] = Future()
+    begun = time.monotonic()
     loop, task = sync(_begun(asking, done))
     try:
         while wait([done], LOOK_SECONDS).not_done:
             if check is not None:
                 check()
+            if (seconds := time.monotonic() - begun) >= LATE_SECONDS:
+                _patience.late(what, seconds)
         return done.result()
     except BaseException:
         if not done.done():

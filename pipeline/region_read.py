@@ -438,7 +438,8 @@ def _read_through_zarr(
             target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
             whole = BasicIndexer(part, array.shape, array.metadata.chunk_grid)
             answer_of(
-                array._async_array._get_selection(whole, prototype=default_buffer_prototype(), out=target)
+                array._async_array._get_selection(whole, prototype=default_buffer_prototype(), out=target),
+                f"chunk {chunk_name(piece)} of {name_of(array)}",
             )
         _check_not_missed(array, out)
     except (StoreError, CancelledError):
@@ -517,5 +518,5 @@ def _check_not_missed(array: zarr.Array[Any], read: np.ndarray) -> None:
     name = metadata_name(array)
     if isinstance(array.store, LocalStore):
         check_in_sight(name_of(array), array.store.root / array.path, name)
-    elif not answer_of(array.store.exists(f"{array.path}/{name}".lstrip("/"))):
+    elif not answer_of(array.store.exists(f"{array.path}/{name}".lstrip("/")), f"{name_of(array)}/{name}"):
         raise out_of_sight(name_of(array), str(array.store_path), f"{name}: not found")
