@@ -1,4 +1,4 @@
-"""What the loops that move bytes without the interpreter's lock share: calling functions by address, and lanes.
+"""What the loops that move bytes without the interpreter's lock share: calling functions by address.
 
 Numba calls only functions that it knows by name when it compiles. Taking addresses as arguments keeps the machine code
 free of what differs between processes, so that it can lie in Numba's disk cache. That cache looks only at a loop's own
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -20,20 +20,8 @@ from numba.extending import intrinsic
 
 from tilewright.kernels.device_choice import SIMULATOR, driver_library
 
-COPY_WORDS = 16
-"""The driver's CUDA_MEMCPY2D in words of 64 bits."""
-FROM_KIND, FROM_HOST, FROM_DEVICE, FROM_PITCH = 2, 3, 4, 6
-TO_KIND, TO_HOST, TO_DEVICE, TO_PITCH = 9, 10, 11, 13
-COPY_WIDTH, COPY_HEIGHT = 14, 15
-"""Indices in it: the kind of memory copied from and to, the addresses in host or device memory, bytes from row to row,
-and bytes of a row, rows. All others stay zero."""
-HOST_MEMORY, DEVICE_MEMORY = 1, 2
 MONOTONIC = 1
 SEEK_END = 2
-
-BLOCK, EVENT, STREAM = 0, 2, 4
-"""Indices in a lane: addresses of two blocks of pinned memory, handles of an event for each, handle of the stream."""
-LANE_WORDS = 5
 
 
 def caller(result_bits: int, count: int) -> Any:
@@ -107,9 +95,3 @@ def available(system: tuple[str, ...], driver: tuple[str, ...]) -> bool:
     except (OSError, AttributeError):
         return False
     return True
-
-
-def lane_words(blocks: Sequence[np.ndarray], events: Sequence[Any], stream: Any) -> np.ndarray:
-    """A lane as the loops take it, of two pinned blocks, two events and a stream, which must all outlive it."""
-    places = [block.ctypes.data for block in blocks]
-    return np.array([*places, *(int(event.handle) for event in events), int(stream)], np.int64)

@@ -17,8 +17,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from tilewright.kernels import calls
-from tilewright.kernels.calls import call1, call2, call4, long_call4, nanoseconds
+from tilewright.kernels import calls, lane_copies
+from tilewright.kernels.calls import call1, long_call4, nanoseconds
 from tilewright.kernels.host_loops import compiled
 
 _WRITE, _CLOCK, _WAIT, _RECORD, _COPY, _COPY_ROWS = range(6)
@@ -42,11 +42,10 @@ def _store(
     """Write ``rows`` of ``width`` bytes, ``pitch`` apart on the device, one after the other from the start of a file.
 
     functions: uint64 addresses. tall, wide: rows and bytes of a row that one block takes. lane:
-    int64[`calls.LANE_WORDS`]. spent: float64[2], written: the seconds of writing, and of waiting for the device.
+    int64[`LANE_WORDS`]. spent: float64[2], written: the seconds of writing, and of waiting for the device.
     Returns whether all of it was written.
     """
-    copy = np.zeros(calls.COPY_WORDS, np.int64)
-    copy[calls.FROM_KIND], copy[calls.TO_KIND] = calls.DEVICE_MEMORY, calls.HOST_MEMORY
+    words = lane_copies.copy_words(False)
     now = np.zeros(2, np.int64)
     clock = functions[_CLOCK]
     across = (width + wide - 1) // wide
@@ -60,29 +59,27 @@ def _store(
             # The block's last content has been written, or belongs to a copy from before this call: hence the wait.
             row, column = number // across * tall, number % across * wide
             height, length = min(tall, rows - row), min(wide, width - column)
-            start, place = source + row * pitch + column, lane[calls.BLOCK + turn]
-            good = call1(functions[_WAIT], lane[calls.EVENT + turn]) == 0
-            if height == 1 or pitch == length:
-                good = (
-                    good and call4(functions[_COPY], place, start, height * length, lane[calls.STREAM]) == 0
-                )
-            else:
-                copy[calls.FROM_DEVICE], copy[calls.FROM_PITCH] = start, pitch
-                copy[calls.TO_HOST], copy[calls.TO_PITCH] = place, length
-                copy[calls.COPY_WIDTH], copy[calls.COPY_HEIGHT] = length, height
-                good = (
-                    good
-                    and call2(functions[_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM]) == 0
-                )
-            good = call2(functions[_RECORD], lane[calls.EVENT + turn], lane[calls.STREAM]) == 0 and good
+            good = lane_copies.fetch(
+                functions[_COPY],
+                functions[_COPY_ROWS],
+                functions[_WAIT],
+                functions[_RECORD],
+                words,
+                lane,
+                turn,
+                source + row * pitch + column,
+                pitch,
+                length,
+                height,
+            )
         if number:
             before = number - 1
             row, column = before // across * tall, before % across * wide
             height, length = min(tall, rows - row), min(wide, width - column)
-            good = call1(functions[_WAIT], lane[calls.EVENT + 1 - turn]) == 0 and good
+            good = call1(functions[_WAIT], lane[lane_copies.EVENT + 1 - turn]) == 0 and good
             ready = nanoseconds(clock, now)
             moving += ready - mark
-            place, done, nbytes = lane[calls.BLOCK + 1 - turn], numba.int64(0), height * length
+            place, done, nbytes = lane[lane_copies.BLOCK + 1 - turn], numba.int64(0), height * length
             while good and done < nbytes:
                 put = long_call4(
                     functions[_WRITE], descriptor, place + done, nbytes - done, row * width + column + done
@@ -96,7 +93,7 @@ def _store(
             break
     # No copy may write to the blocks after this returns.
     for turn in range(2):
-        good = call1(functions[_WAIT], lane[calls.EVENT + turn]) == 0 and good
+        good = call1(functions[_WAIT], lane[lane_copies.EVENT + turn]) == 0 and good
     spent[0], spent[1] = writing * 1e-9, moving * 1e-9
     return good
 
@@ -130,7 +127,7 @@ def store(
     """Write a rectangle of the device's memory to an open file, from its beginning, row after row.
 
     descriptor: of the file. source: address of the first row. pitch: bytes from one row to the next. rows, width: not
-    zero; width in bytes. block_nbytes: the size of a lane's block. lane: int64[`calls.LANE_WORDS`], for the current
+    zero; width in bytes. block_nbytes: the size of a lane's block. lane: int64[`LANE_WORDS`], for the current
     device, which this thread must be attached to.
 
     Returns whether all of it was written, and the seconds of writing and of waiting for the device. If not, the file's

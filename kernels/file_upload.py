@@ -19,12 +19,11 @@ from typing import Any
 import numba
 import numpy as np
 
-from tilewright.kernels import calls
+from tilewright.kernels import calls, lane_copies
 from tilewright.kernels.calls import (
     SEEK_END,
     call1,
     call2,
-    call4,
     long_call3,
     long_call4,
     nanoseconds,
@@ -94,11 +93,10 @@ def _move(
     functions: uint64 addresses. paths: zero-terminated file names, uint8; path_starts: where the name of each
     rectangle's file begins. table: int64[rectangles, 10]. first_blocks: int64[rectangles + 1], the number of each
     rectangle's first block, then the total. counter: int64[1], the next block's number. threads: how many run this
-    loop. failed: uint8[rectangles], set for those that could not be moved. lane: int64[`calls.LANE_WORDS`]. spent:
+    loop. failed: uint8[rectangles], set for those that could not be moved. lane: int64[`LANE_WORDS`]. spent:
     float64[2], written: the seconds of reading, and of waiting for blocks and starting copies.
     """
-    copy = np.zeros(calls.COPY_WORDS, np.int64)
-    copy[calls.FROM_KIND], copy[calls.TO_KIND] = calls.HOST_MEMORY, calls.DEVICE_MEMORY
+    words = lane_copies.copy_words(True)
     now = np.zeros(2, np.int64)
     clock = functions[_CLOCK]
     here, opened, descriptor, turn = 0, numba.int64(-1), numba.int64(-1), 0
@@ -130,8 +128,8 @@ def _move(
         offset = rectangle[_OFFSET] + row * stride + column
 
         turn = 1 - turn
-        place = lane[calls.BLOCK + turn]
-        bad = call1(functions[_WAIT], lane[calls.EVENT + turn]) != 0
+        place = lane[lane_copies.BLOCK + turn]
+        bad = call1(functions[_WAIT], lane[lane_copies.EVENT + turn]) != 0
         ready = nanoseconds(clock, now)
         moving += ready - mark
 
@@ -165,15 +163,20 @@ def _move(
         reading += mark - ready
 
         if not bad:
-            target = rectangle[_TARGET] + row * rectangle[_PITCH] + column
-            if height == 1 or (packed == width and rectangle[_PITCH] == width):
-                bad = call4(functions[_COPY], target, place, height * width, lane[calls.STREAM]) != 0
-            else:
-                copy[calls.FROM_HOST], copy[calls.FROM_PITCH] = place, packed
-                copy[calls.TO_DEVICE], copy[calls.TO_PITCH] = target, rectangle[_PITCH]
-                copy[calls.COPY_WIDTH], copy[calls.COPY_HEIGHT] = width, height
-                bad = call2(functions[_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM]) != 0
-            bad = call2(functions[_RECORD], lane[calls.EVENT + turn], lane[calls.STREAM]) != 0 or bad
+            bad = not lane_copies.send(
+                functions[_COPY],
+                functions[_COPY_ROWS],
+                functions[_RECORD],
+                words,
+                lane,
+                turn,
+                place,
+                packed,
+                rectangle[_TARGET] + row * rectangle[_PITCH] + column,
+                rectangle[_PITCH],
+                width,
+                height,
+            )
         if bad:
             failed[here] = 1
     if descriptor >= 0:
@@ -243,7 +246,7 @@ class Upload:
     def run(self, lane: np.ndarray) -> tuple[float, float]:
         """Move blocks through a lane until none is left; copies of the last ones may still be under way on return.
 
-        lane: int64[`calls.LANE_WORDS`], for the current device, which this thread must be attached to. Returns the
+        lane: int64[`LANE_WORDS`], for the current device, which this thread must be attached to. Returns the
         seconds of reading and of moving.
         """
         spent = np.zeros(2)

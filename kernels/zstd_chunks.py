@@ -23,12 +23,11 @@ from typing import Any
 import numba
 import numpy as np
 
-from tilewright.kernels import calls, file_download, file_upload
+from tilewright.kernels import calls, file_download, file_upload, lane_copies
 from tilewright.kernels.calls import (
     SEEK_END,
     call1,
     call2,
-    call4,
     long_call2,
     long_call3,
     long_call4,
@@ -108,13 +107,12 @@ def _upload(
 
     functions: uint64 addresses. paths: zero-terminated file names, uint8; path_starts: where the name of each chunk's
     file begins. table: int64[chunks, 12]. counter: int64[1], the next chunk's number. failed: uint8[chunks], set for
-    those that could not be moved. lane: int64[`calls.LANE_WORDS`]. context: a decoder's address. memory: uint8, for
+    those that could not be moved. lane: int64[`LANE_WORDS`]. context: a decoder's address. memory: uint8, for
     stored bytes. spent: float64[2], written: the seconds of reading and decompressing, and of waiting for blocks and
     starting copies.
     """
     words = np.zeros(WORDS, np.int64)
-    copy = np.zeros(calls.COPY_WORDS, np.int64)
-    copy[calls.FROM_KIND], copy[calls.TO_KIND] = calls.HOST_MEMORY, calls.DEVICE_MEMORY
+    copy = lane_copies.copy_words(True)
     now = np.zeros(2, np.int64)
     clock = functions[_CLOCK]
     turn = 0
@@ -145,8 +143,8 @@ def _upload(
             height = min(chunk[_TALL], chunk[_ROWS] - row)
             width = min(chunk[_WIDE], chunk[_STRIDE] - column)
             turn = 1 - turn
-            place = lane[calls.BLOCK + turn]
-            bad = call1(functions[_WAIT], lane[calls.EVENT + turn]) != 0
+            place = lane[lane_copies.BLOCK + turn]
+            bad = call1(functions[_WAIT], lane[lane_copies.EVENT + turn]) != 0
             ready = nanoseconds(clock, now)
             moving += ready - mark
 
@@ -169,17 +167,20 @@ def _upload(
             begin, end = max(column, chunk[_LEFT]), min(column + width, chunk[_LEFT] + chunk[_WIDTH])
             if bad or first >= last or begin >= end:
                 continue
-            source = place + (first - row) * width + begin - column
-            target = chunk[_TARGET] + (first - chunk[_TOP]) * chunk[_PITCH] + begin - chunk[_LEFT]
-            if last - first == 1 or end - begin == width == chunk[_PITCH]:
-                nbytes = (last - first) * (end - begin)
-                bad = call4(functions[_COPY], target, source, nbytes, lane[calls.STREAM]) != 0
-            else:
-                copy[calls.FROM_HOST], copy[calls.FROM_PITCH] = source, width
-                copy[calls.TO_DEVICE], copy[calls.TO_PITCH] = target, chunk[_PITCH]
-                copy[calls.COPY_WIDTH], copy[calls.COPY_HEIGHT] = end - begin, last - first
-                bad = call2(functions[_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM]) != 0
-            bad = call2(functions[_RECORD], lane[calls.EVENT + turn], lane[calls.STREAM]) != 0 or bad
+            bad = not lane_copies.send(
+                functions[_COPY],
+                functions[_COPY_ROWS],
+                functions[_RECORD],
+                copy,
+                lane,
+                turn,
+                place + (first - row) * width + begin - column,
+                width,
+                chunk[_TARGET] + (first - chunk[_TOP]) * chunk[_PITCH] + begin - chunk[_LEFT],
+                chunk[_PITCH],
+                end - begin,
+                last - first,
+            )
         if bad or not _compiled_end_frame(
             functions[_STEP], functions[_READ], context, descriptor, memory, words
         ):
@@ -207,15 +208,14 @@ def _store(
     """Compress ``rows`` of ``width`` bytes, ``pitch`` apart on the device, into one frame, written from a file's start.
 
     functions: uint64 addresses. tall, wide: rows and bytes of a row that one block takes. lane:
-    int64[`calls.LANE_WORDS`]. context: the address of an encoder that was told the total length. memory: uint8, for
+    int64[`LANE_WORDS`]. context: the address of an encoder that was told the total length. memory: uint8, for
     compressed bytes. spent: float64[2], written: the seconds of compressing and writing, and of waiting for the device.
     Returns whether all of it was written.
     """
     words = np.zeros(WORDS, np.int64)
     here = numba.int64(words.ctypes.data)
     words[OUT + ADDRESS], words[OUT + SIZE] = memory.ctypes.data, len(memory)
-    copy = np.zeros(calls.COPY_WORDS, np.int64)
-    copy[calls.FROM_KIND], copy[calls.TO_KIND] = calls.DEVICE_MEMORY, calls.HOST_MEMORY
+    copy = lane_copies.copy_words(False)
     now = np.zeros(2, np.int64)
     clock = functions[_OUT_CLOCK]
     across = (width + wide - 1) // wide
@@ -229,31 +229,27 @@ def _store(
             # The block's last content has been compressed, or belongs to a copy from before this call: hence the wait.
             row, column = number // across * tall, number % across * wide
             height, length = min(tall, rows - row), min(wide, width - column)
-            start, place = source + row * pitch + column, lane[calls.BLOCK + turn]
-            good = call1(functions[_OUT_WAIT], lane[calls.EVENT + turn]) == 0
-            if height == 1 or pitch == length:
-                good = (
-                    good
-                    and call4(functions[_OUT_COPY], place, start, height * length, lane[calls.STREAM]) == 0
-                )
-            else:
-                copy[calls.FROM_DEVICE], copy[calls.FROM_PITCH] = start, pitch
-                copy[calls.TO_HOST], copy[calls.TO_PITCH] = place, length
-                copy[calls.COPY_WIDTH], copy[calls.COPY_HEIGHT] = length, height
-                good = (
-                    good
-                    and call2(functions[_OUT_COPY_ROWS], numba.int64(copy.ctypes.data), lane[calls.STREAM])
-                    == 0
-                )
-            good = call2(functions[_OUT_RECORD], lane[calls.EVENT + turn], lane[calls.STREAM]) == 0 and good
+            good = lane_copies.fetch(
+                functions[_OUT_COPY],
+                functions[_OUT_COPY_ROWS],
+                functions[_OUT_WAIT],
+                functions[_OUT_RECORD],
+                copy,
+                lane,
+                turn,
+                source + row * pitch + column,
+                pitch,
+                length,
+                height,
+            )
         if number:
             before = number - 1
             row, column = before // across * tall, before % across * wide
             height, length = min(tall, rows - row), min(wide, width - column)
-            good = call1(functions[_OUT_WAIT], lane[calls.EVENT + 1 - turn]) == 0 and good
+            good = call1(functions[_OUT_WAIT], lane[lane_copies.EVENT + 1 - turn]) == 0 and good
             ready = nanoseconds(clock, now)
             moving += ready - mark
-            words[IN + ADDRESS], words[IN + SIZE] = lane[calls.BLOCK + 1 - turn], height * length
+            words[IN + ADDRESS], words[IN + SIZE] = lane[lane_copies.BLOCK + 1 - turn], height * length
             words[IN + USED] = 0
             order = _END if number == count else _CONTINUE
             left = numba.int64(1)  # input bytes to compress, or at the end output bytes to flush
@@ -284,7 +280,7 @@ def _store(
             break
     # No copy may write to the blocks after this returns.
     for turn in range(2):
-        good = call1(functions[_OUT_WAIT], lane[calls.EVENT + turn]) == 0 and good
+        good = call1(functions[_OUT_WAIT], lane[lane_copies.EVENT + turn]) == 0 and good
     spent[0], spent[1] = working * 1e-9, moving * 1e-9
     return good
 
@@ -414,7 +410,7 @@ class ChunkUpload:
     def run(self, lane: np.ndarray) -> tuple[float, float]:
         """Move chunks through a lane until none is left; copies of the last blocks may still be under way on return.
 
-        lane: int64[`calls.LANE_WORDS`], for the current device, which this thread must be attached to. Returns the
+        lane: int64[`LANE_WORDS`], for the current device, which this thread must be attached to. Returns the
         seconds of reading and decompressing, and of moving.
         """
         spent = np.zeros(2)
@@ -457,7 +453,7 @@ def store_chunk(
 
     descriptor: of the file. source: address of the first row. pitch: bytes from one row to the next. rows, width: not
     zero; width in bytes. level, checksum: as libzstd takes them. block_nbytes: the size of a lane's block. lane:
-    int64[`calls.LANE_WORDS`], for the current device, which this thread must be attached to.
+    int64[`LANE_WORDS`], for the current device, which this thread must be attached to.
 
     Returns whether all of it was written, and the seconds of compressing and writing and of waiting for the device. If
     not, the file's content is undefined, and doing the same in the ordinary way will say why. Raises MemoryError.

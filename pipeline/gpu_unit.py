@@ -64,7 +64,7 @@ class _Lane:
     def __init__(self) -> None:
         from numba import cuda
 
-        from tilewright.kernels.calls import lane_words
+        from tilewright.kernels.lane_copies import lane_words
 
         with allocating("pinned memory for one thread that reads or writes", LANE_NBYTES, on_gpu=False):
             memory = pinned_bytes(LANE_NBYTES)

@@ -22,7 +22,6 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels import file_upload
-from tilewright.kernels.calls import lane_words
 from tilewright.kernels.device_array import address
 from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.file_rectangles import ANY_LENGTH, Rectangle
@@ -30,6 +29,7 @@ from tilewright.kernels.file_upload import Upload
 from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_select import add_counts, clear, count_on_device
 from tilewright.kernels.histogram_tokens import Kind
+from tilewright.kernels.lane_copies import lane_words
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.lock_keeping import LockKeepingStream
 from tilewright.kernels.transfer import pinned_bytes, upload_stream

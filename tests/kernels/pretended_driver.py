@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tilewright.kernels import file_download, file_upload, zstd_chunks
-from tilewright.kernels.calls import DEVICE_MEMORY, HOST_MEMORY, LANE_WORDS
 from tilewright.kernels.file_upload import Upload
+from tilewright.kernels.lane_copies import DEVICE_MEMORY, HOST_MEMORY, LANE_WORDS
 from tilewright.kernels.zstd_chunks import ChunkUpload
 
 BLOCK = 1000
