@@ -1,8 +1,7 @@
 """What the loops that move bytes without the interpreter's lock share: calling functions by address.
 
 Numba calls only functions that it knows by name when it compiles. Taking addresses as arguments keeps the machine code
-free of what differs between processes, so that it can lie in Numba's disk cache. That cache looks only at a loop's own
-file: whoever changes numbers here must change something there too.
+free of what differs between processes, so that it can lie in Numba's disk cache.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tilewright.kernels.host_loops import cpu_threads
+from tilewright.kernels.host_loops import cpu_threads, kept
 from tilewright.kernels.launch import ceil_div
 
 PIECE = 8192
@@ -18,7 +18,8 @@ PIECES_PER_THREAD = 64
 """Below this many pieces a thread, starting it costs more than it saves."""
 
 
-@njit(nogil=True, cache=True)
+@kept
+@njit(nogil=True)
 def _sum_64(x, y):  # type: ignore[no-untyped-def]
     """Sum of products modulo 2^64: its low bits are the sum in every narrower type."""
     total = np.uint64(0)
@@ -27,7 +28,8 @@ def _sum_64(x, y):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(nogil=True, cache=True)
+@kept
+@njit(nogil=True)
 def _sum_32(x, y):  # type: ignore[no-untyped-def]
     """The same modulo 2^32: twice the lanes, and a multiplication that the processor has."""
     total = np.uint32(0)

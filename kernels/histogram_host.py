@@ -17,7 +17,7 @@ from numba import njit, uint32, uint64
 
 from tilewright.kernels import histogram_tokens as tokens
 from tilewright.kernels.histogram_tokens import BIGRAM, CODEPOINT, Kind
-from tilewright.kernels.host_loops import cpu_threads
+from tilewright.kernels.host_loops import cpu_threads, kept
 from tilewright.kernels.launch import ceil_div
 
 TABLES = 8
@@ -29,11 +29,12 @@ JOB_NBYTES = 4 << 20
 MAX_PIECE_NBYTES = 1 << 30
 """The most that is counted before the tables are added up: an entry of 32 bits can never overflow."""
 
-folded_bin = njit(nogil=True, cache=True)(tokens.folded_bin)
-character_at = njit(nogil=True, cache=True)(tokens.character_at)
+folded_bin = kept(njit(nogil=True)(tokens.folded_bin))
+character_at = kept(njit(nogil=True)(tokens.character_at))
 
 
-@njit(nogil=True, cache=True)
+@kept
+@njit(nogil=True)
 def _bytes(data, words, skip, start, stop, tables, counts):  # type: ignore[no-untyped-def]
     """Add the bytes ``data[start:stop]`` to ``counts`` (int64[256]).
 
@@ -65,7 +66,8 @@ def _bytes(data, words, skip, start, stop, tables, counts):  # type: ignore[no-u
         i += 1
 
 
-@njit(nogil=True, cache=True)
+@kept
+@njit(nogil=True)
 def _drain(tables, counts):  # type: ignore[no-untyped-def]
     """Add the ``TABLES`` tables of 256 to ``counts`` and clear them."""
     for value in range(256):
@@ -76,7 +78,8 @@ def _drain(tables, counts):  # type: ignore[no-untyped-def]
         counts[value] += total
 
 
-@njit(nogil=True, cache=True)
+@kept
+@njit(nogil=True)
 def _bigrams(data, words, skip, start, stop, limit, counts):  # type: ignore[no-untyped-def]
     """Add the pairs that begin in ``data[start:stop]`` and end before ``limit`` to ``counts``
     (int64[65536])."""
@@ -108,7 +111,8 @@ def _bigrams(data, words, skip, start, stop, limit, counts):  # type: ignore[no-
         i += 1
 
 
-@njit(nogil=True, cache=True)
+@kept
+@njit(nogil=True)
 def _codepoints(data, words, skip, start, stop, lo, hi, tables, counts):  # type: ignore[no-untyped-def]
     """Add the characters that begin in ``data[start:stop]`` of the document ``data[lo:hi]`` to ``counts``.
 
@@ -161,7 +165,8 @@ def _codepoints(data, words, skip, start, stop, lo, hi, tables, counts):  # type
         _drain(tables, counts)
 
 
-@njit(nogil=True, cache=True)
+@kept
+@njit(nogil=True)
 def _documents(data, words, skip, offsets, first, last, start, stop, code, tables, counts):  # type: ignore[no-untyped-def]
     """Add the tokens of documents first .. last-1 that begin in ``data[start:stop]`` to their rows of
     ``counts``.

@@ -73,6 +73,28 @@ def target_type(dtype: np.dtype) -> Any:
     return numba.types.Array(numba.from_dtype(dtype), 2, "A", aligned=False)
 
 
+def kept(loop: Any, arguments: tuple[Any, ...] | None = None) -> Any:
+    """What `numba.njit` made of a function, with its machine code kept on disk from one process to the next.
+
+    arguments: the types that it is compiled for, now, and no others.
+
+    Numba's own cache knows a loop by the file it is in. But the code holds constants and functions of other modules as
+    well, so here it is used for as long as no module of this package changes.
+    """
+    from numba.core import config
+
+    from tilewright.kernels.fingerprint import source_hash
+
+    if config.DISABLE_JIT:
+        return loop  # it is the plain function
+    loop.enable_caching()
+    loop._cache._cache_file._source_stamp = source_hash()
+    if arguments is not None:
+        loop.compile(arguments)
+        loop.disable_compile()
+    return loop
+
+
 @functools.cache
 def compiled(function: Callable[..., Any], *arguments: Any, nogil: bool = True) -> Any:
     """``function`` for these argument types only, so that it is compiled once per dtype, not once per layout.
@@ -80,7 +102,7 @@ def compiled(function: Callable[..., Any], *arguments: Any, nogil: bool = True) 
     nogil: whether it releases the interpreter's lock. That pays where it runs longer than getting the lock back takes,
     some 50 µs among dozens of threads.
     """
-    return numba.njit(arguments, nogil=nogil, cache=True)(function)
+    return kept(numba.njit(nogil=nogil)(function), arguments)
 
 
 def _same(value: Any) -> Any:

@@ -98,5 +98,4 @@ def _fetch(
 
 
 copy_words, send, fetch = numba.njit(_copy_words), numba.njit(_send), numba.njit(_fetch)
-"""The same for loops to call. Numba's disk cache looks only at the files of those: whoever changes something here must
-change something there too."""
+"""The same for loops to call."""

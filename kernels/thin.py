@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import numba
+from tilewright.kernels.host_loops import kept
 
 WIDE_DTYPES = {
     "i": np.dtype(np.int64),
@@ -83,7 +84,7 @@ _loop_lock = threading.Lock()
 
 @functools.cache
 def _compiled_loop() -> Any:
-    return numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})(_add_thin_product)
+    return kept(numba.njit(nogil=True, fastmath={"reassoc", "contract", "nsz"})(_add_thin_product))
 
 
 def _add_thin_product(

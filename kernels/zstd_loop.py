@@ -74,8 +74,7 @@ def _decompress(
 
 
 compiled_decompress = numba.njit(_decompress)
-"""The same for other loops to call. Numba's disk cache looks only at the files of those: whoever changes something here
-must change something there too."""
+"""The same for other loops to call."""
 
 
 @functools.cache
