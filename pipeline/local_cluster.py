@@ -307,7 +307,8 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
     """A cluster that is ready. Ctrl-C, SIGTERM or another exception that comes to this thread meanwhile gives it up.
 
     Dask does not end a cluster that an exception has left half started, and tells so by a traceback when Python ends.
-    So it starts on a thread that no signal's exception comes to. What has begun is waited for, a while, and ended.
+    So it starts on a thread that no signal's exception comes to. What has begun is waited for, a while, and ended. It
+    is started again where a signal's handler only takes a note, and raises nothing.
 
     Raises
     ------
@@ -344,6 +345,8 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
                 _give_up(server, started, others, 0 if late else START_SECONDS)
         if late:
             raise RuntimeError(joining.told(errors))
+        if given_up:
+            return start(kind, options)
         started.result()
     except BaseException:
         if not given_up and (not started.done() or started.exception() is None):

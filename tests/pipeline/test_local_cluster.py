@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -192,3 +193,29 @@ def test_signals_that_come_to_a_start_are_delivered_once_behind_it() -> None:
         assert signal.getsignal(signal.SIGINT) is before
     finally:
         signal.signal(signal.SIGINT, inherited)
+
+
+def test_a_start_begins_again_behind_a_signal_that_its_handler_only_notes() -> None:
+    begun: list[Any] = []
+    closed: list[Any] = []
+
+    class Cluster:
+        def __init__(self, **options: Any) -> None:
+            begun.append(self)
+            if len(begun) == 1:
+                signal.raise_signal(signal.SIGTERM)
+
+        def close(self, timeout: float) -> None:
+            closed.append(self)
+
+    noted: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
+    kind: Any = Cluster
+    try:
+        server = local_cluster.start(kind, {"processes": False})
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert noted == [signal.SIGTERM]
+    assert len(begun) == 2
+    assert closed == begun[:1], "what was given up, and not what is to be used"
+    assert server is begun[1]
