@@ -531,9 +531,13 @@ def _find_past(out: Source, digest: str) -> Past | None:
 
 
 def _holds_record(out: Source) -> bool:
-    """Whether the growing output has a record of finished tiles, whatever they are of."""
+    """Whether the growing output has a record of finished tiles, whatever they are of; one that can have no such name
+    has none."""
     path = store.local_path(out)
-    return path is not None and (partial_path(path) / FILE_NAME).is_file()
+    try:
+        return path is not None and (partial_path(path) / FILE_NAME).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _goes_on(plan: MatmulPlan, past: Past) -> bool:

@@ -199,6 +199,15 @@ def test_a_plan_for_an_output_that_is_there_says_what_would_become_of_it(
     assert run(*plan, "--quiet").stderr == ""
 
 
+@pytest.mark.parametrize("name", ["", "/", ".", 255 * "x"])
+def test_a_plan_is_printed_beside_why_the_name_of_c_is_refused(run: Run, here: Path, name: str) -> None:
+    store("a.zarr", np.ones((4, 4)))
+    result = run("matmul", "a.zarr", "a.zarr", name, "--plan-only")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("product")
+    assert result.stderr.startswith("without --plan-only this would be refused: output: ")
+
+
 def test_verify_says_whether_a_product_holds(run: Run, rng: np.random.Generator) -> None:
     a = store("a.zarr", rng.integers(0, 9, (20, 20)))
     store("c.zarr", a @ a)
