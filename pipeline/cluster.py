@@ -233,10 +233,10 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         _check_keys(called, kind, profile)
         _check_times(called, profile)
         _check_environment(called, profile)
+        _check_folder(called)
         if kind != "local":
             _check_memory_limit(called, profile)
             _check_death_timeout(called, profile)
-            _check_folder(called)
         if kind == "local":
             allow_open_files(0)
             if loops and not cuda_available():
@@ -303,13 +303,14 @@ def _check_death_timeout(called: str, options: dict[str, Any]) -> None:
 
 
 def _check_folder(called: str) -> None:
-    """Raise ClusterError where no process can be started: Dask hangs for good there."""
+    """Raise ClusterError where no process can be started, and no loop compiled: Dask hangs for good there, and Numba
+    fails."""
     try:
         os.getcwd()
     except OSError as error:
         raise ClusterError(
-            f"{called}: its worker processes cannot start in the working directory, which was removed or may not be"
-            f" read ({error.strerror}); change to another one (cd), and run it again"
+            f"{called}: its workers cannot start in the working directory, which was removed or may not be read"
+            f" ({error.strerror}); change to another one (cd), and run it again"
         ) from error
 
 

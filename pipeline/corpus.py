@@ -128,7 +128,13 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
                 continue
             facts = _stat(name)
             # Not os.path.abspath: "link/.." is above the folder that the link leads to, not the one that it stands in.
-            absolute = str(Path(name).absolute())
+            try:
+                absolute = str(Path(name).absolute())
+            except OSError as error:  # ".." leads out of a folder that was removed, too
+                raise CorpusError(
+                    f"{name} is named from the working directory, which is not there any more; name it from the root,"
+                    " or change to another directory"
+                ) from error
             place = os.path.join(real_folder(os.path.dirname(absolute)), os.path.basename(absolute))
             if not stat.S_ISREG(facts.st_mode):
                 special += 1

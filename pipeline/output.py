@@ -218,7 +218,10 @@ def is_array_folder(path: Path) -> bool:
 def group_note(path: Path) -> str | None:
     """One sentence about a local output that readers of the Zarr groups it lies in will not find there by themselves;
     None if they will."""
-    folder = path.absolute().parent
+    try:
+        folder = absolute(path).parent
+    except StoreError:  # so it is no output: whoever checks it says so
+        return None
     if (folder / ".zgroup").is_file() and not (folder / METADATA_NAMES[3]).exists():
         return (
             f"output: {path} lies in a group of Zarr format 2, {folder}, and is written in format 3: readers of that"
@@ -458,8 +461,9 @@ def check_place_free(path: Path, *, overwrite: bool) -> None:
         anything but a Zarr array, lest a typo delete it. A link is always refused, wherever it leads: a folder cannot
         be renamed to it, and what it leads to is left alone.
     StoreError
-        It cannot be looked at: its folder is closed to us, its name is too long.
+        It cannot be looked at: its folder is closed to us or gone, its name is too long.
     """
+    absolute(path)
     found = None
     try:
         with suppress(FileNotFoundError):
@@ -481,6 +485,17 @@ def check_place_free(path: Path, *, overwrite: bool) -> None:
         raise OutputExistsError(
             f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
         )
+
+
+def absolute(path: Path) -> Path:
+    """A local output's path from the root. Raises StoreError for a relative one where there is no working directory."""
+    try:
+        return path.absolute()
+    except OSError as error:
+        raise StoreError(
+            f"output: {path} would stand in the working directory, which is not there any more; choose a path from the"
+            " root, or change to another directory"
+        ) from error
 
 
 def check_no_link(path: Path) -> None:

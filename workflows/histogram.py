@@ -21,6 +21,7 @@ from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsErr
 from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
 from tilewright.pipeline.output import (
+    absolute,
     check_growing_place,
     check_no_link,
     check_place_free,
@@ -135,13 +136,7 @@ def check_outputs(
         _check_ending(path, endings)
         _check_length(path)
         check_source(given, "output")
-        try:
-            folder = path.absolute().parent
-        except OSError as error:
-            raise StoreError(
-                f"output: {path} would stand in the working directory, which is not there any more; choose a path from"
-                " the root, or change to another directory"
-            ) from error
+        folder = absolute(path).parent
         if path.suffix == ".zarr" or not overwrite:
             check_place_free(path, overwrite=overwrite)
         else:

@@ -1029,6 +1029,45 @@ def test_an_output_in_a_working_directory_that_was_removed_is_refused(
     )
 
 
+@pytest.mark.parametrize("more", [[], ["--overwrite"], ["--plan-only"]])
+def test_a_product_in_a_working_directory_that_was_removed_is_refused(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    store("a.zarr", np.ones((4, 4)))
+    (here / "gone").mkdir()
+    monkeypatch.chdir(here / "gone")
+    (here / "gone").rmdir()
+    a = str(here / "a.zarr")
+    result = run("matmul", a, a, "c.zarr", *more)
+    assert result.exit_code == 1
+    assert (
+        "output: c.zarr would stand in the working directory, which is not there any more;" in result.stderr
+    )
+    assert result.stderr.count("\n") == 1 + ("--plan-only" in more)
+    elsewhere = run("matmul", a, a, str(here / "c.zarr"), *more)
+    assert elsewhere.exit_code == 1
+    assert re.fullmatch(
+        "error: .* its workers cannot start in the working directory, .*; change to another .*\n",
+        elsewhere.stderr,
+    )
+    assert sorted(path.name for path in here.iterdir()) == ["a.zarr"]
+
+
+def test_a_corpus_named_from_a_working_directory_that_was_removed_is_refused(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "one.txt").write_bytes(b"aab")
+    (here / "gone").mkdir()
+    monkeypatch.chdir(here / "gone")
+    (here / "gone").rmdir()
+    result = run("histogram", "../one.txt")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "error: ../one.txt is named from the working directory, which is not there any more; name it from the root, or"
+        " change to another directory\n"
+    )
+
+
 def test_a_folder_that_cannot_be_written_to_is_told_before_counting(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
