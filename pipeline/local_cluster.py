@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from multiprocessing import active_children, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -389,7 +389,8 @@ class _Joining:
         why = f"; Dask says: {errors[0]}" if errors else ""
         return (
             f"{self._joined} joined, and no further one within {self._seconds:g} s{why}; see what they say with"
-            " silence_logs: false in a profile, and give them longer with death_timeout: 10 minutes"
+            " --debug, or from Python with silence_logs: false in a profile, and give them longer with death_timeout:"
+            " 10 minutes"
         )
 
 
@@ -404,12 +405,20 @@ def _errors_noted() -> Iterator[list[str]]:
             why = "" if error is None else f": {type(error).__name__}: {error}"
             noted.append(f"{record.getMessage()}{why}")
 
+    theirs = logging.getLogger("distributed")
     handler = Noting(logging.ERROR)
-    logging.getLogger("distributed").addHandler(handler)
-    try:
+    with ExitStack() as stack:
+        if theirs.level > logging.ERROR:  # the command has it so: what nobody was to see stays unseen
+            for one in theirs.handlers:
+                stack.callback(one.setLevel, one.level)
+                one.setLevel(max(one.level, theirs.level))
+            stack.callback(theirs.setLevel, theirs.level)
+            stack.callback(setattr, theirs, "propagate", theirs.propagate)
+            theirs.propagate = False
+            theirs.setLevel(logging.ERROR)
+        theirs.addHandler(handler)
+        stack.callback(theirs.removeHandler, handler)
         yield noted
-    finally:
-        logging.getLogger("distributed").removeHandler(handler)
 
 
 @contextmanager

@@ -529,7 +529,7 @@ open_cluster("one", {str(path)!r}).__enter__()
     said = ended.stderr.splitlines()[-1]
     assert re.search(
         "'one' .*: its worker processes did not start .0 joined, and no further one within 0.5 s; Dask says: .*"
-        "FileNotFoundError.*; see what they say with silence_logs: false .* longer with death_timeout",
+        "FileNotFoundError.*; see what they say with --debug, .* silence_logs: false .* longer with death_timeout",
         said,
     )
 

@@ -219,3 +219,25 @@ def test_a_start_begins_again_behind_a_signal_that_its_handler_only_notes() -> N
     assert len(begun) == 2
     assert closed == begun[:1], "what was given up, and not what is to be used"
     assert server is begun[1]
+
+
+@pytest.mark.parametrize("level", [logging.WARNING, logging.CRITICAL])
+def test_what_dask_says_of_a_start_is_noted_also_where_it_is_not_to_be_shown(level: int) -> None:
+    """The command has Dask log nothing below critical errors."""
+    theirs = logging.getLogger("distributed")
+    shown: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = shown.append  # type: ignore[method-assign]
+    before = theirs.level
+    theirs.addHandler(handler)
+    theirs.setLevel(level)
+    try:
+        with local_cluster._errors_noted() as noted:
+            logging.getLogger("distributed.nanny").error("it does not start")
+            logging.getLogger("distributed.nanny").warning("it is late")
+        assert noted == ["it does not start"]
+        assert len(shown) == (2 if level == logging.WARNING else 0)
+        assert (theirs.level, handler.level) == (level, logging.NOTSET)
+    finally:
+        theirs.removeHandler(handler)
+        theirs.setLevel(before)
