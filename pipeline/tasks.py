@@ -41,8 +41,8 @@ TILES_UNDER_WAY = 4
 """The least number of tiles that a GPU has under way, however few threads its worker has: one is read, one multiplied,
 and two are written. The engine's own threads do the work; the tasks' threads only wait.
 
-Not so for parts of k, of which a worker has as many under way as it has threads. They are all submitted at once, so one
-that made room would have its worker start all others that wait there."""
+Not so for parts of k, of which a worker has as many under way as it has threads. Those of several tiles are submitted
+at once, so one that made room would have its worker start all others that wait there."""
 
 
 @dataclass(frozen=True)

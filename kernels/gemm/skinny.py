@@ -341,9 +341,7 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
         for z in range(total):
             sums[z] = number(0)
 
-        # Panels beyond the end of k are filled with zeros, so that the count of groups under way never
-        # depends
-        # on k.
+        # Panels beyond the end of k are filled with zeros, so that the count of groups under way never depends on k.
         for stage in range(stages - 1):
             if along_k:
                 copy_a(shared, stage * stage_size, a_next, a_pitch, m - row0, left)

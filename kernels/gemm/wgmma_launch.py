@@ -116,9 +116,8 @@ class _MapStore:
         handle = driver.CUstream(int(self.stream))
         copied = driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, handle)
         checked("copying a tensor map to the GPU", copied)
-        checked(
-            "waiting for a tensor map", driver.cuStreamSynchronize(handle)
-        )  # any stream may use it from now on
+        # Any stream may use it from now on.
+        checked("waiting for a tensor map", driver.cuStreamSynchronize(handle))
 
 
 @functools.cache
