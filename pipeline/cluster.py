@@ -7,13 +7,16 @@ import logging
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Set
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import dask
+import distributed
 import yaml
 from dask.utils import parse_timedelta
 from distributed import Client, LocalCluster, Nanny, Worker, utils
@@ -57,6 +60,9 @@ CLUSTER_KEYS = _keys_of(LocalCluster, Nanny, Worker, Server) - {"loop"}
 
 ALONE = {"n_workers": 1, "processes": False}
 """What makes a cluster of kind local one worker in this process."""
+
+DASK_CLIENT = "dask.distributed"
+"""What Dask's setting ``scheduler`` says while its collections compute by a client."""
 
 COUNTS = ("n_workers", "threads_per_worker")
 """Keys of a cluster on this host that are numbers of something."""
@@ -187,8 +193,41 @@ def open_cluster(
         if cluster not in profiles:
             raise _no_profile(cluster, profiles, _profiles_file(config))
         called, profile = profiles[cluster].called(cluster), dict(profiles[cluster].options)
-    with ExitStack() as stack:
+    with _default_put_back, ExitStack() as stack:
         yield _start(stack, called, profile, loops)
+
+
+class _DefaultPutBack:
+    """Where Dask's collections compute is, behind the last client that is opened in such blocks, what it was before the
+    first.
+
+    Each of Dask's clients sets it, and the last to end puts back what it found. That may be a client which was there
+    before and has ended first, as where two threads work at a time: then nothing could compute any more.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._found: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._found = dask.config.get("scheduler", None)
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users or dask.config.get("scheduler", None) != DASK_CLIENT or self._found == DASK_CLIENT:
+                return
+            with suppress(ValueError):
+                if distributed.default_client().status == "running":
+                    return  # it is somebody else's
+            dask.config.set(scheduler=self._found)
+
+
+_default_put_back = _DefaultPutBack()
 
 
 _used_by: set[int] = set()

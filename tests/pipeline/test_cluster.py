@@ -484,6 +484,33 @@ def test_a_time_in_which_no_worker_process_starts_is_refused(kind: str, given: A
         pass
 
 
+def test_dask_computes_as_before_behind_clusters_that_end_in_the_order_in_which_they_began() -> None:
+    """Each of Dask's clients puts back what it found; in a process of its own, where no other client is open."""
+    script = """
+import threading
+import dask
+from tilewright.pipeline.cluster import open_cluster
+
+began, may_end = threading.Event(), threading.Event()
+
+def first():
+    with open_cluster("local"):
+        began.set()
+        may_end.wait()
+
+thread = threading.Thread(target=first)
+thread.start()
+began.wait()
+with open_cluster("local"):
+    may_end.set()
+    thread.join()
+    print(dask.config.get("scheduler", None))
+print(dask.config.get("scheduler", None), dask.delayed(sum)([1, 2]).compute())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["dask.distributed", "None", "3"], done.stderr
+
+
 @pytest.mark.parametrize("name", ["local", "one"])
 def test_workers_are_not_started_in_a_folder_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
