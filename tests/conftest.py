@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -95,6 +96,27 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
     if "torch" in sys.modules:
         sys.modules["torch"].cuda.empty_cache()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    keep_from_the_collector()
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_runtest_teardown")
+def pytest_runtest_teardown_at_the_end_of_a_module(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is not None and nextitem.path != item.path:
+        keep_from_the_collector()
+
+
+def keep_from_the_collector() -> None:
+    """Let the collector of cycles pass over what lives now: modules, tests, and what compilers keep of their work.
+
+    A run that fails or is stopped collects all there is, which took longer than the rest of the test that stopped it.
+    Cycles that are garbage are freed before, and those of later tests are found as ever.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
