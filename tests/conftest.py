@@ -60,7 +60,8 @@ def asks_for_gpu(expression: str) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # A run that asks for the GPU gets failures, not skips, where there is none.
     asked = asks_for_gpu(config.option.markexpr or "")
-    count = 0 if asked else gpu_count()
+    wanted = any(item.get_closest_marker(marker) for item in items for marker in NEEDS)
+    count = gpu_count() if wanted and not asked else 0  # which imports Numba
     # Not in pyproject.toml: where the plugin is missing, an option that nobody knows is an error.
     limited = config.pluginmanager.hasplugin("timeout") and config.getoption("timeout") is None
     for item in items:
