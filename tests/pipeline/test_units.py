@@ -67,12 +67,12 @@ def test_cells_of_one_row_or_column_have_the_same_bits(
     m: int, n: int, unit: tuple[int, int], transpose_a: bool, transpose_b: bool, rng: np.random.Generator
 ) -> None:
     """BLAS multiplies vectors by other loops, which differ with how far apart elements lie."""
-    k = 331
+    k = 101  # a few panels: each is multiplied cell by cell, which takes a hundred microseconds a cell
     for dtype in ("f4", "f8", "c8", "c16"):
         a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
         stored = [StoredMatrix(*factor.shape, factor.dtype, (7, 7)) for factor in (a, b)]
         tiles, found = set(), []
-        for workers in (1, 2, 3, 5, 8, 16):
+        for workers in (1, 2, 5, 8, 16):
             limits = Limits(workers, 2500 * a.itemsize, on_host=True)
             plan = plan_tiles(
                 *stored, a.dtype, unit, limits, transpose_a=transpose_a, transpose_b=transpose_b
