@@ -104,6 +104,8 @@ if __name__ == "__main__":  # worker processes import this file too
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background commands of a shell ignore it
     progress.listening = listening
     local_cluster.START_SECONDS = float(os.environ.get("START_SECONDS", local_cluster.START_SECONDS))  # type: ignore[misc]
+    waited = os.environ.get("INTERRUPTED_SECONDS", local_cluster.INTERRUPTED_SECONDS)
+    local_cluster.INTERRUPTED_SECONDS = float(waited)  # type: ignore[misc]
     if place == "publish":
         Output.publish = interrupting(Output.publish)  # type: ignore[method-assign]
     elif place == "workers":

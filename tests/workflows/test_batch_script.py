@@ -26,7 +26,7 @@ trap 'kill -9 -- -$tasks' TERM
 wait $tasks
 """
 CLIENT = f"""#!/bin/bash
-exec {sys.executable} {INTERRUPTED} "$@" --device cpu --json --device-memory 3MiB
+exec {sys.executable} {INTERRUPTED} "$@" --device cpu --json --device-memory 1MiB
 """
 
 
@@ -52,8 +52,8 @@ def job(tmp_path: Path, rng: np.random.Generator) -> Path:
     written(commands / "srun", SRUN)
     written(commands / "tilewright", CLIENT)
     (commands / "dask").symlink_to(Path(sys.executable).with_name("dask"))
-    a, b = rng.integers(0, 99, (2048, 64)), rng.integers(0, 99, (64, 2048))
-    for name, values, chunks in (("A", a, (256, 64)), ("B", b, (64, 256))):
+    a, b = rng.integers(0, 99, (1024, 64)), rng.integers(0, 99, (64, 1024))
+    for name, values, chunks in (("A", a, (128, 64)), ("B", b, (64, 128))):
         array = zarr.create_array(
             tmp_path / f"{name}.zarr", shape=values.shape, chunks=chunks, dtype=values.dtype
         )
