@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import pkgutil
 import threading
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -59,15 +60,19 @@ class Block:
         self.products: dict[int, np.ndarray] = {}
         self.readable: list[tuple[int, int]] = []
         """Where global memory may be copied from; empty where that is not checked."""
-        self._turn = [threading.Semaphore(0) for _ in range(threads)]
+        self._turn = [threading.Lock() for _ in range(threads)]
+        """Held by nobody but in the moment in which a thread is given its turn."""
+        self._ready: deque[int] = deque(range(threads))
         self._waiting: dict[int, str] = {}
         self._alive = list(range(threads))
-        self._control = threading.Semaphore(0)
+        self._over = threading.Lock()
         self._error: BaseException | None = None
+        for lock in (*self._turn, self._over):
+            lock.acquire()
 
     def pause(self, thread: int, why: str) -> None:
         self._waiting[thread] = why
-        self._control.release()
+        self._pass_on()
         self._turn[thread].acquire()
         if self._error:
             raise SystemExit
@@ -78,30 +83,40 @@ class Block:
             try:
                 if not self._error:
                     body(thread)
+                    self._alive.remove(thread)
+                    self._pass_on()
             except SystemExit:
                 pass
             except BaseException as error:
                 self._error = error
-            self._alive.remove(thread)
-            self._waiting.pop(thread, None)
-            self._control.release()
+                self._over.release()
 
         workers = [
             threading.Thread(target=start, args=(thread,), daemon=True) for thread in range(self.threads)
         ]
         for worker in workers:
             worker.start()
-        ready = list(range(self.threads))
-        while ready:
-            for thread in ready:
-                self._waiting.pop(thread, None)
+        self._pass_on()
+        self._over.acquire()
+        if self._error:
+            for thread in self._alive:
                 self._turn[thread].release()
-                self._control.acquire()
-                if self._error:
-                    self._stop(workers)
-            ready = self._released()
         for worker in workers:
             worker.join()
+        if self._error:
+            raise self._error
+
+    def _pass_on(self) -> None:
+        """Give the turn to the next thread: at once, since a thread between them would double the switches, which take
+        most of the time."""
+        if not self._ready:
+            self._ready.extend(self._released())
+        if self._ready:
+            thread = self._ready.popleft()
+            self._waiting.pop(thread, None)
+            self._turn[thread].release()
+        else:
+            self._over.release()
 
     def _released(self) -> list[int]:
         """The threads that may go on: a warp that meets in a product, or all at a barrier."""
@@ -114,14 +129,6 @@ class Block:
             return list(self._alive)
         assert not self._alive, f"deadlock: {self._waiting}"
         return []
-
-    def _stop(self, workers: list[threading.Thread]) -> None:
-        for thread in list(self._alive):
-            self._turn[thread].release()
-        for worker in workers:
-            worker.join()
-        assert self._error is not None
-        raise self._error
 
 
 _current = threading.local()
