@@ -100,7 +100,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0) -> FakeGPU
     def at_one_place(nbytes: int, stream: Any) -> Any:
         return borrowed(nbytes, stream) if hasattr(stream, "plan") else nullcontext(SCRATCH)
 
-    for module in (scratch, skinny, warp_tiled_launch, double_tensor_core):
+    for module in (scratch, product, skinny, warp_tiled_launch, double_tensor_core):
         monkeypatch.setattr(module, "borrowed", at_one_place)
     for decision in (product._prepare, product._decide):
         decision.cache_clear()

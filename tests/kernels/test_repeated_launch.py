@@ -15,7 +15,7 @@ from tests.kernels.fake_gpu import Array, FakeGPU
 from tilewright.kernels import device_choice, matmul
 from tilewright.kernels.device_array import DeviceRegion, memory_of
 from tilewright.kernels.errors import OutputError, ShapeError
-from tilewright.kernels.gemm import product, tuning
+from tilewright.kernels.gemm import prepare, product, tuning
 from tilewright.kernels.gemm.repitch import Matrix
 from tilewright.kernels.gemm.select import ladder, select
 from tilewright.kernels.recording import Place
@@ -127,6 +127,18 @@ def test_scratch_memory_may_move(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) 
     matmul(*arrays)
     assert gpu.take() == first
     assert any(value == fake_gpu.SCRATCH for value in first[0].values)
+
+
+@pytest.mark.parametrize("sides", [(64, 64, 8192), (511, 513, 65), (40, 64, 8192)])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c16"])
+def test_what_is_prepared_is_launched_later(dtype: str, sides: tuple[int, int, int], gpu: FakeGPU) -> None:
+    arrays = matrices(*sides, dtype, "a")
+    prepare(*arrays)
+    assert gpu.take() == []
+    decided = product._prepare.cache_info().misses
+    matmul(*arrays)
+    assert gpu.take()
+    assert product._prepare.cache_info().misses == decided == 1
 
 
 def test_a_short_k_is_one_launch(gpu: FakeGPU) -> None:
