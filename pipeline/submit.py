@@ -556,7 +556,13 @@ def run_combined(
                 lookout.look()
             if (future := next(arriving, None)) is None:
                 break
-            result = _result_of(future, retries)
+            fetch = _answer_of(client, partial(_fetch, client, future))
+            while True:
+                try:
+                    result = _result_of(future, retries, fetch, LOOK_SECONDS)
+                    break
+                except _ResultLateError:
+                    lookout.look()  # its worker may have been lost with it, and there may be no other
             lookout.seen()
             place = places.pop(future)
             for next_place, group in islice(to_do, 1):

@@ -245,6 +245,33 @@ def test_a_result_that_takes_long_is_waited_for(client: Client, monkeypatch: pyt
     assert len(fetched) == len(set(fetched)) == 7, "what is on its way is not asked for again"
 
 
+def test_while_a_combined_result_is_on_its_way_its_workers_are_looked_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may be lost with the result, and be the last."""
+    real, look, looks = submit._fetch, submit._Lookout.look, []
+
+    def slow(client: Client, future: Any) -> Any:
+        fetch, left = real(client, future), iter(range(2))
+
+        def result(timeout: float) -> Any:
+            assert timeout == submit.LOOK_SECONDS
+            if next(left, None) is not None:
+                raise TimeoutError
+            return fetch.result(timeout)
+
+        return SimpleNamespace(result=result)
+
+    def noted(lookout: Any) -> int:
+        looks.append(lookout)
+        return look(lookout)
+
+    monkeypatch.setattr(submit, "_fetch", slow)
+    monkeypatch.setattr(submit._Lookout, "look", noted)
+    assert sorted(combined(client)) == [(place, 5 * place + 2) for place in range(7)]
+    assert len(looks) >= 14, "twice for each"
+
+
 def test_waiting_too_briefly_for_results_takes_none_from_others(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
