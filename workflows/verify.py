@@ -7,8 +7,8 @@ from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.events import Listener, Notice, ignore, on_waiting
 from tilewright.pipeline.store import Source, check_shared, open_array
-from tilewright.pipeline.submit import workers_held
-from tilewright.pipeline.verify import Verification, verify_product
+from tilewright.pipeline.submit import ask_all, workers_held
+from tilewright.pipeline.verify import Verification, can_verify, verify_product
 
 
 def verify(
@@ -62,6 +62,8 @@ def verify(
         open_cluster(cluster, cluster_file) as client,
         workers_held(client, waiting=on_waiting(listener, "verify", "ends it")),
     ):
+        # A worker that cannot import a task's function is ended by Dask, and the task waits for others for good.
+        ask_all(client, can_verify)
         return verify_product(
             client,
             left,

@@ -946,6 +946,22 @@ def test_a_worker_that_cannot_be_asked_is_named(client: Client, monkeypatch: pyt
         survey(client, "cpu")
 
 
+@pytest.mark.parametrize("kind", ["matmul", "histogram", "dot", "verify"])
+def test_no_kind_of_work_begins_with_a_worker_that_cannot_be_asked(
+    kind: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask ends a worker that cannot import what a task calls, and the task would wait for another one."""
+    answer_with(client, ModuleNotFoundError("No module named 'tilewright'"), monkeypatch)
+    monkeypatch.setattr(client, "submit", partial(only_held, client.submit))
+    with pytest.raises(ClusterError, match=r"tcp://lost:1 cannot be asked .* No module named 'tilewright'"):
+        every_kind_of_work(tmp_path)[kind](cluster=client)
+
+
+def only_held(submit: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    assert options["key"].startswith("workers-held"), options["key"]
+    return submit(*arguments, **options)
+
+
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_workers_with_and_without_a_gpu_are_not_given_one_product(
     device: str, client: Client, monkeypatch: pytest.MonkeyPatch
