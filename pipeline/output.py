@@ -463,7 +463,7 @@ def check_place_free(path: Path, *, overwrite: bool) -> None:
     StoreError
         It cannot be looked at: its folder is closed to us or gone, its name is too long.
     """
-    absolute(path)
+    absolute(path)  # raises; the checks below would take the place of a folder that is gone for free
     found = None
     try:
         with suppress(FileNotFoundError):

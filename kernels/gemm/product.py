@@ -214,7 +214,7 @@ def _open_matrix(base: int, layout: Layout) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _prepare(
+def _recorded(
     a: Layout,
     b: Layout,
     out: Layout,
@@ -270,7 +270,7 @@ def prepare(
     layout_a, layout_b, layout_out = (memory.layout for _, memory in arrays)
     options = (accumulate, transpose_a, transpose_b, dtype, precision)
     home = device_choice.current_device()
-    decision, plan = _prepare(layout_a, layout_b, layout_out, *options, home, tuning.generation)
+    decision, plan = _recorded(layout_a, layout_b, layout_out, *options, home, tuning.generation)
     queue = as_stream(stream)
     if plan is not None:
         if plan.scratch_nbytes:
@@ -339,9 +339,9 @@ def _on_device(
         queue = launch_stream(stream, (memory_a, memory_b))
         out = _new_output(a, decision.shape, decision.dtype, queue)
         memory_out = memory_of(out)
-        decision, plan = _prepare(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
+        decision, plan = _recorded(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
     else:
-        decision, plan = _prepare(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
+        decision, plan = _recorded(layout_a, layout_b, memory_out.layout, *options, home, tuning.generation)
         if memory_out.read_only:
             raise OutputError("out is read-only; pass an array that can be written")
         for name, memory, span in (("a", memory_a, decision.spans[0]), ("b", memory_b, decision.spans[1])):

@@ -102,7 +102,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0) -> FakeGPU
 
     for module in (scratch, product, skinny, warp_tiled_launch, double_tensor_core):
         monkeypatch.setattr(module, "borrowed", at_one_place)
-    for decision in (product._prepare, product._decide):
+    for decision in (product._recorded, product._decide):
         decision.cache_clear()
         monkeypatch.setattr(product, decision.__name__, decision.__wrapped__)
     return fake

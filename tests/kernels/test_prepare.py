@@ -70,7 +70,7 @@ def test_a_product_that_was_prepared_finds_everything_ready(
 
     monkeypatch.setattr(launch, "_prepared", note)
     monkeypatch.setattr(launch, "start_kernel", note_launch)
-    product._prepare.cache_clear()
+    product._recorded.cache_clear()
     scratch.release()
 
     prepare(*on_gpu, **options)

@@ -35,7 +35,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
 
 def remembering(monkeypatch: pytest.MonkeyPatch, fake: FakeGPU) -> FakeGPU:
     """Decisions kept as ever, but in caches that end with the test."""
-    for name in ("_prepare", "_decide"):
+    for name in ("_recorded", "_decide"):
         monkeypatch.setattr(product, name, functools.lru_cache(getattr(product, name)))
     return fake
 
@@ -135,10 +135,10 @@ def test_what_is_prepared_is_launched_later(dtype: str, sides: tuple[int, int, i
     arrays = matrices(*sides, dtype, "a")
     prepare(*arrays)
     assert gpu.take() == []
-    decided = product._prepare.cache_info().misses
+    decided = product._recorded.cache_info().misses
     matmul(*arrays)
     assert gpu.take()
-    assert product._prepare.cache_info().misses == decided == 1
+    assert product._recorded.cache_info().misses == decided == 1
 
 
 def test_a_short_k_is_one_launch(gpu: FakeGPU) -> None:
@@ -198,7 +198,7 @@ def test_alignment_is_part_of_a_decision(gpu: FakeGPU) -> None:
     matmul(*matrices(64, 64, 64, "f4", ""))
     aligned, shifted, again = gpu.take()
     assert aligned == again
-    assert product._prepare.cache_info().misses == 2
+    assert product._recorded.cache_info().misses == 2
     assert shifted.values != aligned.values
 
 
