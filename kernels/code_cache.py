@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from tilewright.kernels import user_cache
+
 ENVIRONMENT = "TILEWRIGHT_CODE_CACHE"
 OFF = ("off", "0", "no", "false")
 SUFFIX = ".kernel"
@@ -43,13 +45,12 @@ def directory() -> Path | None:
     wanted = os.environ.get(ENVIRONMENT, "")
     if wanted.lower() in OFF:
         return None
-    if wanted:
-        return Path(wanted).expanduser()
+    if not wanted:
+        return user_cache.folder("code")
     try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home
+        return Path(wanted).expanduser()
+    except RuntimeError:  # it begins with the home of a user who has none
         return None
-    return home / "tilewright" / "code"
 
 
 def load(key: str) -> MachineCode | None:

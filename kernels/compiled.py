@@ -77,13 +77,14 @@ class CompiledKernel:
                 found = self._functions.get(device) or self._load(device)
         return found
 
-    def allow_shared(self, nbytes: int, device: int) -> None:
-        """Let launches on a GPU have more than 48 KiB of dynamic shared memory."""
-        self._allow_shared(self.function(device), nbytes, device)
+    def _allow_shared(self, function: Any, device: int) -> None:
+        """Let launches on a GPU have the kernel's dynamic shared memory; beyond 48 KiB the driver must be asked.
 
-    def _allow_shared(self, function: Any, nbytes: int, device: int) -> None:
+        The device's limit is ``MAX_SHARED_MEMORY_PER_BLOCK_OPTIN``.
+        """
         from cuda.bindings import driver
 
+        nbytes = self._shared_nbytes
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         kernel, number = driver.CUkernel(int(function)), driver.CUdevice(device)
         allowed = driver.cuKernelSetAttribute(attribute, nbytes, kernel, number)
@@ -128,7 +129,7 @@ class CompiledKernel:
         _, kernel = self._libraries[capability]
         function = driver.CUfunction(int(kernel))  # launches take a CUkernel too, in the caller's context
         if self._shared_nbytes > DEFAULT_SHARED_NBYTES:
-            self._allow_shared(function, self._shared_nbytes, device)
+            self._allow_shared(function, device)
         self._functions[device] = function
         return function
 
@@ -200,8 +201,8 @@ def compile_kernel(
 ) -> Any:
     """A kernel of one signature for `tilewright.kernels.launch.enqueue`, compiled at its first launch on a GPU.
 
-    shared_nbytes: dynamic shared memory of its launches, where it is always the same. In the simulator this is
-    Numba's own kernel.
+    shared_nbytes: the most dynamic shared memory of its launches; it may be left out up to 48 KiB. In the simulator
+    this is Numba's own kernel.
     """
     from numba.core import config
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.kernels.bfloat16 import BFLOAT16, is_bfloat16
+from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name, is_bfloat16
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.device_choice import SIMULATOR, current_device, device_count, driver_bindings
-from tilewright.kernels.errors import OptionError
+from tilewright.kernels.errors import OptionError, ShapeError
 from tilewright.kernels.recording import ALIGNMENT
 from tilewright.kernels.streams import DEFAULT_STREAM, external_stream
 
@@ -173,6 +173,8 @@ class DeviceRegion:
             "data": (memory.pointer + start, memory.read_only),
             "version": 3,
         }
+        if memory.stream:
+            self.__cuda_array_interface__["stream"] = int(memory.stream)
 
 
 def to_device(array: np.ndarray, stream: Any = DEFAULT_STREAM) -> Any:
@@ -187,7 +189,7 @@ def to_device(array: np.ndarray, stream: Any = DEFAULT_STREAM) -> Any:
 def to_host(array: Any, target: np.ndarray, stream: Any = DEFAULT_STREAM) -> None:
     """``copy_to_host`` of a Numba device array into a host array of the same shape, strides and dtype."""
     if target.dtype == BFLOAT16:
-        array, target = as_signed(array), target.view(np.uint16)
+        array, target = as_kernel_argument(array), target.view(np.uint16)
     array.copy_to_host(target, stream=stream)
 
 
@@ -211,8 +213,8 @@ def transposed(array: Any) -> Any:
     return strided_view(array, array.shape[::-1], array.strides[::-1])
 
 
-def as_signed(argument: Any) -> Any:
-    """An argument as signatures made with `numba_type` take it: bfloat16 arrays as uint16."""
+def as_kernel_argument(argument: Any) -> Any:
+    """An argument as signatures made with `numba_type` take it: a bfloat16 array as its bits, uint16."""
     if getattr(argument, "dtype", None) == BFLOAT16:
         return strided_view(argument, argument.shape, argument.strides, np.dtype(np.uint16))
     return argument
@@ -229,6 +231,30 @@ def address(array: Any) -> int:
 def alignment(pointer: int) -> int:
     """The largest power of two, at most 128, that divides an address (bytes)."""
     return min(pointer & -pointer, MAX_ALIGNMENT) if pointer else MAX_ALIGNMENT
+
+
+def check_alignment(
+    name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype, pointer: int
+) -> None:
+    """ShapeError unless every element of a device array lies where a GPU can read it. A kernel that reads any other
+    takes the process's context, and all that lies in it, with it.
+
+    Kernels read the two parts of a complex number by themselves where it is no whole vector. strides: in bytes.
+    pointer: the address of the first element, modulo `MAX_ALIGNMENT` at least.
+    """
+    needed = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+    if 0 in shape:
+        return
+    if pointer % needed:
+        raise ShapeError(
+            f"{name} begins {pointer % needed} bytes behind a multiple of {needed}, and GPUs read "
+            f"{dtype_name(dtype)} at multiples of {needed} bytes alone; copy the array to one of its own"
+        )
+    if any(side > 1 and stride % needed for side, stride in zip(shape, strides, strict=True)):
+        raise ShapeError(
+            f"{name} has strides {tuple(strides)} bytes, and GPUs read {dtype_name(dtype)} at multiples of {needed} "
+            "bytes alone; copy the array to one of its own"
+        )
 
 
 def device_index(array: Any) -> int:

@@ -105,6 +105,15 @@ def capability(index: int) -> tuple[int, int] | None:
 
 
 @functools.cache
+def model(index: int) -> str | None:
+    """What the driver calls GPU ``index``, "NVIDIA H100 80GB HBM3"; None in the simulator."""
+    if SIMULATOR:
+        return None
+    name = cuda.gpus[index].name
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+@functools.cache
 def driver_bindings() -> Any:
     """CUDA's bindings of the driver, which a process without a GPU does not import."""
     from cuda.bindings import driver

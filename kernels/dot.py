@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.device_array import as_device_array, device_index, is_device_array
+from tilewright.kernels.device_array import (
+    address,
+    as_device_array,
+    check_alignment,
+    device_index,
+    is_device_array,
+)
 from tilewright.kernels.device_choice import current_device, resolve_device
 from tilewright.kernels.errors import DTypeError, OptionError, ShapeError
 from tilewright.kernels.streams import launch_stream
@@ -21,14 +27,15 @@ def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream:
     """Sum of conj(x[i]) * y[i], as `numpy.vdot`; with ``conjugate=False``, of x[i] * y[i].
 
     x, y: vectors of equal length, both NumPy arrays or both device arrays, of any strides; int8 to int64,
-        uint8 to uint64, float16, float32, float64, complex64 or complex128.
+        uint8 to uint64, float16, float32, float64, complex64 or complex128. Elements of device arrays lie at
+        multiples of their size (complex numbers: half of it).
     device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are multiplied where they lie.
     stream: the stream to launch on. The default is the one that the arrays were exported with, else the default
         stream. For device arrays the function returns before the product is finished.
 
-    The result has the dtype of ``numpy.result_type(x, y)``. Integers wrap modulo 2**bits. The GPU adds up
-    floating-point products in double precision and rounds once. The answer is bit-identical from run to run
-    on one kind of device; empty vectors give zero.
+    The result has the dtype of ``numpy.result_type(x, y)``. Integers wrap modulo 2**bits. Floating-point
+    products are added up in double precision, on GPU and CPU, and rounded once. The answer is bit-identical from
+    run to run on one kind of device; empty vectors give zero.
 
     Returns a NumPy scalar for NumPy arrays and a device array of shape () for device arrays. Raises
     ShapeError, DTypeError, OptionError or DeviceUnavailableError before anything is launched.
@@ -53,6 +60,8 @@ def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream:
     home, other = device_index(x), device_index(y)
     if home != other:
         raise OptionError(f"x lies on GPU {home} and y on GPU {other}; copy them to the same")
+    for name, vector in (("x", x), ("y", y)):
+        check_alignment(name, vector.shape, vector.strides, vector.dtype, address(vector))
     with contextlib.nullcontext() if home == current_device() else cuda.gpus[home]:
         queue = launch_stream(stream, [x, y])
         return dot_device.on_device(x, y, result, conjugate, queue)

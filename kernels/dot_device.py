@@ -25,7 +25,7 @@ from tilewright.kernels.elements import numba_type
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.mutex import lock, unlock
-from tilewright.kernels.streams import DEFAULT_STREAM
+from tilewright.kernels.streams import DEFAULT_STREAM, keep_until_passed
 
 THREADS = 32 if SIMULATOR else 256
 MAX_BLOCKS = 1056
@@ -203,6 +203,7 @@ def on_device(
         _first_pass(x, y, result, conjugate, blocks, partials, queue)
         if finish == "second-pass":
             _finish(partials, element, queue)
+            keep_until_passed(queue, partials)
         else:
             total = partials.copy_to_host(stream=queue).sum(dtype=wide)
             out.copy_to_device(np.asarray(total.astype(result)), stream=queue)
@@ -217,7 +218,9 @@ def on_device(
         else:
             mutexes = cuda.to_device(np.zeros(1, np.int32), stream=queue)
             kernels["mutex"][launched](x, y, mutexes, total)
+            keep_until_passed(queue, mutexes)
         _finish(total, element, queue)
+        keep_until_passed(queue, total)
     else:
         raise OptionError(f"finish={finish!r} is unknown; it may be {', '.join(map(repr, FINISHES))}")
     return out

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 
 from tilewright.kernels.host_loops import cpu_threads, kept
 from tilewright.kernels.launch import ceil_div
 
 PIECE = 8192
-"""Elements multiplied by one BLAS call: few enough that BLAS stays in its caller's thread (its own threads
+"""Elements of a partial sum, and of a BLAS call: few enough that BLAS stays in its caller's thread (its own threads
 would make the order of the sum depend on their number), many enough to hide the call."""
 PIECES_PER_THREAD = 64
 """Below this many pieces a thread, starting it costs more than it saves."""
@@ -38,11 +40,62 @@ def _sum_32(x, y):  # type: ignore[no-untyped-def]
     return total
 
 
+def _real_sums(x: Any, y: Any, partials: Any) -> None:
+    """The sum of each `PIECE` products of float32, in float64."""
+    for piece in range(partials.shape[0]):
+        left, right = x[piece * PIECE : (piece + 1) * PIECE], y[piece * PIECE : (piece + 1) * PIECE]
+        total = 0.0
+        for i in range(left.shape[0]):
+            total += np.float64(left[i]) * np.float64(right[i])
+        partials[piece] = total
+
+
+def _complex_sums(x: Any, y: Any, partials: Any) -> None:
+    """The same of complex64, seen as pairs of float32: for each piece, the sums of the products of both real parts,
+    both imaginary parts, real and imaginary, imaginary and real."""
+    for piece in range(partials.shape[0]):
+        left, right = (
+            x[2 * piece * PIECE : 2 * (piece + 1) * PIECE],
+            y[2 * piece * PIECE : 2 * (piece + 1) * PIECE],
+        )
+        both_real, both_imaginary, imaginary_right, imaginary_left = 0.0, 0.0, 0.0, 0.0
+        for i in range(left.shape[0] // 2):
+            a, b = np.float64(left[2 * i]), np.float64(left[2 * i + 1])
+            c, d = np.float64(right[2 * i]), np.float64(right[2 * i + 1])
+            both_real += a * c
+            both_imaginary += b * d
+            imaginary_right += a * d
+            imaginary_left += b * c
+        partials[piece, 0], partials[piece, 1] = both_real, both_imaginary
+        partials[piece, 2], partials[piece, 3] = imaginary_right, imaginary_left
+
+
+@functools.cache
+def _loop(function: Callable[..., None], dimensions: int) -> Any:
+    """The loop for contiguous vectors, aligned or not; it adds up in vector registers."""
+    source = types.Array(types.float32, 1, "C", readonly=True, aligned=False)
+    loop = njit(nogil=True, fastmath={"reassoc", "contract", "nsz"})(function)
+    return kept(loop, (source, source, types.Array(types.float64, dimensions, "C")))
+
+
+def _add_floats(x: Any, y: Any, conjugate: bool, partials: Any) -> None:
+    """Sums of pieces of contiguous vectors, both float32 or both complex64, into float64 or complex128."""
+    if x.dtype == np.float32:
+        _loop(_real_sums, 1)(x, y, partials)
+        return
+    parts = np.empty((len(partials), 4))
+    _loop(_complex_sums, 2)(x.view(np.float32), y.view(np.float32), parts)
+    sign = 1 if conjugate else -1
+    partials.real = parts[:, 0] + sign * parts[:, 1]
+    partials.imag = parts[:, 2] - sign * parts[:, 3]
+
+
 def dot_host(x: Any, y: Any, result: np.dtype, conjugate: bool) -> Any:
     """Sum of (conjugated) x[i] * y[i] as a NumPy scalar of dtype ``result``; any strides, equal lengths.
 
-    Each piece of `PIECE` elements is summed by BLAS in the result's type (float16: in float32), and the
-    pieces in double precision in ascending order: the same bits for any number of threads. Integers wrap.
+    Floats are added up in double precision, as on a GPU, and rounded once: each piece of `PIECE` elements (of float64
+    and complex128 by BLAS), and then the pieces in ascending order: the same bits for any number of threads. Integers
+    wrap.
     """
     pieces = ceil_div(len(x), PIECE)
     if result.kind in "iu":
@@ -50,11 +103,18 @@ def dot_host(x: Any, y: Any, result: np.dtype, conjugate: bool) -> Any:
     else:
         partials = np.zeros(pieces, np.complex128 if result.kind == "c" else np.float64)
     work = np.dtype(np.float32) if result == np.float16 else result
+    narrow = work in (np.float32, np.complex64)
     multiply = np.vdot if conjugate else np.dot
     add_integers = _sum_64 if result.itemsize == 8 else _sum_32
 
     def count(first: int, last: int) -> None:
-        if result.kind == "f" and x.dtype == y.dtype == work:
+        together = x.dtype == y.dtype == work
+        span = slice(first * PIECE, min(last * PIECE, len(x)))
+        if narrow and together and x.flags.c_contiguous and y.flags.c_contiguous:
+            with np.errstate(invalid="ignore"):
+                _add_floats(x[span], y[span], conjugate, partials[first:last])
+            return
+        if result.kind == "f" and together and not narrow:
             # Whole pieces as rows: one call for all of them, which spends its time in BLAS and not in Python.
             whole = min(last, len(x) // PIECE)
             span, shape = slice(first * PIECE, whole * PIECE), (whole - first, PIECE)
@@ -66,9 +126,15 @@ def dot_host(x: Any, y: Any, result: np.dtype, conjugate: bool) -> Any:
             part = slice(piece * PIECE, (piece + 1) * PIECE)
             if result.kind in "iu":
                 partials[piece] = add_integers(x[part], y[part])
+            elif narrow:
+                left, right = (np.ascontiguousarray(vector[part], work) for vector in (x, y))
+                with np.errstate(invalid="ignore"):
+                    _add_floats(left, right, conjugate, partials[piece : piece + 1])
             else:
                 partials[piece] = multiply(x[part].astype(work, copy=False), y[part].astype(work, copy=False))
 
+    if narrow:  # before threads would each compile it
+        _loop(*((_real_sums, 1) if result.kind == "f" else (_complex_sums, 2)))
     threads = max(1, min(cpu_threads(), pieces // PIECES_PER_THREAD))
     if threads == 1:
         count(0, pieces)

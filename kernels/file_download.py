@@ -21,10 +21,58 @@ from tilewright.kernels import calls, lane_copies
 from tilewright.kernels.calls import call1, long_call4, nanoseconds
 from tilewright.kernels.host_loops import compiled
 
-_WRITE, _CLOCK, _WAIT, _RECORD, _COPY, _COPY_ROWS = range(6)
+WRITE, CLOCK, WAIT, RECORD, COPY, COPY_ROWS = range(6)
 """Indices of the system's and the driver's functions in the table of addresses."""
 SYSTEM = ("pwrite", "clock_gettime")
 DRIVER = ("cuEventSynchronize", "cuEventRecord", "cuMemcpyDtoHAsync_v2", "cuMemcpy2DAsync_v2")
+
+
+def _next_block(
+    functions: Any,
+    words: Any,
+    lane: Any,
+    number: int,
+    source: int,
+    pitch: int,
+    rows: int,
+    width: int,
+    tall: int,
+    wide: int,
+) -> int:
+    """Start fetching block ``number`` of a rectangle, and wait for the one before it, which took the lane's other turn.
+
+    The blocks follow one another along the rows, so their bytes, put together, are the rectangle's. The caller must be
+    done with what it was last given. Returns the bytes of the block before, in ``lane[BLOCK + 1 - number % 2]``; 0 if
+    ``number`` is the first, -1 if a copy did not work.
+    """
+    across = (width + wide - 1) // wide
+    turn = number % 2
+    if number < (rows + tall - 1) // tall * across:
+        row, column = number // across * tall, number % across * wide
+        if not lane_copies.fetch(
+            functions[COPY],
+            functions[COPY_ROWS],
+            functions[WAIT],
+            functions[RECORD],
+            words,
+            lane,
+            turn,
+            source + row * pitch + column,
+            pitch,
+            min(wide, width - column),
+            min(tall, rows - row),
+        ):
+            return -1
+    if number == 0:
+        return 0
+    if call1(functions[WAIT], lane[lane_copies.EVENT + 1 - turn]) != 0:
+        return -1
+    row, column = (number - 1) // across * tall, (number - 1) % across * wide
+    return min(tall, rows - row) * min(wide, width - column)
+
+
+next_block = numba.njit(_next_block)
+"""The same for loops to call."""
 
 
 def _store(
@@ -47,53 +95,28 @@ def _store(
     """
     words = lane_copies.copy_words(False)
     now = np.zeros(2, np.int64)
-    clock = functions[_CLOCK]
-    across = (width + wide - 1) // wide
-    count = (rows + tall - 1) // tall * across
-    writing, moving = 0, 0
+    clock = functions[CLOCK]
+    count = (rows + tall - 1) // tall * ((width + wide - 1) // wide)
+    writing, moving, written = 0, 0, 0
     good = True
     mark = nanoseconds(clock, now)
     for number in range(count + 1):
-        turn = number % 2
-        if good and number < count:
-            # The block's last content has been written, or belongs to a copy from before this call: hence the wait.
-            row, column = number // across * tall, number % across * wide
-            height, length = min(tall, rows - row), min(wide, width - column)
-            good = lane_copies.fetch(
-                functions[_COPY],
-                functions[_COPY_ROWS],
-                functions[_WAIT],
-                functions[_RECORD],
-                words,
-                lane,
-                turn,
-                source + row * pitch + column,
-                pitch,
-                length,
-                height,
-            )
-        if number:
-            before = number - 1
-            row, column = before // across * tall, before % across * wide
-            height, length = min(tall, rows - row), min(wide, width - column)
-            good = call1(functions[_WAIT], lane[lane_copies.EVENT + 1 - turn]) == 0 and good
-            ready = nanoseconds(clock, now)
-            moving += ready - mark
-            place, done, nbytes = lane[lane_copies.BLOCK + 1 - turn], numba.int64(0), height * length
-            while good and done < nbytes:
-                put = long_call4(
-                    functions[_WRITE], descriptor, place + done, nbytes - done, row * width + column + done
-                )
-                if put <= 0:
-                    good = False
-                done += put
-            mark = nanoseconds(clock, now)
-            writing += mark - ready
+        nbytes = next_block(functions, words, lane, number, source, pitch, rows, width, tall, wide)
+        good = nbytes >= 0
+        ready = nanoseconds(clock, now)
+        moving += ready - mark
+        place, done = lane[lane_copies.BLOCK + 1 - number % 2], numba.int64(0)
+        while good and done < nbytes:
+            put = long_call4(functions[WRITE], descriptor, place + done, nbytes - done, written)
+            if put <= 0:
+                good = False
+            done += put
+            written += put
+        mark = nanoseconds(clock, now)
+        writing += mark - ready
         if not good:
             break
-    # No copy may write to the blocks after this returns.
-    for turn in range(2):
-        good = call1(functions[_WAIT], lane[lane_copies.EVENT + turn]) == 0 and good
+    good = lane_copies.settle(functions[WAIT], lane) and good
     spent[0], spent[1] = writing * 1e-9, moving * 1e-9
     return good
 

@@ -175,16 +175,17 @@ def _checked_out(out: Any, shape: tuple[int, ...], data: Any) -> Any:
         return array.reshape(rows)
     if getattr(array, "read_only", False):
         raise OutputError("out is read-only; pass an array that can be written")
-    if array.size and data.size:
+    if array.size:  # also for empty data: every count is written, as zero
         begin, text = address(array), address(data)
         if begin % OUT_ALIGNMENT:
             raise OutputError(
                 f"out begins at address {begin:#x}, which is no multiple of {OUT_ALIGNMENT}; pass a whole array"
             )
-        if begin < text + data.size and text < begin + array.size * 8:
+        if data.size and begin < text + data.size and text < begin + array.size * 8:
             raise OutputError("out overlaps data in memory; pass an out of its own")
         if device_index(array) != device_index(data):
-            raise OutputError(f"out lies on GPU {device_index(array)} and data on GPU {device_index(data)}")
+            counted = "data on" if data.size else "data is empty, so that it is counted on"
+            raise OutputError(f"out lies on GPU {device_index(array)} and {counted} GPU {device_index(data)}")
     return array if len(shape) == 2 else strided_view(array, rows, (size, 8))
 
 
@@ -217,7 +218,8 @@ def _count(
     if start == stop:
         return _filled(out, np.zeros((documents.documents, kind.bins), np.int64))
     queue = as_stream(stream)
-    counts = _on_device(cuda.to_device(data, stream=queue), kind, documents, start, stop, None, queue)
+    text = cuda.to_device(data, stream=queue)  # kept until the counts have come
+    counts = _on_device(text, kind, documents, start, stop, None, queue)
     result = counts.copy_to_host(stream=queue) if out is None else counts.copy_to_host(out, stream=queue)
     if queue:
         queue.synchronize()

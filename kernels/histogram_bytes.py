@@ -74,8 +74,8 @@ def source(threads: int, unroll: int) -> Callable[..., None]:
     """``lane_private(address, start, stop, code, counts)`` for blocks of ``threads``, as a plain function.
 
     Adds the bytes at ``address + start`` up to ``address + stop`` (uint64; any alignment) to ``counts``,
-    int64 of at least the kind's bins. Each thread has ``unroll`` 16-byte loads under way. Dynamic shared
-    memory: `SHARED_NBYTES`. Any number of blocks.
+    int64 of at least the kind's bins. Each thread has ``unroll`` 16-byte loads under way. Static shared
+    memory: `TABLE_WORDS` counters, 32 KiB. Any number of blocks.
     """
     registers_needed = WORDS * unroll
 

@@ -217,6 +217,62 @@ def source() -> Callable[..., None]:
             place = row + ((index + uint32(turn)) & uint32(QUADS - 1)) * uint32(2 * WORDS)
             store_vector(words, place, zeros, uint32(0))
 
+    @cuda.jit(device=True, inline="always")
+    def first_document(offsets, origin, last, slice_begin, index, half):  # type: ignore[no-untyped-def]
+        """The last document that begins, by weight, at or before the slice: every lane of the half looks at one of 16
+        in between. ``index`` is the lane's number in its ``half``; both halves of a warp search together.
+        """
+        document = int64(0)
+        upper = last
+        while vote(upper - document > 1) != uint32(0):
+            step = (upper - document + int64(HALF - 1)) // int64(HALF)
+            probe = document + int64(index + uint32(1)) * step
+            behind_it = False
+            if probe < upper:
+                behind_it = weight_ahead(offsets[uint64(probe)], origin, probe) <= slice_begin
+            passed = int64(cuda.popc(vote(behind_it) & (uint32(HALF_LANES) << (half * uint32(4)))))
+            upper = min(upper, document + (passed + 1) * step)
+            document += passed * step
+        return document
+
+    @cuda.jit(device=True, inline="always")
+    def write_row(counts, row, row_whole, finished, sums, wide, code, lane, index):  # type: ignore[no-untyped-def]
+        """Write the ``sums`` of a half to its row, if it has ``finished`` a document, or add them where the row is not
+        ``row_whole``: others count that document too. All lanes of a warp take part.
+        """
+        if code == LETTER:
+            for counter in range(4):
+                letter = sums[4 + counter] + other_case(sums[4 + counter])
+                number = uint32(index * uint32(4) + uint32(counter) - uint32(1))
+                if finished and index < uint32(HALF // 2) and number < uint32(LETTERS):
+                    if row_whole:
+                        counts[row + uint64(number)] = int64(letter)
+                    elif letter > uint32(0):
+                        cuda.atomic.add(counts, row + uint64(number), int64(letter))
+        else:
+            odd_lane = (lane & uint32(1)) != uint32(0)
+            at = row + uint64(index * uint32(4))
+            # Two neighbours hold 64 bytes of the row. They swap halves, so that each store of theirs fills 32
+            # contiguous bytes, which the memory takes as one access.
+            pair_at = row + uint64((index >> uint32(1)) * uint32(8) + (index & uint32(1)) * uint32(2))
+            shared_row = vote(finished and not row_whole) != uint32(0)
+            for band in range(BANDS):
+                if band < BANDS // 2 or code == BYTE:
+                    if shared_row and finished and not row_whole:
+                        for counter in range(4):
+                            if sums[4 * band + counter] > uint32(0):
+                                to = at + uint64(4 * HALF * band + counter)
+                                cuda.atomic.add(counts, to, int64(sums[4 * band + counter]))
+                    low = exchanged(sums[4 * band] if odd_lane else sums[4 * band + 2])
+                    high = exchanged(sums[4 * band + 1] if odd_lane else sums[4 * band + 3])
+                    wide[0] = int64(low if odd_lane else sums[4 * band])
+                    wide[1] = int64(high if odd_lane else sums[4 * band + 1])
+                    wide[2] = int64(sums[4 * band + 2] if odd_lane else low)
+                    wide[3] = int64(sums[4 * band + 3] if odd_lane else high)
+                    if finished and row_whole:
+                        store_vector(counts, pair_at + uint64(4 * HALF * band), wide, uint32(0))
+                        store_vector(counts, pair_at + uint64(4 * HALF * band + 4), wide, uint32(2))
+
     def documents(address, offsets, weight, code, bins, counts):  # type: ignore[no-untyped-def]
         words = cuda.shared.array(0, uint32)
         lane = uint32(cuda.threadIdx.x) & uint32(WARP - 1)
@@ -248,18 +304,7 @@ def source() -> Callable[..., None]:
         slice_begin = unit * weight
         slice_end = min(slice_begin + weight, total)
 
-        # The last document that begins, by weight, at or before the slice: every lane looks at one of 16 in between.
-        document = int64(0)
-        upper = last
-        while vote(upper - document > 1) != uint32(0):
-            step = (upper - document + int64(HALF - 1)) // int64(HALF)
-            probe = document + int64(index + uint32(1)) * step
-            behind_it = False
-            if probe < upper:
-                behind_it = weight_ahead(offsets[uint64(probe)], origin, probe) <= slice_begin
-            passed = int64(cuda.popc(vote(behind_it) & (uint32(HALF_LANES) << (half * uint32(4)))))
-            upper = min(upper, document + (passed + 1) * step)
-            document += passed * step
+        document = first_document(offsets, origin, last, slice_begin, index, half)
         lo = offsets[uint64(document)]
         hi = offsets[uint64(document) + uint64(1)]
         begin = lo + max(int64(0), slice_begin - weight_ahead(lo, origin, document))
@@ -349,38 +394,7 @@ def source() -> Callable[..., None]:
                 cuda.syncwarp()  # and cleared before the next is counted
 
             if vote(finished) != uint32(0):
-                if code == LETTER:
-                    for counter in range(4):
-                        letter = sums[4 + counter] + other_case(sums[4 + counter])
-                        number = uint32(index * uint32(4) + uint32(counter) - uint32(1))
-                        if finished and index < uint32(HALF // 2) and number < uint32(LETTERS):
-                            if row_whole:
-                                counts[row + uint64(number)] = int64(letter)
-                            elif letter > uint32(0):
-                                cuda.atomic.add(counts, row + uint64(number), int64(letter))
-                else:
-                    odd_lane = (lane & uint32(1)) != uint32(0)
-                    at = row + uint64(index * uint32(4))
-                    # Two neighbours hold 64 bytes of the row. They swap halves, so that each store of theirs fills 32
-                    # contiguous bytes, which the memory takes as one access.
-                    pair_at = row + uint64((index >> uint32(1)) * uint32(8) + (index & uint32(1)) * uint32(2))
-                    shared_row = vote(finished and not row_whole) != uint32(0)
-                    for band in range(BANDS):
-                        if band < BANDS // 2 or code == BYTE:
-                            if shared_row and finished and not row_whole:
-                                for counter in range(4):
-                                    if sums[4 * band + counter] > uint32(0):
-                                        to = at + uint64(4 * HALF * band + counter)
-                                        cuda.atomic.add(counts, to, int64(sums[4 * band + counter]))
-                            low = exchanged(sums[4 * band] if odd_lane else sums[4 * band + 2])
-                            high = exchanged(sums[4 * band + 1] if odd_lane else sums[4 * band + 3])
-                            wide[0] = int64(low if odd_lane else sums[4 * band])
-                            wide[1] = int64(high if odd_lane else sums[4 * band + 1])
-                            wide[2] = int64(sums[4 * band + 2] if odd_lane else low)
-                            wide[3] = int64(sums[4 * band + 3] if odd_lane else high)
-                            if finished and row_whole:
-                                store_vector(counts, pair_at + uint64(4 * HALF * band), wide, uint32(0))
-                                store_vector(counts, pair_at + uint64(4 * HALF * band + 4), wide, uint32(2))
+                write_row(counts, row, row_whole, finished, sums, wide, code, lane, index)
                 if finished:
                     for place in range(SUMS):
                         sums[place] = uint32(0)
@@ -403,7 +417,7 @@ LAUNCH_BOUNDS = (THREADS, BLOCKS_PER_MULTIPROCESSOR)
 
 @functools.cache
 def kernel() -> Any:
-    return compile_kernel(source(), SIGNATURE, launch_bounds=LAUNCH_BOUNDS)
+    return compile_kernel(source(), SIGNATURE, launch_bounds=LAUNCH_BOUNDS, shared_nbytes=SHARED_NBYTES)
 
 
 def clear_large(offsets, bins, counts):  # type: ignore[no-untyped-def]
@@ -452,7 +466,6 @@ def launch_slices(data: Any, offsets: Any, nbytes: int, kind: Kind, counts: Any,
     weight = max(MIN_SLICE, ceil_div(total, most))
     blocks = ceil_div(total, weight * 2 * WARPS)
     flat = strided_view(counts, (documents * kind.bins,), (8,))
-    launch.allow_dynamic_shared(kernel(), SHARED_NBYTES)
     launch.enqueue(
         kernel(),
         blocks,

@@ -13,6 +13,7 @@ from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_portable import launch_portable
 from tilewright.kernels.histogram_tokens import BIGRAM, Kind
+from tilewright.kernels.streams import keep_until_passed
 from tilewright.kernels.transfer import upload
 
 ALONE_NBYTES = 1 << 20
@@ -123,6 +124,8 @@ def _count_together(
     else:
         # Rows this wide are sparse for small documents: nothing is gained by counting elsewhere first.
         launch_portable("global-atomic", data, places, start, stop, kind, rows, queue)
+    if not documents.stays:
+        keep_until_passed(queue, places)
 
 
 def _places(documents: DocumentOffsets, first: int, last: int, queue: Any) -> Any:

@@ -119,7 +119,7 @@ def character_at(data: Any, i: Any, lo: Any, hi: Any) -> Any:
     length = 1
     code = first
     if first >= 0x80:
-        code = 0xFFFD
+        code = REPLACEMENT
         if 0xC2 <= first <= 0xF4:
             # The second byte's range shuts out overlong forms, surrogates, and what lies above U+10FFFF.
             low = 0x80
@@ -150,5 +150,5 @@ def character_at(data: Any, i: Any, lo: Any, hi: Any) -> Any:
                 code = partial
     if j < i:
         # Byte i is a continuation: consumed by the step at j, or malformed by itself.
-        return 0 if i - j < length else 1 << 21 | 0xFFFD
-    return length << 21 | code
+        return 0 if i - j < length else 1 << CODE_BITS | REPLACEMENT
+    return length << CODE_BITS | code

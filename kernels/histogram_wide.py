@@ -459,12 +459,17 @@ CODEPOINT_SIGNATURE = types.void(types.uint64, _PLACE, _PLACE, _PLACE, _PLACE, _
 
 @functools.cache
 def bigram_kernel() -> Any:
-    return compile_kernel(bigram_source(), BIGRAM_SIGNATURE)
+    return compile_kernel(bigram_source(), BIGRAM_SIGNATURE, shared_nbytes=BIGRAM_NBYTES)
 
 
 @functools.cache
 def codepoint_kernel() -> Any:
-    return compile_kernel(codepoint_source(), CODEPOINT_SIGNATURE, launch_bounds=CODEPOINT_BOUNDS)
+    return compile_kernel(
+        codepoint_source(),
+        CODEPOINT_SIGNATURE,
+        launch_bounds=CODEPOINT_BOUNDS,
+        shared_nbytes=CODEPOINT_NBYTES,
+    )
 
 
 def launch_wide(
@@ -482,6 +487,5 @@ def launch_wide(
         arguments = (start, stop, lo, hi)
     if stop <= start:
         return
-    launch.allow_dynamic_shared(compiled, nbytes)
     blocks = min(ceil_div(stop - start, THREADS * VECTOR), multiprocessors(current_device()))
     launch.enqueue(compiled, blocks, THREADS, stream, nbytes, address(data), *arguments, counts)

@@ -73,23 +73,53 @@ def target_type(dtype: np.dtype) -> Any:
     return numba.types.Array(numba.from_dtype(dtype), 2, "A", aligned=False)
 
 
+@functools.cache
+def _disk_cache() -> Any:
+    """The class of Numba's cache on disk, as `kept` uses it. Numba offers no public way; tests fail where this one
+    ends."""
+    from numba.core.caching import FunctionCache
+
+    from tilewright.kernels import fingerprint
+
+    class DiskCache(FunctionCache):
+        def __init__(self, function: Any) -> None:
+            super().__init__(function)
+            # In place of what tells of the function's file alone.
+            self._cache_file._source_stamp = fingerprint.source_hash()
+
+        def load_overload(self, *asked: Any) -> Any:
+            with suppress(OSError):
+                return super().load_overload(*asked)
+            return None
+
+        def save_overload(self, *found: Any) -> None:
+            try:
+                super().save_overload(*found)
+            except OSError:  # a full disk; the index may by now call the code of an earlier source current
+                with suppress(OSError):
+                    os.unlink(self._cache_file._index_path)
+
+    return DiskCache
+
+
 def kept(loop: Any, arguments: tuple[Any, ...] | None = None) -> Any:
     """What `numba.njit` made of a function, with its machine code kept on disk from one process to the next.
 
     arguments: the types that it is compiled for, now, and no others.
 
     Numba's own cache knows a loop by the file it is in. But the code holds constants and functions of other modules as
-    well, so here it is used for as long as no module of this package changes.
+    well, so here it is used for as long as no module of this package changes. It lies beside the loop's file or in the
+    user's cache folder; where neither can be written, every process compiles anew.
     """
     from numba.core import config
 
-    from tilewright.kernels.fingerprint import source_hash
-
     if config.DISABLE_JIT:
         return loop  # it is the plain function
-    loop.enable_caching()
-    # In place of the file's time and size. Numba offers no public way; a test fails where this one ends.
-    loop._cache._cache_file._source_stamp = source_hash()
+    try:
+        loop._cache = _disk_cache()(loop.py_func)
+    except RuntimeError as error:
+        if "no locator available" not in str(error):  # Numba's words for having found no place
+            raise
     if arguments is not None:
         loop.compile(arguments)
         loop.disable_compile()

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tilewright.kernels.compiled import DEFAULT_SHARED_NBYTES, CompiledKernel, argument_layout
+from tilewright.kernels.compiled import CompiledKernel, argument_layout
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.device_array import address, as_signed
+from tilewright.kernels.device_array import address, as_kernel_argument
 from tilewright.kernels.device_choice import SIMULATOR, current_device
 from tilewright.kernels.driver_launch import start_kernel
 from tilewright.kernels.lock_keeping import LockKeepingStream
@@ -26,30 +26,6 @@ IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 def ceil_div(a: IntOrArray, b: IntOrArray) -> IntOrArray:
     """The least number of groups of ``b`` that hold ``a`` things; a >= 0, b > 0. Element by element for arrays."""
     return -(-a // b)
-
-
-def allow_dynamic_shared(kernel: Any, nbytes: int) -> None:
-    """Let a kernel of one eager signature be launched with ``nbytes`` of dynamic shared memory on this
-    device.
-
-    Beyond 48 KiB a kernel must ask for it, once per device. The device's limit is
-    ``MAX_SHARED_MEMORY_PER_BLOCK_OPTIN``; the launch fails beyond it.
-    """
-    if nbytes > DEFAULT_SHARED_NBYTES:
-        _raise_shared_limit(kernel, nbytes, current_device())
-
-
-@functools.cache
-def _raise_shared_limit(kernel: Any, nbytes: int, device: int) -> None:
-    from numba.cuda.cudadrv.driver import binding, driver
-
-    if isinstance(kernel, CompiledKernel):
-        kernel.allow_shared(nbytes, device)
-        return
-    (compiled,) = kernel.overloads.values()
-    function = compiled._codelibrary.get_cufunc()
-    attribute = binding.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    driver.cuKernelSetAttribute(attribute, nbytes, function.handle, function.device.id)
 
 
 @functools.cache
@@ -77,10 +53,11 @@ def enqueue(
     also, as that cannot, in clusters of ``cluster`` adjacent blocks (the grid a multiple of it).
 
     Numba takes 15 to 20 µs for a launch, this a third: arguments must be what the signature says (Numba device arrays,
-    Python integers, booleans, floats), and are packed without being looked at.
+    Python integers, booleans, floats), and are packed without being looked at. Beyond 48 KiB, ``shared_nbytes`` is what
+    the kernel was compiled with (`compile_kernel`).
     """
     if SIMULATOR:
-        kernel[grid, block, stream, shared_nbytes](*map(as_signed, arguments))
+        kernel[grid, block, stream, shared_nbytes](*map(as_kernel_argument, arguments))
         return
     function, layout = _prepared(kernel, current_device())
     if isinstance(stream, Rehearsal):

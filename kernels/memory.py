@@ -19,6 +19,9 @@ ZSTD_OUT_OF_MEMORY = "Allocation error : not enough memory"
 NO_THREAD = "can't start new thread"
 """Python's words for it, and for too many threads."""
 
+ADDRESS_LIMIT = "(ulimit -v)"
+"""In the message of an error: a limit on addresses kept the process from memory that was free."""
+
 
 @contextmanager
 def allocating(what: str, nbytes: int | None = None, *, on_gpu: bool) -> Iterator[None]:
@@ -56,6 +59,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     if code is not None and str(code).isdigit():
         return int(code) == OUT_OF_MEMORY
     return "CUDA_ERROR_OUT_OF_MEMORY" in str(error)
+
+
+def is_address_limit(error: BaseException) -> bool:
+    """Whether an error says that memory ran out because of a limit on addresses, in this process or a worker's: it asks
+    to raise that, and neither a smaller piece of work nor more memory helps."""
+    return ADDRESS_LIMIT in str(error)
 
 
 def free_nbytes(*, on_gpu: bool) -> int | None:
@@ -99,10 +108,11 @@ def peak_nbytes() -> int:
 
 
 def format_nbytes(nbytes: float) -> str:
-    """Bytes for people, in powers of 1024 with three digits."""
+    """Bytes for people, in powers of 1024 with three digits, or four before the next unit begins."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(nbytes) < 1024 or unit == "TiB":
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}"
+        if round(abs(nbytes)) < 1024 or unit == "TiB":
+            whole = unit == "B" or round(abs(nbytes)) >= 1000  # which .3g would write with an exponent
+            return f"{nbytes:.0f} {unit}" if whole else f"{nbytes:.3g} {unit}"
         nbytes /= 1024
     raise AssertionError("unreachable: TiB returns")
 
@@ -114,7 +124,10 @@ def _message(what: str, nbytes: int | None, error: BaseException, on_gpu: bool) 
     left = f"{format_nbytes(free)} are free" if free is not None else "how much is free cannot be told"
     if not on_gpu and (allowed := allowed_nbytes()) is not None:
         unused = max(0, allowed - _used_addresses())
-        left += f", but this process may use {format_nbytes(allowed)} of addresses (ulimit -v), and has"
-        left += f" {format_nbytes(unused)} of those left"
+        if free is None or unused < free:
+            left += (
+                f", but this process may use {format_nbytes(allowed)} of addresses {ADDRESS_LIMIT}, and has"
+            )
+            left += f" {format_nbytes(unused)} of those left: raise that limit"
     cause = " ".join(str(error).split()) or type(error).__name__
     return f"{asked or f'{what} ran out of {place} memory'} and {left} ({cause})"

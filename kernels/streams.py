@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +15,8 @@ from tilewright.kernels.errors import OptionError
 DEFAULT_STREAM = 0
 LEGACY_DEFAULT_STREAM = 1
 """How ``__cuda_array_interface__`` spells the default stream, since its 0 would be ambiguous."""
+PER_THREAD_DEFAULT_STREAM = 2
+"""The handle that means another stream in each thread."""
 
 
 def as_stream(stream: Any) -> Any:
@@ -61,3 +65,24 @@ def launch_stream(stream: Any, arrays: Iterable[Any]) -> Any:
             event.record(other)
             event.wait(chosen)
     return chosen
+
+
+_kept: deque[tuple[Any, tuple[Any, ...]]] = deque()
+"""Events, and what may be freed once they have passed."""
+_keeping = threading.Lock()
+
+
+def keep_until_passed(stream: Any, *arrays: Any) -> None:
+    """Keep device arrays, whose last reference the caller gives up, until what is enqueued on the stream has run.
+
+    The driver waits for the device when it frees memory. A pool, such as RAPIDS', does not: it gives the memory to the
+    next who asks, whatever stream they use it on. The last arrays are kept until the next call.
+    """
+    if SIMULATOR:
+        return
+    event = cuda.event(timing=False)
+    event.record(stream)
+    with _keeping:
+        _kept.append((event, arrays))
+        while _kept and _kept[0][0].query():
+            _kept.popleft()

@@ -4,7 +4,7 @@ The bound is the textbook's (Higham, "Accuracy and Stability of Numerical Algori
 3.1): for any order of summation, with or without fused multiply-adds, the computed x·y differs from the exact
 one by at most g(k) |x|·|y| with g(n) = n u / (1 - n u) and u the unit roundoff of the type that sums are
 formed in. Added to that are one rounding into the result's type, one of each operand where ``precision`` narrows it,
-and what products that underflow lose.
+and what products, and operands that are narrowed, lose by underflow.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ from tilewright.kernels.gemm.base import compute_dtype
 
 OPERAND_ROUNDOFF = {
     "full": 0.0,
-    # Two tensor-core digits keep all but the last bits of float32: each operand is cut at 2**-21 or better.
+    # Three bfloat16 parts hold every bit, and the products of parts that are left out are below 2**-25 together. But
+    # the tensor cores truncate as they add up the other six, which g(k) covers only where k is not small.
     "split": 2.0**-21,
     "tf32": 2.0**-10,  # 10 stored bits, and the hardware may truncate instead of rounding
     "fp16": 2.0**-11,
     "bf16": 2.0**-8,
 }
 """The relative error of each operand that a precision narrows."""
+OPERAND_UNDERFLOW = {
+    "full": 0.0,
+    "split": 2.0**-134,
+    "tf32": 2.0**-136,  # a whole unit, where the others round to the nearest
+    "fp16": 2.0**-25,
+    "bf16": 2.0**-134,
+}
+"""The absolute error of each operand that becomes subnormal: for ``fp16`` those below 2**-14."""
 _COMPLEX_STEPS = 4
 """A complex sum is within sqrt(2) g(k + 2): twice g(k + 4) covers it, and a scheme of three products."""
 
@@ -44,14 +53,18 @@ def accumulated(k: int, dtype: Any) -> float:
     return steps / (1 - steps) if steps < 1 else float("inf")
 
 
-def tolerance(k: int, dtype: Any, scale: Any, precision: str = "full") -> Any:
+def tolerance(k: int, dtype: Any, scale: Any, precision: str = "full", sizes: Any = None) -> Any:
     """The largest absolute error of an element of a correct product of finite numbers.
 
     k: length of its sum, one more where the product is added to an existing value.
     dtype: the result's. Integers are exact: 0.
     scale: |op(A)| |op(B)| at that element (plus the absolute value it was added to), or an upper bound of it;
         an array of them gives an array of tolerances.
+    sizes: the sum of all absolute values in the row of op(A) and the column of op(B) at that element, or an upper
+        bound of it: what is multiplied by the error of operands that underflow. A precision other than full needs it.
     """
+    if precision != "full" and sizes is None:
+        raise ValueError(f"precision={precision!r} narrows operands: pass their sizes")
     result = np.dtype(dtype)
     scale = np.asarray(scale, np.float64)
     if result.kind in "iu":
@@ -63,5 +76,8 @@ def tolerance(k: int, dtype: Any, scale: Any, precision: str = "full") -> Any:
         sums = accumulated(k, compute)
     operands = 2 * OPERAND_ROUNDOFF[precision]
     rounding = unit_roundoff(result) if result != compute else 0.0
-    underflow = (k + 1) * _smallest(compute) + _smallest(result)
+    underflow: Any = (k + 1) * _smallest(compute) + _smallest(result)
+    lost = OPERAND_UNDERFLOW[precision]
+    if lost:
+        underflow = underflow + lost * np.asarray(sizes, np.float64) + k * lost**2
     return (sums + operands + rounding) * (1 + operands + rounding) * scale + underflow

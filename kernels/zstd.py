@@ -161,6 +161,7 @@ class Frames:
         self._words[POSITION], self._words[STOP] = offset, offset + nbytes
         self._offset = offset
         self._fed: Any = None
+        self._closed = False
         self._descriptor, self._close = -1, lambda: None
         if path is not None:
             with contextlib.suppress(OSError):
@@ -213,7 +214,11 @@ class Frames:
         self._words[POSITION] += len(self._fed)
 
     def close(self) -> None:
-        """Close the file and give the decoder back. If this is never called, the file is closed with the object."""
+        """Close the file and give the decoder back; only the first call does. If this is never called, the file is
+        closed with the object."""
+        if self._closed:
+            return  # the decoder may be another's by now
+        self._closed = True
         self._close()
         self._descriptor, self._fed = -1, None
         self._words[:] = 0

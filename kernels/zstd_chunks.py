@@ -65,8 +65,8 @@ _OPEN, _CLOSE, _SEEK, _READ, _CLOCK, _WAIT, _COPY, _COPY_ROWS, _RECORD, _RESET, 
 """Indices of functions in the upload's table of addresses: those of `file_upload`, then libzstd's."""
 UPLOAD_ZSTD = ("ZSTD_DCtx_reset", "ZSTD_decompressStream")
 
-_WRITE, _OUT_CLOCK, _OUT_WAIT, _OUT_RECORD, _OUT_COPY, _OUT_COPY_ROWS, _COMPRESS = range(7)
-"""The same for the download, with those of `file_download`."""
+_COMPRESS = 6
+"""Index in the download's table, after those of `file_download`."""
 DOWNLOAD_ZSTD = ("ZSTD_compressStream2",)
 
 _SESSION_ONLY = 1
@@ -217,70 +217,48 @@ def _store(
     words[OUT + ADDRESS], words[OUT + SIZE] = memory.ctypes.data, len(memory)
     copy = lane_copies.copy_words(False)
     now = np.zeros(2, np.int64)
-    clock = functions[_OUT_CLOCK]
-    across = (width + wide - 1) // wide
-    count = (rows + tall - 1) // tall * across
+    clock = functions[file_download.CLOCK]
+    count = (rows + tall - 1) // tall * ((width + wide - 1) // wide)
     working, moving, written = 0, 0, 0
     good = True
     mark = nanoseconds(clock, now)
     for number in range(count + 1):
-        turn = number % 2
-        if good and number < count:
-            # The block's last content has been compressed, or belongs to a copy from before this call: hence the wait.
-            row, column = number // across * tall, number % across * wide
-            height, length = min(tall, rows - row), min(wide, width - column)
-            good = lane_copies.fetch(
-                functions[_OUT_COPY],
-                functions[_OUT_COPY_ROWS],
-                functions[_OUT_WAIT],
-                functions[_OUT_RECORD],
-                copy,
-                lane,
-                turn,
-                source + row * pitch + column,
-                pitch,
-                length,
-                height,
-            )
-        if number:
-            before = number - 1
-            row, column = before // across * tall, before % across * wide
-            height, length = min(tall, rows - row), min(wide, width - column)
-            good = call1(functions[_OUT_WAIT], lane[lane_copies.EVENT + 1 - turn]) == 0 and good
-            ready = nanoseconds(clock, now)
-            moving += ready - mark
-            words[IN + ADDRESS], words[IN + SIZE] = lane[lane_copies.BLOCK + 1 - turn], height * length
-            words[IN + USED] = 0
-            order = _END if number == count else _CONTINUE
-            left = numba.int64(1)  # input bytes to compress, or at the end output bytes to flush
-            while good and left:
-                result = long_call4(functions[_COMPRESS], context, here + 8 * OUT, here + 8 * IN, order)
-                if result < 0:  # libzstd's errors are the largest size_t values
+        nbytes = file_download.next_block(
+            functions, copy, lane, number, source, pitch, rows, width, tall, wide
+        )
+        good = nbytes >= 0
+        ready = nanoseconds(clock, now)
+        moving += ready - mark
+        words[IN + ADDRESS], words[IN + SIZE] = lane[lane_copies.BLOCK + 1 - number % 2], nbytes
+        words[IN + USED] = 0
+        order = _END if number == count else _CONTINUE
+        left = nbytes  # input bytes to compress, or at the end output bytes to flush
+        while good and left:
+            result = long_call4(functions[_COMPRESS], context, here + 8 * OUT, here + 8 * IN, order)
+            if result < 0:  # libzstd's errors are the largest size_t values
+                good = False
+            left = result if order == _END else words[IN + SIZE] - words[IN + USED]
+            if words[OUT + USED] < words[OUT + SIZE] and (left or order != _END):
+                continue
+            done = 0
+            while good and done < words[OUT + USED]:
+                put = long_call4(
+                    functions[file_download.WRITE],
+                    descriptor,
+                    words[OUT + ADDRESS] + done,
+                    words[OUT + USED] - done,
+                    written,
+                )
+                if put <= 0:
                     good = False
-                left = result if order == _END else words[IN + SIZE] - words[IN + USED]
-                if words[OUT + USED] < words[OUT + SIZE] and (left or order != _END):
-                    continue
-                done = 0
-                while good and done < words[OUT + USED]:
-                    put = long_call4(
-                        functions[_WRITE],
-                        descriptor,
-                        words[OUT + ADDRESS] + done,
-                        words[OUT + USED] - done,
-                        written,
-                    )
-                    if put <= 0:
-                        good = False
-                    done += put
-                    written += put
-                words[OUT + USED] = 0
-            mark = nanoseconds(clock, now)
-            working += mark - ready
+                done += put
+                written += put
+            words[OUT + USED] = 0
+        mark = nanoseconds(clock, now)
+        working += mark - ready
         if not good:
             break
-    # No copy may write to the blocks after this returns.
-    for turn in range(2):
-        good = call1(functions[_OUT_WAIT], lane[lane_copies.EVENT + turn]) == 0 and good
+    good = lane_copies.settle(functions[file_download.WAIT], lane) and good
     spent[0], spent[1] = working * 1e-9, moving * 1e-9
     return good
 

@@ -5,7 +5,7 @@ zarr-python asks for whole chunks, and for each inner chunk of a shard it asks f
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 
 from tilewright.pipeline.chunks import ChunkLayout, DamagedChunkError, decode_index, encoding_of, extent_in
-from tilewright.pipeline.giving_up import answer_of
+from tilewright.pipeline.giving_up import answer_of, wait_for
 from tilewright.pipeline.region import ChunkPart
 
 
@@ -26,8 +26,7 @@ class ByteRanges:
     def __init__(self, array: zarr.Array[Any], layout: ChunkLayout) -> None:
         self.layout = layout
         self._array = array
-        self._indexes: dict[str, np.ndarray | None] = {}
-        self._locks: dict[str, threading.Lock] = {}
+        self._indexes: dict[str, Future[np.ndarray | None]] = {}
 
     def chunk(self, chunk: tuple[int, ...]) -> np.ndarray | None:
         """A chunk of a shard as it is stored, uint8; None: it was never written. Raises DamagedChunkError."""
@@ -58,23 +57,55 @@ class ByteRanges:
         return found
 
     def _index(self, key: str) -> np.ndarray | None:
-        """The index of a shard; None: it was never written. Fetched by the first thread that needs it."""
+        """The index of a shard; None: it was never written.
+
+        The first thread that needs it fetches it. What that fails with answers all who wait for it, and is then
+        forgotten: who comes later asks again.
+        """
+        while True:
+            ours: Future[np.ndarray | None] = Future()
+            fetched = self._indexes.setdefault(key, ours)
+            try:
+                if fetched is ours:
+                    return self._fetch_index(key, fetched)
+                wait_for(fetched, self._called(key))
+                error = fetched.exception()
+                if error is None:
+                    return fetched.result()
+                # The thread that asked may have been given up alone, or been hit by Ctrl-C: then this one asks.
+                if isinstance(error, Exception) and not isinstance(error, CancelledError):
+                    raise error
+            finally:
+                error = None
+                del ours, fetched  # an error holds this frame: avoid a cycle that keeps buffers alive
+
+    def _fetch_index(self, key: str, fetched: Future[np.ndarray | None]) -> np.ndarray | None:
+        """Fetch the index of a shard and give it, or the error, to those who wait for ``fetched``."""
         shards = self.layout.shards
         assert shards is not None
-        with self._locks.setdefault(key, threading.Lock()):
-            if key not in self._indexes:
-                nbytes = shards.index_nbytes
-                where = RangeByteRequest(0, nbytes) if shards.index_first else SuffixByteRequest(nbytes)
-                found = self._get(key, where)
-                if found is not None:
-                    found = found[:nbytes] if shards.index_first else found[-nbytes:]
-                self._indexes[key] = None if found is None else decode_index(shards, found)
-            return self._indexes[key]
+        try:
+            nbytes = shards.index_nbytes
+            where = RangeByteRequest(0, nbytes) if shards.index_first else SuffixByteRequest(nbytes)
+            found = self._get(key, where)
+            if found is not None:
+                found = found[:nbytes] if shards.index_first else found[-nbytes:]
+            index = None if found is None else decode_index(shards, found)
+        except BaseException as error:
+            del self._indexes[key]
+            fetched.set_exception(error)
+            del fetched  # as above
+            raise
+        fetched.set_result(index)
+        return index
 
     def _get(self, key: str, where: ByteRequest) -> np.ndarray | None:
         path = self._array.store_path / key
-        found = answer_of(path.get(default_buffer_prototype(), where), f"{self.layout.name}/{key}")
+        found = answer_of(path.get(default_buffer_prototype(), where), self._called(key))
         return None if found is None else found.as_numpy_array()
+
+    def _called(self, key: str) -> str:
+        """What the log calls a stored object."""
+        return f"{self.layout.name}/{key}"
 
 
 def byte_ranges_of(array: zarr.Array[Any], name: str) -> ByteRanges | None:

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, cast
 import dask
 import distributed
 import yaml
+from dask.system import CPU_COUNT
 from dask.utils import parse_timedelta
 from distributed import Client, LocalCluster, Nanny, Worker, utils
 from distributed.core import Server
@@ -33,12 +34,14 @@ from tilewright.pipeline.local_cluster import allow_open_files, client_of, detai
 
 logger = logging.getLogger(__name__)
 
-Cluster: TypeAlias = "str | Client"
-"""A profile's name, a scheduler's address, or a client."""
+Cluster: TypeAlias = "str | Client | DeployCluster"
+"""A profile's name, a scheduler's address, a client, or a cluster that Dask or one of its libraries has started."""
 
 INSTALLED_PROFILES = Path(__file__).with_name("cluster.yaml")
 KINDS = ("local", "cpu", "cuda", "existing")
 CONNECT_SECONDS = 30
+ANSWER_SECONDS = 5
+"""How long a scheduler may take to answer before somebody is told that it is waited for."""
 LEAST_WORKER_NBYTES = 192 * 2**20
 """What a worker process takes up by itself, 134 MiB with the loops that it has compiled, and a few pieces of text. Dask
 ends one that is above its limit, starts another, and so on."""
@@ -49,6 +52,10 @@ UNGUARDED = (
     "worker processes import the script that starts them, so its work has to stand under"
     ' `if __name__ == "__main__":`'
 )
+
+
+STDIN_SCRIPT = "<stdin>"
+"""What Python calls the file of a script that it reads from standard input."""
 
 
 def _keys_of(*takers: type) -> frozenset[str]:
@@ -157,7 +164,8 @@ def open_cluster(
     ----------
     cluster
         The name of a profile in ``config``; or a scheduler's address (anything with ``://``); or a
-        ``distributed.Client``, which is yielded as it is and left open.
+        ``distributed.Client``, which is yielded as it is and left open; or one of Dask's clusters, such as a
+        ``distributed.LocalCluster``, which is left open too: only the client of it that is yielded is closed.
     config
         The file of profiles beside the built-in ones; see ``load_profiles`` for where it is looked for.
     loops
@@ -178,14 +186,18 @@ def open_cluster(
         yield cluster
         return
     if not isinstance(cluster, str):
-        given, hint = repr(cluster), ""
-        if isinstance(cluster, DeployCluster):
-            given, hint = type(cluster).__name__, "; pass distributed.Client(cluster)"
-        elif isinstance(cluster, AbstractContextManager):
-            hint = "; pass what its `with` gives: with tilewright.open_cluster('cpu') as client"
-        raise ClusterError(
-            f"cluster={given}: it must be a profile's name, a scheduler's address or a distributed.Client{hint}"
-        )
+        # Like Dask's own client: some libraries have clusters that are not of Dask's class.
+        if not isinstance(getattr(cluster, "scheduler_address", None), str):
+            hint = ""
+            if isinstance(cluster, AbstractContextManager):
+                hint = "; pass what its `with` gives: with tilewright.open_cluster('cpu') as client"
+            raise ClusterError(
+                f"cluster={cluster!r}: it must be a profile's name, a scheduler's address, a distributed.Client, or a"
+                f" cluster of Dask's, such as distributed.LocalCluster{hint}"
+            )
+        with _default_put_back, _client_of_theirs(cluster) as client:
+            yield client
+        return
     if "://" in cluster:
         called, profile = cluster, dict[str, Any](kind="existing", address=cluster)
     else:
@@ -246,6 +258,20 @@ def _check_not_forked() -> None:
     _used_by.add(os.getpid())
 
 
+def _client_of_theirs(cluster: DeployCluster) -> Client:
+    """A client of a cluster that the caller has started."""
+    what = type(cluster).__name__
+    if cluster.asynchronous:
+        raise ClusterError(
+            f"cluster: the {what} is asynchronous, and this call waits for results; make it in another thread"
+            " (asyncio.to_thread), or give the scheduler's address in its place"
+        )
+    try:
+        return Client(cluster, timeout=CONNECT_SECONDS)
+    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
+        raise ClusterError(f"cluster: cannot connect to the {what}: {error}; start one anew") from error
+
+
 def _check_usable(client: Client) -> None:
     # On its own loop nothing can be waited for: a client gives coroutines there.
     if client.asynchronous:
@@ -274,19 +300,20 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         _check_environment(called, profile)
         _check_folder(called)
         if kind != "local":
+            _check_script(called)
             _check_memory_limit(called, profile)
             _check_death_timeout(called, profile)
         if kind == "local":
             allow_open_files(0)
             if loops and not cuda_available():
                 start_compiler()  # for the CPU's loops, while the cluster starts
-            # Short-lived and in this process: no dashboard to start, and no port that a second run would find taken.
-            bare = {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False}}
-            server = start(LocalCluster, stack.enter_context(quiet(ALONE | bare | profile)))
+            options = ALONE | profile | _no_dashboard(profile)
+            server = start(LocalCluster, stack.enter_context(quiet(options)))
         elif kind == "cpu":
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
-            options = {"processes": True, "n_workers": os.cpu_count()} | profile | {"env": environment}
+            options = {"processes": True, "n_workers": CPU_COUNT} | profile | {"env": environment}
+            options |= _no_dashboard(profile)
             allow_open_files(options["n_workers"])
             server = start(LocalCluster, stack.enter_context(quiet(options)))
         else:
@@ -308,6 +335,15 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
         raise ClusterError(f"{called}: its worker processes did not start ({why}){hint}") from error
     hushed = kind != "local" and bool(profile.get("silence_logs", True)) and not details_wanted()
     return stack.enter_context(client_of(server, hushed=hushed))
+
+
+def _no_dashboard(profile: dict[str, Any]) -> dict[str, Any]:
+    """What keeps a cluster from having a dashboard, unless the profile says where: the import of Bokeh takes longer
+    than all else of a start. What the scheduler still serves gets a port that no other run can have taken."""
+    if profile.get("dashboard_address") is not None:
+        return {}
+    given = profile.get("scheduler_kwargs") or {}
+    return {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False} | given}
 
 
 def _check_counts(called: str, options: dict[str, Any]) -> None:
@@ -351,6 +387,26 @@ def _check_folder(called: str) -> None:
             f"{called}: its workers cannot start in the working directory, which was removed or may not be read"
             f" ({error.strerror}); change to another one (cd), and run it again"
         ) from error
+
+
+def _check_script(called: str) -> None:
+    """Raise ClusterError where worker processes could not import the script that starts them: each of them would end in
+    a FileNotFoundError, or find a pipe empty."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    # As multiprocessing does: with a spec they import a module by its name, and without a file nothing.
+    if getattr(main, "__spec__", None) is not None or file is None:
+        return
+    began_in = getattr(
+        multiprocessing.process, "ORIGINAL_DIR", None
+    )  # the script may have changed to another
+    if os.path.isfile(os.path.join(began_in or "", file)):
+        return
+    what = "a script read from standard input" if file == STDIN_SCRIPT else f"{file}, which is no file,"
+    raise ClusterError(
+        f"{called}: worker processes import the script that starts them, so {what} cannot start any; save it to a file,"
+        " or use python -c, or cluster='local', which is one worker in this process"
+    )
 
 
 def _check_environment(called: str, options: dict[str, Any]) -> None:
@@ -471,8 +527,10 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
         raise ClusterError(f"{called}: there is no scheduler file at {scheduler_file}; is the scheduler up?")
     if "security" in options:
         options["security"] = _security(called, options["security"])
+    options = {"timeout": CONNECT_SECONDS} | options
     try:
-        return stack.enter_context(Client(**({"timeout": CONNECT_SECONDS} | options)))
+        with _telling_who_is_waited_for(options.get("address") or scheduler_file, options["timeout"]):
+            return stack.enter_context(Client(**options))
     except (AssertionError, KeyError) as error:
         # What Dask does about a file without JSON, or without an address.
         raise ClusterError(
@@ -483,6 +541,28 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
         where = options.get("address") or scheduler_file
         secured = f" (with what {called} says of security)" if "security" in options else ""
         raise ClusterError(f"cannot reach the scheduler at {where}: {error}{secured}") from error
+
+
+@contextmanager
+def _telling_who_is_waited_for(where: Any, timeout: Any) -> Iterator[None]:
+    """Say once that the scheduler there has not answered, if this block lasts so long."""
+    end = f"gives up after {parse_timedelta(timeout):g} s (timeout, in a profile)"
+    timer = threading.Timer(
+        ANSWER_SECONDS,
+        logger.warning,
+        (
+            "no scheduler answers at %s yet, after %g s; it goes on when one does, and %s",
+            where,
+            ANSWER_SECONDS,
+            end,
+        ),
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _security(called: str, given: Any) -> Security:

@@ -30,6 +30,8 @@ class Setting:
     """For sizes in bytes, the least that a user may set. Internal callers, in tests, may use less."""
     most: int | None = None
     """For counts, the most that may be set; None: no limit."""
+    argument: str | None = None
+    """The argument of our functions that wins over the setting; the option of commands has the same name."""
 
     @property
     def environment(self) -> str:
@@ -43,7 +45,8 @@ MOST_ROUNDS = 64
 SETTINGS = (
     Setting("tilewright.device-memory", None, "bytes",
             "device memory that a worker may fill; unset: a share of what is free on the GPU, or on a CPU what"
-            " host-core-nbytes and host-share say"),
+            " host-core-nbytes and host-share say",
+            argument="device_memory"),
     Setting("tilewright.device-memory-share", 0.8, "fraction",
             "the share of the free memory of a GPU that a plan may use when device-memory is unset"),
     Setting("tilewright.host-share", 0.25, "fraction",
@@ -79,9 +82,10 @@ SETTINGS = (
             least=2**15),
     Setting("tilewright.verify-rounds", 2, "rounds",
             f"independent rounds of the check of a product, at most {MOST_ROUNDS}",
-            most=MOST_ROUNDS),
+            most=MOST_ROUNDS, argument="rounds"),
     Setting("tilewright.cluster-file", None, "path",
-            "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any"),
+            "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any",
+            argument="cluster_file"),
 )  # fmt: skip
 
 THREAD_COUNTS = {"read-threads": 12, "write-threads": 8}
@@ -104,16 +108,18 @@ COUNTS = {"tiles": 1, "threads": 1, "workers": 1, "attempts": 0, "rounds": 1}
 
 
 def get(name: str, override: Any = None) -> Any:
-    """The value of ``tilewright.<name>``; ``override``, where given, wins over the configuration.
+    """The value of ``tilewright.<name>``; ``override``, the value of the setting's ``argument``, wins where given.
 
     Raises
     ------
     OptionError
-        The value is not of the setting's unit, or out of its range.
+        The value is not of the setting's unit, or out of its range. It names the setting, or the argument.
     """
     setting = _BY_NAME[f"tilewright.{name}"]
     value = dask.config.get(setting.name, setting.default) if override is None else override
     where = f"{setting.name} ({setting.environment})"
+    if override is not None and setting.argument is not None:
+        where = f"{setting.argument} (--{setting.argument.replace('_', '-')})"
     if value is None:
         if setting.default is None:
             return None
@@ -145,9 +151,10 @@ def threads(name: str) -> int:
     return int(get(name) or THREAD_COUNTS[name])
 
 
-def check_all() -> None:
-    """Check every setting, so that a wrong one is found before any work. Raises OptionError as ``get`` does, and for
-    unknown names: a misspelt one would silently leave the default in place."""
+def check_all(**arguments: Any) -> None:
+    """Check every setting, and those arguments of a call that win over one, so that a wrong value is found before any
+    work. Raises OptionError as ``get`` does, and for unknown names: a misspelt one would silently leave the default in
+    place."""
     given = dask.config.get("tilewright", None)
     if not isinstance(_REPLACED, dict | types.NoneType):
         given = _REPLACED
@@ -171,6 +178,8 @@ def check_all() -> None:
             raise OptionError(
                 f"{setting.name} ({setting.environment}): {value} bytes are too few; it must be {setting.least} or more"
             )
+        if setting.argument in arguments:
+            get(setting.name.partition(".")[2], arguments[setting.argument])
 
 
 def as_nbytes(value: int | float | str, name: str) -> int:

@@ -1,8 +1,8 @@
 """The dot product of two stored vectors, as a reduction over stretches of them.
 
 The vectors are cut into blocks of a fixed number of elements, with one partial product each. A task takes many blocks,
-the more the larger the chunks are, but the partial products and the order of their sum depend on the length alone: the
-same numbers give the same bits however they are stored and distributed.
+the more the larger the chunks are that have to be decoded whole, but the partial products and the order of their sum
+depend on the length alone: the same numbers give the same bits however they are stored and distributed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from tilewright.pipeline import config
 from tilewright.pipeline.errors import ShapeError
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.giving_up import reading_while
-from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, thread_buffer
-from tilewright.pipeline.region_read import region_reads
+from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
+from tilewright.pipeline.region_read import reads_parts, region_reads
 from tilewright.pipeline.store import name_of, read_unit
+from tilewright.pipeline.thread_buffers import thread_buffer
 
 BLOCK = 2**20
 """Elements in one partial product."""
 
 MOST_CHUNK_NBYTES = 256 * 2**20
-"""A task reads whole chunks up to this size, and parts of larger ones, which are then decoded more than once."""
+"""A task takes whole chunks up to this size, unless parts can be read alone, and parts of larger ones, which are then
+decoded more than once."""
 
 
 def dot_stored(
@@ -52,28 +54,37 @@ def dot_stored(
         raise ShapeError(
             f"{name_of(x)} has {n} elements and {name_of(y)} has {n_y}; they must have equally many"
         )
-    step = _piece_elements(x, y)
+    step, lighter = _piece_elements(x, y)
     ranges = [(start, min(start + step, n)) for start in range(0, n, step)]
     itemsize = x.dtype.itemsize + y.dtype.itemsize
     return reduce_pieces(
         client,
-        _reduction(np.result_type(x.dtype.newbyteorder("="), y.dtype.newbyteorder("="))),
+        _reduction(np.result_type(x.dtype.newbyteorder("="), y.dtype.newbyteorder("=")), lighter),
         [(x, y, start, stop, device) for start, stop in ranges],
         [(stop - start) * itemsize for start, stop in ranges],
         listener,
     )
 
 
-def _piece_elements(x: zarr.Array[Any], y: zarr.Array[Any]) -> int:
-    """Elements of a task: about the configured size, at least a chunk, in whole blocks."""
+def _piece_elements(x: zarr.Array[Any], y: zarr.Array[Any]) -> tuple[int, str]:
+    """Elements of a task: about the configured size, at least a chunk that has to be decoded whole, in whole blocks;
+    and how a user makes that less."""
     itemsize = x.dtype.itemsize + y.dtype.itemsize
-    wanted = config.get("piece-nbytes") // itemsize
+    blocks, lighter = max(1, ceil_div(config.get("piece-nbytes") // itemsize, BLOCK)), ""
+    if blocks > 1:
+        lighter = "let them take smaller pieces (tilewright.piece-nbytes), or "
     for array in (x, y):
-        wanted = max(wanted, min(read_unit(array)[0], MOST_CHUNK_NBYTES // array.dtype.itemsize))
-    return BLOCK * ceil_div(wanted, BLOCK)
+        if reads_parts(array):
+            continue
+        chunk = read_unit(array)[0]
+        needed = ceil_div(min(chunk, MOST_CHUNK_NBYTES // array.dtype.itemsize), BLOCK)
+        if needed > blocks:
+            blocks = needed
+            lighter = f"store {name_of(array)} in smaller chunks, now of {chunk} elements, or "
+    return BLOCK * blocks, f"{lighter}run fewer of them at once (threads_per_worker, in a profile)"
 
 
-def _reduction(dtype: np.dtype) -> Reduction[list[Any], list[Any], Any]:
+def _reduction(dtype: np.dtype, lighter: str) -> Reduction[list[Any], list[Any], Any]:
     return Reduction(
         name="dot",
         chunk=multiply_piece,
@@ -81,7 +92,7 @@ def _reduction(dtype: np.dtype) -> Reduction[list[Any], list[Any], Any]:
         combine=list.__add__,
         finalize=_Sum(dtype),
         commutative=False,  # sums that are not finite are added in order
-        lighter="let them take smaller pieces (tilewright.piece-nbytes)",
+        lighter=lighter,
     )
 
 

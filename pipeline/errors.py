@@ -68,7 +68,8 @@ class PlanError(TilewrightError, ValueError):
 
 
 class ClusterError(TilewrightError, RuntimeError):
-    """A profile that is not known or not valid, or a cluster that cannot be reached or has no workers."""
+    """A profile that is not known or not valid, or a cluster that cannot be reached, has no workers, or has some
+    that run another version of Tilewright."""
 
 
 class RunEndedError(ClusterError):

@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
+LEAST_BUSY_SHARE = 0.005
+"""Stages that were busy for a smaller share of the time, which is printed as 0 %, say nothing about what limits work,
+or when it will be done: the time went elsewhere, as to other tasks of the workers."""
+
 
 @dataclass(frozen=True)
 class WorkPlanned:
@@ -72,7 +76,8 @@ class Notice:
 
 @dataclass(frozen=True)
 class Caution(Notice):
-    """A notice that a result, an input or the place of an output may not be what the caller takes it for."""
+    """A notice that a result, an input, the place of an output or the cluster may not be what the caller takes it
+    for."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ Event = WorkPlanned | UnitDone | WorkDone | Notice
 Listener = Callable[[Event], None]
 
 
-def ignore(event: Event) -> None:
+def log_notices(event: Event) -> None:
     """The default listener: it logs notices, those of `Caution` and `Waiting` as warnings, and ignores all else."""
     if isinstance(event, Notice):
         level = logging.WARNING if isinstance(event, Caution | Waiting) else logging.INFO
@@ -96,6 +101,24 @@ def on_waiting(listener: Listener, name: str, ctrl_c: str) -> Callable[[str], No
 
     def tell(wait: str) -> None:
         listener(Waiting(f"{name}: {wait}; Ctrl-C {ctrl_c}"))
+
+    return tell
+
+
+def on_lost(listener: Listener, name: str, noun: str) -> Callable[[str, int | None], None]:
+    """A function that tells the listener that the named work has lost a worker, and with it what it had under way.
+
+    noun: what the work is done in, in the singular.
+    """
+
+    def tell(worker: str, units: int | None) -> None:
+        if units is None:
+            what = f"; the {noun}s that it had under way are computed again"
+        elif units:
+            what = f"; {counted(units, noun)} that it had under way {'is' if units == 1 else 'are'} computed again"
+        else:
+            what = f", with no {noun} under way there"
+        listener(Caution(f"{name}: worker {worker} was lost{what}"))
 
     return tell
 

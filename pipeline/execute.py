@@ -14,17 +14,17 @@ from distributed import Client
 
 from tilewright.pipeline import tasks
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_waiting
+from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_lost, on_waiting
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.product import THREADS, Product, TileReport
-from tilewright.pipeline.submit import Tell, WorkersKilledError, run_combined, run_on_all, run_placed
+from tilewright.pipeline.submit import Lost, Tell, WorkersKilledError, run_combined, run_on_all, run_placed
 
 logger = logging.getLogger(__name__)
 
 
 def _tile_results(
-    client: Client, product: Product, tiles: list[Tile], waiting: Tell
+    client: Client, product: Product, tiles: list[Tile], waiting: Tell, lost: Lost
 ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
     """Yield a number and a report for each tile as it is stored. A tile takes one task; where k is cut, one for each
     part and one that adds them up."""
@@ -37,11 +37,20 @@ def _tile_results(
             return product, tile, placement.sharers(tile, worker, product.sharing)
 
         least = tasks.TILES_UNDER_WAY if product.device == "cuda" else 1
-        return run_placed(client, tasks.multiply_tile, placement, call, key=key, least=least, waiting=waiting)
+        return run_placed(
+            client, tasks.multiply_tile, placement, call, key=key, least=least, waiting=waiting, lost=lost
+        )
     groups = [((product, tile), [(product, tile, part) for part in parts]) for tile in tiles]
     window = product.plan.sums_under_way
     return run_combined(
-        client, tasks.multiply_part, tasks.add_parts, groups, window=window, key=key, waiting=waiting
+        client,
+        tasks.multiply_part,
+        tasks.add_parts,
+        groups,
+        window=window,
+        key=key,
+        waiting=waiting,
+        lost=lost,
     )
 
 
@@ -85,6 +94,8 @@ class TilesDone:
     """Multiplications and additions."""
     workers: dict[str, dict[str, float]]
     """Seconds in which each worker was busy with each of `THREADS`."""
+    workers_lost: int
+    """Workers that were lost meanwhile."""
 
 
 def run_tiles(
@@ -115,11 +126,18 @@ def run_tiles(
     kernels: set[str] = set()
     read_nbytes = shared_nbytes = 0
     spans: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    losses: list[str] = []
+    tell_loss = on_lost(listener, "matmul", "tile")
+
+    def lost(worker: str, tiles: int | None) -> None:
+        losses.append(worker)
+        tell_loss(worker, tiles)
+
     start = time.perf_counter()
     ended = False
     try:
         waiting = on_waiting(listener, "matmul", "keeps what is finished")
-        results = _tile_results(client, product, list(todo.values()), waiting)
+        results = _tile_results(client, product, list(todo.values()), waiting, lost)
         with closing(results):  # cancels outstanding tasks before the workers are told to end
             for _, report in results:
                 if isinstance(report, DeviceMemoryError):
@@ -167,4 +185,6 @@ def run_tiles(
         share = sum(busy[name] for busy in workers.values()) / total if total > 0 else 1.0
         stages |= {stage: share * stages[stage] for stage in parts if stage in stages}
     written = sum(tile.rows * tile.columns for tile in todo.values()) * np.dtype(plan.c_dtype).itemsize
-    return TilesDone(seconds, stages, kernel, read_nbytes, shared_nbytes, written, operations, workers)
+    return TilesDone(
+        seconds, stages, kernel, read_nbytes, shared_nbytes, written, operations, workers, len(losses)
+    )

@@ -35,7 +35,7 @@ from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.host_loops import usable_cores
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.thin import WIDE_DTYPES, add_thin_product, widen
-from tilewright.kernels.tolerance import OPERAND_ROUNDOFF, unit_roundoff
+from tilewright.kernels.tolerance import OPERAND_ROUNDOFF, OPERAND_UNDERFLOW, unit_roundoff
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
 from tilewright.pipeline.giving_up import read_while
@@ -51,10 +51,10 @@ IMAGE_NBYTES = 256 * 2**20
 """The most that B times the probe, which every worker holds whole, may take: where k is long there are fewer groups."""
 
 PARTS_SHARE = 1 / 8
-"""The share of a worker's memory for the parts that are processed at once, unless one alone takes more."""
+"""The share of a worker's memory for the parts that its tasks process at once, unless one of each takes more."""
 
 ROWS_NBYTES = 256 * 2**20
-"""The most that a task's results for its rows may take, all copies included."""
+"""The most that the results of the tasks which a worker runs at once may take, all copies included."""
 
 LINE_COPIES = 8
 """Copies of a row's results that are in memory at once: found, expected, and what they are compared by."""
@@ -70,9 +70,6 @@ MOST_GROUPS = 4
 
 INTEGER_VECTORS = 4
 """Vectors of each round for integers: what hides in one shows in another."""
-
-INPUT_SUBNORMAL = {"split": 2.0**-133, "tf32": 2.0**-136, "bf16": 2.0**-133, "fp16": 2.0**-24}
-"""The smallest subnormal operand in the precision that was asked for."""
 
 DEVIATIONS = 6
 """Standard deviations allowed for errors of random signs: less than 1 sum in 10^7 exceeds them (Hoeffding)."""
@@ -115,16 +112,16 @@ class Side:
                 block = block.astype(narrow)
         return widen(block.T if self.transpose else block, wide)
 
-    def step(self, line_nbytes: int) -> int:
-        """Rows of a task, each of which makes results of ``line_nbytes``."""
-        return task_rows(as_stored_matrix(self.array, transpose=self.transpose), line_nbytes)
+    def step(self, line_nbytes: int, tasks: int) -> int:
+        """Rows of a task, each of which makes results of ``line_nbytes``, where a worker runs so many tasks at once."""
+        return task_rows(as_stored_matrix(self.array, transpose=self.transpose), line_nbytes, tasks)
 
 
-def task_rows(matrix: StoredMatrix, line_nbytes: int) -> int:
+def task_rows(matrix: StoredMatrix, line_nbytes: int, tasks: int) -> int:
     """Rows of a task: whole chunks, about ``TASK_NBYTES`` of them, but no more rows than ``ROWS_NBYTES`` allows for
-    results of ``line_nbytes`` each."""
+    results of ``line_nbytes`` each of so many tasks."""
     strip = matrix.unit[0] * max(1, matrix.columns) * matrix.dtype.itemsize
-    most = max(1, ROWS_NBYTES // (LINE_COPIES * line_nbytes))
+    most = max(1, ROWS_NBYTES // (tasks * LINE_COPIES * line_nbytes))
     if most < matrix.unit[0]:
         return most
     return matrix.unit[0] * max(1, min(TASK_NBYTES // strip, most // matrix.unit[0]))
@@ -306,19 +303,32 @@ def draw_probe(n: int, k: int, dtype: np.dtype, rounds: int, step: int) -> Probe
 
 
 def check_nbytes(
-    a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, rounds: int, threads: int, host_nbytes: int | None
+    a: StoredMatrix,
+    b: StoredMatrix,
+    c: StoredMatrix,
+    rounds: int,
+    threads: int,
+    host_nbytes: int | None,
+    tasks: int = 1,
 ) -> int:
-    """The most that a worker holds while C is checked: B times the probe, the probe, a task's results, and the parts
-    that so many threads process at once, where the worker has ``host_nbytes`` of memory."""
+    """The most that a worker holds while C is checked: B times the probe, the probe, and for each of the tasks that it
+    runs at once its results and the parts that so many threads process, where the worker has ``host_nbytes``."""
     dtype, wide = c.dtype, WIDE_DTYPES[c.dtype.kind]
     vectors = vector_count(rounds, dtype)
     groups = ceil_div(c.columns, group_width(c.columns, b.rows, dtype, rounds, c.unit[1]))
     line = line_nbytes(vectors, groups, wide)
     shared = b.rows * line + c.columns * (vectors + 2 * wide.itemsize)
-    rows = min(max(a.rows, b.rows), max(task_rows(matrix, line) for matrix in (a, b, c)))
+    longest = max(a.rows, b.rows)
+    rows = min(longest, max(task_rows(matrix, line, tasks) for matrix in (a, b, c)))
+    tasks = min(tasks, max(1, ceil_div(longest, max(1, rows))))
     largest = max(part_nbytes(matrix, rows, line, compute_dtype(dtype)) for matrix in (a, b, c))
-    room = largest if host_nbytes is None else max(largest, int(host_nbytes * PARTS_SHARE))
-    return shared + rows * line * LINE_COPIES + min(threads * largest, room)
+    room = largest if host_nbytes is None else max(largest, _parts_nbytes(host_nbytes, tasks))
+    return shared + tasks * (rows * line * LINE_COPIES + min(threads * largest, room))
+
+
+def _parts_nbytes(host_nbytes: int, tasks: int) -> int:
+    """What the parts that one task processes at once may take in a worker that runs so many tasks at once."""
+    return int(host_nbytes * PARTS_SHARE) // tasks
 
 
 def part_nbytes(matrix: StoredMatrix, rows: int, line_nbytes: int, compute: np.dtype) -> int:
@@ -452,12 +462,13 @@ def _each_part(
 def _threads_for(side: Side, rows: slice, probe: Probe) -> int:
     """How many threads process these rows: for local files no more than there are cores."""
     threads = min(probe.threads, usable_cores()) if is_local(side.array) else probe.threads
-    limit = get_worker().memory_manager.memory_limit
+    worker = get_worker()
+    limit = worker.memory_manager.memory_limit
     if not limit:
         return threads
     matrix = as_stored_matrix(side.array, transpose=side.transpose)
     one = part_nbytes(matrix, rows.stop - rows.start, probe.line_nbytes, probe.compute)
-    return max(1, min(threads, int(limit * PARTS_SHARE) // max(1, one)))
+    return max(1, min(threads, _parts_nbytes(limit, worker.state.nthreads) // max(1, one)))
 
 
 @dataclass(frozen=True)
@@ -468,8 +479,7 @@ class Tolerances:
     """`relative_tolerance` of the product."""
     alike: float
     """`tolerance_of_alike` of the product."""
-    operand_subnormal: float
-    """The smallest number that operands can be rounded to, where the precision is not the dtype's own; or 0."""
+    precision: str
     k: int
     dtype: np.dtype
     """C's."""
@@ -611,11 +621,11 @@ def _underflow(row_norms: np.ndarray, widths: np.ndarray, allowed: Tolerances) -
     products = allowed.k * (COMPLEX_PRODUCTS if allowed.dtype.kind == "c" else 1)
     smallest = [float(np.finfo(dtype).smallest_subnormal) for dtype in (compute, allowed.dtype)]
     elements = np.sqrt(widths) * (products * smallest[0] + 2 * smallest[1])
+    lost = OPERAND_UNDERFLOW[allowed.precision]
     operands = 0.0
-    if allowed.operand_subnormal:
-        others = allowed.group_norms[:, np.newaxis] + np.sqrt(widths) * row_norms
-        operands = allowed.operand_subnormal * others
-    return DEVIATIONS / 2 * (elements + operands)
+    if lost:  # else an infinite norm would make a NaN of it
+        operands = lost * (allowed.group_norms[:, np.newaxis] + np.sqrt(widths) * row_norms)
+    return DEVIATIONS * (elements / 2 + operands)
 
 
 def _can_overflow(

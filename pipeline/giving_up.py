@@ -85,14 +85,9 @@ def answer_of(asking: Coroutine[Any, Any, Result], what: str) -> Result:
         asking.close()
         raise
     done: Future[Result] = Future()
-    begun = time.monotonic()
     loop, task = sync(_begun(asking, done))
     try:
-        while wait([done], LOOK_SECONDS).not_done:
-            if check is not None:
-                check()
-            if (seconds := time.monotonic() - begun) >= LATE_SECONDS:
-                _patience.late(what, seconds)
+        wait_for(done, what)
         return done.result()
     except BaseException:
         if not done.done():
@@ -101,6 +96,17 @@ def answer_of(asking: Coroutine[Any, Any, Result], what: str) -> Result:
         raise
     finally:
         del done, task  # an error holds this frame: avoid a cycle that keeps buffers alive
+
+
+def wait_for(done: Future[Any], what: str) -> None:
+    """Wait until a future is done, whatever comes of it. Raises what this thread's check raises."""
+    check: Check | None = getattr(_of_thread, "check", None)
+    begun = time.monotonic()
+    while wait([done], LOOK_SECONDS).not_done:
+        if check is not None:
+            check()
+        if (seconds := time.monotonic() - begun) >= LATE_SECONDS:
+            _patience.late(what, seconds)
 
 
 async def _begun(

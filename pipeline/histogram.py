@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,11 +36,12 @@ from tilewright.pipeline.blocks import (
 )
 from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces, share_out
 from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.events import Listener, counted
+from tilewright.pipeline.events import Listener, counted, on_waiting
 from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.plan import LANE_NBYTES
-from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces, thread_buffer
+from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.submit import ask_all, threads_of
+from tilewright.pipeline.thread_buffers import thread_buffer
 from tilewright.pipeline.threads import run_all
 
 if TYPE_CHECKING:
@@ -241,10 +242,11 @@ def count_corpus(
             " not per document"
         )
     nbytes, readers = config.get("piece-nbytes"), config.threads("read-threads")
-    decompressors = _decompressors(client, corpus)
-    pieces = _pieces(client, corpus, kind, device, per_document, decompressors)
+    workers = threads_of(client, waiting=on_waiting(listener, "histogram", "ends it"))
+    neighbours = most_neighbours(workers)
+    decompressors = _decompressors(client, corpus, neighbours)
+    pieces = _pieces(workers, corpus, kind, device, per_document, decompressors)
     threads = [readers if piece.is_plain else decompressors for piece in pieces]
-    neighbours = most_neighbours(threads_of(client))
     start = time.perf_counter()
     total = reduce_pieces(
         client,
@@ -267,12 +269,12 @@ def count_corpus(
     )
 
 
-def _decompressors(client: Client, corpus: Corpus) -> int:
+def _decompressors(client: Client, corpus: Corpus, neighbours: int) -> int:
     """Threads of each worker that decompress: what the setting says, else its share of its host's cores."""
     wanted: int | None = config.get("decompress-threads")
     if wanted is not None or all(document.codec is None for document in corpus.documents):
         return wanted or 1
-    return max(ask_all(client, share_here, most_neighbours(threads_of(client))).values(), default=1)
+    return max(ask_all(client, share_here, neighbours).values(), default=1)
 
 
 def share_here(neighbours: int) -> int:
@@ -281,11 +283,18 @@ def share_here(neighbours: int) -> int:
 
 
 def _pieces(
-    client: Client, corpus: Corpus, kind: Kind, device: str, per_document: bool, decompressors: int
+    threads: Mapping[str, int],
+    corpus: Corpus,
+    kind: Kind,
+    device: str,
+    per_document: bool,
+    decompressors: int,
 ) -> list[Piece]:
     """What each task counts: for a GPU `TASK_BLOCKS` blocks of plain text at a time, if the corpus has as much for each
-    thread."""
-    threads = threads_of(client)
+    thread.
+
+    threads: of each worker.
+    """
     share = max(LEAST_PIECE_NBYTES, ceil_div(corpus.nbytes, 2 * sum(threads.values())))
     compressed = sum(document.codec is not None for document in corpus.documents)
     block = config.get("piece-nbytes")

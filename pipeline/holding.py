@@ -3,11 +3,20 @@ anyway."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.layout import PANEL_BUFFERS, Memory
 from tilewright.pipeline.terms import Geometry, StoredMatrix
+
+
+class Columns(NamedTuple):
+    """Adjacent columns of tiles that are read equally often. There may be millions, so none is counted by itself."""
+
+    number: int
+    reads: int
 
 
 @dataclass(frozen=True)
@@ -21,8 +30,13 @@ class Held:
     """Bytes of all buffers and of the kernel's workspace."""
     a_reads: int
     """Upper bound on how often all of A is read."""
-    b_reads: tuple[int, ...]
-    """The same for each column of tiles of B."""
+    b_reads: tuple[Columns, ...]
+    """The same for the columns of tiles of B, from the first to the last."""
+
+    @property
+    def b_reads_of_all(self) -> int:
+        """The sum of these over all columns of tiles."""
+        return sum(columns.number * columns.reads for columns in self.b_reads)
 
 
 def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> Held:
@@ -77,8 +91,8 @@ def _panel_buffers(
 
 def _read_counts(
     grid: tuple[int, int], panel_count: int, k_parts: int, workers: int, buffers: tuple[int, int]
-) -> tuple[int, tuple[int, ...]]:
-    """Upper bounds on how often A, and each column of tiles of B, is read by all workers together.
+) -> tuple[int, tuple[Columns, ...]]:
+    """Upper bounds on how often A, and the columns of tiles of B, are read by all workers together.
 
     With several workers, each walks its own share and then takes tiles from the ends of others' shares. What a worker
     holds whole it reads at most once; for the rest the bound is that of holding nothing.
@@ -86,21 +100,22 @@ def _read_counts(
     rows, columns = grid
     a_buffers, b_buffers = buffers
     if 0 in grid or panel_count == 0 or k_parts > 1:
-        return columns, (rows,) * columns
+        return columns, (Columns(columns, rows),)
     a_reads = min(columns, workers) if a_buffers >= panel_count else columns
     kept = min(columns, b_buffers // panel_count)
     if kept == columns:
-        return a_reads, (min(rows, workers),) * columns
+        return a_reads, (Columns(columns, min(rows, workers)),)
     if workers > 1:
-        return a_reads, (rows,) * columns
+        return a_reads, (Columns(columns, rows),)
     last, first = rows // 2, (rows - 1) // 2  # how often the walk turns at the last column, and at the first
     at_one = min(kept, columns - kept)
     between = rows if 2 * kept <= columns else rows - first - last  # columns held at neither turn, or at both
-    return a_reads, (
-        *(rows - first,) * at_one,
-        *(between,) * (columns - 2 * at_one),
-        *(rows - last,) * at_one,
+    b_reads = (
+        Columns(at_one, rows - first),
+        Columns(columns - 2 * at_one, between),
+        Columns(at_one, rows - last),
     )
+    return a_reads, tuple(alike for alike in b_reads if alike.number)
 
 
 def reads(
@@ -110,15 +125,13 @@ def reads(
     m, n, k = a.rows, b.columns, a.columns
     tile_columns, depth = geometry.tile_columns, geometry.panel_depth
     item_a, item_b = a.dtype.itemsize, b.dtype.itemsize
-    # Columns of tiles differ in width and in how often they are read: counted one by one.
-    edges = [(start, min(start + tile_columns, n)) for start in range(0, n, tile_columns)]
-    columns = sum(reads * (stop - start) for (start, stop), reads in zip(edges, held.b_reads, strict=True))
     stride_a, stride_b = memory.strides(geometry.tile_rows, tile_columns)
-    touched = sum(
-        reads * _touched(cut, min(cut + stride_b, stop), n, b.step(1))
-        for (start, stop), reads in zip(edges, held.b_reads, strict=True)
-        for cut in range(start, stop, stride_b)
-    )
+    columns = touched = start = 0
+    for alike in held.b_reads:
+        stop = min(start + alike.number * tile_columns, n)
+        columns += alike.reads * (stop - start)
+        touched += alike.reads * _touched(start, stop, tile_columns, stride_b, n, b.step(1))
+        start = stop
     read = m * k * item_a * held.a_reads + k * columns * item_b
     decoded = (
         a.touched(0, stride_a) * a.touched(1, depth) * item_a * held.a_reads
@@ -127,6 +140,32 @@ def reads(
     return read, decoded if m and n else 0
 
 
-def _touched(start: int, stop: int, side: int, unit: int) -> int:
-    """Elements in the whole stored units that a stretch of an axis touches."""
-    return min(ceil_div(stop, unit) * unit, side) - start // unit * unit
+def _touched(start: int, stop: int, tile: int, stride: int, side: int, unit: int) -> int:
+    """Elements in the whole stored units that tiles touch from one edge of a tile to another, where an axis of ``side``
+    elements is cut into tiles and each tile into strides.
+
+    Counted for all tiles at once: a unit that a cut goes through is touched once more for it.
+    """
+    last = side // unit * unit  # the last unit is cut short by the matrix
+    touched = min(ceil_div(stop, unit) * unit, side) - start // unit * unit
+    for offset in range(0, tile, stride):
+        in_last = _count(offset, tile, max(start, last), stop) if last < stop else 0
+        at_edges = _count_multiples(offset, tile, unit, start, stop)
+        through = _count(offset, tile, start, stop) - at_edges - in_last
+        touched += through * unit + in_last * (side - last)
+    return touched
+
+
+def _count(first: int, step: int, start: int, stop: int) -> int:
+    """How many of first, first + step, first + 2 step and so on lie between two places, neither of them included."""
+    return max(0, (stop - 1 - first) // step - (start - first) // step)
+
+
+def _count_multiples(first: int, step: int, unit: int, start: int, stop: int) -> int:
+    """How many of those are multiples of ``unit``."""
+    common = math.gcd(step, unit)
+    if first % common:
+        return 0
+    period = unit // common
+    steps = -first // common * pow(step // common, -1, period) % period  # to the first multiple
+    return _count(first + steps * step, math.lcm(step, unit), start, stop)

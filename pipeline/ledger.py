@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import zarr
-from zarr.storage import LocalStore, ZipStore
 
+from tilewright import __version__
 from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.origin import origin_of
 from tilewright.pipeline.plan import MatmulPlan
 from tilewright.pipeline.terms import Geometry
 
 FILE_NAME = "tilewright-ledger.jsonl"
-VERSION = 3
+VERSION = 4
 """A record of another version is ignored: the run starts anew."""
 
 
@@ -50,20 +51,26 @@ class Fingerprint:
     """What two runs of the same product have in common."""
 
     digest: str
-    """Of everything that decides the bytes of the result: the inputs as stored, and the request."""
+    """Of what tiles of one C must share: the inputs as stored, the request, which names the kind of device, and the
+    version of Tilewright, whose releases may sum in other orders. The plan's geometry is compared beside it.
+
+    Sums of floats may differ in their last bits by what is not in it: the model of GPU, the threads and the build of
+    BLAS, the versions of the driver and of other packages. A run may go on elsewhere, and its result is no less right.
+    """
     inputs: tuple[str, str]
     """Digests of A and of B as stored."""
 
 
 def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> Fingerprint:
-    """The fingerprint of a product: of both inputs, as `input_lines` gives them, and of the request.
+    """The fingerprint of a product: of both inputs, as `input_lines` gives them, of the request, and of the
+    version of Tilewright.
 
     Raises
     ------
     StoreError
         A file or folder of an input cannot be inspected.
     """
-    digest = hashlib.sha256(json.dumps(plan_facts, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([__version__, plan_facts], sort_keys=True).encode())
     inputs = []
     for array in (a, b):
         alone = hashlib.sha256()
@@ -83,19 +90,21 @@ def changed_inputs(before: Fingerprint, a: zarr.Array[Any], b: zarr.Array[Any]) 
 def input_lines(array: zarr.Array[Any]) -> Iterator[bytes]:
     """What says that an input is what it was.
 
-    For local arrays it covers the metadata and the name, size and time of every stored file, or the size and time of a
-    ZIP file; for others the metadata alone, since listing a remote store can take longer than the product.
+    That is where it comes from (`origin.py`) and its metadata; for local arrays, however they were opened, also the
+    name, size and time of every stored file, or the size and time of the archive that they lie in. Of remote ones no
+    more, since listing them can take longer than the product.
     """
-    yield os.fsencode(str(array.store_path))  # file names may hold bytes that are not UTF-8
+    origin = origin_of(array)
+    yield json.dumps(origin.place, sort_keys=True, default=repr).encode()
     yield json.dumps(array.metadata.to_dict(), sort_keys=True, default=str).encode()
-    if isinstance(array.store, LocalStore):
-        for line in _stored_files(str(array.store.root / array.path)):
-            yield os.fsencode(line)
-    elif isinstance(array.store, ZipStore):
+    if origin.folder is not None:
+        for line in _stored_files(origin.folder):
+            yield os.fsencode(line)  # file names may hold bytes that are not UTF-8
+    elif origin.file is not None:
         try:
-            facts = array.store.path.stat()
+            facts = os.stat(origin.file)
         except OSError as error:
-            raise _not_looked_at(str(array.store.path), error) from error
+            raise _not_looked_at(origin.file, error) from error
         yield f"{facts.st_size} {facts.st_mtime_ns}".encode()
 
 
@@ -228,11 +237,22 @@ def read_past(folder: Path, digest: str) -> Past | None:
 
     A torn last line, left by a crash in the middle of a write, is ignored: its tile is computed again. So is a line
     without its tile's bytes, since the stored chunks could not be compared with it.
+
+    Raises
+    ------
+    StoreError
+        There is a record, or may be one, and it cannot be read now: for None all tiles would be removed.
     """
+    path = folder / FILE_NAME
     try:
-        lines = (folder / FILE_NAME).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
         return None
+    except OSError as error:
+        raise StoreError(
+            f"output: cannot read the record of finished tiles, {path}: {error.strerror or error}; nothing was removed:"
+            " let this process read it and run it again, or start over with --no-resume (resume=False)"
+        ) from error
     entries = []
     for line in lines:
         try:

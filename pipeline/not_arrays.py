@@ -94,7 +94,8 @@ def _of_group(text: str, path: Path | None, ndim: int) -> str | None:
         fitting = [name for name, array in arrays.items() if array.ndim == ndim]
         which = f"arrays of {ndim} dimension{'s' * (ndim > 1)}" if fitting else "arrays"
         if names := sorted(fitting or arrays, key=_by_depth):
-            return f"is a Zarr group, not an array; give one of its {which}: {_listed(_below(text, names), 'or')}"
+            below = _below(text, names) if path is None else [f"{text.rstrip('/')}/{name}" for name in names]
+            return f"is a Zarr group, not an array; give one of its {which}: {_listed(below, 'or')}"
         inner = sorted(set(members) - set(arrays), key=_by_depth)
         held = f", it holds the groups {_listed(inner, 'and')}" if inner else ""
         return f"is a Zarr group without arrays{held}; give the path of an array"
@@ -102,7 +103,7 @@ def _of_group(text: str, path: Path | None, ndim: int) -> str | None:
 
 
 def _below(text: str, names: Sequence[str]) -> list[str]:
-    """The arrays of a group as they are given: in a chain of URLs the first has the path."""
+    """The arrays of a group at a URL as they are given: in a chain of URLs the first has the path."""
     first, separator, rest = text.partition("::")
     folder = first if first.endswith("/") else f"{first}/"
     return [f"{folder}{name}{separator}{rest}" for name in names]

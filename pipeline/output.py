@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import zarr
-from zarr.errors import BaseZarrError
+from zarr.errors import BaseZarrError, ContainsArrayError, ContainsGroupError
 from zarr.storage import LocalStore
 
 from tilewright.pipeline.attributes import Names
@@ -33,10 +33,13 @@ from tilewright.pipeline.store import (
     Source,
     anchored,
     check_source,
+    is_bare_chain,
     local_path,
     name_of,
     zip_mode,
 )
+
+Created = TypeVar("Created", bound="zarr.Array[Any] | zarr.Group")
 
 MARK_NAME = "tilewright-output"
 """An empty file in the folder of a growing array, which says that it is ours: a user's own array is not replaced."""
@@ -113,6 +116,7 @@ class Output:
         except OSError as error:
             left.append(f"{self.final} is whole, but half-written chunks in it cannot be removed: {error}")
         remove_drafts(self.partial)
+        left += _make_groups(self.final)
         displaced = None
         try:
             if self.final.exists():
@@ -219,16 +223,17 @@ def group_note(path: Path) -> str | None:
     """One sentence about a local output that readers of the Zarr groups it lies in will not find there by themselves;
     None if they will."""
     try:
-        folder = absolute(path).parent
+        folder, found, between = _group_around(absolute(path))
     except StoreError:  # so it is no output: whoever checks it says so
         return None
-    if (folder / ".zgroup").is_file() and not (folder / METADATA_NAMES[3]).exists():
+    if found == 2:
+        below = "" if not between else ", in groups that are made of the folders between"
         return (
-            f"output: {path} lies in a group of Zarr format 2, {folder}, and is written in format 3: readers of that"
-            " group may not list it. Choose a path outside of it, or create the array in the group and give it, open,"
-            " from Python"
+            f"output: {path} lies in a group of Zarr format 2, {folder}, and is written in format 3{below}: readers of"
+            " that group may not list it. Choose a path outside of it, or create the array in the group and give it,"
+            " open, from Python"
         )
-    while (group := _group_metadata(folder)) is not None:
+    while found == 3 and (group := _group_metadata(folder)) is not None:
         if group.get("consolidated_metadata"):
             return (
                 f"output: {folder} has consolidated metadata, which do not tell of {path}: once it is whole, renew them"
@@ -236,6 +241,45 @@ def group_note(path: Path) -> str | None:
             )
         folder = folder.parent
     return None
+
+
+def _group_around(final: Path) -> tuple[Path, Literal[2, 3] | None, list[Path]]:
+    """The group of Zarr that an output would lie in, however deep; its format, None where there is none; and the
+    folders between the two, the group's own first. They need not be there yet, and are no groups themselves."""
+    if ".." in final.parts:  # what is above a path is not what it names before then
+        final = Path(os.path.realpath(final))
+    between: list[Path] = []
+    for folder in final.parents:
+        if os.path.exists(folder / METADATA_NAMES[3]):
+            return folder, 3 if _group_metadata(folder) is not None else None, between
+        if os.path.exists(folder / ".zgroup"):
+            return folder, 2, between
+        if os.path.exists(folder / METADATA_NAMES[2]):
+            break  # an array
+        between.insert(0, folder)
+    return final.parent, None, []
+
+
+def _make_groups(final: Path) -> list[str]:
+    """Make groups of the folders between an output and the group that it lies in, as zarr does where it creates an
+    array there: a folder without metadata hides what is below it from whoever lists the group.
+
+    Returns a sentence for what could not be done.
+    """
+    around, zarr_format, between = _group_around(absolute(final))
+    for folder in between if zarr_format is not None else []:
+        create = partial(zarr.create_group, folder, zarr_format=zarr_format)
+        try:
+            with suppress(ContainsGroupError, ContainsArrayError):  # another process was quicker
+                _ended(create)
+        except (OSError, BaseZarrError, ValueError) as error:
+            problem = (
+                f"{final} is whole, but readers of the group {around} do not list it: {folder} cannot be made a group:"
+                f" {error}; once nothing is in the way of that, zarr.create_group({str(folder)!r},"
+                f" zarr_format={zarr_format}) does"
+            )
+            return [problem]
+    return []
 
 
 def _group_metadata(folder: Path) -> dict[str, Any] | None:
@@ -436,6 +480,11 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
             f"output: {name_of(target)} names a ZIP file, which one writer alone can write to, and each task would be"
             " another; name a folder, such as C.zarr, and pack it once it is whole"
         )
+    if is_bare_chain(target):
+        raise StoreError(
+            f"output: {name_of(target)} has `::`, which is read as a chain of URLs; choose a local path without it, or"
+            " give the URLs with their protocols (://)"
+        )
     path = local_path(target)
     if path is not None:
         return check_place_free(path, overwrite=overwrite)
@@ -447,12 +496,14 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
         return
     except (OSError, ImportError, ValueError) as error:
         raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
-    raise _exists(name_of(target))
+    raise exists_error(name_of(target))
 
 
-def check_place_free(path: Path, *, overwrite: bool) -> None:
+def check_place_free(path: Path, *, overwrite: bool, replaces_files: bool = False) -> None:
     """Fail when something stands where a local output goes. The name as the user gave it was checked before: a Path has
     kept only the tilde of ``./~``.
+
+    ``replaces_files``: the output is a file, which with ``overwrite`` replaces any; it is not asked about here then.
 
     Raises
     ------
@@ -461,9 +512,14 @@ def check_place_free(path: Path, *, overwrite: bool) -> None:
         anything but a Zarr array, lest a typo delete it. A link is always refused, wherever it leads: a folder cannot
         be renamed to it, and what it leads to is left alone.
     StoreError
-        It cannot be looked at: its folder is closed to us or gone, its name is too long.
+        It cannot be looked at: its folder is closed to us or gone, its name is too long. Or its path ends in no name.
     """
     absolute(path)  # raises; the checks below would take the place of a folder that is gone for free
+    if path.name in ("", ".."):
+        raise StoreError(
+            f"output: {path} ends in no name of its own, beside which the output could grow; give the folder's name, as"
+            " in ../C.zarr"
+        )
     found = None
     try:
         with suppress(FileNotFoundError):
@@ -478,7 +534,8 @@ def check_place_free(path: Path, *, overwrite: bool) -> None:
         return
     check_no_link(path)
     if not overwrite:
-        raise _exists(str(path))
+        of_ours = replaces_files or is_array_folder(path)
+        raise exists_error(str(path), replaceable=of_ours and path.name not in ("", ".."))
     if not is_array_folder(path):
         if not _stands_at(path, found):  # another run is just replacing it
             return check_place_free(path, overwrite=overwrite)
@@ -506,9 +563,15 @@ def check_no_link(path: Path) -> None:
         )
 
 
-def _exists(name: str) -> OutputExistsError:
+def exists_error(name: str, *, replaceable: bool = True) -> OutputExistsError:
+    """What to raise where something stands in an output's place and is not to be replaced; replaceable: whether it
+    would be if that were asked for."""
+    if replaceable:
+        return OutputExistsError(
+            f"output: {name} exists; choose another path, or ask to overwrite it (--overwrite)"
+        )
     return OutputExistsError(
-        f"output: {name} exists; choose another path, or ask to overwrite it (--overwrite)"
+        f"output: {name} exists, and is nothing that would be replaced; choose another path"
     )
 
 
@@ -591,8 +654,8 @@ def create_output(
         raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
 
 
-def _ended(create: Callable[[], zarr.Array[Any]]) -> zarr.Array[Any]:
-    """Create an array; nothing of it is under way any more when this returns, or raises because of one Ctrl-C.
+def _ended(create: Callable[[], Created]) -> Created:
+    """Create an array or a group; nothing of it is under way any more when this returns, or raises because of Ctrl-C.
 
     zarr-python writes on threads of its own. If Ctrl-C interrupts the thread that waits for them they go on, and could
     write into a folder that another run has locked by then. So a thread that gets no signals waits for them.
@@ -602,30 +665,38 @@ def _ended(create: Callable[[], zarr.Array[Any]]) -> zarr.Array[Any]:
 
 
 def resume_output(path: Path, overwrite: bool) -> Output | None:
-    """The growing array of a stopped run, cleared of half-written chunks; None where it cannot be read, or is gone.
+    """The growing array of a stopped run, cleared of half-written chunks; None where it is gone, or is no array.
 
     Raises
     ------
     OutputExistsError
         A run still writes there.
     StoreError
-        The place cannot be written.
+        The place cannot be read now, or not be written: for None what is finished there would be removed.
     """
     partial = partial_path(path)
     try:
         lock = lock_folder(partial)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except StoreError:
+        raise
+    except OSError as error:
+        raise _cannot_go_on(partial, error) from error
     try:
         array = None
-        with suppress(OSError, *UNREADABLE):
+        try:
             array = anchored(zarr.open_array(partial.absolute(), mode="r+"), str(partial))
+        except (FileNotFoundError, NotADirectoryError, *UNREADABLE):
+            pass
+        except OSError as error:
+            raise _cannot_go_on(partial, error) from error
         if array is not None:
             try:
                 end_drafts(partial)
                 drafts = _begin_drafts(partial)
-            except OSError as error:  # not None: what is finished there would be removed
-                raise StoreError(f"output: cannot go on at {partial}: {error}") from error
+            except OSError as error:
+                raise _cannot_go_on(partial, error) from error
             remove_drafts(partial)
             return Output(array, path, overwrite, lock, drafts)
     except BaseException:  # Ctrl-C too: this process may live on, and would keep the lock
@@ -633,6 +704,13 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
         raise
     unlock_folder(lock)
     return None
+
+
+def _cannot_go_on(partial: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"output: cannot go on at {partial}: {error}; its finished tiles are kept: let this process read and write"
+        " there and run it again, or start over with --no-resume (resume=False)"
+    )
 
 
 def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np.dtype) -> None:

@@ -34,8 +34,15 @@ PROCESS_NBYTES = 448 * 2**20
 multiply: 90 MiB for floats, 210 with Numba's loops (integers, or the check). The rest is a margin for what a plan does
 not count: BLAS's buffers for each core, memory that malloc keeps, and chunks that the check decodes."""
 
+BARE_PROCESS_NBYTES = 210 * 2**20
+"""What of that is always there, without the margin."""
+
 CUDA_NBYTES = 192 * 2**20
 """What a GPU's context and the kernel compiler add to that."""
+
+MOST_TILES = 10**7
+"""The most tiles of a run. The process that hands them out lists them all, at half a kilobyte each, and as much again
+where it goes on with a record of finished ones: 10 GB with so many."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +328,8 @@ def plan_tiles(
     ShapeError
         The inner sides differ.
     PlanError
-        Not even the smallest tile fits, or the workers' host memory is too small; the message says how much is needed.
+        Not even the smallest tile fits, or the workers' host memory is too small, or there are more than `MOST_TILES`
+        tiles; the message says how much is needed.
     """
     if a.columns != b.rows:
         raise ShapeError(
@@ -350,6 +358,8 @@ def plan_tiles(
         raise _no_tile_fits(memory, c_unit, fitting_unit(a, b, c_dtype, c_unit, limits, transposed))
     tile_rows, tile_columns, _, k_parts, cell_rows, cell_columns = best
     memory = replace(memory, cell=(cell_rows, cell_columns))
+    if ceil_div(m, tile_rows) * ceil_div(n, tile_columns) * k_parts > MOST_TILES:
+        raise _too_many_tiles(memory, best)
     held = hold(memory, best, ceil_div(k, depth), limits.workers)
     read, decoded = reads(a, b, memory, best, held)
     threads = limits.read_threads + limits.write_threads
@@ -367,13 +377,21 @@ def plan_tiles(
             " memory, or, where they have more than the process needs, lower the device memory or use fewer threads"
             f" (tilewright.read-threads, now {limits.read_threads}; write-threads, now {limits.write_threads})"
         )
+    # What a worker never gives back while a run lasts; a worker that Dask pauses for it would wait for good.
+    lasting = host_peak - (PROCESS_NBYTES - BARE_PROCESS_NBYTES)
+    if limits.pause_nbytes is not None and lasting > limits.pause_nbytes:
+        raise PlanError(
+            f"the plan has each worker hold {format_nbytes(lasting)} of host memory throughout, and Dask gives no more"
+            f" tasks to a worker that holds {format_nbytes(limits.pause_nbytes)}; give the workers more memory, lower"
+            " the device memory, or raise Dask's distributed.worker.memory.pause on the workers"
+        )
     checking = fixed + limits.check_nbytes + (0 if limits.on_host else lanes * LANE_NBYTES)
     if limits.host_nbytes is not None and limits.check_nbytes and checking > limits.host_nbytes:
         raise PlanError(
             f"the check of the product needs {format_nbytes(checking)} of host memory for each worker,"
             f" {format_nbytes(checking - limits.check_nbytes)} of it for the process itself, and"
-            f" {format_nbytes(limits.host_nbytes)} are allowed; give the workers more memory, leave the check out"
-            " (--no-verify, verify=False), or give it fewer rounds (tilewright.verify-rounds)"
+            f" {format_nbytes(limits.host_nbytes)} are allowed; give the workers more memory or fewer threads, leave"
+            " the check out (--no-verify, verify=False), or give it fewer rounds (tilewright.verify-rounds)"
         )
     bound = _leading_bound(m, n, k, limits.device_nbytes, a, b)
     return MatmulPlan(
@@ -472,6 +490,24 @@ def _no_tile_fits(memory: Memory, c_unit: tuple[int, int], fitting: tuple[int, i
         f" of depth {memory.depth}, needs {format_nbytes(needed)} ({needed} bytes); raise --device-memory"
         f"{' (unset, it follows the memory limit of the workers)' if limits.on_host else ''}, or let C be an open"
         f" zarr.Array of smaller chunks (from Python){which}"
+    )
+
+
+def _too_many_tiles(memory: Memory, geometry: Geometry) -> PlanError:
+    """The error that says how many tiles there would be, and what makes them fewer."""
+    limits, (m, n) = memory.limits, memory.sides
+    rows, columns = geometry.tile_rows, geometry.tile_columns
+    count = ceil_div(m, rows) * ceil_div(n, columns) * geometry.k_parts
+    if 2 * memory.nbytes(rows, columns, 1) > limits.device_nbytes:
+        # A quarter more than in proportion: tiles consist of whole stored pieces of C.
+        enough = 5 * limits.device_nbytes * ceil_div(count, MOST_TILES) // 4
+        advice = f"raise --device-memory, now {format_nbytes(limits.device_nbytes)}, to about {format_nbytes(enough)}"
+    else:
+        advice = f"lower tilewright.tiles, now {limits.tiles}, or use fewer workers, now {limits.workers}"
+    return PlanError(
+        f"C would be cut into {count} tiles of {rows} × {columns}"
+        f"{f', in {geometry.k_parts} parts of k each' * (geometry.k_parts > 1)}, and a run can keep track of"
+        f" {MOST_TILES} at most; {advice}"
     )
 
 

@@ -7,7 +7,6 @@ depends neither on the number of workers nor on their speed.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -15,13 +14,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 from distributed import Client, Status, get_worker
 
+from tilewright.pipeline.asking import address_of
 from tilewright.pipeline.errors import TaskError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_waiting
+from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_lost, on_waiting
 from tilewright.pipeline.submit import WorkersKilledError, run_bounded
-from tilewright.pipeline.tasks import address_of
 
 Part = TypeVar("Part")
 Total = TypeVar("Total")
@@ -81,6 +79,7 @@ def reduce_pieces(
         ((reduction.chunk, call) for call in calls),
         key=key,
         waiting=on_waiting(listener, reduction.name, "ends it"),
+        lost=on_lost(listener, reduction.name, "piece"),
     )
     total = reduction.identity()
     try:
@@ -150,26 +149,3 @@ def end_if_given_up() -> Callable[[], None]:
             raise CancelledError(f"task {key} was given up")
 
     return check
-
-
-_kept = threading.local()
-
-
-def thread_buffer(name: str, nbytes: int, *, pinned: bool) -> np.ndarray:
-    """``nbytes`` of memory, uint8, kept by this thread under ``name`` and reused by its next task.
-
-    ``pinned`` takes host memory that a GPU copies from at full speed. The contents are undefined.
-    """
-    key = (name, pinned)
-    buffers: dict[tuple[str, bool], np.ndarray] = _kept.__dict__.setdefault("buffers", {})
-    buffer = buffers.get(key)
-    if buffer is None or len(buffer) < nbytes:
-        buffers.pop(key, None)  # the smaller one is freed before the larger one is taken
-        if pinned:
-            from numba import cuda
-
-            buffer = cuda.pinned_array(nbytes, np.uint8)
-        else:
-            buffer = np.empty(nbytes, np.uint8)
-        buffers[key] = buffer
-    return buffer[:nbytes]

@@ -83,7 +83,6 @@ class RegionRead:
 def region_reads(
     array: zarr.Array[Any],
     region: Sequence[slice],
-    most_nbytes: int = READ_NBYTES,
     *,
     in_loops: bool = False,
 ) -> list[RegionRead]:
@@ -95,9 +94,9 @@ def region_reads(
         One- or two-dimensional.
     region
         One slice for each dimension, with explicit start and stop inside the array and no step.
-    most_nbytes
-        Chunks that lie plain in files are split into parts of about this size, so that a few large chunks still keep
-        many threads busy. What has to be decoded is read a chunk at a time.
+
+    Chunks that lie plain in files are split into parts of about `READ_NBYTES`, so that a few large chunks still keep
+    many threads busy. What has to be decoded is read a chunk at a time.
 
     The buffer that a part is read into has the array's dtype in native byte order and contiguous rows, which may lie
     further apart.
@@ -112,8 +111,17 @@ def region_reads(
         ]
     indexes: dict[str, np.ndarray] = {}
     if layout.plain:
-        return [read for piece in pieces for read in _plain_reads(layout, indexes, piece, most_nbytes)]
+        return [read for piece in pieces for read in _plain_reads(layout, indexes, piece)]
     return [read for piece in pieces for read in _coded_reads(layout, indexes, piece, in_loops)]
+
+
+def reads_parts(array: zarr.Array[Any]) -> bool:
+    """Whether a part of a chunk is read alone; if not, the whole chunk is read, and decoded, for any part of it."""
+    if is_local(array):
+        layout = layout_of(array, name_of(array))
+        return layout is not None and layout.plain
+    ranges = byte_ranges_of(array, name_of(array))
+    return ranges is not None and not ranges.layout.codecs
 
 
 @dataclass(frozen=True)
@@ -143,7 +151,7 @@ def region_uploads(
     others: list[RegionRead] = []
     for piece in chunks_in(region, read_unit(array)):
         if layout.plain:
-            reads = partial(_plain_reads, layout, indexes, piece, READ_NBYTES)
+            reads = partial(_plain_reads, layout, indexes, piece)
         else:
             reads = partial(_coded_reads, layout, indexes, piece)
         path = f"{layout.root}/{layout.file_name(piece.chunk)}"
@@ -201,12 +209,10 @@ def _coded_reads(
     return [RegionRead(piece.target, partial(_read_direct, layout, indexes, piece, in_loop=in_loops))]
 
 
-def _plain_reads(
-    layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart, most_nbytes: int
-) -> list[RegionRead]:
+def _plain_reads(layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart) -> list[RegionRead]:
     return [
         RegionRead(part.target, partial(_read_direct, layout, indexes, part))
-        for part in _split(piece, layout.dtype.itemsize, most_nbytes)
+        for part in _split(piece, layout.dtype.itemsize)
     ]
 
 
@@ -234,13 +240,13 @@ def read_region(array: zarr.Array[Any], region: Sequence[slice]) -> np.ndarray:
     return out
 
 
-def _split(piece: ChunkPart, itemsize: int, most_nbytes: int) -> Iterator[ChunkPart]:
-    """A piece cut along its first axis into pieces of about ``most_nbytes``, at least one row each."""
+def _split(piece: ChunkPart, itemsize: int) -> Iterator[ChunkPart]:
+    """A piece cut along its first axis into pieces of about `READ_NBYTES`, at least one row each."""
     inside, target = piece.inside[0], piece.target[0]
     row_nbytes = itemsize
     for part in piece.inside[1:]:
         row_nbytes *= part.stop - part.start
-    step = max(1, most_nbytes // row_nbytes)
+    step = max(1, READ_NBYTES // row_nbytes)
     for start in range(0, inside.stop - inside.start, step):
         stop = min(start + step, inside.stop - inside.start)
         yield ChunkPart(

@@ -119,6 +119,8 @@ def stored_nbytes(array: zarr.Array[Any], region: tuple[slice, slice]) -> int | 
 
     It reads no data. 0 where the array is remote. zarr-python does not store chunks that hold only the fill value, so
     in arrays that it writes (sharded, or with rarer codecs) none counts as missing.
+
+    Raises StoreError where a chunk cannot be looked at, which says nothing of whether it is there.
     """
     if not isinstance(array.store, LocalStore):
         return 0
@@ -129,10 +131,16 @@ def stored_nbytes(array: zarr.Array[Any], region: tuple[slice, slice]) -> int | 
         least = layout.chunk_nbytes if plain else 1
     total = 0
     for piece in chunks_in(region, write_unit(array)):
+        path = folder / array.metadata.encode_chunk_key(piece.chunk)
         try:
-            nbytes = (folder / array.metadata.encode_chunk_key(piece.chunk)).stat().st_size
-        except OSError:
+            nbytes = path.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
             nbytes = 0
+        except OSError as error:
+            raise StoreError(
+                f"output: cannot look at {path}, a chunk that was stored: {error.strerror or error}; it is kept: let"
+                " this process read it and run it again, or start over with --no-resume (resume=False)"
+            ) from error
         if least is not None and (nbytes != least if plain else nbytes < least):
             return None
         total += nbytes

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tilewright.kernels.memory import format_nbytes
-from tilewright.pipeline.events import counted
+from tilewright.pipeline.events import LEAST_BUSY_SHARE, counted
 from tilewright.pipeline.plan import MatmulPlan
 from tilewright.pipeline.product import THREADS
 from tilewright.pipeline.verify import Verification
@@ -43,6 +43,8 @@ class MatmulRun:
     """Tiles that an earlier run had finished."""
     verification: Verification | None
     """None where no verification was asked for."""
+    workers_lost: int = 0
+    """Workers that were lost while tiles were computed; what they had under way was computed again."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {
@@ -61,7 +63,8 @@ class MatmulRun:
             f"read {format_nbytes(self.read_nbytes)},"
             + (f" took {format_nbytes(self.shared_nbytes)} from other GPUs," if self.shared_nbytes else "")
             + f" wrote {format_nbytes(self.write_nbytes)}, {counted(plan.tile_count, 'tile')}"
-            + (f", {self.resumed} of them from an earlier run" if self.resumed else ""),
+            + (f", {self.resumed} of them from an earlier run" if self.resumed else "")
+            + (f"; {counted(self.workers_lost, 'worker')} lost" if self.workers_lost else ""),
         ]
         if self.verification is not None:
             lines.append(str(self.verification))
@@ -80,7 +83,10 @@ class MatmulRun:
         for name, stages in THREADS.items():
             inner = ", ".join(f"{stage} {shares[stage]:.0%}" for stage in stages if stage in shares)
             texts.append(f"{name} {threads[name]:.0%}" + (f" ({inner})" if "," in inner else ""))
+        busy = f"busy share of the time: {', '.join(texts)}"
         limit = max(threads, key=lambda name: threads[name])
+        if threads[limit] < LEAST_BUSY_SHARE:
+            return f"{busy}; nearly all of it went elsewhere, as to other tasks of the workers"
         if threads[limit] >= LIMITING_SHARE:
             verdict = f"{limit} limits it and the others wait for it"
         else:
@@ -91,4 +97,4 @@ class MatmulRun:
             each = [busy[limit] / self.seconds for busy in self.workers.values()]
             each += [0.0] * (count - len(each))
             verdict += f" ({min(each):.0%} to {max(each):.0%} on each of {count} workers)"
-        return f"busy share of the time: {', '.join(texts)}; {verdict}"
+        return f"{busy}; {verdict}"

@@ -38,10 +38,15 @@ def name_of(source: Source) -> str:
     """What to call an array in messages: its path or URL."""
     if isinstance(source, zarr.Array):
         if isinstance(source.store, LocalStore):
-            return str(Path(getattr(source.store, GIVEN_NAME, source.store.root)) / source.path)
+            given = os.fspath(getattr(source.store, GIVEN_NAME, source.store.root))
+            if given.startswith(LOCAL_URLS):  # of which a Path would drop a slash
+                return f"{given}/{source.path}".rstrip("/")
+            return str(Path(given) / source.path)
         if isinstance(source.store, FsspecStore):
-            fs, path = _beneath(source.store.fs, f"{source.store.path}/{source.path}".rstrip("/"))
-            return str(fs.unstrip_protocol(path))
+            fs, path = beneath(source.store.fs, f"{source.store.path}/{source.path}".rstrip("/"))
+            # fsspec's archives keep the file that they lie in, without which all of them have one name.
+            archive = getattr(getattr(fs, "of", None), "full_name", None)
+            return "::".join(filter(None, [str(fs.unstrip_protocol(path)), archive]))
         return str(source.store_path)
     return os.fspath(source)
 
@@ -68,7 +73,7 @@ def location(source: Source) -> tuple[str, PurePath]:
             return _location(*url_to_fs(os.fspath(source)))
         except (ImportError, ValueError, OSError):  # opening it says what is wrong
             return "", PurePosixPath(os.fspath(source))
-    store = _unwrapped(source.store)
+    store = unwrapped(source.store)
     if isinstance(store, LocalStore):
         return "", (store.root / source.path).resolve()
     if isinstance(store, FsspecStore):
@@ -77,8 +82,8 @@ def location(source: Source) -> tuple[str, PurePath]:
 
 
 def _location(fs: Any, path: str) -> tuple[str, PurePath]:
-    fs, path = _beneath(fs, path)
-    names = _protocols(fs)
+    fs, path = beneath(fs, path)
+    names = protocols(fs)
     if "file" in names:
         return "", Path(path).resolve()
     return names[0] if names else type(fs).__name__, PurePosixPath(path)
@@ -126,7 +131,8 @@ def check_source(source: Any, role: str) -> None:
     text = os.fspath(source)
     if not text:
         raise StoreError(f"{role}: found an empty name; it must be a path, a URL or a zarr.Array")
-    if text == "~" or text.startswith("~/"):
+    path = _without_protocol(text)
+    if path == "~" or path.startswith("~/"):
         raise StoreError(
             f"{role}: {text} begins with a tilde, which only shells read as the home folder; pass"
             " os.path.expanduser(path), or os.path.abspath(path) for a folder of that name"
@@ -151,6 +157,11 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
     try:
         array = _opened(source)
     except (FileNotFoundError, *UNREADABLE) as error:
+        if is_bare_chain(source):
+            raise StoreError(
+                f"{role}: there is no Zarr array at {name}: nothing local has that name, so `::` in it is read as a"
+                " chain of URLs; give the path of an array"
+            ) from error
         if there := what_is_there(name, local_path(source), ndim):
             raise StoreError(f"{role}: {name} {there}") from error
         if isinstance(error, FileNotFoundError):
@@ -182,11 +193,11 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
 def _opened(source: Source) -> zarr.Array[Any]:
     if isinstance(source, zarr.Array):
         return anchored(source)
-    text = os.fspath(source)
-    path = None if text.startswith(LOCAL_URLS) else local_path(source)
+    text, path = os.fspath(source), local_path(source)
     if path is None:
         return zarr.open_array(text, mode="r")
-    # A Path, not a string: in a string zarr would take a colon in a folder's name for part of a URL.
+    # A Path, not a string: in a string zarr would take a colon in a folder's name for part of a URL; and a URL of a
+    # local path it would open by fsspec, by which nobody sees the files.
     return anchored(zarr.open_array(path.absolute(), mode="r"), text)
 
 
@@ -242,7 +253,7 @@ def in_memory(source: Source) -> bool:
     if not isinstance(source, zarr.Array):
         return _names_protocol(source, "memory")
     keeper = _keeper(source)
-    if isinstance(keeper, MemoryStore) or "memory" in _protocols(keeper):
+    if isinstance(keeper, MemoryStore) or "memory" in protocols(keeper):
         return True
     # Compared by name, so that obstore need not be imported: whoever has such a store has it.
     return type(keeper).__module__.startswith("obstore") and type(keeper).__name__ == "MemoryStore"
@@ -255,7 +266,7 @@ def zip_mode(source: Source) -> str | None:
     keeper = _keeper(source)
     if isinstance(keeper, ZipStore):
         return keeper._zmode
-    return str(keeper.mode) if "zip" in _protocols(keeper) else None
+    return str(keeper.mode) if "zip" in protocols(keeper) else None
 
 
 def _names_protocol(url: str | os.PathLike[str], protocol: str) -> bool:
@@ -265,31 +276,31 @@ def _names_protocol(url: str | os.PathLike[str], protocol: str) -> bool:
 
 def _keeper(array: zarr.Array[Any]) -> Any:
     """What holds an array's data beneath all wrappers: a store, an fsspec file system, or obstore's store."""
-    store = _unwrapped(array.store)
+    store = unwrapped(array.store)
     if isinstance(store, ObjectStore):
         return store.store
     if isinstance(store, FsspecStore):
-        return _beneath(store.fs, store.path)[0]
+        return beneath(store.fs, store.path)[0]
     return store
 
 
-def _unwrapped(store: Any) -> Any:
+def unwrapped(store: Any) -> Any:
     while isinstance(store, WrapperStore):
         store = store._store
     return store
 
 
-def _beneath(fs: Any, path: str) -> tuple[Any, str]:
+def beneath(fs: Any, path: str) -> tuple[Any, str]:
     """An fsspec file system and a path there, beneath wrappers that make it asynchronous, root it at a folder, or cache
     it."""
     while (inner := getattr(fs, "sync_fs", None) or getattr(fs, "fs", None)) is not None:
-        if "dir" in _protocols(fs):
+        if "dir" in protocols(fs):
             path = fs._join(path)
         fs = inner
     return fs, path
 
 
-def _protocols(keeper: Any) -> tuple[str, ...]:
+def protocols(keeper: Any) -> tuple[str, ...]:
     """The protocol names of an fsspec file system; none for anything else."""
     found = getattr(keeper, "protocol", ())
     return (found,) if isinstance(found, str) else tuple(found)
@@ -301,14 +312,30 @@ def is_local(array: zarr.Array[Any]) -> bool:
 
 
 def local_path(target: Source) -> Path | None:
-    """The path that a target names on a local disk; None for URLs and open arrays."""
+    """The path that a target names on a local disk; None for URLs and open arrays.
+
+    ``::`` chains URLs, unless something local has the whole name.
+    """
     if isinstance(target, zarr.Array):
         return None
     text = os.fspath(target)
-    for start in LOCAL_URLS:
-        if text.startswith(start):
-            return _without_missing(Path(text.removeprefix(start)))
-    return None if "://" in text or "::" in text else _without_missing(Path(text))
+    path = _without_protocol(text)
+    remote = path == text and ("://" in text or is_bare_chain(text))
+    return None if remote else _without_missing(Path(path))
+
+
+def _without_protocol(text: str) -> str:
+    """The path that the URL of a local one names; anything else as it is."""
+    return next((text.removeprefix(start) for start in LOCAL_URLS if text.startswith(start)), text)
+
+
+def is_bare_chain(target: Source) -> bool:
+    """Whether a name is read as a chain of URLs because of ``::`` alone, though it may be meant as a local path: one
+    that there is, is taken as it is."""
+    if isinstance(target, zarr.Array):
+        return False
+    text = os.fspath(target)
+    return "::" in text and "://" not in text and not os.path.lexists(text)
 
 
 def _without_missing(path: Path) -> Path:

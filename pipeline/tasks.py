@@ -8,18 +8,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from dask.system import CPU_COUNT
-from distributed import get_worker, secede
+from distributed import get_worker, rejoin, secede
 from distributed.threadpoolexecutor import thread_state, threads_lock
 
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.host_loops import start_compiler, usable_cores
 from tilewright.kernels.memory import allocating
+from tilewright.pipeline.asking import address_of
 from tilewright.pipeline.engines import (
     arrival_of,
     close_engine,
@@ -31,11 +33,12 @@ from tilewright.pipeline.engines import (
     is_over,
     store_sum,
 )
-from tilewright.pipeline.errors import DeviceMemoryError, RunEndedError, TilewrightError
+from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, RunEndedError, TilewrightError
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.peers import Sharers, WorkerPeers, answer_peers
 from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.product import Product, TileReport
+from tilewright.pipeline.thread_buffers import free_thread_buffers
 
 TILES_UNDER_WAY = 4
 """The least number of tiles that a GPU has under way, however few threads its worker has: one is read, one multiplied,
@@ -66,6 +69,15 @@ class WorkerFacts:
     """All cores of its host."""
     address: str = ""
     """Where other workers reach it."""
+    pause_nbytes: int | None = None
+    """From so many bytes of its process on Dask gives it no more tasks; None: it always does."""
+    threads: int = 1
+    """Dask's, each of which runs a task."""
+
+
+def pause_nbytes(limit_nbytes: int | None, fraction: float | bool | None) -> int | None:
+    """From how many bytes on Dask gives a worker no more tasks. fraction: of its limit, as Dask's setting gives it."""
+    return int(limit_nbytes * fraction) if limit_nbytes and fraction else None
 
 
 def cores_here() -> int:
@@ -78,7 +90,9 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
     """Describe this worker and resolve ``device`` (``auto``, ``cuda`` or ``cpu``) on it.
 
     loops: whether work on a CPU will need compiled loops, so that Numba should start now. ``dask_worker`` is filled in
-    by `asking.answer`, which calls this on the worker's event loop; what may take long runs in a thread.
+    by `asking.answer`, which calls this on the worker's event loop. What may take long runs in threads: the first look
+    for a GPU; then `_free_what_is_over`, which on a GPU's worker is the first to import numba.cuda and makes the
+    context that the loop is attached to afterwards.
 
     A TilewrightError (``cuda`` was asked for and this worker has no usable GPU) is returned, not raised: the worker
     would log a raised one at length.
@@ -86,8 +100,9 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
     from tilewright.kernels.device_choice import resolve_device
 
     limit = dask_worker.memory_manager.memory_limit
+    pause = pause_nbytes(limit, dask_worker.memory_manager.memory_pause_fraction)
     try:
-        found = resolve_device(device)
+        found = await asyncio.to_thread(resolve_device, device)
     except TilewrightError as error:
         return error
     if loops or found == "cuda":  # a GPU's bytes are moved by loops on the CPU, whatever it computes
@@ -104,13 +119,8 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
         name = cuda.get_current_device().name
         name = name.decode() if isinstance(name, bytes) else str(name)
     cores = cores_here(), usable_cores(), os.cpu_count() or 1
-    return WorkerFacts(found, name, free, limit or None, *cores, address_of(dask_worker))
-
-
-def address_of(worker: Any) -> str:
-    """The address that the scheduler and other workers know a worker by, which may be another than it listens at."""
-    address: str = worker.contact_address or worker.address
-    return address
+    threads = dask_worker.state.nthreads
+    return WorkerFacts(found, name, free, limit or None, *cores, address_of(dask_worker), pause, threads)
 
 
 def _free_what_is_over(device: str) -> None:
@@ -121,6 +131,7 @@ def _free_what_is_over(device: str) -> None:
         cuda.current_context()  # attaches this thread to the GPU before device memory is freed
     close_idle_engines()
     collect_leftovers()
+    free_thread_buffers()
     if device == "cuda":
         scratch.release()  # workspace of past runs' streams; this run's stream gets its own
         _free_texts()
@@ -156,6 +167,61 @@ def _stay() -> bool:
         threads.add(threading.current_thread())
         thread_state.proceed = True
         return True
+
+
+@contextmanager
+def out_of_the_pool(workers_there: Callable[[], Collection[str]]) -> Iterator[None]:
+    """Where this thread runs a task of one of these workers, leave the worker's pool in this block, as Dask's
+    `worker_client` does: else tasks that the block waits for may wait for the place that it takes up.
+
+    workers_there: gives the addresses of the workers of the cluster that the block gives tasks to.
+
+    A thread that has left its pool already stays out of it; one that is none of Dask's has none to leave.
+
+    Raises
+    ------
+    ClusterError
+        This is the event loop of such a worker, which would do nothing else meanwhile; or the system has no thread left
+        that could take the place of this one.
+    """
+    try:
+        worker = get_worker()
+    except ValueError:  # no task
+        yield
+        return
+    if address_of(worker) not in workers_there():
+        yield
+        return
+    where = f"a task of worker {address_of(worker)} gives work to its own cluster"
+    if worker.loop.asyncio_loop is _running_loop():
+        raise ClusterError(
+            f"{where} on the worker's event loop, which could then do none of it; make the task a function that is not"
+            " async"
+        )
+    if not getattr(thread_state, "proceed", False):
+        yield
+        return
+    try:
+        secede()
+    except RuntimeError as error:
+        if not _stay():
+            raise
+        raise ClusterError(
+            f"{where}, and no thread could be started that would do it meanwhile ({error}); allow more threads there"
+            ' (ulimit -u), or give the work a cluster of its own (cluster="local")'
+        ) from error
+    try:
+        yield
+    finally:
+        with suppress(RuntimeError):  # the worker is closing, and its pool takes nothing any more
+            rejoin()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport | DeviceMemoryError:
@@ -233,8 +299,9 @@ def _unless_memory_is_short(
 
 def release_memory() -> None:
     """Free what failed tiles left on this worker (buffers in the frames of their errors, kernels' workspace), and what
-    counting text left."""
+    counting text and multiplying vectors left."""
     gc.collect()
+    free_thread_buffers()
     scratch.release()
     _free_texts()
 

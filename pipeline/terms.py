@@ -75,6 +75,8 @@ class Limits:
     """Memory for tiles and panels: the GPU's, or the host's where the CPU multiplies."""
     host_nbytes: int | None = None
     """All the host memory that a worker's process may hold; None: unlimited."""
+    pause_nbytes: int | None = None
+    """From how much on Dask gives the worker no more tasks; None: it always does."""
     on_host: bool = False
     """Whether the CPU multiplies, so that panels need no copy in a second memory."""
     panel_nbytes: int = 2**29

@@ -12,8 +12,7 @@ bands of B.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -29,6 +28,10 @@ TILE_OPERATIONS = 2**34
 FEW_TO_COMPARE = 64
 """Up to this many tiles it matters how well whole cells fill them: several sides of cells are tried."""
 
+SIDES_APART = 512
+"""Of sides of tiles that differ by less than one part in so many, not all are tried where C has more tiles than that
+along a side, of more units than that each: they read about as much. A side of up to 262,144 units is never so long."""
+
 CELL_COST = 1.04
 """Reading this many times as much is accepted for larger cells or deeper panels: kernels are slow on small ones."""
 
@@ -38,6 +41,10 @@ DEPTH_COST = 0.9
 FEW_WORKERS = 1, 2, 4
 """The depth of panels must not depend on the number of workers, so it is chosen for all of these at once: what one
 worker holds and reads once, each of several reads for itself."""
+
+MOST_TILES_TO_COMPARE = 16
+"""Depths of panels are compared by grids of at most this many tiles, whatever ``tilewright.tiles`` says. Another number
+may choose other depths, and so round other sums."""
 
 MOST_WORKERS_TO_COMPARE = 256
 """Cells must not depend on the number of workers either, and have to suit every number up to ``tilewright.tiles``: they
@@ -117,7 +124,7 @@ def panel_depth(
         memory = Memory((m, n), items, depth, transposed, limits)
         # As if sums were exact, so without cells, and with few tiles: searching cells, or many tiles, would take longer
         # than all the rest.
-        few = replace(limits, workers=1, tiles=min(limits.tiles, Limits.tiles))
+        few = replace(limits, workers=1, tiles=min(limits.tiles, MOST_TILES_TO_COMPARE))
         geometry = best_geometry(a, b, c_unit, memory, few, exact=True)
         if geometry is None:
             return [math.inf] * len(FEW_WORKERS)
@@ -316,6 +323,35 @@ class _Grid(NamedTuple):
         return ceil_div(m, self.rows) * ceil_div(n, self.columns)
 
 
+class _Side(NamedTuple):
+    """A side of C that is cut into tiles, of whole units each."""
+
+    length: int
+    unit: int
+    units: int
+
+    @classmethod
+    def of(cls, length: int, unit: int) -> _Side:
+        unit = min(unit, length)
+        return cls(length, unit, ceil_div(length, unit))
+
+    def tile(self, parts: int) -> int:
+        """The length of a tile where the units are shared by so many."""
+        return min(ceil_div(self.units, parts) * self.unit, self.length)
+
+    def cuts(self, first: int) -> Iterator[int]:
+        """From ``first`` on, the numbers of parts to try: the first of each length of a tile, and not all lengths of
+        which hundreds are about the same (`SIDES_APART`)."""
+        parts = first
+        while parts <= self.units:
+            yield parts
+            each = ceil_div(self.units, parts)
+            if each == 1:
+                return
+            shorter = ceil_div(self.units, each - 1)
+            parts = max(shorter, parts + parts // SIDES_APART) if each > SIDES_APART else shorter
+
+
 def _search_grid(
     a: StoredMatrix,
     b: StoredMatrix,
@@ -334,50 +370,60 @@ def _search_grid(
     ``for_workers`` it is more where some of ``wanted`` workers would get no task, whose arithmetic is missed however
     fast the storage is. Parts of k read nothing twice, but their sums are written and read once more (`SUM_COST`): they
     pay where C is small and k is long.
+
+    The time it takes does not grow with the number of tiles: of long sides only those that `_Side.cuts` gives are
+    compared, and of these only those that could read less than what was found first.
     """
     m, n, k = a.rows, b.columns, a.columns
-    unit_rows, unit_columns = min(unit[0], m), min(unit[1], n)
-    row_units, column_units = ceil_div(m, unit_rows), ceil_div(n, unit_columns)
+    side_m, side_n = _Side.of(m, unit[0]), _Side.of(n, unit[1])
     item_a, item_b, item_c = memory.items
     panel_count = ceil_div(k, memory.depth)
+    a_nbytes, b_nbytes = m * k * item_a, n * k * item_b
     a_line, b_line = a.touched(1, memory.depth) * item_a, b.touched(0, memory.depth) * item_b
     best: tuple[float, int, int, int] | None = None
     found: _Grid | None = None
-    seen = 0
-    for grid_rows in range(1, row_units + 1):
-        rows = ceil_div(row_units, grid_rows) * unit_rows
-        if rows == seen:
-            continue  # rounding up to whole units gave the same tile again
-        seen = rows
-        rows = min(rows, m)
+
+    def fewest_columns(grid_rows: int) -> int:
+        """Lower bound on the columns that so many rows of tiles leave memory for; 0: they leave none."""
+        most = memory.most_columns(side_m.tile(grid_rows), nbytes, 1)
+        return 0 if most < side_n.unit else 1 if most >= n else ceil_div(side_n.units, most // side_n.unit)
+
+    def least_read(grid_rows: int) -> tuple[int, int]:
+        """Bytes of A, and of B, that so many rows of tiles read at least: the more rows, the less of A."""
+        columns = side_n.tile(fewest_columns(grid_rows))
+        return a_nbytes * ceil_div(n, columns), b_nbytes * ceil_div(m, side_m.tile(grid_rows))
+
+    def compare(grid_rows: int) -> None:
+        """Compare the best so far with tiles in so many rows."""
+        nonlocal best, found
+        if best is not None and sum(least_read(grid_rows)) > best[0]:
+            return
+        rows = side_m.tile(grid_rows)
         actual_rows = ceil_div(m, rows)
-        if best is not None and (m * item_a + n * item_b * actual_rows) * k > best[0]:
-            break  # lower tiles read more of B
-        most = memory.most_columns(rows, nbytes, 1)
-        if most < unit_columns:
-            continue
-        fewest = ceil_div(column_units, most // unit_columns) if most < n else 1
-        grids = range(fewest, column_units + 1)
 
-        def fits(grid_columns: int, rows: int = rows) -> bool:
-            columns = min(ceil_div(column_units, grid_columns) * unit_columns, n)
-            return memory.nbytes(rows, columns, 1) <= nbytes
+        def fits(grid_columns: int) -> bool:
+            return memory.nbytes(rows, side_n.tile(grid_columns), 1) <= nbytes
 
-        if not fits(fewest):  # because of padding or workspace: narrower tiles take less
-            grids = grids[bisect_left(grids, True, key=fits) :]
-        enough = 0
-        for grid_columns in grids:
-            columns = min(ceil_div(column_units, grid_columns) * unit_columns, n)
+        first = fewest_columns(grid_rows)
+        if not fits(first):  # because of padding or workspace: narrower tiles take less
+            first = _first(fits, first, side_n.units)
+        last = math.inf
+        for grid_columns in side_n.cuts(first):
+            if grid_columns > last:
+                break  # narrower tiles only read more
+            columns = side_n.tile(grid_columns)
             actual_columns = ceil_div(n, columns)
-            read = m * k * item_a * actual_columns + n * k * item_b * actual_rows
+            read = a_nbytes * actual_columns + b_nbytes * actual_rows
             if best is not None and read > best[0]:
                 break  # narrower tiles read even more of A
-            if memory.nbytes(rows, columns, 1) > nbytes:
+            if not fits(grid_columns):
                 continue
             count = actual_rows * actual_columns
+            if count >= wanted:
+                last = min(last, grid_columns + wanted + 1)
             row_stride, column_stride = memory.strides(rows, columns)
-            more_a = a_line * a.touched(0, row_stride) - m * k * item_a
-            more_b = b_line * b.touched(1, column_stride) - n * k * item_b
+            more_a = a_line * a.touched(0, row_stride) - a_nbytes
+            more_b = b_line * b.touched(1, column_stride) - b_nbytes
             worth = read // SPLIT_NBYTES // count
             paying = max(1, min(ceil_div(wanted, count), panel_count, worth))
             for parts in {1, paying} if k_parts is None else {k_parts}:
@@ -396,11 +442,39 @@ def _search_grid(
                 ):
                     geometry = Geometry(rows, columns, memory.depth, parts, rows, columns)
                     held = hold(memory, geometry, panel_count, 1)
-                    all_read += more_a * held.a_reads + more_b * sum(held.b_reads) // actual_columns
+                    all_read += more_a * held.a_reads + more_b * held.b_reads_of_all // actual_columns
                 cost = (all_read * longer, tasks, abs(rows - columns), rows)
                 if best is None or cost < best:
                     best, found = cost, _Grid(rows, columns, parts, cost[0])
-            enough += count >= wanted
-            if enough > wanted + 1:
-                break  # narrower tiles only read more
+
+    def more_of_b(grid_rows: int) -> bool:
+        of_a, of_b = least_read(grid_rows)
+        return of_b >= of_a
+
+    def little_of_a(grid_rows: int) -> bool:
+        return best is None or least_read(grid_rows)[0] + b_nbytes <= best[0]
+
+    highest = _first(lambda grid_rows: fewest_columns(grid_rows) > 0, 1, side_m.units)
+    if highest > side_m.units:
+        return None
+    # What reads about as much of A as of B is compared first: most of the rest is then known to read more.
+    compare(min(_first(more_of_b, highest, side_m.units), side_m.units))
+    for grid_rows in side_m.cuts(_first(little_of_a, highest, side_m.units)):
+        least_of_b = b_nbytes * ceil_div(m, side_m.tile(grid_rows))
+        if best is not None and a_nbytes + least_of_b > best[0]:
+            break  # lower tiles read more of B
+        compare(grid_rows)
     return found
+
+
+def _first(is_true: Callable[[int], bool], low: int, high: int) -> int:
+    """The first number from ``low`` to ``high`` for which this is true, as it is for all after it; else the one after
+    ``high``. It is expected near ``low``."""
+    reach = 1
+    while low + reach <= high and not is_true(low + reach):
+        reach *= 2
+    stop = min(low + reach, high) + 1
+    while low < stop:
+        middle = (low + stop) // 2
+        low, stop = (low, middle) if is_true(middle) else (middle + 1, stop)
+    return low

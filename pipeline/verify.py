@@ -15,19 +15,18 @@ import zarr
 from distributed import Client
 
 from tilewright.kernels.gemm import check
-from tilewright.pipeline.config import MOST_ROUNDS
-from tilewright.pipeline.errors import DamagedError, DTypeError, OptionError, ShapeError
+from tilewright.pipeline.errors import DamagedError, DTypeError, ShapeError
 from tilewright.pipeline.events import (
     Listener,
     UnitDone,
     WorkDone,
     WorkPlanned,
     counted,
-    ignore,
+    log_notices,
+    on_lost,
     on_waiting,
 )
 from tilewright.pipeline.freivalds import (
-    INPUT_SUBNORMAL,
     Outcome,
     Probe,
     Side,
@@ -43,7 +42,7 @@ from tilewright.pipeline.giving_up import reading_while
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.region_read import region_reads
 from tilewright.pipeline.store import as_stored_matrix, name_of
-from tilewright.pipeline.submit import Result, run_bounded, run_sent
+from tilewright.pipeline.submit import Result, run_bounded, run_sent, threads_of
 
 SENT_NBYTES = 2**20
 """Vectors up to this size are part of every task."""
@@ -115,15 +114,6 @@ class Verification:
         )
 
 
-def check_rounds(rounds: int) -> None:
-    """Raise OptionError for fewer rounds than one, or more than `MOST_ROUNDS`."""
-    if not 1 <= rounds <= MOST_ROUNDS:
-        raise OptionError(
-            f"rounds={rounds}: it must be from 1 to {MOST_ROUNDS} (tilewright.verify-rounds), since each"
-            " holds vectors of its own in memory"
-        )
-
-
 def can_verify() -> bool:
     """Whether a worker can run a check's tasks: one that can import this can import all that they call."""
     return True
@@ -139,9 +129,11 @@ def verify_product(
     transpose_b: bool = False,
     rounds: int = 2,
     precision: str = "full",
-    listener: Listener = ignore,
+    listener: Listener = log_notices,
 ) -> Verification:
     """Check that C (m × n) = op(A) (m × k) op(B) (k × n), all three stored, by tasks on the client's workers.
+
+    ``rounds`` is as `config.get` allows for ``verify-rounds``.
 
     Raises
     ------
@@ -150,11 +142,10 @@ def verify_product(
     DTypeError
         A factor is of floats and C of integers, or it is complex and C is not.
     OptionError
-        ``rounds`` is less than one, or more than `MOST_ROUNDS`; ``precision`` is not known, or not for C's dtype.
+        ``precision`` is not known, or not for C's dtype.
     DamagedError
         A chunk cannot be decoded; DamagedProductError where it is C's.
     """
-    check_rounds(rounds)
     start = time.perf_counter()
     left, right, result = Side(a, transpose_a), Side(b, transpose_b), Side(c, False)
     (m, k), (k_right, n) = left.shape, right.shape
@@ -168,7 +159,8 @@ def verify_product(
     check.precision(precision, dtype)
     empty = m * n == 0  # nothing to compare; where only k is 0 there is: C must be zeros
     probe = draw_probe(n, k, dtype, rounds, as_stored_matrix(c).unit[1])
-    right_step, left_step, step = (side.step(probe.line_nbytes) for side in (right, left, result))
+    at_once = max(threads_of(client).values())
+    right_step, left_step, step = (side.step(probe.line_nbytes, at_once) for side in (right, left, result))
     left_step = max(left_step, step)
     right_rows = [slice(i, min(i + right_step, k)) for i in range(0, k, right_step) if not empty]
     left_rows = [slice(i, min(i + left_step, m)) for i in range(0, m, left_step) if not empty]
@@ -212,7 +204,11 @@ def verify_product(
 
 
 def find_damaged(
-    client: Client, c: zarr.Array[Any], regions: Iterable[tuple[slice, slice]], *, listener: Listener = ignore
+    client: Client,
+    c: zarr.Array[Any],
+    regions: Iterable[tuple[slice, slice]],
+    *,
+    listener: Listener = log_notices,
 ) -> list[int]:
     """The places, in ascending order, of those regions of C with a chunk that cannot be decoded."""
     calls = ((c, region) for region in regions)
@@ -237,6 +233,7 @@ class _Tasks:
         self._client, self._listener = client, listener
         self._run = f"verify-{time.time_ns():x}"
         self._waiting = on_waiting(listener, "verify", "ends the check and keeps the product")
+        self._lost = on_lost(listener, "verify", "panel")
 
     def run(
         self,
@@ -248,7 +245,7 @@ class _Tasks:
     ) -> Generator[tuple[int, Result], None, None]:
         """The results of all calls as they come, with their places; ``values``, of ``nbytes``, are added to each
         call."""
-        options: dict[str, Any] = {"key": f"{self._run}-{name}", "waiting": self._waiting}
+        options: dict[str, Any] = {"key": f"{self._run}-{name}", "waiting": self._waiting, "lost": self._lost}
         if nbytes > SENT_NBYTES:  # long vectors go to each worker once, not along with each task
             return run_sent(self._client, function, calls, values, **options)
         return run_bounded(self._client, function, ((*call, *values) for call in calls), **options)
@@ -309,7 +306,7 @@ def _allowed_of(image: _Image, k: int, dtype: np.dtype, precision: str, *, exact
     return Tolerances(
         0.0 if exact else relative_tolerance(k, dtype, precision),
         0.0 if exact else tolerance_of_alike(k, dtype, precision),
-        INPUT_SUBNORMAL.get(precision, 0.0),
+        precision,
         k,
         dtype,
         np.sqrt(image.column_squares),

@@ -275,13 +275,13 @@ def histogram(
         result = workflow.histogram(corpus, listener=listener, **shared)
     try:
         if out is not None:
-            workflow.save_histogram(result, out)
+            workflow.save_histogram(result, out, overwrite=overwrite)
         if plot is not None:
             from tilewright.workflows.plots import plot_histogram
 
-            plot_histogram(result, plot, bars=bars)
+            plot_histogram(result, plot, bars=bars, overwrite=overwrite)
     except Exception:
-        print_result(result, as_json=as_json)  # counting may have taken hours, and the disk is full
+        print_result(result, as_json=as_json)  # counting may have taken hours
         raise
     print_result(result, as_json=as_json)
 

@@ -24,7 +24,7 @@ import numpy as np
 from tilewright.kernels.histogram_tokens import LETTERS
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import CorpusError, OutputExistsError, StoreError, TilewrightError
-from tilewright.pipeline.events import Listener, ignore
+from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.histogram import Histogram, bars
 from tilewright.pipeline.region_read import read_region
 from tilewright.pipeline.run import MatmulRun
@@ -105,7 +105,7 @@ def demo(
     cluster: Cluster = "local",
     cluster_file: str | None = None,
     device: str = "auto",
-    listener: Listener = ignore,
+    listener: Listener = log_notices,
 ) -> DemoRun:
     """Run the demo and write its matrix, product and plot into the folder ``output``, replacing its earlier
     ones.
@@ -143,7 +143,9 @@ def demo(
             bigrams = histogram(modules, by="bigram", per_document=True, **work)
             counts = letter_pairs(bigrams.counts)
         with _stage(seconds, "store"):
-            store_counts(counts, counts_path, MADE_BY | {"documents": list(bigrams.documents)})
+            store_counts(
+                counts, counts_path, MADE_BY | {"documents": list(bigrams.documents)}, overwrite=True
+            )
         with _stage(seconds, "multiply"):
             work |= {"transpose_b": True, "resume": False, "overwrite": True}
             run = matmul(counts_path, counts_path, product_path, **work)
@@ -157,7 +159,7 @@ def demo(
         names = [str(Path(name).relative_to(root)) for name in bigrams.documents]
         similar = most_similar(gram, chosen, names)
     with _stage(seconds, "plot"):
-        plot_histogram(letters, plot_path, bars="percent")
+        plot_histogram(letters, plot_path, bars="percent", overwrite=True)
     return DemoRun(
         device=letters.device,
         modules=len(modules),

@@ -12,7 +12,7 @@ from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import ShapeError
-from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
+from tilewright.pipeline.events import Listener, Notice, counted, log_notices, on_waiting
 from tilewright.pipeline.store import Source, check_shared, name_of, open_array
 from tilewright.pipeline.submit import survey, workers_held
 
@@ -49,7 +49,7 @@ def dot(
     cluster: Cluster = "local",
     cluster_file: str | None = None,
     device: str = "auto",
-    listener: Listener = ignore,
+    listener: Listener = log_notices,
 ) -> Any:
     """Sum of conj(x[i]) y[i] over two stored vectors, as ``numpy.vdot``: a NumPy scalar.
 
@@ -58,7 +58,8 @@ def dot(
     x, y
         One-dimensional arrays of numbers of equal length n: paths, URLs or open ``zarr.Array``s.
     cluster
-        A profile of ``cluster_file``, a scheduler's address, or a ``distributed.Client``.
+        A profile of ``cluster_file``, a scheduler's address, a ``distributed.Client``, or a cluster of Dask's,
+        such as a ``distributed.LocalCluster``, which is left open.
     device
         ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``.
 

@@ -18,7 +18,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
-from tilewright.pipeline.events import Listener, Notice, counted, ignore, on_waiting
+from tilewright.pipeline.events import Listener, Notice, counted, log_notices, on_waiting
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
 from tilewright.pipeline.output import (
     absolute,
@@ -26,6 +26,7 @@ from tilewright.pipeline.output import (
     check_no_link,
     check_place_free,
     create_output,
+    exists_error,
     partial_path,
 )
 from tilewright.pipeline.region_write import region_writes, write_region
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 CHUNK_NBYTES = 2**22
 """About the size of a chunk of a table of counts, in whole rows."""
 
+NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors by which file systems say that they have none, such as FAT and some network and user-space ones."""
+
 
 def histogram(
     paths: str | bytes | os.PathLike[str] | Iterable[str | bytes | os.PathLike[str]],
@@ -47,7 +51,7 @@ def histogram(
     device: str = "auto",
     per_document: bool = False,
     raw: bool = False,
-    listener: Listener = ignore,
+    listener: Listener = log_notices,
 ) -> Histogram:
     """Count the bytes, letters, pairs or characters of a corpus: every file named, and every file below a
     folder.
@@ -66,8 +70,9 @@ def histogram(
         second) or ``codepoint`` (0x110000 Unicode characters, as ``bytes.decode("utf-8", errors="replace")``
         gives them).
     cluster
-        A profile of ``cluster_file``, a scheduler's address, or a ``distributed.Client``. Its workers must
-        see the files under the same paths.
+        A profile of ``cluster_file``, a scheduler's address, a ``distributed.Client``, or a cluster of Dask's,
+        such as a ``distributed.LocalCluster``, which is left open. Its workers must see the files under the same
+        paths.
     device
         ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``.
     per_document
@@ -137,7 +142,7 @@ def check_outputs(
         _check_length(path)
         check_source(given, "output")
         folder = absolute(path).parent
-        if path.suffix == ".zarr" or not overwrite:
+        if path.suffix == ".zarr":
             check_place_free(path, overwrite=overwrite)
         else:
             check_no_link(path)
@@ -145,6 +150,8 @@ def check_outputs(
                 raise OutputExistsError(
                     f"output: {path} is a folder, so it is not replaced; choose another path"
                 )
+            if not overwrite:
+                check_place_free(path, overwrite=False, replaces_files=True)
         if path.suffix == ".zarr":
             check_growing_place(path)
         _check_apart(path, corpus)
@@ -192,8 +199,10 @@ def _check_ending(path: Path, endings: tuple[str, ...]) -> None:
         raise OptionError(f"output: {path} {found}; the ending says the format and is {' or '.join(endings)}")
 
 
-def save_histogram(histogram: Histogram, path: str | os.PathLike[str]) -> None:
+def save_histogram(histogram: Histogram, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a histogram as ``.csv``, ``.json`` or ``.zarr``; it appears when it is whole, or not at all.
+
+    ``overwrite`` replaces what stands there, also what came to stand there while the corpus was counted.
 
     CSV holds one row for each bin (per document, or of more than 256 bins: for each that occurs). Zarr holds
     ``counts`` as it is, with everything else as attributes.
@@ -202,12 +211,14 @@ def save_histogram(histogram: Histogram, path: str | os.PathLike[str]) -> None:
     ------
     OptionError
         The ending is none of these.
+    OutputExistsError
+        Something stands there and ``overwrite`` is false.
     StoreError
         The file cannot be written.
     """
     target = Path(path)
     _check_ending(target, tuple(WRITERS))
-    WRITERS[target.suffix](histogram, target)
+    WRITERS[target.suffix](histogram, target, overwrite)
 
 
 def _draft_of(path: Path) -> Path:
@@ -215,12 +226,25 @@ def _draft_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` fill a file beside ``path`` and rename it there; a failure leaves nothing behind."""
+def write_whole(path: Path, write: Callable[[Path], None], *, overwrite: bool) -> None:
+    """Let ``write`` fill a file beside ``path`` and rename it there; a failure leaves nothing behind.
+
+    Raises
+    ------
+    OutputExistsError
+        Something stands there by then and ``overwrite`` is false.
+    StoreError
+        The file cannot be written.
+    """
     draft = _draft_of(path)
     try:
         write(draft)
-        os.replace(draft, path)
+        if overwrite:
+            os.replace(draft, path)
+        else:
+            _rename_to_free(draft, path)
+    except FileExistsError as error:
+        raise exists_error(str(path)) from error
     except OSError as error:
         raise StoreError(f"output: cannot write {path}: {error.strerror or error}") from error
     finally:
@@ -228,7 +252,25 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
             draft.unlink()
 
 
-def _save_csv(histogram: Histogram, path: Path) -> None:
+def _rename_to_free(draft: Path, path: Path) -> None:
+    """Give a file a second name, which nothing has yet: a rename would replace what came to stand there meanwhile.
+
+    Raises FileExistsError where something has it.
+    """
+    try:
+        os.link(draft, path)
+    except OSError as error:
+        if error.errno not in NO_HARD_LINKS:
+            raise
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # from here on the name is ours
+        try:
+            os.replace(draft, path)
+        except BaseException:
+            path.unlink()
+            raise
+
+
+def _save_csv(histogram: Histogram, path: Path, overwrite: bool) -> None:
     def write(draft: Path) -> None:
         # File names may hold bytes that are no UTF-8; they go out as they came.
         with open(draft, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
@@ -244,32 +286,36 @@ def _save_csv(histogram: Histogram, path: Path) -> None:
                 bins = np.flatnonzero(row)
                 writer.writerows((name, i, label(histogram.by, i), int(row[i])) for i in bins.tolist())
 
-    write_whole(path, write)
+    write_whole(path, write, overwrite=overwrite)
 
 
-def _save_json(histogram: Histogram, path: Path) -> None:
+def _save_json(histogram: Histogram, path: Path, overwrite: bool) -> None:
     def write(draft: Path) -> None:
         with open(draft, "w", encoding="utf-8") as file:
             file.writelines(histogram.json_pieces())
 
-    write_whole(path, write)
+    write_whole(path, write, overwrite=overwrite)
 
 
-def _save_zarr(histogram: Histogram, path: Path) -> None:
-    store_counts(histogram.counts, path, histogram.facts())
+def _save_zarr(histogram: Histogram, path: Path, overwrite: bool) -> None:
+    store_counts(histogram.counts, path, histogram.facts(), overwrite=overwrite)
 
 
-def store_counts(counts: np.ndarray, path: Path, attributes: dict[str, Any]) -> None:
+def store_counts(
+    counts: np.ndarray, path: Path, attributes: dict[str, Any], *, overwrite: bool = False
+) -> None:
     """Store counts, int64[bins] or int64[(documents, bins)], as a Zarr array that appears when it is whole.
 
     Raises
     ------
+    OutputExistsError
+        Something stands there and ``overwrite`` is false, or it is no array; or another run writes there.
     StoreError
         The place cannot be written.
     """
     rows = max(1, CHUNK_NBYTES // max(1, counts[0].nbytes))
     chunks = counts.shape if counts.ndim == 1 else (min(rows, len(counts)), counts.shape[1])
-    output = create_output(path, counts.shape, counts.dtype, chunks, compressed=True, overwrite=True)
+    output = create_output(path, counts.shape, counts.dtype, chunks, compressed=True, overwrite=overwrite)
     try:
         # One chunk after the other: zarr-python would write many at once, and go on with the rest when one has failed.
         if counts.ndim == 1:
@@ -292,7 +338,7 @@ def store_counts(counts: np.ndarray, path: Path, attributes: dict[str, Any]) -> 
             output.release()
 
 
-WRITERS: dict[str, Callable[[Histogram, Path], None]] = {
+WRITERS: dict[str, Callable[[Histogram, Path, bool], None]] = {
     ".csv": _save_csv,
     ".json": _save_json,
     ".zarr": _save_zarr,

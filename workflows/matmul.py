@@ -14,7 +14,7 @@ import numpy as np
 import zarr
 from distributed import Client
 
-from tilewright.kernels.memory import format_nbytes
+from tilewright.kernels.memory import format_nbytes, is_address_limit
 from tilewright.pipeline import config, store, tasks
 from tilewright.pipeline.attributes import packing_notice, product_names
 from tilewright.pipeline.cluster import Cluster, open_cluster
@@ -28,7 +28,7 @@ from tilewright.pipeline.errors import (
     StoreError,
     VerificationError,
 )
-from tilewright.pipeline.events import Caution, Listener, Notice, counted, ignore, on_waiting
+from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
 from tilewright.pipeline.execute import on_all, run_tiles
 from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.ledger import (
@@ -79,7 +79,7 @@ def matmul(
     resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
-    listener: Listener = ignore,
+    listener: Listener = log_notices,
 ) -> MatmulRun:
     """Store C = op(A) op(B), with A, B and C in Zarr and op the identity or the transpose.
 
@@ -100,9 +100,11 @@ def matmul(
         zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
     precision
         ``full`` multiplies every dtype as itself; ``split``, ``tf32``, ``bf16`` and ``fp16`` use tensor cores, where
-        ``fp16`` takes operands of at most 65504. On a CPU all of them mean ``full``.
+        ``fp16`` takes operands of at most 65504, and rounds those below 6.1e-5 to multiples of 6e-8. On a CPU all of
+        them mean ``full``.
     cluster
-        A profile of ``cluster_file``, a scheduler's address, or a ``distributed.Client``.
+        A profile of ``cluster_file``, a scheduler's address, a ``distributed.Client``, or a cluster of Dask's,
+        such as a ``distributed.LocalCluster``, which is left open.
     device
         ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``.
     device_memory
@@ -124,7 +126,7 @@ def matmul(
         A worker ran out of memory under the plan, and under a smaller one that was made in its place; or half of C was
         finished already, which a plan with other tiles would have given up.
     """
-    config.check_all()
+    config.check_all(device_memory=device_memory)
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
     left, right, c_dtype = wanted.a, wanted.b, wanted.dtype
     _check_output(out, wanted, overwrite=overwrite)
@@ -185,14 +187,14 @@ def plan_run(
     resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
-    listener: Listener = ignore,
+    listener: Listener = log_notices,
 ) -> MatmulPlan:
     """The plan that ``matmul`` would follow with the same arguments; nothing is written.
 
     Notices tell what ``matmul`` would refuse C for, and what it would keep of a run that was stopped. Raises as
-    ``matmul`` does for factors and clusters, and PlanError where no tile fits.
+    ``matmul`` does for factors and clusters, and PlanError where no tile fits or there would be too many.
     """
-    config.check_all()
+    config.check_all(device_memory=device_memory)
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
     notes = _notes_on_arrays(wanted, out)
     try:
@@ -210,7 +212,14 @@ def plan_run(
         wanted = replace(wanted, precision="full")
     # A digest takes a look at every file of A and B, so it is made only where there is something to compare it with.
     found = resume and _holds_record(out)
-    past = _find_past(out, _fingerprint(wanted, facts).digest) if found else None
+    past = None
+    if found:
+        digest = _fingerprint(wanted, facts).digest
+        try:
+            past = _find_past(out, digest)
+        except StoreError as error:
+            found = False
+            listener(Caution(f"without --plan-only this would be refused: {error}"))
     plan = plan_for(wanted, out, facts, past, verify=verify)
     if past is not None and _goes_on(plan, past):
         tiles = counted(plan.tile_count, "tile")
@@ -282,9 +291,11 @@ class _TooLarge(Exception):
 
 
 def _out_of_memory(failed: _TooLarge, before: str) -> DeviceMemoryError:
+    remedy = "; free memory there, or set --device-memory (tilewright.device-memory) to what the workers really have"
+    if is_address_limit(failed.error):
+        remedy = ""
     return DeviceMemoryError(
-        f"{failed.error}; the plan took {_peak(failed.plan)} a worker, and {before}; free memory there, or set"
-        " --device-memory (tilewright.device-memory) to what the workers really have"
+        f"{failed.error}; the plan took {_peak(failed.plan)} a worker, and {before}{remedy}"
     )
 
 
@@ -412,6 +423,7 @@ def _fill(
         workers=done.workers,
         resumed=len(finished),
         verification=verification,
+        workers_lost=done.workers_lost,
     )
 
 
@@ -421,7 +433,11 @@ def _telling_what_is_kept(job: _Job, plan: MatmulPlan, digest: str) -> Iterator[
     try:
         yield
     except ClusterError as error:
-        if not (done := _recorded(job.out, digest)):
+        try:
+            done = _recorded(job.out, digest)
+        except StoreError:  # what ended the run is more to know than that
+            raise error from None
+        if not done:
             raise
         tiles = counted(plan.tile_count, "tile")
         raise type(error)(
@@ -559,7 +575,11 @@ def _open_output(
         output = resume_output(path, overwrite)
         if output is not None:
             # Before we locked it, another run may have gone on with it, or begun something else in its place.
-            past = _find_past(out, digest)
+            try:
+                past = _find_past(out, digest)
+            except StoreError:
+                output.release()
+                raise
             array = output.array
             found = store.write_unit(array), array.shape, array.dtype
             # The names of its dimensions follow from the metadata of A and B, which the digest covers.

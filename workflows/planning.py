@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import dask
 import numpy as np
 import zarr
 from distributed.comm import get_address_host
@@ -22,7 +23,7 @@ from tilewright.kernels.host_loops import share_of_cores, usable_cores
 from tilewright.pipeline import config, store
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import DeviceUnavailableError, DTypeError, OptionError, PlanError, ShapeError
-from tilewright.pipeline.events import ignore, on_waiting
+from tilewright.pipeline.events import log_notices, on_waiting
 from tilewright.pipeline.freivalds import check_nbytes
 from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.ledger import Past
@@ -31,7 +32,7 @@ from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan
 from tilewright.pipeline.region_write import encoders_nbytes
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import survey, workers_held
-from tilewright.pipeline.tasks import WorkerFacts, cores_here
+from tilewright.pipeline.tasks import WorkerFacts, cores_here, pause_nbytes
 from tilewright.pipeline.terms import (
     TILE_BUFFERS,
     Geometry,
@@ -91,11 +92,11 @@ def plan_matmul(
     have (a profile's own cluster is started for that). With ``device="cuda"`` and ``device_memory`` no GPU need be
     here: a plan for GPUs with so much memory free can be made anywhere.
 
-    Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits, and OptionError for
-    fewer workers than one, more than `MOST_WORKERS`, workers or their memory given beside a cluster, or a wrong
-    setting.
+    Raises as ``matmul`` does for factors that cannot be multiplied, PlanError where no tile fits or there would be too
+    many, and OptionError for fewer workers than one, more than `MOST_WORKERS`, workers or their memory given beside a
+    cluster, a file of profiles without one, or a wrong setting.
     """
-    config.check_all()
+    config.check_all(device_memory=device_memory)
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise OptionError(f"workers={workers!r}: a product needs a whole number of workers, one or more")
     if workers > MOST_WORKERS:
@@ -106,13 +107,18 @@ def plan_matmul(
             f"{named} beside a cluster: a plan is for the workers that are found there, and what they have; leave one"
             " of the two away"
         )
+    if cluster is None and cluster_file is not None:
+        raise OptionError(
+            f"cluster_file={cluster_file!r} without a cluster: the plan would be for this machine; name one of its"
+            " profiles (cluster), or leave it away"
+        )
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
     if cluster is None:
         facts = [_facts_here(device, host_memory, wanted.device_memory)] * workers
     else:
         with (
             open_cluster(cluster, cluster_file) as client,
-            workers_held(client, waiting=on_waiting(ignore, "plan", "ends it")),
+            workers_held(client, waiting=on_waiting(log_notices, "plan", "ends it")),
         ):
             facts = survey(client, device, loops=False)
     return plan_for(wanted, None, facts)
@@ -171,7 +177,7 @@ def plan_for(
     Raises
     ------
     PlanError
-        No tile fits, or the host's memory does not hold what a worker needs.
+        No tile fits, or there would be too many, or the host's memory does not hold what a worker needs.
     OutputError
         ``out`` is an open array that cannot take C.
     """
@@ -258,19 +264,20 @@ def _facts_here(device: str, host_memory: int | str | None, device_memory: int |
         if host_memory is not None
         else MEMORY_LIMIT
     )
-    if kind == "cpu":
-        return WorkerFacts("cpu", "CPU", None, limit, *cores)
+    name, free = "CPU", None
     if elsewhere:
-        return WorkerFacts("cuda", "GPU", asked, limit, *cores)
-    first = devices()[0]
-    return WorkerFacts("cuda", first.name, first.memory_free or first.memory_total, limit, *cores)
+        name, free = "GPU", asked
+    elif kind == "cuda":
+        first = devices()[0]
+        name, free = first.name, first.memory_free or first.memory_total
+    pause = pause_nbytes(limit, dask.config.get("distributed.worker.memory.pause"))
+    return WorkerFacts(kind, name, free, limit, *cores, pause_nbytes=pause)
 
 
 def _limits(facts: list[WorkerFacts], wanted: Wanted, parent: Parent) -> Limits:
     """What every worker can hold: the smallest of them sets it, since any tile may come to any worker."""
     on_host = facts[0].device == "cpu"
-    host_limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
-    host = min(host_limits) if host_limits else None
+    host = _least(fact.host_limit_nbytes for fact in facts)
     asked = config.get("device-memory", wanted.device_memory)
     if on_host:
         cap = config.get("host-core-nbytes") * min(fact.cores for fact in facts)
@@ -293,12 +300,18 @@ def _limits(facts: list[WorkerFacts], wanted: Wanted, parent: Parent) -> Limits:
         workers=len(facts),
         device_nbytes=nbytes,
         host_nbytes=host,
+        pause_nbytes=_least(fact.pause_nbytes for fact in facts),
         on_host=on_host,
         panel_nbytes=config.get("panel-nbytes"),
         tiles=config.get("tiles"),
         workspace_nbytes=workspace,
         line_nbytes=1 if on_host else LINE_NBYTES,
     )
+
+
+def _least(limits: Iterable[int | None]) -> int | None:
+    """The smallest of some workers' limits, in bytes; None where none has one."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _check_nbytes(facts: list[WorkerFacts], wanted: Wanted, out: Source | None, c: StoredMatrix) -> int:
@@ -308,8 +321,9 @@ def _check_nbytes(facts: list[WorkerFacts], wanted: Wanted, out: Source | None, 
     threads = config.threads("read-threads")
     if _is_local(out) and all(store.is_local(array) for array in (wanted.a, wanted.b)):
         threads = min(threads, max(fact.usable_cores for fact in facts))
-    limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
-    return check_nbytes(a, b, c, config.get("verify-rounds"), threads, min(limits, default=None))
+    host = _least(fact.host_limit_nbytes for fact in facts)
+    tasks = max(fact.threads for fact in facts)
+    return check_nbytes(a, b, c, config.get("verify-rounds"), threads, host, tasks)
 
 
 def _no_encoders(threads: int) -> int:
@@ -340,11 +354,11 @@ def _threads(
     if config.get(name) is not None or not (coded and local):
         return count
     share = _share_of_cores(facts)
-    limits = [fact.host_limit_nbytes for fact in facts if fact.host_limit_nbytes is not None]
-    if limits:
+    host = _least(fact.host_limit_nbytes for fact in facts)
+    if host is not None:
         coder_nbytes = max(CODER_NBYTES, encoders(share) // share)
         held_nbytes = LANE_NBYTES + coder_nbytes + 2 * max(coded)
-        share = min(share, int(min(limits) * CODING_SHARE) // held_nbytes)
+        share = min(share, int(host * CODING_SHARE) // held_nbytes)
     return max(count, share)
 
 

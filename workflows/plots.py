@@ -27,18 +27,24 @@ MOST_BARS = 60
 COLOUR = "#2f6f9f"
 
 
-def plot_histogram(histogram: Histogram, path: str | Path, *, bars: str = "counts") -> None:
+def plot_histogram(
+    histogram: Histogram, path: str | Path, *, bars: str = "counts", overwrite: bool = False
+) -> None:
     """Draw the bins of the whole corpus as bars and write a PNG; it appears when it is whole, or not at all.
 
     Parameters
     ----------
     bars
         What the bars' heights are: ``counts``, ``percent`` or ``probability`` of what was counted.
+    overwrite
+        Replace what stands there.
 
     Raises
     ------
     OptionError
         ``bars`` is none of these.
+    OutputExistsError
+        Something stands there and ``overwrite`` is false.
     StoreError
         The file cannot be written.
     """
@@ -76,7 +82,7 @@ def plot_histogram(histogram: Histogram, path: str | Path, *, bars: str = "count
         loc="left",
         fontsize=11,
     )
-    write_whole(Path(path), lambda draft: figure.savefig(draft, format="png"))
+    write_whole(Path(path), lambda draft: figure.savefig(draft, format="png"), overwrite=overwrite)
 
 
 def _shown(histogram: Histogram) -> tuple[np.ndarray, list[str]]:

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 import click
 
 from tilewright.kernels.memory import format_nbytes
-from tilewright.pipeline.events import Event, Listener, Notice, UnitDone, WorkDone, WorkPlanned, counted
+from tilewright.pipeline.events import (
+    LEAST_BUSY_SHARE,
+    Event,
+    Listener,
+    Notice,
+    UnitDone,
+    WorkDone,
+    WorkPlanned,
+    counted,
+)
 
 LINE_SECONDS = 10.0
 """Where there is no terminal: the least time between two lines about the same work."""
@@ -28,14 +37,21 @@ class Tally:
     """Units finished in this run."""
     nbytes: int = 0
     operations: int = 0
+    busy_seconds: float = 0.0
+    """Seconds in which stages of those units were busy."""
+    staged: bool = False
+    """Whether units tell of stages."""
 
     def add(self, unit: UnitDone) -> None:
         self.done += 1
         self.nbytes += unit.nbytes
         self.operations += unit.operations
+        self.busy_seconds += sum(unit.stages.values())
+        self.staged |= bool(unit.stages)
 
     def rates(self, now: float) -> str:
-        """Units, bytes a second, operations a second and the time left, as far as they say something."""
+        """Units, bytes a second, operations a second and the time left, as far as they say something: what is left of
+        work that its workers have hardly begun depends on when they have time for it."""
         elapsed = max(now - self.started, 1e-9)
         parts = [f"{self.planned.done + self.done}/{_in_all(self.planned)}"]
         if self.nbytes:
@@ -43,7 +59,8 @@ class Tally:
         if self.operations:
             parts.append(f"{format_count(self.operations / elapsed)}op/s")
         left = self.planned.total - self.planned.done - self.done
-        if self.done and left:
+        hardly_begun = self.staged and self.busy_seconds < LEAST_BUSY_SHARE * elapsed
+        if self.done and left and not hardly_begun:
             parts.append(f"{format_seconds(left * elapsed / self.done)} left")
         return ", ".join(parts)
 
@@ -89,7 +106,8 @@ def listening(*, quiet: bool = False) -> Iterator[Listener]:
 
 
 def _quiet(event: Event) -> None:
-    """Ignores all events: `events.ignore` logs some, and Python prints what is logged where no handler takes it."""
+    """Ignores all events: `events.log_notices` would log some, and Python prints what is logged where no handler takes
+    it."""
 
 
 class Counting:

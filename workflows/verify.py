@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.pipeline import config
 from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
-from tilewright.pipeline.events import Listener, Notice, ignore, on_waiting
+from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.store import Source, check_shared, open_array
 from tilewright.pipeline.submit import ask_all, workers_held
 from tilewright.pipeline.verify import Verification, can_verify, verify_product
@@ -22,9 +22,13 @@ def verify(
     precision: str = "full",
     cluster: Cluster = "local",
     cluster_file: str | None = None,
-    listener: Listener = ignore,
+    listener: Listener = log_notices,
 ) -> Verification:
-    """Check that C (m × n) = op(A) (m × k) op(B) (k × n) by Freivalds' test; reads each of them once.
+    """Check that C (m × n) = op(A) (m × k) op(B) (k × n) by Freivalds' test.
+
+    Each task reads rows of an array, so A and C are read once, and B once, or twice where it holds NaN or infinity. But
+    a chunk whose rows are those of several tasks is decoded for each of them: A's may be, where C's chunks have other
+    rows, and all that have more rows than one task has memory for.
 
     Parameters
     ----------
@@ -37,8 +41,8 @@ def verify(
     precision
         What C was made with: it sets the tolerance for rounding errors.
     cluster
-        A profile of ``cluster_file``, a scheduler's address, or a ``distributed.Client``. The check runs on
-        the workers' CPUs.
+        A profile of ``cluster_file``, a scheduler's address, a ``distributed.Client``, or a cluster of Dask's,
+        such as a ``distributed.LocalCluster``, which is left open. The check runs on the workers' CPUs.
 
     Returns
     -------
@@ -49,9 +53,9 @@ def verify(
     Raises
     ------
     TilewrightError
-        One of its subclasses: an array that is not there, sides that do not match, ``rounds`` below 1.
+        One of its subclasses: an array that is not there, sides that do not match, ``rounds`` below 1 or above 64.
     """
-    config.check_all()
+    config.check_all(rounds=rounds)
     left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")
     product = open_array(c, ndim=2, role="C")
     for role, array in (("A", left), ("B", right), ("C", product)):

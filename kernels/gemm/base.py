@@ -27,6 +27,10 @@ ELEMENTS = INTEGERS + FLOATS + COMPLEX
 
 PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
 
+PLANES_NBYTES = 2 << 30
+"""What the planes of both operands of one panel of k may take, where operands are written anew for the tensor cores.
+More k in a panel means fewer passes over C."""
+
 _COMPUTE = {
     np.dtype(narrow): np.dtype(wide)
     for narrow, wide in {"i1": "i4", "i2": "i4", "u1": "u4", "u2": "u4", "f2": "f4"}.items()
@@ -78,6 +82,8 @@ class Problem:
     """``full``, ``split``, ``tf32``, ``bf16`` or ``fp16``: what the caller allows."""
     capability: Capability | None
     """Compute capability of the device, (9, 0) for Hopper; None in the simulator."""
+    model: str | None = None
+    """The name of the device, for what was measured on its like (`tuning`); None where that is not asked."""
 
     @property
     def m(self) -> int:

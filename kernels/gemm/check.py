@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ def result_dtype(
         A factor's type or ``dtype`` is not among ``elements``, the factors have no common type, or one of them does not
         cast to ``dtype``.
     """
-    allowed = ", ".join(dtype_name(element) for element in elements)
+    allowed = ", ".join(dtype_name(one) for one in elements)
     for name, found in zip(names, (a, b), strict=True):
         if found.newbyteorder("=") not in elements:
             hint = f"; view it as uint8: {name}.view(numpy.uint8)" if found == np.bool_ else ""
@@ -64,18 +65,25 @@ def result_dtype(
             )
     if dtype is None:
         return _common(a, b, names)
-    try:
-        wanted = BFLOAT16 if is_bfloat16(dtype) else np.dtype(dtype)
-    except TypeError:
-        raise DTypeError(f"dtype={dtype!r} is not an element type; allowed are {allowed}") from None
-    if wanted not in elements:
-        raise DTypeError(f"dtype={dtype_name(wanted)} cannot be a product's type; allowed are {allowed}")
+    wanted = element(dtype, elements)
     for name, found in zip(names, (a, b), strict=True):
         if not np.can_cast(_as_numpy_knows(found), _as_numpy_knows(wanted), "same_kind"):
             raise DTypeError(
                 f"{name} holds {dtype_name(found)}, which does not cast to dtype={dtype_name(wanted)} within its "
                 f"kind; leave dtype out for {dtype_name(_common(a, b, names))}, or convert it first"
             )
+    return wanted
+
+
+def element(dtype: Any, elements: Sequence[np.dtype] = ELEMENTS) -> np.dtype:
+    """What a caller's ``dtype`` means, or DTypeError where that is no element type, or none of ``elements``."""
+    allowed = ", ".join(dtype_name(one) for one in elements)
+    try:
+        wanted = BFLOAT16 if is_bfloat16(dtype) else np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):  # NumPy has one for each way of spelling a type wrong
+        raise DTypeError(f"dtype={dtype!r} is not an element type; allowed are {allowed}") from None
+    if wanted not in elements:
+        raise DTypeError(f"dtype={dtype_name(wanted)} cannot be a product's type; allowed are {allowed}")
     return wanted
 
 
@@ -129,16 +137,36 @@ def output(
             f"out holds {dtype_name(dtype)}, the product is {dtype_name(result)}; pass an out of {dtype_name(result)}, "
             f"or dtype={dtype_name(dtype)!r}"
         )
-    down, across = abs(strides[0]), abs(strides[1])
-    if m > 1 and n > 1:
-        distinct = min(down, across) >= dtype.itemsize and (down >= n * across or across >= m * down)
-    else:
-        distinct = (m <= 1 or down >= dtype.itemsize) and (n <= 1 or across >= dtype.itemsize)
-    if m * n and not distinct:
+    if m * n and not elements_apart(m, n, strides[0], strides[1], dtype.itemsize):
         raise OutputError(
             f"out has strides {tuple(strides)} bytes for shape {tuple(shape)}: elements of it share memory; "
             "pass an array whose elements lie apart"
         )
+
+
+def elements_apart(m: int, n: int, down: int, across: int, itemsize: int) -> bool:
+    """Whether no two elements of an m × n array share a byte; ``down`` and ``across`` are its strides (bytes).
+
+    No side is 0. The sign of a stride does not matter: it says from which end elements are counted.
+    """
+    down, across = abs(down), abs(across)
+    if m == 1 or n == 1:
+        return (m == 1 or down >= itemsize) and (n == 1 or across >= itemsize)
+    if min(down, across) < itemsize:
+        return False
+    if down >= (n - 1) * across + itemsize or across >= (m - 1) * down + itemsize:
+        return True  # whole rows, or whole columns, lie one behind the other
+    if down % itemsize == across % itemsize == 0:
+        # i rows down is where j columns across is: first for i = across / step and j = down / step.
+        step = math.gcd(down, across)
+        return across // step >= m or down // step >= n
+    if m > n:
+        m, n, down, across = n, m, across, down
+    # Each row's first element, and the elements of the first row before and behind its place.
+    column, beyond = np.divmod(np.arange(1, m, dtype=np.int64) * down, across)
+    before = (column < n) & (beyond < itemsize)
+    behind = (column + 1 < n) & (across - beyond < itemsize)
+    return not (before | behind).any()
 
 
 class _Memory:

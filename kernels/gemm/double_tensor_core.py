@@ -37,14 +37,13 @@ from numba import cuda
 from numba.cuda import libdevice, types
 
 from tilewright.kernels.compiled import compile_kernel, multiprocessors
-from tilewright.kernels.device_array import address
 from tilewright.kernels.device_choice import capability, current_device
 from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
 from tilewright.kernels.gemm.scratch import borrowed
-from tilewright.kernels.gemm.warp_tiled_launch import matrix
-from tilewright.kernels.launch import allow_dynamic_shared, ceil_div, enqueue
+from tilewright.kernels.gemm.warp_tiled_launch import THIN_STRIPS, matrix
+from tilewright.kernels.launch import ceil_div, enqueue
 from tilewright.kernels.ptx import async_copy, memory, warp_mma
 
 FLOAT64 = np.dtype(np.float64)
@@ -316,9 +315,9 @@ def kernel_function(tile: Tile, layout: Layout) -> Any:
 
     Grid: (tiles of C, s), s = 1 where k is not dealt. Block: ``tile.threads``. Shared memory (dynamic):
     ``tile.shared_nbytes``.
-    Registers: accumulators m n parts / threads float64, and ``buffers`` sets of fragments. Ragged edges come
-    in as zeros and are not written; k = 0 gives zeros. The order of the sums is fixed by the tile
-    and s.
+    Registers: accumulators m n parts / threads float64, and two sets of fragments of each operand: of one step of k
+    that is multiplied, and of the next. Ragged edges come in as zeros and are not written; k = 0 gives zeros. The order
+    of the sums is fixed by the tile and s.
     """
     parts, threads = layout.parts, tile.threads
     side_a = _Side(tile.m, tile.depth, parts, layout.a_along_k, threads)
@@ -562,7 +561,12 @@ memory."""
 @functools.cache
 def compiled(tile: Tile, layout: Layout) -> Any:
     """The kernel, compiled for a GPU by its first launch there."""
-    return compile_kernel(kernel_function(tile, layout), SIGNATURE, launch_bounds=(tile.threads, tile.blocks))
+    return compile_kernel(
+        kernel_function(tile, layout),
+        SIGNATURE,
+        launch_bounds=(tile.threads, tile.blocks),
+        shared_nbytes=tile.shared_nbytes(layout.parts),
+    )
 
 
 def contiguous(strides: tuple[int, int], rows: int, columns: int, itemsize: int) -> tuple[bool, int] | None:
@@ -578,16 +582,10 @@ def contiguous(strides: tuple[int, int], rows: int, columns: int, itemsize: int)
     return (False, strides[1]) if by_columns else None
 
 
-def _whole(pointer: int, pitch: int, contiguous: int, lines: int, parts: int) -> bool:
-    """Whether all chunks of an operand are aligned and end inside it."""
-    aligned = pointer % (CHUNK * ITEM) == 0 and (pitch % (CHUNK * ITEM) == 0 or lines == 1)
-    return aligned and contiguous * parts % CHUNK == 0
-
-
 def enqueue_tile(
-    a: Any,
-    b: Any,
-    c: Any,
+    a: Matrix,
+    b: Matrix,
+    c: Matrix,
     accumulate: bool,
     stream: Any,
     tile: Tile,
@@ -606,33 +604,30 @@ def enqueue_tile(
     native = capability(current_device()) >= NATIVE  # type: ignore[operator]
     a_by_rows, a_pitch = contiguous(a.strides, m, k, itemsize)  # type: ignore[misc]
     b_by_rows, b_pitch = contiguous(b.strides, k, n, itemsize)  # type: ignore[misc]
-    a_at, b_at, c_at = address(a), address(b), address(c)
     c_pitch = c.strides[0]
     layout = Layout(
         parts=parts,
         a_along_k=a_by_rows,
         b_along_k=not b_by_rows,
-        a_whole=padded[0] or _whole(a_at, a_pitch, k if a_by_rows else m, m if a_by_rows else k, parts),
-        b_whole=padded[1] or _whole(b_at, b_pitch, n if b_by_rows else k, k if b_by_rows else n, parts),
-        c_whole=_whole(c_at, c_pitch, CHUNK, m * splits, parts),
+        a_whole=padded[0] or a.whole(a_by_rows),
+        b_whole=padded[1] or b.whole(b_by_rows),
+        c_whole=repitch.lines_aligned(c.pointer, c_pitch, m * splits),
         native=native,
         dealt=splits > 1,
     )
-    kernel = compiled(fitting(tile, layout), layout)
-    nbytes = tile.shared_nbytes(parts)
-    allow_dynamic_shared(kernel, nbytes)
+    tile = fitting(tile, layout)
     grid = (ceil_div(m, tile.m) * ceil_div(n, tile.n), splits)
     enqueue(
-        kernel,
+        compiled(tile, layout),
         grid,
         tile.threads,
         stream,
-        nbytes,
-        a_at,
+        tile.shared_nbytes(parts),
+        a.pointer,
         a_pitch // ITEM,
-        b_at,
+        b.pointer,
         b_pitch // ITEM,
-        c_at,
+        c.pointer,
         c_pitch // ITEM,
         m * c_pitch // ITEM,
         m,
@@ -681,12 +676,9 @@ def choose_tile(parts: int, m: int, n: int, k: int, multiprocessors: int) -> Til
     return tiles[-1]
 
 
-THIN_STRIPS = 32
-"""Up to this many ragged rows or columns are left to the kernel of thin products where that saves a wave."""
-
-
 def whole_part(m: int, n: int, tile: Tile, processors: int) -> tuple[int, int]:
-    """The rows and columns of C that the tiles compute; what is left are strips of up to `THIN_STRIPS`.
+    """The rows and columns of C that the tiles compute; what is left are strips of up to `THIN_STRIPS`, for the kernel
+    of thin products, where that saves a wave.
 
     Tiles at the edges take as long as whole ones: n = 4097 in tiles of 128 are 1089 tiles, nine waves on 132
     multiprocessors, where 4096 take eight.
@@ -709,23 +701,19 @@ def _by_lines(operand: Matrix) -> tuple[Matrix, bool]:
     return (operand if by_rows else operand.transposed()), by_rows
 
 
-def _copied(operand: Matrix, used: int) -> bool:
+def _pays_to_copy(operand: Matrix, used: int) -> bool:
     """Whether panels of an operand are copied to aligned lines first (`repitch`), each element used that often.
 
     complex128 never is: its elements are whole chunks.
     """
     lines, _ = _by_lines(operand)
-    return (
-        operand.dtype == FLOAT64
-        and used >= repitch.LEAST_SIDE
-        and not _whole(operand.pointer, lines.strides[0], lines.shape[1], lines.shape[0], 1)
-    )
+    return operand.dtype == FLOAT64 and used >= repitch.LEAST_SIDE and not lines.whole(by_rows=True)
 
 
 def _multiply(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, tile: Tile) -> None:
     """Enqueue ``c (+)= a b`` with a tile, from aligned copies of panels of the operands where that pays."""
     k = a.shape[1]
-    copies = _copied(a, c.shape[1]), _copied(b, c.shape[0])
+    copies = _pays_to_copy(a, c.shape[1]), _pays_to_copy(b, c.shape[0])
     # Copies along k are padded to whole chunks: k is rounded up, so that the scratch memory has room for that too.
     k_nbytes = sum(side * ITEM for side, copied in zip(c.shape, copies, strict=True) if copied)
     k_nbytes += CHUNK * ITEM if any(copies) else 0
@@ -761,16 +749,16 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
     if (rows, columns) == (m, n):
         _multiply(left, right, target, accumulate, stream, tile)
         return
-    from tilewright.kernels.gemm import skinny  # which imports this module
+    from tilewright.kernels.gemm import skinny_launch  # which imports this module
 
     above, before = left.slice(0, rows, 0, k), right.slice(0, k, 0, columns)
     _multiply(above, before, target.slice(0, rows, 0, columns), accumulate, stream, tile)
     if columns < n:
         strip = right.slice(0, k, columns, n - columns)
-        skinny.launch(above, strip, target.slice(0, rows, columns, n - columns), accumulate, stream)
+        skinny_launch.launch(above, strip, target.slice(0, rows, columns, n - columns), accumulate, stream)
     if rows < m:
         strip = left.slice(rows, m - rows, 0, k)
-        skinny.launch(strip, right, target.slice(rows, m - rows, 0, n), accumulate, stream)
+        skinny_launch.launch(strip, right, target.slice(rows, m - rows, 0, n), accumulate, stream)
 
 
 def _fits(operand: Operand) -> bool:

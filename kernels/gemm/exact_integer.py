@@ -21,7 +21,7 @@ from tilewright.kernels.compiled import compile_together, device_capability, mul
 from tilewright.kernels.device_array import address
 from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.gemm import byte_mma, byte_mma_launch, byte_planes
-from tilewright.kernels.gemm.base import INTEGERS, Capability, GemmKernel, Problem, Variant
+from tilewright.kernels.gemm.base import INTEGERS, PLANES_NBYTES, Capability, GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES
 from tilewright.kernels.gemm.residues import (
     DEPTH_LIMIT,
@@ -47,12 +47,11 @@ from tilewright.kernels.gemm.wgmma_launch import (
 )
 from tilewright.kernels.launch import ceil_div
 
-SCRATCH_NBYTES = 2 << 30
-"""What the planes of one panel of k may take. More k in a panel means fewer passes over C."""
 LINE_UNIT = 128
 """Lines of a plane begin at multiples of it (bytes), as suits the copy engine and the memory."""
 LEAST_WORK = 1 << 28
-"""m n k below which the passes and launches cost more than the simple kernels."""
+"""m n k below which the passes and launches cost more than the simple kernels. That `half_tensor_core` begins at the
+same size, though it may need no pass, is by chance."""
 LEAST_SIDE = 64
 BLOCKS_PER_MULTIPROCESSOR = 8
 TURN_RESIDENT_BLOCKS = 6
@@ -146,15 +145,15 @@ class Layout:
 
 
 def layout(m: int, n: int, k: int, processors: int, *, residues: bool) -> Layout:
-    """How the scratch memory of a product is used on a GPU of ``processors`` multiprocessors; at most SCRATCH_NBYTES
+    """How the scratch memory of a product is used on a GPU of ``processors`` multiprocessors; at most PLANES_NBYTES
     for planes where that is possible. Which of A and B lies along C's rows makes no difference: the tiles of a cluster
     form a square.
     """
     longest = ceil_div(k, LINE_UNIT) * LINE_UNIT
-    affordable = SCRATCH_NBYTES // (m + n) // LINE_UNIT * LINE_UNIT
+    affordable = PLANES_NBYTES // (m + n) // LINE_UNIT * LINE_UNIT
     single = max(LINE_UNIT, min(longest, SINGLE_DEPTH_LIMIT, affordable))
     count = len(MODULI) if residues else 1
-    affordable = SCRATCH_NBYTES // (count * (m + n)) // LINE_UNIT * LINE_UNIT
+    affordable = PLANES_NBYTES // (count * (m + n)) // LINE_UNIT * LINE_UNIT
     residue = max(LINE_UNIT, min(single, DEPTH_LIMIT, affordable))
     line_nbytes = max(single, count * residue) if residues else single
     clusters = ceil_div(m, CLUSTER_SIDE) * ceil_div(n, CLUSTER_SIDE)
@@ -177,7 +176,7 @@ def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
     if residues:
         deepest = max(deepest, len(MODULI) * min(deepest, DEPTH_LIMIT))
     exact = layout(m, n, k, MOST_MULTIPROCESSORS, residues=residues)
-    return max(exact.nbytes, exact.planes_a + min(SCRATCH_NBYTES, (m + n) * deepest))
+    return max(exact.nbytes, exact.planes_a + min(PLANES_NBYTES, (m + n) * deepest))
 
 
 def _resident_blocks(turned: bool, residues: bool) -> int:

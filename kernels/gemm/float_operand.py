@@ -1,12 +1,15 @@
 """A float matrix on its way to the Hopper tensor cores: as it lies, or through a pass into scratch memory.
 
-What a pass writes is bounded by `SCRATCH_NBYTES`: k is walked in panels, and where sides are so long that panels would
-be too shallow, these in stretches.
+What a pass writes is bounded by `PLANES_NBYTES`: k is walked in panels, and where sides are so long that panels would
+be too shallow, these in stretches. Panels after the first add to C. If that has 16 bits each would round it again, so
+there sides are cut until all of k fits; and where k is too long for that, sums are collected in float32, in scratch
+memory too.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,18 +20,28 @@ from tilewright.kernels.compiled import multiprocessors
 from tilewright.kernels.device_array import address
 from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.gemm import float_planes
+from tilewright.kernels.gemm.base import PLANES_NBYTES
 from tilewright.kernels.gemm.wgmma_launch import Launchable, Output, Planes, compile_launchable
 from tilewright.kernels.launch import ceil_div
 
-SCRATCH_NBYTES = 2 << 30
-"""What the planes of one panel of k may take."""
 DEPTH_UNIT = 64
 """Panels are multiples of it deep: whole lines of shared memory in every form, without padding."""
 LEAST_DEPTH = 256
 """Panels are at least this deep, unless k is less: each but the first reads and writes C once more."""
 LINES_UNIT = 256
 """Stretches of a side are multiples of it long: whole tiles, and lines aligned as the whole operand's are."""
+WHOLE_DEPTH_LINES = 8192
+"""Lines of both operands together that scratch memory must hold, with all of k, so that stretches are multiplied that
+way. With fewer the operands would be copied so often, and stretches give the GPU so few tiles, that collecting sums,
+which takes some 15 % of a product's time, costs less."""
+KEPT_SHARE = 3 / 4
+"""The share of them that is the left operand's, whose stretches are copied once; the right's are once for each of
+these."""
+SUMS_SHARE = 1 / 4
+"""The share of the scratch memory for sums that are collected."""
 LINE_UNIT_NBYTES = 128
+SUM_NBYTES = 4
+"""A sum in float32."""
 BLOCKS_PER_MULTIPROCESSOR = 32
 """Blocks of a pass that takes segments: several times as many as run at once, so that all multiprocessors end at about
 the same time."""
@@ -142,19 +155,85 @@ class Cut:
                 )
 
 
-def cut(a: FloatOperand, b: FloatOperand, form: str) -> Cut:
-    """How a product is cut so that the planes of both operands take at most `SCRATCH_NBYTES`.
+def cut(
+    a: FloatOperand,
+    b: FloatOperand,
+    form: str,
+    *,
+    narrow: bool = False,
+    passing: tuple[bool, bool] = (True, True),
+) -> Cut:
+    """How a product is cut so that the planes of both operands take at most `PLANES_NBYTES`.
 
-    A side is cut only where panels `LEAST_DEPTH` deep would take more than half of that.
+    A side is cut only where panels `LEAST_DEPTH` deep would take more than half of that. narrow: C has 16 bits, so that
+    panels must not be added up in it. Either there is only one, or the planes leave room for `sums_nbytes`. passing:
+    which operands go through a pass; only for a narrow C the others do not count.
     """
     k = ceil_div(a.depth, DEPTH_UNIT) * DEPTH_UNIT
     line = _count(form) * line_nbytes(min(k, LEAST_DEPTH), form)
-    most = max(LINES_UNIT, SCRATCH_NBYTES // 2 // line // LINES_UNIT * LINES_UNIT)
+    most = max(LINES_UNIT, PLANES_NBYTES // 2 // line // LINES_UNIT * LINES_UNIT)
     lines = _even(a.outer, most, LINES_UNIT), _even(b.outer, most, LINES_UNIT)
-    heads = (operand.stretch(0, length) for operand, length in zip((a, b), lines, strict=True))
-    unit = sum(planes_nbytes(operand, DEPTH_UNIT, form) for operand in heads)
-    affordable = max(DEPTH_UNIT, SCRATCH_NBYTES // unit * DEPTH_UNIT)
-    return Cut(_even(k, affordable, DEPTH_UNIT), lines)
+    depth = _affordable_depth(a, b, lines, form, PLANES_NBYTES)
+    if not narrow or depth >= k:
+        return Cut(_even(k, depth, DEPTH_UNIT), lines)
+    room = PLANES_NBYTES // line_nbytes(k, form)
+    if room >= WHOLE_DEPTH_LINES:
+        return Cut(k, _whole_depth_lines(a.outer, b.outer, room, passing))
+    lines = _collected_lines(a.outer, b.outer)
+    depth = _affordable_depth(a, b, lines, form, PLANES_NBYTES - sums_nbytes(lines), passing)
+    return Cut(_even(k, depth, DEPTH_UNIT), lines)
+
+
+def _affordable_depth(
+    a: FloatOperand,
+    b: FloatOperand,
+    lines: tuple[int, int],
+    form: str,
+    nbytes: int,
+    passing: tuple[bool, bool] = (True, True),
+) -> int:
+    """The most elements of k for which the planes of stretches of so many lines take at most ``nbytes``."""
+    heads = [operand.stretch(0, length) for operand, length in zip((a, b), lines, strict=True)]
+    unit = sum(
+        planes_nbytes(head, DEPTH_UNIT, form) for head, passes in zip(heads, passing, strict=True) if passes
+    )
+    return max(DEPTH_UNIT, nbytes // unit * DEPTH_UNIT)
+
+
+def _whole_depth_lines(m: int, n: int, room: int, passing: tuple[bool, bool]) -> tuple[int, int]:
+    """Lines of stretches of A and B that together are at most ``room``, not counting what is in place."""
+    if not all(passing):
+        most = room // LINES_UNIT * LINES_UNIT
+        return _even(m, most, LINES_UNIT) if passing[0] else m, _even(n, most, LINES_UNIT) if passing[
+            1
+        ] else n
+    whole_m, whole_n = (ceil_div(side, LINES_UNIT) * LINES_UNIT for side in (m, n))
+    of_a = min(whole_m, max(int(room * KEPT_SHARE), room - whole_n)) // LINES_UNIT * LINES_UNIT
+    of_b = min(whole_n, room - of_a) // LINES_UNIT * LINES_UNIT
+    return _even(m, of_a, LINES_UNIT), _even(n, of_b, LINES_UNIT)
+
+
+def _collected_lines(m: int, n: int) -> tuple[int, int]:
+    """Lines of stretches of A and B whose sums take about `SUMS_SHARE` of the scratch memory, or less."""
+    elements = int(PLANES_NBYTES * SUMS_SHARE) // SUM_NBYTES
+    square = math.isqrt(elements) // LINES_UNIT * LINES_UNIT or LINES_UNIT
+
+    def stretch(side: int, other: int) -> int:
+        most = elements // min(sums_pitch(other), square) // LINES_UNIT * LINES_UNIT
+        return _even(side, most or LINES_UNIT, LINES_UNIT)
+
+    return stretch(m, n), stretch(n, m)
+
+
+def sums_pitch(columns: int) -> int:
+    """Sums from line to line: whole lines of memory."""
+    unit = LINE_UNIT_NBYTES // SUM_NBYTES
+    return ceil_div(columns, unit) * unit
+
+
+def sums_nbytes(lines: tuple[int, int]) -> int:
+    """Scratch memory of the sums of a stretch."""
+    return lines[0] * sums_pitch(lines[1]) * SUM_NBYTES
 
 
 def _even(length: int, most: int, unit: int) -> int:
@@ -168,7 +247,7 @@ def most_nbytes(m: int, n: int, k: int, form: str) -> int:
     """An upper bound for the planes of a product of these sides or smaller ones, whatever its operands' layouts."""
     depth = ceil_div(k, DEPTH_UNIT) * DEPTH_UNIT
     lines = line_nbytes(m, form) + line_nbytes(n, form)
-    return min(_count(form) * lines * depth, SCRATCH_NBYTES)
+    return min(_count(form) * lines * depth, PLANES_NBYTES)
 
 
 @functools.cache

@@ -67,7 +67,11 @@ def is_finite(value):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True, inline="always")
 def bfloat16_or_special(value):  # type: ignore[no-untyped-def]
-    """The nearest bfloat16, as IEEE rounds: infinity from what is too large, NaN stays NaN."""
+    """The nearest bfloat16, as IEEE rounds: infinity from what is too large, NaN stays NaN.
+
+    As `tilewright.kernels.bfloat16.device_functions` gives it, which does without PTX for the simulator's sake: with
+    that one the pass would become other machine code.
+    """
     bits = floats.float_bits(value)
     if value != value:
         return types.uint32(0x7FC0)

@@ -28,13 +28,18 @@ from tilewright.kernels.gemm.float_operand import (
     make_planes,
     operands,
     planes_nbytes,
+    sums_nbytes,
+    sums_pitch,
     turned,
 )
+from tilewright.kernels.gemm.rounded_sums import matrix_of, round_sums
+from tilewright.kernels.gemm.rounded_sums import variants as rounding_variants
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.wgmma_config import Config
 from tilewright.kernels.gemm.wgmma_launch import (
     HOPPER,
     Output,
+    Planes,
     launch_product,
     output_of,
     pass_variant,
@@ -87,30 +92,51 @@ def _multiply(
         a, b, output = b, a, output.flipped
     turning = [operand is not kept and turned(operand, form) for operand in (a, b)]
     k_major = [operand.k_major or turn for operand, turn in zip((a, b), turning, strict=True)]
-    config = _config(kind, output.c_type, *k_major, by_columns)
     whole = [
         operand.in_place(kind) if loadable and not turn else None
         for operand, turn in zip((a, b), turning, strict=True)
     ]
     if whole[0] is not None and whole[1] is not None:
+        config = _config(kind, output.c_type, *k_major, by_columns)
         launch_product(config, whole[0], whole[1], output, a.depth, accumulate, stream)
         return
-    pieces = cut(a, b, form)
+    narrow = output.c_type.bitwidth == 16
+    pieces = cut(a, b, form, narrow=narrow, passing=(whole[0] is None, whole[1] is None))
+    collected = narrow and pieces.depth < a.depth
     room = [
         planes_nbytes(operand.stretch(0, lines), pieces.depth, form) if planes is None else 0
         for operand, lines, planes in zip((a, b), pieces.lines, whole, strict=True)
     ]
-    with borrowed(sum(room), stream) as scratch:
-        targets = scratch, scratch + room[0]
+    sums_room = sums_nbytes(pieces.lines) if collected else 0
+    made: list[tuple[FloatOperand, Planes] | None] = [None, None]
+
+    def loaded(side: int, panel: FloatOperand, target: int) -> Planes:
+        """The panel as it lies or as its pass leaves it, which the stretch before may have seen to."""
+        there = None if whole[side] is None else panel.in_place(kind)
+        if there is not None:
+            return there
+        held = made[side]
+        if held is None or held[0] != panel:
+            held = made[side] = panel, make_planes(panel, form, kind, target, stream)
+        return held[1]
+
+    with borrowed(sum(room) + sums_room, stream) as scratch:
         for left, right, part in pieces.stretches(a, b, output):
+            sums = _sums(scratch + sum(room), part) if collected else part
+            config = _config(kind, sums.c_type, *k_major, by_columns)
             for first in range(0, a.depth, pieces.depth):
                 length = min(pieces.depth, a.depth - first)
-                loaded = []
-                for operand, planes, target in zip((left, right), whole, targets, strict=True):
-                    panel = operand.panel(first, length)
-                    there = None if planes is None else panel.in_place(kind)
-                    loaded.append(there or make_planes(panel, form, kind, target, stream))
-                launch_product(config, loaded[0], loaded[1], part, length, accumulate or first > 0, stream)
+                planes_a = loaded(0, left.panel(first, length), scratch)
+                planes_b = loaded(1, right.panel(first, length), scratch + room[0])
+                add = first > 0 or (accumulate and not collected)
+                launch_product(config, planes_a, planes_b, sums, length, add, stream)
+            if collected:
+                round_sums(matrix_of(sums, FLOAT32), matrix_of(part, a.dtype), accumulate, stream)
+
+
+def _sums(address: int, part: Output) -> Output:
+    """The sums of a stretch of C, in float32 at an address."""
+    return Output(address, part.rows, part.columns, sums_pitch(part.columns), 1, types.float32, False)
 
 
 @functools.cache
@@ -188,11 +214,13 @@ def _stored_variants(kind: str, dtype: np.dtype) -> Iterable[Variant]:
 
 def _half_variants() -> Iterable[Variant]:
     yield from _stored_variants("f16", FLOAT16)
+    yield from rounding_variants(FLOAT16)
     yield _pass_variant("copy")
 
 
 def _bfloat_variants() -> Iterable[Variant]:
-    return _stored_variants("bf16", BFLOAT16)
+    yield from _stored_variants("bf16", BFLOAT16)
+    yield from rounding_variants(BFLOAT16)
 
 
 def _asked_variants(kind: str) -> Callable[[], Iterable[Variant]]:

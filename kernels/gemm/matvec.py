@@ -23,6 +23,7 @@ from numba.cuda import types
 
 from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import Variant
+from tilewright.kernels.gemm.register_arithmetic import product_adder, real_dtype
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx import memory
 
@@ -53,8 +54,7 @@ class Layout:
 
     @property
     def real(self) -> np.dtype:
-        dtype = np.dtype(self.dtype)
-        return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+        return real_dtype(np.dtype(self.dtype))
 
     @property
     def parts(self) -> int:
@@ -122,6 +122,7 @@ def kernel_function(layout: Layout) -> Any:
     step, block_rows = layout.step, layout.block_rows
     span = WARP * elements
     load, global_array = memory.load_vector, memory.global_array
+    add_product = product_adder(parts)
     i32, i64, u64 = types.int32, types.int64, types.uint64
 
     @inlined
@@ -139,14 +140,6 @@ def kernel_function(layout: Layout) -> Any:
             source = global_array(address + i64(e) * stride, real)
             for p in range(parts):
                 registers[first + e * parts + p] = source[u64(p)]
-
-    @inlined
-    def add_product(sums, total, a, left, b, right):  # type: ignore[no-untyped-def]
-        sums[total] += a[left] * b[right]
-        if parts == 2:
-            sums[total] -= a[left + 1] * b[right + 1]
-            sums[total + 1] += a[left] * b[right + 1]
-            sums[total + 1] += a[left + 1] * b[right]
 
     @inlined
     def load_rows(a, b, a_at, a_pitch, b_at, b_step, last_row, u, k):  # type: ignore[no-untyped-def]

@@ -7,6 +7,7 @@ than its launch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ import numpy as np
 
 from tilewright.kernels import device_choice, launch
 from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.kernels.deferred import cuda
 from tilewright.kernels.device_array import (
+    Memory,
     alignment,
     as_device_array,
+    check_alignment,
     device_index,
     is_device_array,
     memory_of,
@@ -28,7 +32,7 @@ from tilewright.kernels.device_array import (
 )
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
 from tilewright.kernels.gemm import check, tuning
-from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem
+from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.recording import Place, Plan, Recording, Rehearsal
 from tilewright.kernels.streams import as_stream, launch_stream
@@ -65,7 +69,8 @@ def matmul(
     """``op(A) op(B)`` on one device, as `numpy.matmul` would give it.
 
     a, b: matrices (two dimensions) of any strides, both NumPy arrays or both device arrays (anything with
-        ``__cuda_array_interface__``: Numba, CuPy, PyTorch). Neither op(A) nor op(B) is ever stored.
+        ``__cuda_array_interface__``: Numba, CuPy, PyTorch). Neither op(A) nor op(B) is ever stored. Elements
+        of device arrays lie at multiples of their size (complex numbers: half of it), ``out``'s too.
     out: an m × n array of the result's dtype, of the same kind and on the same device, sharing no memory with
         a or b; every element is written. Without it a new one is made (for device arrays a Numba device
         array, a CuPy array where ``a`` is one, and of bfloat16 a PyTorch tensor where ``a`` is one).
@@ -75,7 +80,8 @@ def matmul(
         ``dtype=int64`` give sums that do not wrap at 2**31. The default is `numpy.result_type`.
     precision: ``full`` multiplies float32 as float32. ``split``, ``tf32``, ``bf16`` and ``fp16`` allow (and
         never require) a float32 product on the tensor cores; where a device or a shape has no such kernel,
-        and on the CPU, it is computed in full. ``fp16`` makes operands above 65504 infinite.
+        and on the CPU, it is computed in full. ``fp16`` makes operands above 65504 infinite, and rounds those
+        below 6.1e-5 to multiples of 6e-8.
     device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays stay where they are.
     stream: the stream to launch on. The default is the one that the arrays were exported with, else the
         default stream. For device arrays the function returns before the product is finished.
@@ -87,19 +93,11 @@ def matmul(
     Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError or
     DeviceUnavailableError before anything is launched.
     """
-    on_device = is_device_array(a), is_device_array(b)
-    if on_device[0] != on_device[1] or (out is not None and is_device_array(out) != on_device[0]):
-        kinds = ", ".join(
-            f"{name} is {type(array).__module__}.{type(array).__name__}"
-            for name, array in (("a", a), ("b", b), ("out", out))
-            if array is not None
-        )
-        error = OptionError if out is None or on_device[0] != on_device[1] else OutputError
-        raise error(f"host and device arrays are mixed: {kinds}; bring them all to one side")
+    on_device = _on_one_side(a, b, out)
     if accumulate and out is None:
         raise OptionError("accumulate=True adds to out, and no out was given")
-    where = device_choice.resolve_device(device, device_arrays=on_device[0])
-    if on_device[0]:
+    where = device_choice.resolve_device(device, device_arrays=on_device)
+    if on_device:
         return _on_device(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, stream)
 
     a, b, out = _host_operands(a, b, out)
@@ -132,18 +130,46 @@ def matmul(
     return out
 
 
+def _on_one_side(a: Any, b: Any, out: Any) -> bool:
+    """Whether the arrays are device arrays, all of them; OptionError or OutputError if only some are."""
+    on_device = is_device_array(a), is_device_array(b)
+    if on_device[0] != on_device[1] or (out is not None and is_device_array(out) != on_device[0]):
+        kinds = ", ".join(
+            f"{name} is {type(array).__module__}.{type(array).__name__}"
+            for name, array in (("a", a), ("b", b), ("out", out))
+            if array is not None
+        )
+        error = OptionError if out is None or on_device[0] != on_device[1] else OutputError
+        raise error(f"host and device arrays are mixed: {kinds}; bring them all to one side")
+    return on_device[0]
+
+
 def _host_operands(a: Any, b: Any, out: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Inputs as NumPy arrays in the machine's byte order; ``out`` must be one already."""
-    operands = []
-    for name, value in (("a", a), ("b", b)):
-        try:
-            array = np.asarray(value)
-        except (TypeError, ValueError) as error:
-            raise DTypeError(f"{name} is no array that NumPy understands: {error}") from None
-        operands.append(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+    operands = [
+        array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+        for array in (_as_numpy("a", a), _as_numpy("b", b))
+    ]
     if out is not None and not isinstance(out, np.ndarray):
         raise OutputError(f"out is {type(out).__name__}; it must be a NumPy array, as a and b are")
     return operands[0], operands[1], out
+
+
+def _as_numpy(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise DTypeError(f"{name} is no array that NumPy understands: {error}") from None
+
+
+def _hashable(dtype: Any) -> Any:
+    """``dtype`` as the caller gave it, for decisions to be remembered by. DTypeError for what has no hash, such as the
+    list of a structured type's fields: no element type is spelt so."""
+    try:
+        hash(dtype)
+    except TypeError:
+        return check.element(dtype)
+    return dtype
 
 
 def _operand(layout: Layout) -> Operand:
@@ -172,24 +198,29 @@ def _decide(
     transpose_b: bool,
     dtype: Any,
     precision: str,
-    capability: Capability | None,
+    home: int,
     generation: int,
 ) -> Decision:
-    """Check a product of these layouts and select its kernel; a new `tuning.generation` decides anew."""
+    """Check a product of these layouts and select its kernel on GPU ``home``; a new `tuning.generation` decides anew.
+
+    GPUs of one compute capability decide for themselves: what was measured is of their model.
+    """
     from tilewright.kernels.gemm.select import select
 
     m, n, k = check.product_shape(a[0], b[0], transpose_a, transpose_b)
     result = check.result_dtype(a[2], b[2], dtype)
     check.precision(precision, result)
-    for name, (_, strides, found, _) in (("a", a), ("b", b)):
+    for name, (shape, strides, found, remainder) in (("a", a), ("b", b)):
         if not found.isnative:
             raise DTypeError(
                 f"{name} holds {found} in foreign byte order, which no GPU reads; convert it first"
             )
         check.layout(name, strides, found)
+        check_alignment(name, shape, strides, found, remainder)
     if out is not None:
         check.output(out[0], out[1], out[2], m, n, result)
         check.layout("out", out[1], out[2])
+        check_alignment("out", *out)
     spans = tuple(check.span(x[0], x[1], x[2].itemsize) for x in (a, b, out) if x is not None)
     if m * n == 0 or (accumulate and k == 0):
         return Decision((m, n), result, spans, None)
@@ -199,7 +230,8 @@ def _decide(
         c=_operand(_row_major(m, n, result) if out is None else out),
         accumulate=accumulate,
         precision=precision,
-        capability=capability,
+        capability=device_choice.capability(home),
+        model=device_choice.model(home),
     )
     return Decision((m, n), result, spans, select(problem))
 
@@ -230,10 +262,7 @@ def _recorded(
 
     Compiles the kernels.
     """
-    capability = device_choice.capability(home)
-    decision = _decide(
-        a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, capability, generation
-    )
+    decision = _decide(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, home, generation)
     kernel = decision.kernel
     if kernel is None or not kernel.recordable or device_choice.SIMULATOR:
         return decision, None
@@ -268,7 +297,7 @@ def prepare(
     """
     arrays = [(array, memory_of(array)) for array in (a, b, out)]
     layout_a, layout_b, layout_out = (memory.layout for _, memory in arrays)
-    options = (accumulate, transpose_a, transpose_b, dtype, precision)
+    options = (accumulate, transpose_a, transpose_b, _hashable(dtype), precision)
     home = device_choice.current_device()
     decision, plan = _recorded(layout_a, layout_b, layout_out, *options, home, tuning.generation)
     queue = as_stream(stream)
@@ -285,7 +314,8 @@ def describe(a: Any, b: Any, c: Any, *, accumulate: bool = False, precision: str
     memories = [memory_of(array) for array in (a, b, c)]
     home = device_index(memories[2])
     of_a, of_b, of_c = (_operand(memory.layout) for memory in memories)
-    return Problem(of_a, of_b, of_c, accumulate, precision, device_choice.capability(home))
+    here = device_choice.capability(home), device_choice.model(home)
+    return Problem(of_a, of_b, of_c, accumulate, precision, *here)
 
 
 def _new_output(like: Any, shape: tuple[int, int], dtype: np.dtype, stream: Any) -> Any:
@@ -299,8 +329,6 @@ def _new_output(like: Any, shape: tuple[int, int], dtype: np.dtype, stream: Any)
         import torch
 
         return torch.empty(shape, dtype=torch.bfloat16, device=like.device)
-    from numba import cuda
-
     return cuda.device_array(shape, dtype, stream=stream)
 
 
@@ -318,24 +346,15 @@ def _on_device(
     memory_a, memory_b = memory_of(a), memory_of(b)
     memory_out = None if out is None else memory_of(out)
     if device_choice.device_count() > 1:
-        memories = (memory_a, memory_b) if memory_out is None else (memory_a, memory_b, memory_out)
-        homes = {device_index(memory) for memory in memories if memory.size}
-        if len(homes) > 1:
-            raise OutputError(
-                f"the arrays lie on GPUs {sorted(homes)}; a product takes one: copy them to the same"
-            )
-        if homes and device_choice.current_device() not in homes:
-            from numba import cuda
-
-            with cuda.gpus[homes.pop()]:
+        home = _home((memory_a, memory_b) if memory_out is None else (memory_a, memory_b, memory_out))
+        if home != device_choice.current_device():
+            with cuda.gpus[home]:
                 return _on_device(a, b, out, accumulate, transpose_a, transpose_b, dtype, precision, stream)
     home = device_choice.current_device()
     layout_a, layout_b = memory_a.layout, memory_b.layout
-    options = (accumulate, transpose_a, transpose_b, dtype, precision)
+    options = (accumulate, transpose_a, transpose_b, _hashable(dtype), precision)
     if memory_out is None:
-        decision = _decide(
-            layout_a, layout_b, None, *options, device_choice.capability(home), tuning.generation
-        )
+        decision = _decide(layout_a, layout_b, None, *options, home, tuning.generation)
         queue = launch_stream(stream, (memory_a, memory_b))
         out = _new_output(a, decision.shape, decision.dtype, queue)
         memory_out = memory_of(out)
@@ -362,6 +381,16 @@ def _on_device(
     return out
 
 
+def _home(memories: Sequence[Memory]) -> int:
+    """The GPU that holds arrays; the current one if all are empty. OutputError where several do."""
+    homes = {device_index(memory) for memory in memories if memory.size}
+    if len(homes) > 1:
+        raise OutputError(
+            f"the arrays lie on GPUs {sorted(homes)}; a product takes one: copy them to the same"
+        )
+    return homes.pop() if homes else device_choice.current_device()
+
+
 def _launch(
     kernel: GemmKernel,
     arrays: Sequence[tuple[Any, Any]],
@@ -381,8 +410,6 @@ def _through_device(
     a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool, precision: str, stream: Any
 ) -> None:
     """Copy NumPy arrays to the GPU, multiply them there and copy the product into ``out``."""
-    from numba import cuda
-
     queue = as_stream(stream)
     device_a, device_b = (to_device(_one_piece(array), queue) for array in (a, b))
     direct = out.flags.c_contiguous
@@ -420,30 +447,29 @@ def kernel_name(
 
     Only shapes, strides, dtypes and addresses are looked at.
     """
-    on_device = is_device_array(a)
+    on_device = _on_one_side(a, b, out)
     if device_choice.resolve_device(device, device_arrays=on_device) == "cpu":
         return "cpu"
+    home = device_choice.current_device()
     if on_device:
-        layouts = [None if array is None else memory_of(array).layout for array in (a, b, out)]
+        memories = [None if array is None else memory_of(array) for array in (a, b, out)]
+        if device_choice.device_count() > 1:
+            home = _home([memory for memory in memories if memory is not None])
+        layouts = [None if memory is None else memory.layout for memory in memories]
     else:
-        a, b = np.asarray(a), np.asarray(b)
-        layouts = [(array.shape, _one_piece_strides(array), array.dtype, 0) for array in (a, b)] + [None]
-    decision = _decide(
-        layouts[0],
-        layouts[1],
-        layouts[2],
-        accumulate,
-        transpose_a,
-        transpose_b,
-        dtype,
-        precision,
-        device_choice.capability(device_choice.current_device()),
-        tuning.generation,
-    )
+        a, b = _as_numpy("a", a), _as_numpy("b", b)
+        check.product_shape(a.shape, b.shape, transpose_a, transpose_b)
+        layouts = [_copied_layout(a.T if transpose_a else a), _copied_layout(b.T if transpose_b else b), None]
+        transpose_a = transpose_b = False
+    options = (accumulate, transpose_a, transpose_b, _hashable(dtype), precision)
+    with contextlib.nullcontext() if home == device_choice.current_device() else cuda.gpus[home]:
+        decision = _decide(layouts[0], layouts[1], layouts[2], *options, home, tuning.generation)
     return "none" if decision.kernel is None else decision.kernel.name
 
 
-def _one_piece_strides(array: np.ndarray) -> tuple[int, ...]:
-    if array.flags.forc:
-        return array.strides
-    return (array.shape[1] * array.itemsize, array.itemsize)
+def _copied_layout(array: np.ndarray) -> Layout:
+    """How a NumPy matrix lies on the device once `_through_device` has copied it, in the machine's byte order."""
+    if not array.dtype.isnative:
+        array = np.empty_like(array, array.dtype.newbyteorder("="))  # whose strides are those of ``astype``
+    row_major = (array.shape[1] * array.itemsize, array.itemsize)
+    return array.shape, array.strides if array.flags.forc else row_major, array.dtype, 0

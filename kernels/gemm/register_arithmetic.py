@@ -42,6 +42,32 @@ def element_of(dtype: np.dtype) -> Element:
     return Element(dtype, numba.from_dtype(dtype), 1, dtype == np.uint64)
 
 
+# Inlined before type inference: local arrays that cross a call would live in memory instead of registers.
+inlined = cuda.jit(device=True, inline="always")
+
+
+def real_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of the numbers that an element consists of: two if it is complex, else one, which is itself."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+
+
+def product_adder(parts: int) -> Any:
+    """``add(sums, total, a, left, b, right)``: ``sums[total] += a[left] * b[right]``, one element of ``parts`` numbers.
+
+    Indices are those of an element's first number.
+    """
+
+    @inlined
+    def add(sums, total, a, left, b, right):  # type: ignore[no-untyped-def]
+        sums[total] += a[left] * b[right]
+        if parts == 2:
+            sums[total] -= a[left + 1] * b[right + 1]
+            sums[total + 1] += a[left] * b[right + 1]
+            sums[total + 1] += a[left + 1] * b[right]
+
+    return add
+
+
 def multiply_line(element: Element, tiling: Tiling) -> Any:
     """``multiply(line, total, high, left, right, half)``: the products of a row of a thread's tile, or of a column.
 

@@ -21,8 +21,8 @@ from numba import cuda
 from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.ptx.memory import VECTOR_NBYTES
 
-VECTOR_NBYTES = 16
 SCRATCH_NBYTES = 272 * 2**20
 """Scratch memory for the panels of a product's operands: both of a float64 product with sides of 4097 just fit."""
 LEAST_SIDE = 2048
@@ -53,12 +53,28 @@ class Matrix(NamedTuple):
     def device_ctypes_pointer(self) -> Any:
         return ctypes.c_void_p(self.pointer)
 
+    def lines(self, by_rows: bool) -> tuple[int, int, int]:
+        """``(pitch, length, count)`` of its rows, or else columns: bytes from one to the next, elements of one, and how
+        many there are."""
+        rows, columns = self.shape
+        return (self.strides[0], columns, rows) if by_rows else (self.strides[1], rows, columns)
+
+    def whole(self, by_rows: bool) -> bool:
+        """Whether all lines, contiguous ones, come in chunks of 16 bytes: aligned, and none ends in the middle."""
+        pitch, length, count = self.lines(by_rows)
+        return lines_aligned(self.pointer, pitch, count) and length * self.dtype.itemsize % VECTOR_NBYTES == 0
+
     def transposed(self) -> Matrix:
         return Matrix(self.pointer, self.shape[::-1], self.strides[::-1], self.dtype)
 
     def slice(self, row: int, rows: int, column: int, columns: int) -> Matrix:
         pointer = self.pointer + row * self.strides[0] + column * self.strides[1]
         return Matrix(pointer, (rows, columns), self.strides, self.dtype)
+
+
+def lines_aligned(pointer: int, pitch: int, count: int) -> bool:
+    """Whether so many lines, ``pitch`` bytes from one to the next, all begin at multiples of 16 bytes."""
+    return pointer % VECTOR_NBYTES == 0 and (pitch % VECTOR_NBYTES == 0 or count == 1)
 
 
 def pitch(length: int, itemsize: int) -> int:

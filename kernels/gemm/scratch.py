@@ -6,17 +6,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.device_choice import current_device
+from tilewright.kernels.errors import DeviceMemoryError
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.recording import Recording, Rehearsal
-from tilewright.kernels.streams import DEFAULT_STREAM
+from tilewright.kernels.streams import DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 
-_buffers: dict[tuple[int, int], Any] = {}
+_buffers: dict[tuple[int, int, int], Any] = {}
+"""By device, handle of the stream and, where a handle means a stream of its own in each thread, the thread."""
 _lock = threading.RLock()
 
 
@@ -33,15 +36,32 @@ def borrowed(nbytes: int, stream: Any) -> Iterator[Any]:
     if isinstance(stream, Rehearsal):
         stream = stream.stream
     with _lock:
-        key = (current_device(), int(stream) if stream else DEFAULT_STREAM)
+        handle = int(stream) if stream else DEFAULT_STREAM
+        key = current_device(), handle, get_ident() if handle == PER_THREAD_DEFAULT_STREAM else 0
         buffer = _buffers.get(key)
         if buffer is None or buffer.size < nbytes:
             if buffer is not None:
                 cuda.synchronize()  # kernels under way may use it, and not every allocator waits for them
                 del _buffers[key], buffer  # first: old and new may not both fit
-            with allocating("the kernel's workspace", nbytes, on_gpu=True):
-                buffer = _buffers[key] = cuda.device_array(nbytes, np.uint8, stream=stream)
+            buffer = _buffers[key] = _allocated(nbytes, stream, key[0])
         yield int(buffer.device_ctypes_pointer.value)
+
+
+def _allocated(nbytes: int, stream: Any, device: int) -> Any:
+    """New memory on the current device; if there is none left, in place of what other streams were lent."""
+    what = "the kernel's workspace"
+    try:
+        with allocating(what, nbytes, on_gpu=True):
+            return cuda.device_array(nbytes, np.uint8, stream=stream)
+    except DeviceMemoryError:
+        others = [key for key in _buffers if key[0] == device]
+        if not others:
+            raise
+    cuda.synchronize()  # kernels under way may use them
+    for key in others:
+        del _buffers[key]
+    with allocating(what, nbytes, on_gpu=True):
+        return cuda.device_array(nbytes, np.uint8, stream=stream)
 
 
 def release() -> None:

@@ -25,7 +25,7 @@ def _specialised() -> tuple[GemmKernel, ...]:
     from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER, EXACT_INTEGER_MMA
     from tilewright.kernels.gemm.half_tensor_core import ASKED, BFLOAT, HALF
     from tilewright.kernels.gemm.register_blocked import REGISTER_BLOCKED
-    from tilewright.kernels.gemm.skinny import SKINNY
+    from tilewright.kernels.gemm.skinny_launch import SKINNY
     from tilewright.kernels.gemm.split_float import SPLIT
     from tilewright.kernels.gemm.warp_tiled_launch import WARP_TILED
 

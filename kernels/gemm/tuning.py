@@ -6,6 +6,8 @@ that is missing or damaged, and names of kernels that are gone, count as nothing
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -16,18 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewright.kernels import user_cache
 from tilewright.kernels.bfloat16 import dtype_name
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm.base import Problem
 
 generation = 0
 """How often this process has measured; when it changes, decisions are made anew."""
 
 
-def directory() -> Path:
-    """Where figures are kept: ``$XDG_CACHE_HOME/tilewright/gemm``, by default below ``~/.cache``."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "tilewright" / "gemm"
+def directory() -> Path | None:
+    """Where figures are kept: ``gemm`` in the user's cache folder; None where there is none."""
+    return user_cache.folder("gemm")
 
 
 def _side(length: int) -> int:
@@ -44,18 +45,14 @@ def bucket(
     return f"{kinds} {precision}{' accumulate' if accumulate else ''} {sides}"
 
 
-def _file() -> Path | None:
-    """The file of the GPU at hand."""
-    if SIMULATOR:
+def _file(model: str | None) -> Path | None:
+    """The file of a GPU model; None where nothing can be kept."""
+    folder = directory()
+    if model is None or folder is None:
         return None
-    from numba import cuda
-
-    name = cuda.get_current_device().name
-    text = name.decode() if isinstance(name, bytes) else str(name)
-    return directory() / (re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-") + ".json")
+    return folder / (re.sub(r"[^A-Za-z0-9]+", "-", model).strip("-") + ".json")
 
 
-@functools.cache
 def _read(path: Path) -> dict[str, str]:
     try:
         found = json.loads(path.read_text())
@@ -64,27 +61,38 @@ def _read(path: Path) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
+_known = functools.cache(_read)
+"""What this process goes by, read once: a file that another process writes counts from the next process on."""
+
+
 def preferred(problem: Problem) -> str | None:
-    """The name of the kernel that was measured fastest for such problems, if any was."""
-    path = _file()
+    """The name of the kernel that was measured fastest for such problems on such a GPU, if any was."""
+    path = _file(problem.model)
     if path is None:
         return None
     dtypes = (problem.a.dtype, problem.b.dtype, problem.c.dtype)
-    return _read(path).get(
+    return _known(path).get(
         bucket(problem.m, problem.n, problem.k, dtypes, problem.precision, problem.accumulate)
     )
 
 
-def remember(fastest: Mapping[str, str]) -> Path | None:
-    """Add measurements to the file of the GPU at hand, replacing it in one step; returns where that is."""
-    path = _file()
+def remember(model: str | None, fastest: Mapping[str, str]) -> Path | None:
+    """Add measurements to what the file of a GPU model holds by now, replacing it in one step; returns where it is.
+
+    None where nothing can be kept: `directory` says so beforehand.
+    """
+    path = _file(model)
     if path is None:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as draft:
-        json.dump(_read(path) | dict(fastest), draft, indent=1, sort_keys=True)
-    os.replace(draft.name, path)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        # From reading to replacing, so that processes that end together keep each other's results.
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as draft:
+            json.dump(_read(path) | dict(fastest), draft, indent=1, sort_keys=True)
+        os.replace(draft.name, path)
     global generation
-    _read.cache_clear()
+    _known.cache_clear()
     generation += 1
     return path

@@ -40,7 +40,8 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 LEAST_DEPTH = 256
 """k is not split more finely."""
 MAX_PARTIAL_NBYTES = 64 * 2**20
-"""Scratch memory for partial sums."""
+"""Scratch memory for partial sums; in the kernel of thin products also for a stretch of C where neither of its sides is
+contiguous."""
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,12 @@ from tilewright.kernels.gemm.warp_tiling import (
     ALONG_OUTER,
     LAYOUTS,
     VECTOR,
-    VECTOR_NBYTES,
     Tiling,
     shared_nbytes,
     vector_elements,
 )
 from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.ptx.memory import VECTOR_NBYTES
 
 MAX_SIDE = 2**31 - 1
 """Sides are counted in 32 bits, k too; addresses have 64."""
@@ -215,7 +215,8 @@ def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, s
 
 
 THIN_STRIPS = 32
-"""Strips of C of up to this many rows or columns go to the kernel of thin products, where it takes the dtype."""
+"""Strips of C of up to this many rows or columns go to the kernel of thin products, where it takes the dtype: those of
+`double_tensor_core` too. How wide a strip is cut off here, for whichever kernel, is `warp_tiled_cut.STRIP`."""
 
 
 def _thin(part: Part, c: Matrix) -> bool:
@@ -227,10 +228,10 @@ def _thin(part: Part, c: Matrix) -> bool:
 
 
 def _launch_thin(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
-    from tilewright.kernels.gemm import skinny  # which imports this module
+    from tilewright.kernels.gemm import skinny_launch  # which imports this module
 
     k = a.shape[1]
-    skinny.launch(
+    skinny_launch.launch(
         a.slice(part.row, part.m, 0, k),
         b.slice(0, k, part.column, part.n),
         c.slice(part.row, part.m, part.column, part.n),

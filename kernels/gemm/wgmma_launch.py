@@ -93,7 +93,7 @@ class _MapStore:
     def __init__(self) -> None:
         self.places: dict[tuple[Planes, tuple[int, int]], int] = {}
         self.memory = cuda.device_array(TENSOR_MAP_NBYTES * TENSOR_MAPS_KEPT, np.uint8)
-        self.stream = cuda.stream()
+        self.stream = _own_stream()
 
     def addresses(self, wanted: tuple[tuple[Planes, tuple[int, int]], ...]) -> list[int]:
         """The device addresses of tensor maps of planes with boxes of (width, lines)."""
@@ -113,11 +113,19 @@ class _MapStore:
 
         cuda.current_context()  # a thread that has not touched the GPU yet gets its context
         encoded = encode_tensor_map(planes, box)
-        handle = driver.CUstream(int(self.stream))
-        copied = driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, handle)
+        copied = driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, self.stream)
         checked("copying a tensor map to the GPU", copied)
         # Any stream may use it from now on.
-        checked("waiting for a tensor map", driver.cuStreamSynchronize(handle))
+        checked("waiting for a tensor map", driver.cuStreamSynchronize(self.stream))
+
+
+def _own_stream() -> Any:
+    """A stream of the driver's that does not wait for the default stream, as Numba's do: waiting for it would then be
+    waiting for all that was enqueued there."""
+    from cuda.bindings import driver
+
+    flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    return checked("making a stream", driver.cuStreamCreate(int(flags)))
 
 
 @functools.cache

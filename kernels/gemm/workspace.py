@@ -44,12 +44,19 @@ def workspace_nbytes(
     (at most k) of a regular grid that divides it from the first element on. ``operands`` are the dtypes of A and B,
     ``dtype`` where they are not given.
 
-    Integers borrow digit planes or residues; 16-bit floats and the reduced precisions copied or converted operands;
-    float32 and float64 (and 32-bit integers, without the tensor cores) copies of operands whose lines are not aligned;
-    every float, and integers of 32 and 64 bits, the partial sums of a small C, or of a strip of a large one, with a
-    long k. Each kernel keeps to a bound of its own, and gives back what it borrowed before the next begins.
+    Integers borrow digit planes or residues; 16-bit floats and the reduced precisions copied or converted operands, and
+    16-bit results with a long k, in the same memory, sums in float32; float32 and float64 (and 32-bit integers, without
+    the tensor cores) copies of operands whose lines are not aligned; every float, and integers of 32 and 64 bits, the
+    partial sums of a small C, or of a strip of a large one, with a long k. Each kernel keeps to a bound of its own, and
+    gives back what it borrowed before the next begins.
     """
-    from tilewright.kernels.gemm import exact_integer, float_operand, repitch, skinny, warp_tiled_launch
+    from tilewright.kernels.gemm import (
+        exact_integer,
+        float_operand,
+        repitch,
+        skinny_launch,
+        warp_tiled_launch,
+    )
 
     if m * n * k == 0:
         return 0
@@ -67,7 +74,7 @@ def workspace_nbytes(
     # Where no kernel uses the precision for a shape, or the tensor cores do not pay, it is multiplied in full.
     return max(
         most,
-        skinny.most_nbytes(m, n, k, dtype),
+        skinny_launch.most_nbytes(m, n, k, dtype),
         warp_tiled_launch.most_nbytes(m, n, k, dtype),
         0 if _aligned(m, n, k, dtype.itemsize, parent) else repitch.most_nbytes(m, n, k, dtype),
     )

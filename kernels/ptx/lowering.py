@@ -30,6 +30,15 @@ def are_arrays(*array_types: Any) -> bool:
     return all(isinstance(array_type, types.Array) for array_type in array_types)
 
 
+def _intrinsic(declare: Callable[..., Any], arguments: int) -> Callable[..., Any]:
+    """The ``@intrinsic`` of a declaration that takes any number of arguments, for this number of them."""
+    # Numba binds a call's arguments by name, so the signature must show one name for each.
+    names = ["typingctx", *(f"argument_{i}" for i in range(arguments))]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    declare.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    return intrinsic(declare)
+
+
 def scalar_instruction(
     text: str,
     constraints: str,
@@ -50,11 +59,7 @@ def scalar_instruction(
         return (result(*arguments), generate) if len(given) == len(arguments) else None
 
     declare.__doc__ = description
-    # Numba binds a call's arguments by name, so the signature must show one name for each.
-    names = ["typingctx", *(f"argument_{i}" for i in range(len(arguments)))]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    declare.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
-    return intrinsic(declare)
+    return _intrinsic(declare, len(arguments))
 
 
 def pure_instruction(text: str, constraints: str, arguments: int) -> Callable[..., Any]:
@@ -68,7 +73,4 @@ def pure_instruction(text: str, constraints: str, arguments: int) -> Callable[..
     def declare(typingctx, *given):  # type: ignore[no-untyped-def]
         return (U32(*[U32] * arguments), generate) if len(given) == arguments else None
 
-    names = ["typingctx", *(f"argument_{i}" for i in range(arguments))]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    declare.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
-    return intrinsic(declare)
+    return _intrinsic(declare, arguments)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tilewright.kernels import compiled, device_array, device_choice, driver_launch, launch
-from tilewright.kernels.gemm import double_tensor_core, product, scratch, skinny, tuning, warp_tiled_launch
+from tilewright.kernels.gemm import double_tensor_core, product, scratch, skinny_launch, warp_tiled_launch
 
 SCRATCH = 0x600000000000
 PROCESSORS = 132
@@ -63,6 +63,8 @@ class FakeGPU:
 
     def cuLaunchKernel(self, kernel: Any, *rest: Any) -> tuple[int]:
         *shape, shared_nbytes, stream, _, extra = rest
+        allowed = max(compiled.DEFAULT_SHARED_NBYTES, kernel._shared_nbytes)
+        assert shared_nbytes <= allowed, f"{kernel.py_func.__name__} was compiled for fewer bytes"
         if self._seconds:
             time.sleep(self._seconds)  # other threads run, as they do while the driver works
         told = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
@@ -87,20 +89,19 @@ def install(monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0) -> FakeGPU
     for module in (device_choice, device_array):
         monkeypatch.setattr(module, "device_count", lambda: 1)
     monkeypatch.setattr(device_choice, "capability", lambda device: (9, 0))
-    for module in (skinny, double_tensor_core):
+    for module in (skinny_launch, double_tensor_core):
         monkeypatch.setattr(module, "capability", lambda device: (9, 0))
-        monkeypatch.setattr(module, "allow_dynamic_shared", lambda kernel, nbytes: None)
-    for module in (skinny, double_tensor_core, warp_tiled_launch):
+    for module in (skinny_launch, double_tensor_core, warp_tiled_launch):
         monkeypatch.setattr(module, "multiprocessors", lambda device: PROCESSORS)
     monkeypatch.setattr(compiled, "device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(tuning, "_file", lambda: None)
+    monkeypatch.setattr(device_choice, "model", lambda device: None)  # so that nothing was measured
     # Scratch memory is borrowed for a recording as ever, else it lies at one place.
     borrowed = scratch.borrowed
 
     def at_one_place(nbytes: int, stream: Any) -> Any:
         return borrowed(nbytes, stream) if hasattr(stream, "plan") else nullcontext(SCRATCH)
 
-    for module in (scratch, product, skinny, warp_tiled_launch, double_tensor_core):
+    for module in (scratch, product, skinny_launch, warp_tiled_launch, double_tensor_core):
         monkeypatch.setattr(module, "borrowed", at_one_place)
     for decision in (product._recorded, product._decide):
         decision.cache_clear()

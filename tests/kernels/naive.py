@@ -38,6 +38,11 @@ def wrap(exact: np.ndarray, dtype: Any) -> np.ndarray:
     return unsigned.reshape(exact.shape).view(dtype)
 
 
+def sizes(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """What `tolerance` calls so, of every element of a product."""
+    return np.add.outer(np.abs(a).astype("f8").sum(axis=1), np.abs(b).astype("f8").sum(axis=0))
+
+
 def assert_product(
     found: np.ndarray,
     a: np.ndarray,
@@ -57,7 +62,7 @@ def assert_product(
     scale = matmul(np.abs(a).astype("f8"), np.abs(b).astype("f8"), "f8").astype("f8")
     if added_to is not None:
         exact, scale, k = exact + added_to, scale + np.abs(added_to).astype("f8"), k + 1
-    allowed = tolerance(k, dtype, scale, precision)
+    allowed = tolerance(k, dtype, scale, precision, sizes(a, b))
     error = np.abs(found.astype(exact.dtype) - exact).astype("f8")
     worst = np.unravel_index(np.argmax(error - allowed), error.shape) if error.size else None
     assert (error <= allowed).all(), (

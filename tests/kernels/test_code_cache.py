@@ -201,6 +201,19 @@ def test_it_lies_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert code_cache.directory() == tmp_path / "tilewright" / "code"
 
 
+@pytest.mark.parametrize("wanted", ["", "~/code"])
+def test_a_user_without_a_home_compiles_anew(
+    wanted: str, compilations: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(code_cache.ENVIRONMENT, wanted)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "~")  # what Python takes for the home of a user whom nothing gives one
+    assert code_cache.directory() is None
+    for _ in range(2):
+        kernel().machine_code(HOPPER)
+    assert len(compilations) == 2
+
+
 def test_a_folder_that_cannot_be_written_is_no_error(
     tmp_path: Path, compilations: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

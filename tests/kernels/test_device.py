@@ -10,6 +10,7 @@ import pytest
 
 from tilewright.kernels import device
 from tilewright.kernels.device import Device, devices, why_no_gpu
+from tilewright.kernels.device_choice import model
 
 
 def fake_bindings(count: int, status: str = "") -> tuple[Any, Any]:
@@ -152,3 +153,8 @@ def test_free_memory_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert entry.memory_free is not None
     assert 0 < entry.memory_free <= entry.memory_total
     assert entry.nvlinks is None
+
+
+@pytest.mark.gpu
+def test_the_model_is_the_name_that_nvidia_gives() -> None:
+    assert [model(device.index) for device in devices()] == [device.name for device in devices()]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilewright.kernels import device_array
 from tilewright.kernels.device_array import (
     DeviceRegion,
     address,
@@ -61,6 +62,17 @@ def test_a_region_lies_in_its_matrix(strides: tuple[int, int], first: int) -> No
     assert inner.pointer == memory.pointer + sum(strides)
     view = as_device_array(region)
     assert (view.shape, view.strides, address(view)) == ((5, 2), strides, 0x1000 + first)
+
+
+def test_a_region_is_exported_with_the_stream_of_its_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_array, "current_device", lambda: 0)
+    monkeypatch.setattr(device_array, "external_stream", lambda handle, device: handle)
+    plain, streamed = (
+        DeviceRegion(Exporter(shape=(8, 8), **more), slice(2, 7), slice(3, 5))
+        for more in ({}, {"stream": 77})
+    )
+    assert "stream" not in plain.__cuda_array_interface__
+    assert memory_of(streamed).stream == 77
 
 
 def test_a_masked_array_is_refused() -> None:

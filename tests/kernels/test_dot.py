@@ -121,6 +121,35 @@ def test_bits_do_not_depend_on_the_number_of_threads(
     check(dot(x, y, device="cpu"), x, y)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_sums_are_formed_in_double_precision(dtype: str, step: int) -> None:
+    """On either kind of device: sums in float32 would lose most of the ones."""
+    large = {"float16": 60_000.0}.get(dtype, 1e8)
+    ones = 40 if SIMULATOR else 1999
+    x = np.array([large, *[1] * ones, -large] * (1 if SIMULATOR else 3)).astype(dtype).repeat(step)[::step]
+    y = np.full(len(x), large if dtype == "float16" else 1).astype(dtype)
+    ones *= 1 if SIMULATOR else 3
+    if dtype == "float16":
+        y[y == large] = 1
+        y[[0, -1]] = large  # products of 3.6e9
+    factor = 1 + 2j if np.dtype(dtype).kind == "c" else 1
+    for conjugate in (True, False):
+        found = dot((x * factor).astype(dtype), y, conjugate=conjugate, device=DEVICE)
+        assert found == np.array(ones * (np.conj(factor) if conjugate else factor)).astype(dtype)
+        assert found.dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
+def test_narrow_floats_are_rounded_once(dtype: str, rng: np.random.Generator) -> None:
+    length = 300 if SIMULATOR else 100_003
+    x, y = vector(rng, length, dtype), vector(rng, length, dtype)
+    exact = complex(np.vdot(x.astype("c16"), y.astype("c16")))
+    found = complex(dot(x, y, device=DEVICE))
+    for part, wanted in ((found.real, exact.real), (found.imag, exact.imag)):
+        assert abs(part - wanted) <= 0.51 * float(np.finfo(dtype).eps) * abs(wanted)
+
+
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinity_propagate(special: float) -> None:
     x, y = np.ones(100), np.ones(100)

@@ -3,7 +3,6 @@ answers."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from tests.kernels.machine_code import assemble, assert_no_spills, sampled
 from tilewright.kernels.device_array import strided_view
 from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm import double_tensor_core as module
-from tilewright.kernels.gemm import skinny
+from tilewright.kernels.gemm import skinny_launch
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
 
 if SIMULATOR:
@@ -25,7 +24,9 @@ if SIMULATOR:
 
 TILES = [(1, tile) for tile in (*module.REAL_TILES, module.SHORT_TILE)]
 TILES += [(2, tile) for tile in module.COMPLEX_TILES]
-TILES += [(1, skinny.tensor_tile(1, m, n)) for m in (skinny.SHORT_ROWS, 10**6) for n in (16, 32, 64)]
+TILES += [
+    (1, skinny_launch.tensor_tile(1, m, n)) for m in (skinny_launch.SHORT_ROWS, 10**6) for n in (16, 32, 64)
+]
 DTYPES = ["float64", "complex128"]
 
 
@@ -276,7 +277,10 @@ def test_every_tile(rng: np.random.Generator, parts: int, tile: module.Tile) -> 
     dtype = DTYPES[parts - 1]
     for m, n, k in [(tile.m + 1, 3 * tile.n - 1, 5 * tile.depth + 3), (9 * tile.m, tile.n, tile.depth)]:
         a, b = naive.numbers(rng, (m, k), dtype), naive.numbers(rng, (k, n), dtype)
-        enqueue = functools.partial(module.enqueue_tile, tile=tile)
+
+        def enqueue(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+            module.enqueue_tile(*map(module.matrix, (a, b, c)), accumulate, stream, tile)
+
         naive.assert_product(product(enqueue, a, b, poison(m, n, dtype)), a, b)
 
 

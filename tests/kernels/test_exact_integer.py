@@ -157,7 +157,7 @@ def test_scratch_memory_is_bounded(m: int, n: int, k: int, wide: bool) -> None:
     count = len(residues.MODULI) if wide else 1
     least = count * exact_integer.LINE_UNIT * (m + n)
     planes = where.nbytes - where.planes_a
-    assert planes <= max(exact_integer.SCRATCH_NBYTES, least)
+    assert planes <= max(exact_integer.PLANES_NBYTES, least)
     assert planes >= (m + n) * max(where.single_depth, count * where.residue_depth * wide)
     assert where.single_depth % exact_integer.LINE_UNIT == 0
     assert where.residue_depth <= min(residues.DEPTH_LIMIT, where.single_depth)
@@ -327,7 +327,7 @@ def test_many_panels(
     engine: Engine, scratch_nbytes: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     """Little scratch memory: several panels of k, each added to what the others left."""
-    monkeypatch.setattr(exact_integer, "SCRATCH_NBYTES", scratch_nbytes)
+    monkeypatch.setattr(exact_integer, "PLANES_NBYTES", scratch_nbytes)
     a, b = full_range(rng, np.int64, (200, 3000)), full_range(rng, np.int64, (3000, 300))
     a[:, :1500] %= 100  # panels of one byte, then panels of residues
     b[:1500] %= 100

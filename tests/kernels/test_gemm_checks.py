@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tilewright.kernels import matmul
+from tilewright.kernels.device_array import strided_view
 from tilewright.kernels.device_choice import SIMULATOR, cuda_available
 from tilewright.kernels.errors import (
     DeviceUnavailableError,
@@ -19,7 +22,7 @@ from tilewright.kernels.errors import (
 )
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.gemm.base import ELEMENTS, INTEGERS
-from tilewright.kernels.gemm.check import result_dtype
+from tilewright.kernels.gemm.check import elements_apart, result_dtype
 
 A = np.arange(6.0).reshape(2, 3)
 B = np.arange(12.0).reshape(3, 4)
@@ -77,6 +80,48 @@ def test_an_output_that_overlaps_an_input_is_refused(which: str) -> None:
     operands = {"a": whole[:, :4], "b": np.zeros((4, 4))} if which == "a" else {"a": A, "b": whole[:3, :4]}
     with pytest.raises(OutputError, match=f"out overlaps {which} in memory"):
         matmul(operands["a"], operands["b"], whole[: operands["a"].shape[0], 2:6])
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+def test_elements_share_memory_where_addresses_are_counted_twice(itemsize: int) -> None:
+    """Strides of any number of bytes, also such that rows and columns lie between each other."""
+    both = {True: 0, False: 0}
+    for m, n in itertools.product(range(1, 6), repeat=2):
+        for down, across in itertools.product(range(-4 * itemsize - 9, 4 * itemsize + 10), repeat=2):
+            begins = (down * i + across * j for i in range(m) for j in range(n))
+            counted = Counter(begin + byte for begin in begins for byte in range(itemsize))
+            apart = max(counted.values()) == 1
+            assert elements_apart(m, n, down, across, itemsize) is apart, (m, n, down, across)
+            both[apart] += 1
+    assert min(both.values()) > 1000
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i4", "i8", "c8"])
+@pytest.mark.parametrize(
+    "out",
+    [
+        lambda dtype: np.zeros((4, 5), dtype)[:, ::2],
+        lambda dtype: np.zeros((5, 4), dtype)[::2].T[::-1],
+        lambda dtype: np.zeros((7, 5), dtype)[-1::-2, ::-2],
+        lambda dtype: np.lib.stride_tricks.as_strided(
+            np.zeros(40, dtype), (4, 3), (3 * np.dtype(dtype).itemsize, 10 * np.dtype(dtype).itemsize)
+        ),
+        lambda dtype: np.lib.stride_tricks.as_strided(
+            np.zeros(40, dtype), (4, 3), (4 * np.dtype(dtype).itemsize, 7 * np.dtype(dtype).itemsize)
+        ),
+        lambda dtype: np.zeros((4, 5), [("flag", "u1"), ("value", dtype)])["value"][:, ::2],
+    ],
+    ids=["columns", "rows", "backwards", "behind", "between", "field"],
+)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_an_output_of_any_strides_is_written(
+    accumulate: bool, out: Any, dtype: str, rng: np.random.Generator
+) -> None:
+    a, b = (rng.integers(-9, 9, shape).astype(dtype) for shape in ((4, 6), (6, 3)))
+    target = out(dtype)
+    target[...] = 5
+    assert matmul(a, b, target, accumulate=accumulate, device="cpu") is target
+    np.testing.assert_array_equal(target, a @ b + 5 * accumulate)
 
 
 def test_an_output_between_the_rows_of_an_input_is_allowed() -> None:
@@ -141,3 +186,21 @@ def test_a_dtype_may_be_of_any_width(held: str, refused: set[str]) -> None:
         except DTypeError:
             found.add(str(element))
     assert found == refused
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("strides", [(5, 2), (3, 10), (4, 7), (-4, 7), (-3, -10)])
+def test_a_device_output_of_any_strides_is_written(
+    strides: tuple[int, int], rng: np.random.Generator
+) -> None:
+    from numba import cuda
+
+    a, b = (rng.integers(-9, 9, shape) for shape in ((4, 6), (6, 3)))
+    held = cuda.to_device(np.zeros(80, np.int64))
+    down, across = (8 * stride for stride in strides)
+    matmul(cuda.to_device(a), cuda.to_device(b), strided_view(held[40:], (4, 3), (down, across)))
+    whole = held.copy_to_host()
+    target = np.lib.stride_tricks.as_strided(whole[40:], (4, 3), (down, across))
+    np.testing.assert_array_equal(target, a @ b)
+    target[...] = 0
+    assert not whole.any(), "nothing else was written"

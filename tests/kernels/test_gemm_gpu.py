@@ -51,7 +51,7 @@ def assert_close(found: np.ndarray, a: np.ndarray, b: np.ndarray, precision: str
         np.testing.assert_array_equal(found, exact)
         return
     scale = np.abs(a).astype("f8") @ np.abs(b).astype("f8")
-    allowed = tolerance(a.shape[1], found.dtype, scale, precision)
+    allowed = tolerance(a.shape[1], found.dtype, scale, precision, naive.sizes(a, b))
     if found.dtype.itemsize // (2 if found.dtype.kind == "c" else 1) == 8:
         allowed = 2 * allowed  # the reference is no more exact than the kernel
     error = np.abs(found - exact)
@@ -186,7 +186,8 @@ def test_every_kernel_on_all_it_accepts(kernel: GemmKernel) -> None:
             else:
                 expected = before.astype(exact.dtype) + exact if accumulate else exact
                 # Twice, since the reference of the widest types is no more exact than the kernel.
-                allowed = 2 * tolerance(k + 1, dtype, scale + accumulate * np.abs(before), precision)
+                scale_here = scale + accumulate * np.abs(before)
+                allowed = 2 * tolerance(k + 1, dtype, scale_here, precision, naive.sizes(a, b))
                 assert (np.abs(found - expected) <= allowed).all(), what
     assert tried, f"{kernel.name} accepted nothing that is tried here"
 

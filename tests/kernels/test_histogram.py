@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections import Counter
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.kernels import fake_gpu
 from tilewright.kernels import DocumentOffsets, histogram, histogram_host
+from tilewright.kernels.device_array import address
 from tilewright.kernels.device_choice import SIMULATOR, cuda_available
 from tilewright.kernels.errors import (
     DeviceUnavailableError,
@@ -388,6 +391,21 @@ def test_an_output_over_the_text_is_refused(device: str) -> None:
     out = np.zeros(256, np.int64)
     with pytest.raises(OutputError, match="overlaps"):
         histogram(out.view(np.uint8)[:100], out=out, device=device)
+
+
+@pytest.mark.skipif(SIMULATOR, reason="its arrays are NumPy's")
+@pytest.mark.parametrize("nbytes", [0, 10])
+def test_an_output_is_checked_also_for_an_empty_text(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row of it is written, by stores of 16 bytes on the current device."""
+    fake_gpu.install(monkeypatch)
+    data, begin = fake_gpu.Array(0x700000000000 if nbytes else 0, (nbytes,), "u1"), 0x710000000000
+    with pytest.raises(OutputError, match=r"0x710000000008, which is no multiple of 16"):
+        histogram(data, offsets=[0, 0, 0], out=fake_gpu.Array(begin + 8, (2, 256), "i8"))
+    monkeypatch.setattr(
+        sys.modules[piece_counts.__module__], "device_index", lambda array: int(address(array) >= begin)
+    )
+    with pytest.raises(OutputError, match=r"out lies on GPU 1 and data .*on GPU 0"):
+        histogram(data, offsets=[0, 0, 0], out=fake_gpu.Array(begin, (2, 256), "i8"))
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11)])

@@ -5,11 +5,16 @@ from __future__ import annotations
 import pickle
 import re
 import resource
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import tblib.pickling_support
+from hypothesis import given
+from hypothesis import strategies as st
 from numba.cuda.cudadrv.driver import CudaAPIError
 
 from tilewright.kernels import memory
@@ -17,6 +22,7 @@ from tilewright.kernels.driver_error import DriverError, driver_error
 from tilewright.kernels.errors import DeviceMemoryError, TilewrightError
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.memory import allocating, is_out_of_memory
+from tilewright.kernels.streams import PER_THREAD_DEFAULT_STREAM
 
 
 class CUDAError(Exception):
@@ -82,10 +88,21 @@ def test_a_limit_on_addresses_is_told_of(error: Exception, monkeypatch: pytest.M
     monkeypatch.setattr(resource, "getrlimit", lambda which: (5 * 2**29, resource.RLIM_INFINITY))
     told = (
         "a tile ran out of host memory and 20 GiB are free, but this process may use 2.5 GiB of addresses (ulimit -v),"
-        " and has 1.5 GiB of those left"
+        " and has 1.5 GiB of those left: raise that limit"
     )
-    with pytest.raises(DeviceMemoryError, match=re.escape(told)), allocating("a tile", on_gpu=False):
+    with (
+        pytest.raises(DeviceMemoryError, match=re.escape(told)) as caught,
+        allocating("a tile", on_gpu=False),
+    ):
         raise error
+    assert memory.is_address_limit(caught.value)
+    monkeypatch.setattr(memory, "free_nbytes", lambda *, on_gpu: 2**30)
+    with (
+        pytest.raises(DeviceMemoryError, match=r"1 GiB are free \(") as caught,
+        allocating("a tile", on_gpu=False),
+    ):
+        raise error
+    assert not memory.is_address_limit(caught.value), "the host has less than the limit leaves"
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
     if isinstance(error, RuntimeError):
         assert not is_out_of_memory(error)
@@ -93,6 +110,37 @@ def test_a_limit_on_addresses_is_told_of(error: Exception, monkeypatch: pytest.M
 
 def test_addresses_in_use_are_more_than_resident_memory() -> None:
     assert memory._used_addresses() > memory.peak_nbytes() // 2 > 0
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1023.7, "1 KiB"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (999.4 * 2**10, "999 KiB"),
+        (999.6 * 2**10, "1000 KiB"),
+        (1020 * 2**20, "1020 MiB"),
+        (-1020 * 2**20, "-1020 MiB"),
+        (1023.4 * 2**30, "1023 GiB"),
+        (1023.6 * 2**30, "1 TiB"),
+        (5000 * 2**40, "5000 TiB"),
+    ],
+)
+def test_bytes_are_written_for_people(nbytes: float, text: str) -> None:
+    assert memory.format_nbytes(nbytes) == text
+
+
+@given(st.integers(-(2**52), 2**52))
+def test_bytes_are_never_written_with_an_exponent(nbytes: int) -> None:
+    number, unit = memory.format_nbytes(nbytes).split()
+    assert re.fullmatch(r"-?\d+(\.\d+)?", number)
+    assert float(number) * 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit) == pytest.approx(
+        nbytes, 5e-3
+    )
+    assert abs(float(number)) < 1024 or unit == "TiB"
 
 
 def test_the_first_to_say_it_is_kept() -> None:
@@ -141,3 +189,62 @@ def test_a_refused_workspace_says_how_large_it_was(monkeypatch: pytest.MonkeyPat
     ):
         raise AssertionError("there was nothing to borrow")
     assert not [key for key in scratch._buffers if key[1] == 12345]
+
+
+class _Buffer:
+    """What an allocation of scratch memory leaves."""
+
+    def __init__(self, nbytes: int, address: int) -> None:
+        self.size = nbytes
+        self.device_ctypes_pointer = SimpleNamespace(value=address)
+
+
+class _Pool:
+    """Device memory of which scratch memory asks for a part."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+        self.left, self.made, self.waits = nbytes, 0, 0
+        monkeypatch.setattr(scratch.cuda, "device_array", self.allocate)
+        monkeypatch.setattr(scratch.cuda, "synchronize", self.wait)
+        monkeypatch.setattr(scratch, "current_device", lambda: 0)
+        monkeypatch.setattr(scratch, "_buffers", {})
+
+    def wait(self) -> None:
+        self.waits += 1
+
+    def allocate(self, nbytes: int, *args: Any, **options: Any) -> _Buffer:
+        if sum(buffer.size for buffer in scratch._buffers.values()) + nbytes > self.left:
+            raise cuda_error(2, "CUDA_ERROR_OUT_OF_MEMORY")
+        self.made += 1
+        return _Buffer(nbytes, 1000 * self.made)
+
+
+def test_what_other_streams_were_lent_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = _Pool(monkeypatch, 100)
+    for stream in (11, 12):
+        with scratch.borrowed(40, stream):
+            pass
+    assert pool.waits == 0
+    with scratch.borrowed(90, 13) as place:
+        assert place == 3000
+    assert pool.waits == 1, "kernels under way may use what is taken away"
+    assert [key[1] for key in scratch._buffers] == [13]
+    with pytest.raises(DeviceMemoryError, match="workspace"), scratch.borrowed(101, 14):
+        raise AssertionError("there was nothing to borrow")
+
+
+def test_each_thread_borrows_for_its_own_default_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    _Pool(monkeypatch, 1000)
+    places: dict[int, set[int]] = {PER_THREAD_DEFAULT_STREAM: set(), 11: set()}
+
+    def borrow(stream: int) -> None:
+        with scratch.borrowed(40, stream) as place:
+            places[stream].add(place)
+
+    for stream in places:
+        with ThreadPoolExecutor(2) as pool:
+            meeting = threading.Barrier(2)
+            list(
+                pool.map(lambda _, stream=stream, meeting=meeting: (meeting.wait(), borrow(stream)), range(2))
+            )
+    assert [len(found) for found in places.values()] == [2, 1]

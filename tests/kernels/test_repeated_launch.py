@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,8 @@ from tests.kernels import fake_gpu
 from tests.kernels.fake_gpu import Array, FakeGPU
 from tilewright.kernels import device_choice, matmul
 from tilewright.kernels.device_array import DeviceRegion, memory_of
-from tilewright.kernels.errors import OutputError, ShapeError
-from tilewright.kernels.gemm import prepare, product, tuning
+from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
+from tilewright.kernels.gemm import kernel_name, prepare, product, tuning
 from tilewright.kernels.gemm.repitch import Matrix
 from tilewright.kernels.gemm.select import ladder, select
 from tilewright.kernels.recording import Place
@@ -23,6 +25,7 @@ from tilewright.kernels.recording import Place
 pytestmark = pytest.mark.skipif(device_choice.SIMULATOR, reason="the simulator launches in its own way")
 
 BASES = (0x700000000000, 0x710000000000, 0x720000000000)
+DECIDED = product.Decision((300, 500), np.dtype(np.float32), (), None)
 MOST_CALLS = 90
 """Calls of functions, Python's and C's, in a repeated product, where there were some 200 before launches were recorded.
 A quick machine makes ten of them in a microsecond."""
@@ -183,6 +186,17 @@ def test_a_repeated_product_is_checked(gpu: FakeGPU) -> None:
     assert gpu.take() == []
 
 
+def test_an_output_is_refused_for_what_is_wrong_with_it(gpu: FakeGPU) -> None:
+    """Every other element of a field of a structured array: its elements lie apart, but no kernel counts in bytes."""
+    a, b, _ = matrices(4, 3, 64, "f4", "")
+    with pytest.raises(ShapeError, match=r"out has strides \(25, 10\) bytes, which are no multiples"):
+        matmul(a, b, Array(BASES[2], (4, 3), "f4", strides=(25, 10)))
+    with pytest.raises(OutputError, match="elements of it share memory"):
+        matmul(a, b, Array(BASES[2], (4, 3), "f4", strides=(8, 16)))
+    matmul(a, b, Array(BASES[2], (4, 3), "f4", strides=(20, 8)))
+    assert gpu.take()
+
+
 def test_arrays_on_two_devices_are_refused(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = matrices(64, 64, 64, "f4", "")
     matmul(*arrays)
@@ -212,6 +226,94 @@ def test_what_was_measured_decides_anew(gpu: FakeGPU, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tuning, "generation", tuning.generation + 1)
     matmul(*arrays)
     assert gpu.take()[0].kernel != first
+
+
+def test_gpus_of_one_capability_go_by_what_was_measured_on_their_model(
+    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_choice, "model", ("NVIDIA H100 PCIe", "NVIDIA H200").__getitem__)
+    measured = {"NVIDIA H200": "register-blocked"}
+    monkeypatch.setattr(tuning, "preferred", lambda problem: measured.get(problem.model))
+    names = []
+    for home in (0, 1, 0):
+        monkeypatch.setattr(device_choice, "current_device", lambda home=home: home)
+        arrays = matrices(512, 512, 512, "f4", "")
+        names.append(kernel_name(*arrays))
+        matmul(*arrays)
+    kernels = [launched.kernel for launched in gpu.take()]
+    assert names == ["warp-tiled", "register-blocked", "warp-tiled"]
+    assert kernels[0] == kernels[2] != kernels[1]
+
+
+@pytest.mark.parametrize("dtype", [[("x", "f4")], [("x", "f4")] * 2, {}, "f4,,"], ids=repr)
+def test_what_is_no_element_type_is_refused(
+    dtype: Any, gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it has no hash to remember a decision by."""
+    monkeypatch.setattr(device_choice, "cuda_available", lambda: True)
+    arrays = matrices(64, 64, 64, "f4", "")
+    host = [np.ones((64, 64), "f4") for _ in arrays]
+    calls = [
+        lambda: matmul(*host, dtype=dtype, device="cpu"),
+        lambda: matmul(*arrays, dtype=dtype),
+        lambda: matmul(*arrays[:2], dtype=dtype),
+        lambda: prepare(*arrays, dtype=dtype),
+        lambda: kernel_name(*arrays, dtype=dtype),
+        lambda: kernel_name(*host, dtype=dtype, device="cuda"),
+    ]
+    for call in calls:
+        with pytest.raises(DTypeError, match="allowed are int8"):
+            call()
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize("transpose", ["", "a", "b", "ab"])
+def test_a_host_product_is_named_by_the_kernel_that_its_copies_get(
+    transpose: str, foreign: bool, gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays of any strides and byte order, of which nothing is read."""
+    order = ">f4" if foreign else "<f4"
+    sides = {"a": (300, 400), "b": (400, 500)}
+    ways = {
+        "rows": lambda m, n: np.zeros((m, n), order),
+        "columns": lambda m, n: np.zeros((n, m), order).T,
+        "padded": lambda m, n: np.zeros((m, n + 3), order)[:, :n],
+        "padded columns": lambda m, n: np.zeros((n, m + 3), order).T[:m],
+        "strided": lambda m, n: np.zeros((m, 2 * n), order)[:, ::-2],
+    }
+    monkeypatch.setattr(device_choice, "cuda_available", lambda: True)
+    asked: list[Any] = []
+    monkeypatch.setattr(product, "_decide", lambda *layouts: asked.append(layouts) or DECIDED)
+    copied: list[Any] = []
+    monkeypatch.setattr(product, "to_device", lambda array, queue: copied.append(array))
+    monkeypatch.setattr(product, "cuda", SimpleNamespace(device_array=lambda *_, **__: np.empty((300, 500))))
+    monkeypatch.setattr(product, "_on_device", lambda *_: None)
+    monkeypatch.setattr(product, "to_host", lambda *_: None)
+    flags = {"transpose_a": "a" in transpose, "transpose_b": "b" in transpose}
+    for way_a, way_b in itertools.product(ways, repeat=2):
+        a, b = (
+            ways[way](*(side[::-1] if name in transpose else side))
+            for way, (name, side) in zip((way_a, way_b), sides.items(), strict=True)
+        )
+        assert kernel_name(a, b, device="cuda", **flags) == "none"
+        matmul(a, b, device="cuda", **flags)
+        found = [(layout[0], layout[1], layout[2]) for layout in asked.pop()[:2]]
+        assert found == [(array.shape, array.strides, array.dtype) for array in copied], (way_a, way_b)
+        assert all(array.dtype.isnative for array in copied)
+        copied.clear()
+
+
+def test_the_name_of_a_product_that_there_is_not(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_choice, "cuda_available", lambda: True)
+    strided, square = np.zeros(128, "f4")[::2], np.zeros((64, 64), "f4")
+    with pytest.raises(ShapeError, match="a has 1 dimension"):
+        kernel_name(strided, square, device="cuda")
+    with pytest.raises(ShapeError, match="b has 3 dimension"):
+        kernel_name(square, np.zeros((2, 64, 128), "f4")[:, :, ::2], device="cuda")
+    with pytest.raises(DTypeError, match="no array that NumPy understands"):
+        kernel_name([[1], [2, 3]], square, device="cuda")
+    with pytest.raises(OptionError, match="host and device arrays are mixed"):
+        kernel_name(matrices(64, 64, 64, "f4", "")[0], square)
 
 
 def test_threads_have_arguments_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from tests.kernels import lane_by_lane, naive
 from tests.kernels.machine_code import assemble, assert_no_spills, sampled
 from tilewright.kernels.device_array import transposed
 from tilewright.kernels.device_choice import SIMULATOR
-from tilewright.kernels.gemm import skinny as module
+from tilewright.kernels.gemm import register_arithmetic, skinny
+from tilewright.kernels.gemm import skinny_launch as module
 from tilewright.kernels.gemm import warp_tiled_launch as launching
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
 from tilewright.kernels.gemm.warp_tiled_launch import Matrix
@@ -35,7 +36,7 @@ STORED = [*DTYPES, "int32", "int64"]
 def test_every_width_has_a_tile_that_fits(dtype: str, a_along_k: bool, m: int) -> None:
     for n in range(1, module.WIDEST + 1):
         tile = module.choose_tile(np.dtype(dtype), m, n, a_along_k)
-        shape = module._Shape(tile, module.Layout(dtype, a_along_k, True, True))
+        shape = skinny._Shape(tile, skinny.Layout(dtype, a_along_k, True, True))
         shape.check()
         assert n <= tile.n < 2 * n
         assert tile.threads <= module.MAX_THREADS
@@ -46,15 +47,15 @@ def test_every_width_has_a_tile_that_fits(dtype: str, a_along_k: bool, m: int) -
 @pytest.mark.parametrize("n", [1, 4, 16, 64])
 def test_loads_of_a_are_free_of_bank_conflicts(dtype: str, n: int) -> None:
     tile = module.choose_tile(np.dtype(dtype), 1000, n, True)
-    shape = module._Shape(tile, module.Layout(dtype, True, True, True))
-    for q in range(module.LINE_CHUNKS):
+    shape = skinny._Shape(tile, skinny.Layout(dtype, True, True, True))
+    for q in range(skinny.LINE_CHUNKS):
         for first in range(0, tile.threads_down - 7, 8):
             # A quarter of a warp reads 16 bytes each: chunk q of eight rows.
             places = {
-                (x * shape.a_chunks + (q ^ (x % module.LINE_CHUNKS))) % module.LINE_CHUNKS
+                (x * shape.a_chunks + (q ^ (x % skinny.LINE_CHUNKS))) % skinny.LINE_CHUNKS
                 for x in range(first, first + 8)
             }
-            assert len(places) == module.LINE_CHUNKS
+            assert len(places) == skinny.LINE_CHUNKS
 
 
 def test_splits_fill_the_gpu_but_keep_ranges_long() -> None:
@@ -156,14 +157,14 @@ def multiply_lane_by_lane(
         scratch[...] = np.nan
         return contextlib.nullcontext(scratch.ctypes.data)
 
-    for target in (module, module.tensor, module.matvec):
+    for target in (skinny, module.tensor, module.matvec):
         lane_by_lane.stand_ins(monkeypatch, target, real)
         monkeypatch.setattr(target, "compiled", target.kernel_function)
+    monkeypatch.setattr(register_arithmetic, "inlined", lambda function: function)
     for target in (module, module.tensor, launching):
         monkeypatch.setattr(target, "enqueue", enqueue)
         monkeypatch.setattr(target, "current_device", lambda: 0)
     for target in (module, module.tensor):
-        monkeypatch.setattr(target, "allow_dynamic_shared", lambda *_: None)
         monkeypatch.setattr(target, "capability", lambda _: (9, 0))
     monkeypatch.setattr(module, "multiprocessors", lambda _: 3)
     monkeypatch.setattr(launching, "_sum_kernel", lambda _: added)

@@ -136,7 +136,7 @@ def test_infinities_and_nan(count: int, by_columns: bool, accumulate: bool, rng:
 def test_infinity_in_one_panel_only(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     from tilewright.kernels.gemm import float_operand
 
-    monkeypatch.setattr(float_operand, "SCRATCH_NBYTES", 1 << 20)
+    monkeypatch.setattr(float_operand, "PLANES_NBYTES", 1 << 20)
     a, b = (
         rng.standard_normal((200, 3000)).astype(np.float32),
         rng.standard_normal((3000, 301)).astype(np.float32),

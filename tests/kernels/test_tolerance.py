@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import naive
+from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.tolerance import tolerance
 
 
@@ -43,8 +44,30 @@ def test_rounded_operands_are_within_their_own_tolerance_and_outside_the_full_on
     if precision == "bf16":
         # Cutting, as here, loses twice what rounding does.
         error = error / 2
-    assert (error <= tolerance(40, "f4", scale, precision)).all()
+    assert (error <= tolerance(40, "f4", scale, precision, naive.sizes(a, b))).all()
     assert (error > tolerance(40, "f4", scale)).any()
+
+
+@pytest.mark.parametrize(("precision", "size"), [("fp16", 1e-7), ("fp16", 1e-9), ("bf16", 1e-40)])
+@pytest.mark.parametrize("both", [False, True])
+def test_operands_that_become_subnormal_are_within_it(
+    precision: str, size: float, both: bool, rng: np.random.Generator
+) -> None:
+    """Their errors are absolute, so that the scale of the product says nothing about them."""
+    narrow = np.dtype("f2") if precision == "fp16" else BFLOAT16
+    a, b = naive.numbers(rng, (30, 40), "f4"), naive.numbers(rng, (40, 30), "f4")
+    a *= np.float32(size)
+    b *= np.float32(size if both else 1)
+    cut = [x.astype(narrow).astype("f8") for x in (a, b)]
+    error = np.abs(cut[0] @ cut[1] - a.astype("f8") @ b.astype("f8"))
+    scale = np.abs(a).astype("f8") @ np.abs(b).astype("f8")
+    assert (error <= tolerance(40, "f4", scale, precision, naive.sizes(a, b))).all()
+    assert both or (error > tolerance(40, "f4", scale, precision, 0)).any(), "the measurement itself"
+
+
+def test_narrowed_operands_need_their_sizes() -> None:
+    with pytest.raises(ValueError, match="sizes"):
+        tolerance(10, "f4", 1.0, "fp16")
 
 
 def test_integers_are_exact() -> None:

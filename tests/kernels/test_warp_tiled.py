@@ -229,7 +229,7 @@ def test_thin_strips_take_what_would_begin_another_wave(
 ) -> None:
     """A double of the device, 16 multiprocessors: the large kernel gets whole tiles, strips go to the thin one."""
     from tilewright.kernels.gemm import double_tensor_core as double
-    from tilewright.kernels.gemm import skinny
+    from tilewright.kernels.gemm import skinny_launch
     from tilewright.kernels.gemm.warp_tiled_launch import Matrix
 
     whole, strips = [], []
@@ -248,7 +248,7 @@ def test_thin_strips_take_what_would_begin_another_wave(
     monkeypatch.setattr(double, "current_device", lambda: 0)
     monkeypatch.setattr(double, "multiprocessors", lambda device: 16)
     monkeypatch.setattr(double, "enqueue_tile", large)
-    monkeypatch.setattr(skinny, "launch", thin)
+    monkeypatch.setattr(skinny_launch, "launch", thin)
     a, b, c = (naive.numbers(rng, shape, dtype) for shape in ((m, 40), (40, n), (m, n)))
     expected = a @ b + c
     double.launch(*(Matrix(x.ctypes.data, x.shape, x.strides, x.dtype) for x in (a, b, c)), True, 0)

@@ -36,8 +36,9 @@ from tilewright.kernels.gemm import (
     half_tensor_core,
     register_blocked,
     repitch,
+    rounded_sums,
     scratch,
-    skinny,
+    skinny_launch,
     split_float,
     warp_tiled_launch,
     wgmma_launch,
@@ -55,7 +56,8 @@ MODULES = (
     half_tensor_core,
     register_blocked,
     repitch,
-    skinny,
+    rounded_sums,
+    skinny_launch,
     split_float,
     warp_tiled_launch,
     wgmma_launch,
@@ -91,7 +93,6 @@ def no_device() -> Iterator[Device]:
     stand_ins = {
         "borrowed": device.borrow,
         "enqueue": lambda *arguments, **options: None,
-        "allow_dynamic_shared": lambda kernel, nbytes: None,
         "current_device": lambda: 0,
         "multiprocessors": lambda number: device.processors,
         "capability": lambda number: device.capability,
@@ -201,6 +202,8 @@ SHAPES = [
     (8224, 8192, 300),
     (2048, 1_000_000, 2000),
     (2500, 2500, 200_000),
+    (32769, 32769, 65537),
+    (20_001, 20_003, 200_001),
     (129, 65, 513),
     (1000, 1000, 1),
     (7, 5, 3),
@@ -293,7 +296,7 @@ def test_short_wide_results_borrow_no_copy_of_themselves(
             )
         )
         borrowed = most_borrowed(device, a, b, c, "full")["skinny"]
-        assert borrowed <= (skinny.MAX_PARTIAL_NBYTES if order == "rows apart" else 0)
+        assert borrowed <= (skinny_launch.MAX_PARTIAL_NBYTES if order == "rows apart" else 0)
 
 
 def test_what_is_counted_is_not_far_from_what_is_borrowed() -> None:
@@ -334,7 +337,10 @@ MEASURED = [
         for precision in PRECISIONS
         for shape in ((64, 2_000_001, 1000), (1001, 999, 70_000), (4096, 4096, 1024))
     ),
-    *(((F2, F2, F2, "full"), shape) for shape in ((64, 2_000_001, 1001), (4097, 4097, 4097))),
+    *(
+        ((F2, F2, F2, "full"), shape)
+        for shape in ((64, 2_000_001, 1001), (4097, 4097, 4097), (513, 515, 2_100_001))
+    ),
     *(((F8, F8, F8, "full"), shape) for shape in ((4097, 4097, 4097), (4100, 4098, 30_001))),
     *(((I1, I1, dtype, "full"), (4097, 4097, 4097)) for dtype in (I1, I8)),
     ((I8, I8, I1, "full"), (1000, 1000, 5000)),

@@ -200,6 +200,8 @@ def test_a_decoder_is_used_again_and_forgets_the_file_before(
     assert filled(second, 1000) == content
     second.close()
     assert first.fill(np.empty(10, np.uint8)) == 0, "it has nothing to do with the decoder any more"
+    first.close()
+    assert spare == [kept], "it was given back before"
 
 
 @ways

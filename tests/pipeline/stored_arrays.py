@@ -93,6 +93,11 @@ def any_way(kind: str, target: Path, data: np.ndarray, chunks: tuple[int, ...]) 
     return encoded(target, kind, data, chunks)
 
 
+def as_remote(folder: Path) -> zarr.Array[Any]:
+    """A stored array by way of fsspec, as at the URLs of servers."""
+    return zarr.open_array(f"file://{folder}", mode="r")
+
+
 def chunk_file(array: zarr.Array[Any], chunk: tuple[int, ...]) -> Path:
     root: Path = array.store.root
     return root / array.metadata.encode_chunk_key(chunk)

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +19,11 @@ import zarr
 from zarr.codecs import BytesCodec
 from zarr.storage import FsspecStore
 
-from tests.pipeline.stored_arrays import CODECS, KINDS, chunk_file, encoded, stored
+from tests.pipeline.stored_arrays import CODECS, KINDS, as_remote, chunk_file, encoded, stored
+from tilewright.pipeline.byte_ranges import byte_ranges_of
 from tilewright.pipeline.errors import DamagedError, StoreError
+from tilewright.pipeline.giving_up import read_while
 from tilewright.pipeline.region_read import read_region
-from tilewright.pipeline.store import open_array
 
 REGIONS = [
     (slice(0, 20), slice(0, 30)),
@@ -42,8 +51,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def remote(array: zarr.Array[Any]) -> zarr.Array[Any]:
-    """The array by way of fsspec, as at any other URL."""
-    return open_array(f"file://{array.store.root}", ndim=array.ndim, role="A")
+    return as_remote(array.store.root)
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
@@ -130,6 +138,97 @@ def test_the_index_of_a_shard_is_asked_for_once(
         del asked[:]
         read_region(array, (slice(3, 4), slice(0, 16)))
         assert asked == [("c/0/0", index_nbytes), ("c/0/0", 16 * 8)]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Callable[[], Any]:
+    """Gets the index of an array's only shard, as threads do that read a region together."""
+    array = remote(encoded(tmp_path / "x", "3 none", np.ones((8, 8)), (4, 4), shards=(8, 8)))
+    ranges = byte_ranges_of(array, "x")
+    assert ranges is not None
+    return partial(ranges._index, "c/0/0")
+
+
+def test_a_failure_to_get_an_index_answers_all_who_wait_for_it_and_is_forgotten(
+    index: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, get = 12, FsspecStore.get
+    waiting: set[int] = set()
+    asked: list[str] = []
+
+    async def failing(store: FsspecStore, key: str, *arguments: Any, **options: Any) -> Any:
+        asked.append(key)
+        until = time.monotonic() + 5
+        while len(waiting) < threads and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        raise OSError("out of reach")
+
+    monkeypatch.setattr(FsspecStore, "get", failing)
+
+    def check() -> None:
+        waiting.add(threading.get_ident())
+
+    with ThreadPoolExecutor(threads, initializer=read_while, initargs=(check,)) as pool:
+        errors = [answer.exception() for answer in [pool.submit(index) for _ in range(threads)]]
+    assert [str(error) for error in errors] == ["out of reach"] * threads
+    assert asked == ["c/0/0"]
+    monkeypatch.setattr(FsspecStore, "get", get)
+    assert index() is not None
+
+
+def test_an_index_that_one_thread_gave_up_is_asked_for_by_the_next(
+    index: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, asked, waits = FsspecStore.get, threading.Event(), threading.Event()
+
+    async def silent(store: FsspecStore, key: str, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(FsspecStore, "get", get)
+        asked.set()
+        await asyncio.Event().wait()
+
+    def give_up() -> None:
+        if waits.is_set():
+            raise CancelledError("nobody needs it any more")
+
+    monkeypatch.setattr(FsspecStore, "get", silent)
+    with (
+        ThreadPoolExecutor(1, initializer=read_while, initargs=(give_up,)) as one,
+        ThreadPoolExecutor(1, initializer=read_while, initargs=(waits.set,)) as other,
+    ):
+        first = one.submit(index)
+        assert asked.wait(30)
+        try:
+            assert other.submit(index).result(10) is not None
+        finally:
+            waits.set()
+        assert isinstance(first.exception(), CancelledError)
+
+
+def test_an_error_of_an_index_is_in_no_cycle(
+    index: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep the buffers of all frames that it went through."""
+
+    class OutOfReachError(OSError):
+        pass
+
+    async def failing(store: FsspecStore, key: str, *arguments: Any, **options: Any) -> Any:
+        raise OutOfReachError
+
+    monkeypatch.setattr(FsspecStore, "get", failing)
+    gc.collect()
+    gc.disable()
+    try:
+        errors = []
+        for _ in range(2):
+            try:
+                index()
+            except OutOfReachError as error:
+                errors.append(weakref.ref(error))
+        assert len(errors) == 2
+        assert [error() for error in errors] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("sharded", [False, True])

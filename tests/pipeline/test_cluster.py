@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -126,6 +127,19 @@ def test_what_a_profile_leaves_open_is_as_if_it_said_nothing(
     path = profile_file(tmp_path, one=options | unsaid)
     with open_cluster("one", path) as client:
         assert [address.partition("://")[0] for address in client.nthreads()] == [scheme]
+
+
+def test_a_worker_is_started_for_every_core_that_the_process_may_use() -> None:
+    script = (
+        "import os\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "os.cpu_count = lambda: 3\n"  # the host's
+        "from tilewright.pipeline.cluster import open_cluster\n"
+        "with open_cluster('cpu') as client:\n"
+        "    print(len(client.nthreads()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
 
 
 def failing(*errors: Exception) -> type:
@@ -596,7 +610,7 @@ def test_what_is_no_path_of_a_scheduler_file_is_refused(given: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("path", ["", 5])
 def test_what_is_no_file_of_profiles_is_refused(path: Any) -> None:
-    with pytest.raises(OptionError, match=r"tilewright\.cluster-file.* is not a path"):
+    with pytest.raises(OptionError, match=r"^cluster_file \(--cluster-file\): .* is not a path"):
         load_profiles(path)
 
 
@@ -655,6 +669,58 @@ def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path) -> None:
         pass
 
 
+def test_a_scheduler_that_takes_long_to_answer_is_said_to_be_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, given_up = threading.Event(), threading.Event()
+
+    class Silent:
+        """In place of a client: its scheduler answers once somebody has been told that it does not."""
+
+        def __init__(self, **options: Any) -> None:
+            assert options == {"address": "tcp://host:1", "timeout": "20 s"}
+            if not told.wait(20):
+                given_up.set()
+            raise OSError("nobody is there")
+
+    class Telling(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.set()
+
+    monkeypatch.setattr(cluster_module, "Client", Silent)
+    monkeypatch.setattr(cluster_module, "ANSWER_SECONDS", 0.1)
+    handler = Telling()
+    cluster_module.logger.addHandler(handler)
+    path = profile_file(tmp_path, site={"kind": "existing", "address": "tcp://host:1", "timeout": "20 s"})
+    try:
+        with pytest.raises(ClusterError, match="cannot reach the scheduler"), open_cluster("site", path):
+            pass
+    finally:
+        cluster_module.logger.removeHandler(handler)
+    assert not given_up.is_set()
+    (text,) = caplog.messages
+    assert text == (
+        "no scheduler answers at tcp://host:1 yet, after 0.1 s; it goes on when one does, and gives up after 20 s"
+        " (timeout, in a profile)"
+    )
+
+
+def test_a_scheduler_that_answers_is_not_said_to_be_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster_module, "ANSWER_SECONDS", 20)
+    before = set(threading.enumerate())
+    with (
+        LocalCluster(n_workers=0, processes=False, protocol="tcp://", dashboard_address=":0") as cluster,
+        open_cluster(cluster.scheduler_address),
+    ):
+        for timer in set(threading.enumerate()) - before:
+            if isinstance(timer, threading.Timer):
+                timer.join(10)
+                assert not timer.is_alive(), "it was cancelled"
+    assert "no scheduler answers" not in caplog.text
+
+
 def test_the_cuda_profile_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.kernels.device.devices", list)
     monkeypatch.setattr("tilewright.kernels.device.why_no_gpu", lambda: "No GPU: it was sold.")
@@ -691,6 +757,7 @@ def test_a_script_that_its_workers_cannot_import_is_told_why(
     main = ModuleType("__main__")
     if file is not None:
         main.__file__ = file
+    monkeypatch.setattr(cluster_module, "_check_script", lambda called: None)
     main.__spec__ = None if module is None else ModuleSpec(module, None)
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(cluster_module, "LocalCluster", failing(RuntimeError("Nanny failed to start.")))
@@ -709,6 +776,44 @@ def test_a_script_without_the_guard_ends_and_is_told_why(tmp_path: Path) -> None
     )
     assert ended.returncode == 1
     assert '`if __name__ == "__main__":`' in ended.stderr.splitlines()[-1]
+
+
+SCRIPT = """
+import tilewright as tw
+if __name__ == "__main__":
+    with tw.open_cluster("PROFILE", "profiles.yaml") as client:
+        print(client.submit(len, "abc").result())
+"""
+
+
+@pytest.mark.parametrize(
+    ("profile", "arguments", "told"),
+    [
+        ("two", ["-"], "so a script read from standard input cannot start any; save it to a file"),
+        ("two", ["/dev/stdin"], "so /dev/stdin, which is no file, cannot start any; save it to a file"),
+        ("local", ["-"], None),
+        ("two", ["-c", SCRIPT.replace("PROFILE", "two")], None),
+    ],
+)
+def test_a_script_that_is_no_file_starts_no_worker_processes(
+    profile: str, arguments: list[str], told: str | None, tmp_path: Path
+) -> None:
+    profile_file(tmp_path, two={"kind": "cpu", "n_workers": 1})
+    ended = subprocess.run(
+        [sys.executable, *arguments],
+        input=SCRIPT.replace("PROFILE", profile),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=False,
+    )
+    if told is None:
+        assert ended.stdout == "3\n", ended.stderr
+    else:
+        assert ended.returncode == 1
+        assert told in ended.stderr.splitlines()[-1]
+        assert "Nanny" not in ended.stderr, "nothing was started"
 
 
 def test_every_setting_has_an_environment_name_and_is_documented() -> None:
@@ -738,7 +843,7 @@ def test_sizes_are_read_and_refused_by_name() -> None:
     assert config.get("device-memory", "1.5kB") == 1500
     assert config.get("device-memory", "100 B") == 100
     for wrong in ("lots", "-3", "0", "", "GiB", "1e400", "nan", [1], True):
-        with pytest.raises(OptionError, match="device-memory"):
+        with pytest.raises(OptionError, match=r"^device_memory \(--device-memory\): .* bytes"):
             config.get("device-memory", wrong)
     for wrong in (-5, "-3", 0, 0.5):
         with pytest.raises(
@@ -868,13 +973,54 @@ def test_a_closed_client_is_named() -> None:
             pass
 
 
-def test_of_a_cluster_in_place_of_a_client_the_client_is_asked_for() -> None:
+def test_a_cluster_of_dasks_is_used_and_left_open() -> None:
+    before = dask.config.get("scheduler", None)
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster:
+        for _ in range(2):
+            with open_cluster(cluster) as client:
+                assert client.submit(len, "abc").result() == 3
+            assert client.status == "closed"
+            assert cluster.status == Status.running
+        with Client(cluster) as own:
+            with open_cluster(cluster):
+                pass
+            assert own.submit(len, "abcd").result() == 4, "nor is a client of the caller's closed"
+    assert dask.config.get("scheduler", None) == before
     with (
-        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
-        pytest.raises(ClusterError, match=r"cluster=LocalCluster: .*; pass distributed\.Client\(cluster\)$"),
-        open_cluster(cluster),  # type: ignore[arg-type]
+        pytest.raises(ClusterError, match=r"cannot connect to the LocalCluster: .*closed"),
+        open_cluster(cluster),
     ):
         raise AssertionError("is not reached")
+
+
+def test_what_is_like_a_cluster_of_dasks_is_taken_for_one() -> None:
+    """As dask-gateway's, which is not of Dask's class."""
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster:
+        alike: Any = SimpleNamespace(
+            scheduler_address=cluster.scheduler_address,
+            status="running",
+            asynchronous=False,
+            loop=cluster.loop,
+        )
+        with open_cluster(alike) as client:
+            assert len(client.nthreads()) == 1
+
+
+def test_a_cluster_that_cannot_be_waited_for_is_named() -> None:
+    async def called_on_its_loop() -> None:
+        async with LocalCluster(
+            n_workers=0, processes=False, dashboard_address=":0", asynchronous=True
+        ) as cluster:
+            with (
+                pytest.raises(ClusterError, match="the LocalCluster is asynchronous, and this call waits"),
+                open_cluster(cluster),
+            ):
+                pass
+
+    asyncio.run(called_on_its_loop())
+
+
+def test_in_place_of_a_block_what_it_gives_is_asked_for() -> None:
     unused: Any = open_cluster("local")
     with (
         pytest.raises(ClusterError, match=r"pass what its `with` gives: with tilewright\.open_cluster"),
@@ -930,3 +1076,26 @@ def test_a_process_forked_from_one_that_used_dask_is_told(before: str, tmp_path:
         assert ended.stdout == "20000000\n"
     else:
         assert " was forked from one that had used Dask, whose threads a fork leaves behind; " in ended.stdout
+
+
+def test_a_dashboard_is_started_for_a_profile_that_asks_for_it(tmp_path: Path) -> None:
+    """Its import takes longer than all else of a start."""
+    profiles = {
+        "bare": {"kind": "cpu", "n_workers": 1},
+        "null": {"kind": "cpu", "n_workers": 1, "dashboard_address": None, "scheduler_kwargs": {"idle_timeout": 100}},
+        "local": {"kind": "local"},
+        "asked": {"kind": "cpu", "n_workers": 1, "dashboard_address": ":0"},
+    }  # fmt: skip
+    path = profile_file(tmp_path, **profiles)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, tilewright as tw\n"
+        "if __name__ == '__main__':\n"
+        "    for name in sys.argv[2:]:\n"
+        "        with tw.open_cluster(name, config=sys.argv[1]) as client:\n"
+        "            assert not client.dashboard_link.endswith(':8787/status'), client.dashboard_link\n"
+        "        print(name, 'bokeh' in sys.modules)\n"
+    )
+    command = [sys.executable, str(script), str(path), *profiles]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["bare False", "null False", "local False", "asked True"], done.stderr

@@ -36,6 +36,7 @@ from tilewright.pipeline.corpus import Corpus, Document, Piece, cut_pieces, list
 from tilewright.pipeline.decompress import Fill
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.histogram import count_corpus, count_piece
+from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.plan import LANE_NBYTES
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -321,11 +322,11 @@ def test_a_host_decompresses_on_all_its_cores(
         assert on_error == "return"
         return {worker: asyncio.run(function(*arguments, dask_worker=None)) for worker in threads}
 
-    client: Any = SimpleNamespace(nthreads=lambda: threads, run=run)
+    client: Any = SimpleNamespace(run=run)
     files = tuple(Document(f"{i}.zst", f"/{i}.zst", 2**26, "zstd") for i in range(32))
-    decompressors = counting._decompressors(client, Corpus(files, ()))
+    decompressors = counting._decompressors(client, Corpus(files, ()), most_neighbours(threads))
     assert decompressors == at_once
-    pieces = counting._pieces(client, Corpus(files, ()), KINDS["byte"], "cuda", False, decompressors)
+    pieces = counting._pieces(threads, Corpus(files, ()), KINDS["byte"], "cuda", False, decompressors)
     for begun in (
         pieces[place : place + 2] for place in range(0, len(pieces), 2)
     ):  # by a worker's two threads
@@ -337,11 +338,10 @@ def test_a_host_decompresses_on_all_its_cores(
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_compressed_file_does_not_cut_plain_ones_smaller(device: str, place: int) -> None:
     """On a GPU a task counts as much plain text as without it; large compressed ones are begun first."""
-    client: Any = SimpleNamespace(nthreads=lambda: {"tcp://10.0.0.1:1": 2})
     texts = [Document(f"{i}.txt", f"/{i}.txt", 2**32, None) for i in range(2)]
     packed = Document("dump.gz", "/dump.gz", 2**26, "gzip")
     corpus = Corpus((*texts[:place], packed, *texts[place:]), ())
-    pieces = counting._pieces(client, corpus, KINDS["byte"], device, False, 2)
+    pieces = counting._pieces({"tcp://10.0.0.1:1": 2}, corpus, KINDS["byte"], device, False, 2)
     assert pieces[0] == Piece(place, (packed,), 0, 2**26)
     nbytes = 2**25 if device == "cpu" else counting.TASK_BLOCKS * LANE_NBYTES
     assert {piece.nbytes for piece in pieces[1:]} == {nbytes}

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.pipeline.test_stream import engine, factors
+from tilewright.kernels import device_choice
 from tilewright.pipeline import engines, tasks
 from tilewright.pipeline.engines import store_sum
 from tilewright.pipeline.product import Product
@@ -245,7 +246,11 @@ def test_an_engine_whose_run_ends_while_it_is_made_is_closed(
 
 
 def surveyed() -> Coroutine[Any, Any, Any]:
-    worker = SimpleNamespace(contact_address="here", memory_manager=SimpleNamespace(memory_limit=2**30))
+    worker = SimpleNamespace(
+        contact_address="here",
+        memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=False),
+        state=SimpleNamespace(nthreads=1),
+    )
     return tasks.worker_facts("cpu", False, worker)
 
 
@@ -281,6 +286,25 @@ def test_a_workers_loop_goes_on_while_idle_engines_are_closed(
 
     assert asyncio.run(survey()).host_limit_nbytes == 2**30
     assert not engines._engines
+
+
+def test_a_workers_loop_goes_on_while_its_device_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look for a GPU starts its driver."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(device: str) -> str:
+        begun.set()
+        assert go_on.wait(10), "the loop stood still"
+        return "cpu"
+
+    async def survey() -> Any:
+        facts = asyncio.create_task(surveyed())
+        assert await asyncio.to_thread(begun.wait, 10)
+        go_on.set()
+        return await facts
+
+    monkeypatch.setattr(device_choice, "resolve_device", slow)
+    assert asyncio.run(survey()).device == "cpu"
 
 
 def test_an_array_is_the_same_by_any_name(

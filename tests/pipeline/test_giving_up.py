@@ -18,6 +18,7 @@ import zarr
 from zarr.storage import FsspecStore
 
 import tilewright as tw
+from tests.pipeline.stored_arrays import as_remote
 from tilewright.pipeline import giving_up
 from tilewright.pipeline.giving_up import answer_of, read_while, reading_while
 
@@ -118,10 +119,11 @@ def test_the_chunk_that_is_waited_for_is_named(
     monkeypatch.setattr(FsspecStore, "get", late)
     monkeypatch.setattr(giving_up, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(giving_up, "LATE_SECONDS", 0.0)
-    urls = [f"file://{tmp_path}/{name}" for name in ("shards", "chunks")]
-    tw.matmul(*urls, tmp_path / "c", device="cpu", verify=False)
+    names = "shards", "chunks"
+    tw.matmul(*(as_remote(tmp_path / name) for name in names), tmp_path / "c", device="cpu", verify=False)
     told = {record.getMessage().partition(" has not come")[0] for record in caplog.records}
-    assert {f"{urls[0]}/c/0/0", f"chunk (0, 0) of {urls[1]}"} <= told
+    shards, chunks = (f"file://{tmp_path}/{name}" for name in names)
+    assert {f"{shards}/c/0/0", f"chunk (0, 0) of {chunks}"} <= told
 
 
 def test_a_coroutine_that_its_loop_cancels_is_given_up() -> None:

@@ -125,6 +125,17 @@ def test_the_input_that_changed_is_known(tmp_path: Path) -> None:
     assert changed_inputs(base, *arrays) == ["A", "B"]
 
 
+def test_tiles_of_two_releases_do_not_meet_in_one_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their kernels may sum in other orders."""
+    a = zarr.create_array(tmp_path / "a", shape=(4, 4), chunks=(2, 2), dtype="f4")
+    base = fingerprint(a, a, {})
+    monkeypatch.setattr("tilewright.pipeline.ledger.__version__", "0.0.1")
+    assert fingerprint(a, a, {}).digest != base.digest
+    assert changed_inputs(base, a, a) == [], "the inputs are what they were"
+
+
 @pytest.fixture
 def chunked(tmp_path: Path) -> zarr.Array[Any]:
     array = zarr.create_array(tmp_path / "a", shape=(4, 4), chunks=(2, 2), dtype="f4", compressors=None)
@@ -273,6 +284,26 @@ def test_a_tile_that_was_withdrawn_counts_once_it_is_stored_again(plan: MatmulPl
     past = read_past(tmp_path, "abc")
     assert past is not None
     assert past.finished == {6: 11}
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
+def test_a_record_that_cannot_be_read_now_is_not_taken_for_none(
+    number: int, plan: MatmulPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tiles would be removed."""
+    Ledger(tmp_path, "abc", plan).close()
+
+    def failing(*arguments: Any, **options: Any) -> str:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", failing)
+        match = rf"{FILE_NAME}: {os.strerror(number)}; nothing was removed: .*--no-resume"
+        with pytest.raises(StoreError, match=match):
+            read_past(tmp_path, "abc")
+    assert read_past(tmp_path, "abc") is not None
+    assert read_past(tmp_path / "nowhere", "abc") is None
+    assert read_past(tmp_path / FILE_NAME, "abc") is None, "there is a file in place of the folder"
 
 
 def test_a_full_disk_is_named(plan: MatmulPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

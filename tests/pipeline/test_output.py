@@ -64,6 +64,49 @@ def test_a_group_whose_readers_do_not_find_an_output_is_told_of(tmp_path: Path) 
         assert f"zarr.consolidate_metadata('{tmp_path}/three')" in note
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_folders_between_a_group_and_an_output_become_groups_with_its_name(
+    zarr_format: int, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    zarr.create_group(store, zarr_format=zarr_format)
+    final = store / "a" / "b" / "c"
+    note = outputs.group_note(final)
+    assert (note is not None and f"{store}, and is written in format 3" in note) == (zarr_format == 2)
+    output = begin(final, 1)
+    (made,) = {".zgroup", "zarr.json"} & {path.name for path in store.iterdir()}
+    assert not [path for path in (final.parent, final.parent.parent) if (path / made).exists()], "not before"
+    assert output.publish() == []
+    with warnings.catch_warnings(action="error" if zarr_format == 3 else "ignore"):
+        members = dict(zarr.open_group(store, mode="r").members(max_depth=None))
+    assert [type(members[name]) for name in ("a", "a/b")] == [zarr.Group] * 2
+    assert {members[name].metadata.zarr_format for name in ("a", "a/b")} == {zarr_format}
+    assert ("a/b/c" in members) == (zarr_format == 3), "of which the note tells"
+
+
+def test_folders_around_an_output_that_no_group_holds_stay_folders(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "array", shape=(2, 2), dtype="f4")
+    zarr.create_group(tmp_path / "group")
+    for place in ("plain/c", "array/plain/c", "group/none/../../plain/c"):
+        begin(tmp_path / place, 1, overwrite=True).publish()
+    assert not list(tmp_path.rglob("plain/zarr.json"))
+
+
+def test_a_folder_that_cannot_become_a_group_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zarr.create_group(tmp_path / "store")
+    output = begin(tmp_path / "store" / "a" / "c", 1)
+
+    def full(*given: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(zarr, "create_group", full)
+    (told,) = output.publish()
+    assert f"{tmp_path}/store/a cannot be made a group" in told
+    assert zarr.open_array(tmp_path / "store" / "a" / "c", mode="r").shape == output.array.shape
+
+
 @pytest.mark.parametrize("length", [213, 214, 230, 247])
 @pytest.mark.parametrize("letter", ["x", "\N{GREEK SMALL LETTER ALPHA}"])
 def test_a_product_of_any_name_that_fits_is_replaced(letter: str, length: int, tmp_path: Path) -> None:
@@ -750,6 +793,43 @@ def test_a_growing_output_whose_metadata_are_none_is_begun_anew(metadata: str, t
     (outputs.partial_path(final) / "zarr.json").write_text(metadata)
     assert outputs.resume_output(final, overwrite=False) is None
     begin(final).release()
+
+
+@pytest.mark.parametrize("name", [".", "./", "..", "there/..", "/", "file://."])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_output_without_a_name_of_its_own_is_refused(
+    name: str, overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an array stands there, which would be set aside under a name like its own."""
+    zarr.create_array(tmp_path, shape=(2,), chunks=(2,), dtype="f4")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match=r"^output: .* ends in no name of its own, .* as in \.\./C\.zarr$"):
+        outputs.check_output_free(name, overwrite=overwrite)
+
+
+@pytest.mark.parametrize("what", ["zarr.json", "folder"])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
+def test_a_growing_output_that_cannot_be_read_now_is_kept(
+    number: int, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "c.zarr"
+    begin(final, 3).release()
+    growing = outputs.partial_path(final)
+    before = sorted(growing.rglob("*"))
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((zarr, "open_array") if what == "zarr.json" else (outputs.os, "open")), failing)
+        match = rf"c\.zarr\.partial: .*{os.strerror(number)}; its finished tiles are kept: .*--no-resume"
+        with pytest.raises(StoreError, match=match):
+            outputs.resume_output(final, overwrite=False)
+    assert sorted(growing.rglob("*")) == before
+    output = outputs.resume_output(final, overwrite=False)
+    assert output is not None, "and its lock is free"
+    output.release()
 
 
 @pytest.mark.parametrize("name", ["~", "~/c"])

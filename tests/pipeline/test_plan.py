@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from types import FrameType
 from unittest import mock
 
 import numpy as np
@@ -12,17 +18,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.kernels.gemm import skinny, warp_tiled_cut
+from tilewright.kernels.gemm import skinny_launch, warp_tiled_cut
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.memory import format_nbytes
+from tilewright.pipeline import plan as plan_module
 from tilewright.pipeline import tiling
 from tilewright.pipeline.errors import PlanError, ShapeError
+from tilewright.pipeline.holding import hold, reads
 from tilewright.pipeline.layout import LINE_NBYTES, PANEL_BUFFERS, Memory
 from tilewright.pipeline.panels import PanelCache
 from tilewright.pipeline.plan import (
+    BARE_PROCESS_NBYTES,
     CODER_NBYTES,
     CUDA_NBYTES,
     LANE_NBYTES,
+    MOST_TILES,
     PROCESS_NBYTES,
     MatmulPlan,
     fitting_unit,
@@ -272,7 +282,7 @@ def test_the_kernels_workspace_is_part_of_the_memory() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_what_is_borrowed_to_copy_cells_is_counted(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile of 7500 columns of float32 is aligned to 16 bytes, and its second cell of 3750 is not."""
-    for module in (skinny, warp_tiled_cut):  # partial sums would be counted for both
+    for module in (skinny_launch, warp_tiled_cut):  # partial sums would be counted for both
         monkeypatch.setattr(module, "MAX_PARTIAL_NBYTES", 0)
     side = 30_000
     stored = StoredMatrix(side, side, F4, (1000, 1000), plain=True)
@@ -386,6 +396,135 @@ def test_what_is_touched_is_counted_in_whole_units(side: int, stride: int, unit:
         stretch = range(start, min(start + stride, side))
         expected += sum(min(unit, side - first) for first in {element // unit * unit for element in stretch})
     assert stored.touched(0 if by_rows else 1, stride) == expected
+
+
+@given(st.data())
+def test_what_is_read_is_counted_as_if_column_by_column(data: st.DataObject) -> None:
+    """Of any tiles, cells, stored units and holdings; the counting itself takes all columns of tiles at once."""
+    draw = data.draw
+    m, n, k = (draw(st.integers(0, 150)) for _ in range(3))
+    tile = draw(st.tuples(st.integers(1, 40), st.integers(1, 40)))
+    cell = draw(st.none() | st.tuples(st.integers(1, 40), st.integers(1, 40)))
+    depth, workers = draw(st.integers(1, 40)), draw(st.integers(1, 4))
+    a, b = matrix(m, k, draw(units)), matrix(k, n, draw(units))
+    transposed, line_nbytes = (
+        draw(st.tuples(st.booleans(), st.booleans())),
+        draw(st.sampled_from([1, 12, 128])),
+    )
+    limits = Limits(workers, 0, line_nbytes=line_nbytes)
+    memory = Memory((m, n), (4, 4, 4), depth, transposed, limits, cell)
+    limits = replace(limits, device_nbytes=memory.nbytes(*tile, 1) + draw(st.integers(0, 200_000)))
+    memory = replace(memory, limits=limits)
+    geometry = Geometry(*tile, depth, draw(st.integers(1, 2)), *(cell or tile))
+    held = hold(memory, geometry, math.ceil(k / depth), workers)
+
+    columns = list(range(0, n, tile[1]))
+    times = [alike.reads for alike in held.b_reads for _ in range(alike.number)]
+    assert len(times) == len(columns)
+    assert held.b_reads_of_all == sum(times)
+    stride_a, stride_b = memory.strides(*tile)
+    read = m * k * 4 * held.a_reads
+    decoded = a.touched(0, stride_a) * a.touched(1, depth) * 4 * held.a_reads
+    for start, each in zip(columns, times, strict=True):
+        stop = min(start + tile[1], n)
+        read += each * k * (stop - start) * 4
+        for cut in range(start, stop, stride_b):
+            in_units = {column // b.unit[1] for column in range(cut, min(cut + stride_b, stop))}
+            touched = sum(min(b.unit[1], n - unit * b.unit[1]) for unit in in_units)
+            decoded += each * touched * b.touched(0, depth) * 4
+    assert reads(a, b, memory, geometry, held) == (read, decoded if m and n else 0)
+
+
+@given(st.integers(1, 20_000), st.integers(1, 50), st.data())
+def test_all_sides_of_tiles_are_tried_but_those_close_to_others(
+    length: int, unit: int, data: st.DataObject
+) -> None:
+    with mock.patch.object(tiling, "SIDES_APART", data.draw(st.sampled_from([2, 16, 512]))):
+        side = tiling._Side.of(length, unit)
+        first = data.draw(st.integers(1, side.units))
+        tried = list(side.cuts(first))
+        every = {side.tile(parts) for parts in range(first, side.units + 1)}
+        lengths = [side.tile(parts) for parts in tried]
+        assert lengths == sorted(set(lengths), reverse=True)
+        assert (lengths[0], lengths[-1]) == (max(every), min(every))
+        if side.units <= tiling.SIDES_APART**2:
+            assert set(lengths) == every
+        for parts, following in pairwise(tried):
+            skipped = len({side.tile(between) for between in range(parts, following + 1)}) > 2
+            assert not skipped or (
+                parts >= tiling.SIDES_APART and following <= parts * (1 + 1 / tiling.SIDES_APART)
+            )
+
+
+MOST_CALLS = 600_000
+"""Calls of functions that a plan may take: those below take up to 420,000."""
+
+
+@pytest.mark.parametrize("exponent", [5, 7, 9, 12, 18])
+@pytest.mark.parametrize("workers", [1, 64])
+@pytest.mark.parametrize(
+    ("chunk", "c_unit", "nbytes", "on_host"),
+    [
+        (1000, (500, 500), 10**7, True),
+        (1000, (500, 500), 10**7, False),
+        (4096, (1448, 1448), 10**8, False),
+        (10, (640, 640), 10**11, True),
+        (1000, (1, 1000), 10**9, True),
+    ],
+)
+def test_the_work_of_planning_does_not_grow_with_the_number_of_tiles(
+    chunk: int, c_unit: tuple[int, int], nbytes: int, on_host: bool, workers: int, exponent: int
+) -> None:
+    side = 10**exponent
+    square, flat, thin = (matrix(*sides, (chunk, chunk)) for sides in ((side, side), (1000, side), (side, 7)))
+    limits = Limits(workers, nbytes, on_host=on_host, line_nbytes=1 if on_host else LINE_NBYTES)
+    for a, b in ((square, square), (flat, square), (square, thin)):
+        with mock.patch.object(plan_module, "MOST_TILES", math.inf), at_most_calls(MOST_CALLS):
+            plan = plan_tiles(a, b, F4, c_unit, limits)
+        assert plan.device_peak_nbytes <= nbytes
+
+
+@contextmanager
+def at_most_calls(most: int) -> Iterator[None]:
+    """Fail once more functions have been called, or generators resumed, than that."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+        if calls > most:
+            sys.setprofile(None)
+            raise AssertionError(f"more than {most} calls")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_more_tiles_than_a_run_can_keep_track_of_are_refused(on_host: bool) -> None:
+    stored = matrix(10**7, 10**7, (1000, 1000))
+    limits = Limits(1, 10**7, on_host=on_host)
+    with pytest.raises(
+        PlanError, match=r"cut into 400000000 tiles of 500 × 500.* raise --device-memory"
+    ) as error:
+        plan_tiles(stored, stored, F4, (500, 500), limits)
+    advised = re.search(r"to about ([\d.]+) MiB", str(error.value))
+    assert advised is not None
+    enough = replace(limits, device_nbytes=int(float(advised[1]) * 2**20))
+    assert plan_tiles(stored, stored, F4, (500, 500), enough).tile_count <= MOST_TILES
+
+
+def test_more_tiles_than_a_run_can_keep_track_of_are_refused_where_they_were_asked_for() -> None:
+    stored = matrix(10**6, 10**6, (100, 100))
+    limits = Limits(1, 2**44, on_host=True, tiles=5 * 10**7)
+    with pytest.raises(
+        PlanError, match=r"lower tilewright.tiles, now 50000000, or use fewer workers, now 1$"
+    ):
+        plan_tiles(stored, stored, F4, (100, 100), limits)
 
 
 def decoded_by_square_tiles(a: StoredMatrix, b: StoredMatrix, depth: int, nbytes: int) -> int:
@@ -688,7 +827,7 @@ def test_a_plan_keeps_no_tiles_that_would_share_a_stored_piece() -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**40, "1 TiB"), (2**51, "2.05e+03 TiB")],
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**40, "1 TiB"), (2**51, "2048 TiB")],
 )
 def test_bytes_for_people(nbytes: int, text: str) -> None:
     assert format_nbytes(nbytes) == text
@@ -763,6 +902,17 @@ def test_the_check_of_a_product_has_to_fit_too(on_host: bool) -> None:
         plan_tiles(a, b, F8, (7, 11), replace(enough, host_nbytes=held + 10**9 + 6))
 
 
+def test_what_makes_dask_pause_a_worker_is_refused() -> None:
+    a, limits = matrix(1000, 1000, (100, 100), F8), Limits(1, 10**7, on_host=True)
+    plan = plan_tiles(a, a, F8, (100, 100), limits)
+    held = plan.host_peak_nbytes - PROCESS_NBYTES + BARE_PROCESS_NBYTES
+    assert held > plan.device_peak_nbytes
+    enough = replace(limits, host_nbytes=plan.host_peak_nbytes, pause_nbytes=held)
+    assert plan_tiles(a, a, F8, (100, 100), enough) == plan
+    with pytest.raises(PlanError, match=r"no more tasks to a worker that holds .* lower the device memory"):
+        plan_tiles(a, a, F8, (100, 100), replace(enough, pause_nbytes=held - 1))
+
+
 @pytest.mark.parametrize("on_host", [True, False])
 def test_the_table_names_memory_by_what_bounds_it(on_host: bool) -> None:
     a = matrix(70, 50, (8, 8))
@@ -774,3 +924,17 @@ def test_the_table_names_memory_by_what_bounds_it(on_host: bool) -> None:
     assert rows["host memory"].startswith(f"{format_nbytes(plan.host_peak_nbytes)} a worker, ")
     assert ("the device memory included" in rows["host memory"]) == on_host
     assert "process memory" not in rows
+
+
+def test_the_depth_of_panels_does_not_follow_the_default_number_of_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It decides how floats are rounded: the same setting gives the same bits, whatever it is by default."""
+    a = StoredMatrix(2000, 4000, F4, (250, 4000), False)
+    b = StoredMatrix(4000, 8000, F4, (100, 8000), False)
+    limits = Limits(1, 2**26, tiles=64)
+    depth = partial(tiling.panel_depth, a, b, (4, 4, 4), (False, False), (256, 256))
+    assert depth(limits) == 1000
+    assert depth(replace(limits, tiles=4)) != 1000, "the number of tiles matters here"
+    monkeypatch.setattr(Limits, "tiles", 4)
+    assert depth(limits) == 1000

@@ -78,8 +78,8 @@ def folder_of_fsspec(folder: Path) -> bool:
         ("zarr.Array._async_array, and its store_path", array_of_zarr, "store.anchored"),
         ("zarr.core.sync.sync", loop_of_zarr, "region_read._check_not_missed"),
         ("zarr's ZipStore._zmode", zip_of_zarr, "store.zip_mode"),
-        ("zarr's WrapperStore._store", wrapper_of_zarr, "store._unwrapped"),
-        ("fsspec's DirFileSystem._join", folder_of_fsspec, "store._beneath"),
+        ("zarr's WrapperStore._store", wrapper_of_zarr, "store.unwrapped"),
+        ("fsspec's DirFileSystem._join", folder_of_fsspec, "store.beneath"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )

@@ -5,17 +5,25 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import CancelledError
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 from distributed import Client, Status
 from distributed.scheduler import KilledWorker
 
-from tilewright.pipeline import reduce
+import tilewright as tw
+from tilewright.pipeline import dot as dotting
+from tilewright.pipeline import reduce, submit, tasks
 from tilewright.pipeline.errors import TaskError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.reduce import (
@@ -24,8 +32,8 @@ from tilewright.pipeline.reduce import (
     _parts,
     end_if_given_up,
     reduce_pieces,
-    thread_buffer,
 )
+from tilewright.pipeline.thread_buffers import thread_buffer
 
 
 def chunk(letter: str) -> tuple[str, dict[str, float]]:
@@ -96,6 +104,48 @@ def test_scratch_is_kept_and_grows() -> None:
         thread_buffer("other", 10, pinned=False).ctypes.data
         != thread_buffer("test", 10, pinned=False).ctypes.data
     )
+
+
+@pytest.mark.parametrize(
+    "free", [partial(tasks._free_what_is_over, "cpu"), tasks.release_memory], ids=["survey", "release"]
+)
+def test_what_threads_kept_for_their_next_task_is_freed_for_the_next_job(free: Callable[[], None]) -> None:
+    """Whose plan does not count it; what a task is using stays."""
+
+    def keep() -> weakref.ref[np.ndarray]:
+        base: np.ndarray | None = thread_buffer("test", 100, pinned=False).base
+        assert base is not None
+        return weakref.ref(base)
+
+    with ThreadPoolExecutor(1) as pool:
+        kept = pool.submit(keep).result()
+        used = thread_buffer("test", 100, pinned=False)
+        used[:] = 7
+        assert kept() is not None
+        free()
+        assert kept() is None
+        other = thread_buffer("test", 100, pinned=False)
+        other[:] = 8
+        assert (used == 7).all()
+        assert pool.submit(keep).result()() is not None
+
+
+def test_a_survey_frees_the_vectors_of_a_dot_product(client: Client, tmp_path: Path) -> None:
+    made: list[weakref.ref[np.ndarray]] = []
+    ones = zarr.create_array(tmp_path / "x", shape=(100,), dtype="f8", fill_value=1)
+
+    def noted(*arguments: Any, **options: Any) -> np.ndarray:
+        buffer = thread_buffer(*arguments, **options)
+        assert buffer.base is not None
+        made.append(weakref.ref(buffer.base))
+        return buffer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dotting, "thread_buffer", noted)
+        assert tw.dot(ones, ones, cluster=client, device="cpu") == 100
+    assert len(made) == 2
+    submit.survey(client, "cpu")
+    assert [buffer() for buffer in made] == [None, None]
 
 
 WANTED, ENDED = threading.Event(), threading.Event()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import dask
@@ -12,8 +14,10 @@ import zarr
 from distributed import Client
 
 from tilewright.pipeline import dot as dotting
+from tilewright.pipeline import submit
 from tilewright.pipeline.dot import dot_stored
-from tilewright.pipeline.errors import ShapeError
+from tilewright.pipeline.errors import ShapeError, TaskError
+from tilewright.pipeline.store import open_array
 
 
 def ignore(event: object) -> None:
@@ -96,6 +100,51 @@ def test_the_result_is_the_same_however_the_vectors_are_stored(
             b = store(tmp_path / f"y{i}", y, 1 + chunk // 2)
             results.add(dot_stored(client, a, b, device="cpu", listener=ignore).tobytes())
     assert len(results) == 1
+
+
+def test_a_task_takes_whole_chunks_only_where_they_have_to_be_decoded_whole(tmp_path: Path) -> None:
+    """The smallest tasks are a block of both vectors."""
+    block, options = dotting.BLOCK, {"shape": (2**24,), "dtype": "f8"}
+    plain = zarr.create_array(tmp_path / "plain", chunks=(2**24,), compressors=None, **options)
+    remote = open_array(f"file://{tmp_path}/plain", ndim=1, role="X")
+    packed = zarr.create_array(tmp_path / "packed", chunks=(4 * block,), **options)
+    small = zarr.create_array(tmp_path / "small", chunks=(block,), **options)
+    fewer_threads = r"run fewer of them at once \(threads_per_worker, in a profile\)$"
+    for x, y in ((plain, plain), (plain, remote), (plain, small), (small, remote)):
+        with dask.config.set({"tilewright.piece-nbytes": 64 * block}):
+            elements, lighter = dotting._piece_elements(x, y)
+        assert elements == 4 * block
+        assert re.match(
+            rf"let them take smaller pieces \(tilewright\.piece-nbytes\), or {fewer_threads}", lighter
+        )
+        with dask.config.set({"tilewright.piece-nbytes": 2**15}):
+            elements, lighter = dotting._piece_elements(x, y)
+        assert elements == block, "the setting makes them smaller"
+        assert re.match(fewer_threads, lighter), "and now would not"
+    for x, y in ((packed, plain), (small, packed)):
+        for nbytes in (2**15, 2**25):
+            with dask.config.set({"tilewright.piece-nbytes": nbytes}):
+                elements, lighter = dotting._piece_elements(x, y)
+            assert elements == 4 * block
+            assert re.match(
+                rf"store \S*packed in smaller chunks, now of {4 * block} elements, or {fewer_threads}",
+                lighter,
+            )
+
+
+def test_what_is_said_of_tasks_that_take_too_much_memory_is_what_helps(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*arguments: object, **options: object) -> Iterator[None]:
+        yield from ()
+        raise submit.WorkersKilledError("task dot-0 took down every worker that tried it")
+
+    monkeypatch.setattr("tilewright.pipeline.reduce.run_bounded", lost)
+    x = zarr.create_array(tmp_path / "x", shape=(2**23,), chunks=(2**23,), dtype="f8")
+    with pytest.raises(
+        TaskError, match=r"tried it, or store \S*x in smaller chunks, now of 8388608 elements"
+    ):
+        dot_stored(client, x, x, device="cpu", listener=ignore)
 
 
 def test_mixed_dtypes_give_numpys_result_type(

@@ -24,12 +24,20 @@ from zarr.storage import FsspecStore
 
 import tilewright as tw
 from tests.kernels.pipes import pipe_at
-from tests.pipeline.stored_arrays import CODECS, KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
+from tests.pipeline.stored_arrays import (
+    CODECS,
+    KINDS,
+    OUT_OF_SIGHT,
+    any_way,
+    as_remote,
+    chunk_file,
+    encoded,
+    stored,
+)
 from tilewright.pipeline import region_read
 from tilewright.pipeline.chunks import decode, find_chunk, layout_of
 from tilewright.pipeline.errors import DamagedError, StoreError
 from tilewright.pipeline.region_read import read_region, region_reads
-from tilewright.pipeline.store import open_array
 from tilewright.pipeline.threads import run_all
 
 
@@ -48,8 +56,9 @@ def test_a_region_is_what_numpy_slices(
     wide = np.full(
         (row[1] - row[0], column[1] - column[0] + 3), -1, "f4"
     )  # rows further apart than their length
-    with ThreadPoolExecutor(2) as pool:
-        parts = region_reads(array, region, most_nbytes=data.draw(st.sampled_from([1, 100, 10**6])))
+    with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(region_read, "READ_NBYTES", data.draw(st.sampled_from([1, 100, 10**6])))
+        parts = region_reads(array, region)
         run_all(pool, [partial(part.read, wide[:, : column[1] - column[0]][part.target]) for part in parts])
     np.testing.assert_array_equal(wide[:, : column[1] - column[0]], full[region])
     assert (wide[:, column[1] - column[0] :] == -1).all(), "bytes beside the region were written"
@@ -372,7 +381,7 @@ def test_what_a_remote_store_gives_may_be_whole_the_next_time(tmp_path: Path) ->
     coded = zarr.create_array(tmp_path / "x.zarr", shape=(8, 8), chunks=(4, 4), dtype="f4")
     coded[...] = np.ones((8, 8), "f4")
     chunk_file(coded, (0, 0)).write_bytes(b"\x00garbage")
-    array = open_array(f"file://{tmp_path}/x.zarr", ndim=2, role="A")
+    array = as_remote(tmp_path / "x.zarr")
     with pytest.raises(StoreError, match=r"chunk \(0, 0\) of .*x\.zarr.*Zstd.*restore the chunk") as raised:
         read_region(array, (slice(0, 8), slice(0, 8)))
     assert not isinstance(raised.value, DamagedError)
@@ -406,7 +415,7 @@ def test_a_store_that_does_not_give_a_chunk_is_to_be_looked_at(
     error: Exception, sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored("v3-sharded" if sharded else "v3-plain", tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
-    array = open_array(f"file://{tmp_path}/x.zarr", ndim=2, role="A")
+    array = as_remote(tmp_path / "x.zarr")
     refusing(monkeypatch, error)
     with pytest.raises(StoreError) as raised:
         read_region(array, (slice(0, 8), slice(0, 8)))
@@ -423,9 +432,9 @@ def test_what_a_server_refuses_ends_a_product_with_our_error(
 ) -> None:
     stored("v3-plain", tmp_path / "x.zarr", np.ones((8, 8), "f4"), (4, 4))
     refusing(monkeypatch, ServerError(503, "x"))
-    url = f"file://{tmp_path}/x.zarr"
+    x = as_remote(tmp_path / "x.zarr")
     with pytest.raises(StoreError, match=r"^chunk \(0, 0\) of .*: ServerError: 503 for x; see that the"):
-        tw.matmul(url, url, tmp_path / "c", cluster=client, device="cpu")
+        tw.matmul(x, x, tmp_path / "c", cluster=client, device="cpu")
 
 
 @pytest.mark.parametrize("kind", OUT_OF_SIGHT)
@@ -460,8 +469,7 @@ def test_an_array_that_goes_away_while_it_is_read_is_missed(tmp_path: Path) -> N
 @pytest.mark.parametrize("fill", [0, 7, float("nan")])
 def test_a_remote_array_that_is_out_of_sight_is_missed(fill: float, tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "x.zarr", shape=(8, 8), chunks=(4, 4), dtype="f4", fill_value=fill)
-    # By fsspec, as any other URL.
-    array = open_array(f"file://{tmp_path}/x.zarr", ndim=2, role="A")
+    array = as_remote(tmp_path / "x.zarr")
     region = (slice(0, 8), slice(0, 8))
     np.testing.assert_array_equal(read_region(array, region), np.full((8, 8), fill, "f4"))
     (tmp_path / "x.zarr").rename(tmp_path / "elsewhere")

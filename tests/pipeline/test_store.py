@@ -24,7 +24,7 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Wra
 
 from tests.pipeline.stored_arrays import any_way
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
-from tilewright.pipeline.output import create_output
+from tilewright.pipeline.output import check_output_free, create_output
 from tilewright.pipeline.region_read import read_region
 from tilewright.pipeline.store import (
     check_shared,
@@ -150,6 +150,30 @@ def test_of_a_zip_file_the_urls_of_its_arrays_are_told(
             np.testing.assert_array_equal(open_array(told.split()[-1], ndim=2, role="A")[...], values)
 
 
+def test_a_local_path_may_have_two_colons_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What there is, is taken for a path; else they chain URLs."""
+    monkeypatch.chdir(tmp_path)
+    values = np.arange(4.0).reshape(2, 2)
+    zarr.save_array(tmp_path / "a::b.zarr", values)
+    zarr.create_group(tmp_path / "g::h").create_array("x", data=values)
+    for given in ("a::b.zarr", "./a::b.zarr", f"{tmp_path}/a::b.zarr", Path("a::b.zarr"), "g::h/x"):
+        np.testing.assert_array_equal(open_array(given, ndim=2, role="A")[...], values)
+    assert (
+        refusal("g::h")
+        == "A: g::h is a Zarr group, not an array; give one of its arrays of 2 dimensions: g::h/x"
+    )
+    zarr.create_group(tmp_path / "a")  # where the chain leads
+    assert refusal("./a::c.zarr") == (
+        "A: there is no Zarr array at ./a::c.zarr: nothing local has that name, so `::` in it is read as a chain of"
+        " URLs; give the path of an array"
+    )
+    with pytest.raises(StoreError, match=r"a::b\.zarr exists"):
+        check_output_free("a::b.zarr", overwrite=False)
+    check_output_free("a::b.zarr", overwrite=True)
+    with pytest.raises(StoreError, match=r"output: \./a::c\.zarr has `::`, which is read as a chain of URLs"):
+        check_output_free("./a::c.zarr", overwrite=False)
+
+
 ASYNCHRONOUS = partial(AsyncFileSystemWrapper, asynchronous=True)
 
 
@@ -213,6 +237,27 @@ def test_what_lies_in_one_place_is_known_however_it_is_named(tmp_path: Path) -> 
     assert location("memory://x/a") == ("memory", PurePosixPath("/x/a")) != location("/x/a")
     assert name_of(arrays[2]) == f"file://{tmp_path}/a"
     assert location("nobody-knows-this://x")[1] != location("nobody-knows-this://y")[1]
+
+
+@pytest.mark.parametrize("inner", ["", "x"])
+def test_an_array_in_an_archive_has_a_name_by_which_it_opens(inner: str, tmp_path: Path) -> None:
+    with ZipStore(tmp_path / "a.zip", mode="w") as file:
+        zarr.create_array(file, name=inner or None, data=np.ones((2, 2)))
+    name = name_of(open_array(f"zip://{inner}::{tmp_path}/a.zip", ndim=2, role="A"))
+    assert name == f"zip://{inner}::file://{tmp_path}/a.zip"
+    assert name_of(open_array(name, ndim=2, role="A")) == name
+
+
+@pytest.mark.parametrize("protocol", ["file", "local"])
+def test_a_url_of_a_local_path_opens_as_that_path(protocol: str, tmp_path: Path) -> None:
+    """By fsspec nobody would see its files, and with them that they change."""
+    zarr.create_array(tmp_path / "a::b", shape=(2, 2), chunks=(1, 1), dtype="f4")
+    array = open_array(f"{protocol}://{tmp_path}/a::b", ndim=2, role="A")
+    assert isinstance(array.store, LocalStore)
+    assert place_of(array) == str(tmp_path / "a::b")
+    assert name_of(array) == f"{protocol}://{tmp_path}/a::b"
+    with pytest.raises(StoreError, match=r"begins with a tilde"):
+        open_array(f"{protocol}://~/a", ndim=2, role="A")
 
 
 @pytest.mark.parametrize("form", ["path", "text", "open array"])

@@ -530,11 +530,16 @@ def test_a_product_that_fails_on_the_gpu_fails_its_tile_alone(
 def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setattr(tasks, "start_compiler", lambda: started.append(True))
-    worker = SimpleNamespace(contact_address="here", memory_manager=SimpleNamespace(memory_limit=2**30))
+    worker = SimpleNamespace(
+        contact_address="here",
+        memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=0.75),
+        state=SimpleNamespace(nthreads=3),
+    )
     for loops in (False, True):
         facts = asyncio.run(tasks.worker_facts("cpu", loops, worker))
         assert isinstance(facts, tasks.WorkerFacts)
         assert (facts.device, facts.host_limit_nbytes) == ("cpu", 2**30)
+        assert (facts.pause_nbytes, facts.threads) == (3 * 2**28, 3)
     assert started == [True]
 
 
@@ -543,7 +548,11 @@ def test_a_worker_on_a_gpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: 
     started = []
     monkeypatch.setattr(tasks, "start_compiler", lambda: started.append(True))
     monkeypatch.setattr(tasks, "answer_peers", lambda worker, arrival_of: None)
-    worker = SimpleNamespace(contact_address="here", memory_manager=SimpleNamespace(memory_limit=2**30))
+    worker = SimpleNamespace(
+        contact_address="here",
+        memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=0.8),
+        state=SimpleNamespace(nthreads=1),
+    )
     facts = asyncio.run(tasks.worker_facts("cuda", False, worker))
     assert isinstance(facts, tasks.WorkerFacts)
     assert facts.device == "cuda"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import os
 import re
@@ -12,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future as ConcurrentFuture
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -23,9 +24,12 @@ from typing import Any
 import dask
 import pytest
 import zarr
-from distributed import Client, LocalCluster, Worker, wait
+from distributed import Client, LocalCluster, Worker, wait, worker_client
+from distributed.client import CancelledFuturesGroup, FutureCancelledError, FuturesCancelledError
 from distributed.comm import CommClosedError
 from distributed.core import Status, error_message
+from distributed.threadpoolexecutor import secede as leave_pool
+from distributed.threadpoolexecutor import thread_state
 
 import tilewright as tw
 from tilewright.kernels import device_choice
@@ -33,7 +37,17 @@ from tilewright.pipeline import histogram, local_cluster, submit, tasks, tiling
 from tilewright.pipeline.cluster import open_cluster
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, CorpusError, TaskError
-from tilewright.pipeline.events import Caution, Event, Notice, UnitDone, Waiting, WorkDone, ignore, on_waiting
+from tilewright.pipeline.events import (
+    Caution,
+    Event,
+    Notice,
+    UnitDone,
+    Waiting,
+    WorkDone,
+    log_notices,
+    on_lost,
+    on_waiting,
+)
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.pipeline.submit import (
     await_workers,
@@ -57,8 +71,8 @@ def total(head: int, *parts: int) -> int:
     return head + sum(parts)
 
 
-def bounded(client: Client, window: int = 2) -> Iterator[tuple[int, int]]:
-    return run_bounded(client, double, CALLS, key="double", window=window)
+def bounded(client: Client) -> Iterator[tuple[int, int]]:
+    return run_bounded(client, double, CALLS, key="double")
 
 
 def combined(client: Client) -> Iterator[tuple[int, int]]:
@@ -86,8 +100,11 @@ def refreshed_at_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 100])
-def test_every_call_gives_its_result_once(client: Client, window: int) -> None:
-    assert sorted(bounded(client, window)) == [(place, 2 * place) for place in range(7)]
+def test_every_call_gives_its_result_once(
+    client: Client, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit._Workers, "threads", lambda workers: {"a worker": window - 1})
+    assert sorted(bounded(client)) == [(place, 2 * place) for place in range(7)]
 
 
 def test_every_group_gives_its_result_once(client: Client) -> None:
@@ -131,7 +148,7 @@ def added(number: int, values: tuple[int, ...], more: int) -> int:
 
 
 def test_every_call_gets_what_is_sent_to_workers_once(client: Client) -> None:
-    found = list(run_sent(client, added, CALLS, ((10, 20), 400), key="sent", window=2))
+    found = list(run_sent(client, added, CALLS, ((10, 20), 400), key="sent"))
     assert sorted(found) == [(place, place + 430) for place in range(7)]
 
 
@@ -143,7 +160,7 @@ def test_what_was_sent_is_sent_again_when_its_workers_are_lost(tmp_path: Path) -
         "profiles: {two: {kind: cpu, n_workers: 2, threads_per_worker: 1, dashboard_address: ':0'}}"
     )
     with open_cluster("two", profiles) as own:
-        for place, result in run_sent(own, added, [(i,) for i in range(40)], ((1,), 1), key="lost", window=3):
+        for place, result in run_sent(own, added, [(i,) for i in range(40)], ((1,), 1), key="lost"):
             if not found:
                 for process in own.run(os.getpid).values():
                     os.kill(process, signal.SIGKILL)
@@ -178,7 +195,7 @@ def test_what_workers_that_are_lost_meanwhile_do_not_take_is_sent_to_others(
             raise error
 
         monkeypatch.setattr(own, "scatter", lost)
-        found = run_sent(own, times, CALLS, (2,), key="lost", window=2, waiting=waiting)
+        found = run_sent(own, times, CALLS, (2,), key="lost", waiting=waiting)
         assert sorted(found) == [(place, 2 * place) for place in range(7)]
     assert len(told) == 1
 
@@ -195,7 +212,7 @@ def test_what_no_worker_takes_is_named(client: Client, monkeypatch: pytest.Monke
         dask.config.set({"tilewright.retries": 2}),
         pytest.raises(ClusterError, match="no worker takes what far needs: CommClosedError: it is gone"),
     ):
-        list(run_sent(client, times, CALLS, (2,), key="far", window=2))
+        list(run_sent(client, times, CALLS, (2,), key="far"))
     assert tried == [1, 1, 1]
 
 
@@ -216,7 +233,7 @@ def test_two_clients_of_one_process_do_not_meet() -> None:
     ):
         assert first.loop is not second.loop
         for own in (first, second):
-            results = run_bounded(own, large, [(i,) for i in range(100)], key="large", window=8)
+            results = run_bounded(own, large, [(i,) for i in range(100)], key="large")
             assert sorted(place for place, _ in results) == list(range(100))
             assert len(list(run_combined(own, double, total, groups, window=4, key="both"))) == 3
 
@@ -277,7 +294,7 @@ def test_waiting_too_briefly_for_results_takes_none_from_others(
 ) -> None:
     monkeypatch.setattr(submit, "LOOK_SECONDS", 1e-4)
     for turn in range(3):
-        results = run_bounded(client, large, [(i,) for i in range(40)], key=f"brief-{turn}", window=8)
+        results = run_bounded(client, large, [(i,) for i in range(40)], key=f"brief-{turn}")
         assert sorted(place for place, _ in results) == list(range(40))
     assert client.submit(double, 3).result() == 6
 
@@ -288,17 +305,20 @@ def overdue() -> None:
 
 def test_a_task_that_fails_by_a_timeout_is_named(client: Client) -> None:
     with pytest.raises(TaskError, match="last with TimeoutError: a lock was not let go"):
-        list(run_bounded(client, overdue, [()], key="overdue", window=1))
+        list(run_bounded(client, overdue, [()], key="overdue"))
 
 
 def test_no_calls_give_no_results(client: Client) -> None:
-    assert list(run_bounded(client, double, [], key="none", window=1)) == []
+    assert list(run_bounded(client, double, [], key="none")) == []
     assert list(run_combined(client, double, total, [], window=4, key="none")) == []
 
 
-def test_a_window_that_lets_nothing_through_is_an_error(client: Client) -> None:
+def test_calls_that_are_never_handed_out_are_an_error(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "islice", lambda calls, count: iter(()))
     with pytest.raises(ClusterError, match="double came to an end with 7 still to come"):
-        list(bounded(client, window=0))
+        list(bounded(client))
 
 
 def test_results_that_end_early_are_an_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,9 +441,17 @@ def test_neighbours_are_counted_whatever_the_client_remembers(
     ):
         monkeypatch.setattr(own, "scheduler_info", lambda n_workers=-1: {"workers": {}})
         monkeypatch.setattr(histogram, "ask_all", ask_all)
-        (tmp_path / "text.gz").write_bytes(b"")
-        corpus = list_corpus([tmp_path / "text.gz"])
-        assert histogram._decompressors(own, corpus) == histogram.share_here(3)
+        (tmp_path / "text.gz").write_bytes(gzip.compress(b"text"))
+        counted = histogram.count_corpus(
+            own,
+            list_corpus([tmp_path / "text.gz"]),
+            by="letter",
+            device="cpu",
+            device_name="CPU",
+            per_document=False,
+            listener=log_notices,
+        )
+        assert counted.counts.sum() == 4
     assert told == [3]
 
 
@@ -433,7 +461,47 @@ def test_a_cluster_without_workers_is_named() -> None:
         Client(cluster) as own,
         pytest.raises(ClusterError, match="no workers; start some"),
     ):
-        threads_of(own)
+        survey(own, "cpu")
+
+
+@pytest.mark.parametrize("name", ["matmul", "histogram"])
+def test_a_run_whose_workers_are_lost_before_its_first_task_waits_for_others(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were asked for their memory before; until tasks are handed out, all input files are looked at."""
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+    ones = zarr.create_array(tmp_path / "a", shape=(4, 4), dtype="f4", fill_value=1)
+    (tmp_path / "text").write_bytes(b"every byte")
+    told: list[str] = []
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+
+        def listener(event: Event) -> None:
+            if isinstance(event, Waiting):
+                told.append(event.message)
+                cluster.scale(1)
+            elif isinstance(event, Notice) and event.message.startswith(("counting ", "multiplying ")):
+                leave(cluster, own)
+
+        if name == "matmul":
+            tw.matmul(ones, ones, tmp_path / "c", cluster=own, device="cpu", verify=False, listener=listener)
+            assert (zarr.open_array(tmp_path / "c")[...] == 4).all()
+        else:
+            found = tw.histogram([tmp_path / "text"], cluster=own, device="cpu", listener=listener)
+            assert found.counts.sum() == 10
+    assert len(told) == 1
+    assert re.fullmatch(f"{name}: no worker has been at .* s; it goes on when one joins; Ctrl-C .*", told[0])
+
+
+def test_a_run_whose_workers_have_all_ended_for_good_does_not_wait(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "nthreads", dict)
+    monkeypatch.setattr(submit, "why_none_comes_back", lambda client: "they have ended")
+    with pytest.raises(ClusterError, match="the cluster has no workers any more: they have ended"):
+        threads_of(client)
 
 
 class Sparse:
@@ -643,14 +711,256 @@ def test_a_run_that_waits_for_a_worker_says_so(
 
         groups = [((0,), [call]) for call in CALLS]
         results = {
-            "bounded": run_bounded(own, double, CALLS, key="alone", window=2, waiting=waiting),
-            "sent": run_sent(own, times, CALLS, (2,), key="alone", window=2, waiting=waiting),
+            "bounded": run_bounded(own, double, CALLS, key="alone", waiting=waiting),
+            "sent": run_sent(own, times, CALLS, (2,), key="alone", waiting=waiting),
             "combined": run_combined(own, double, total, groups, window=4, key="alone", waiting=waiting),
         }[kind]
         assert sorted(results) == [(place, 2 * place) for place in range(7)]
         (text,) = told
         assert re.fullmatch(rf"no worker has been at {own.scheduler.address} for \d+ s; it goes on .*", text)
         assert "Traceback" not in caplog.text
+
+
+def wait_until_free() -> None:
+    BEGUN.set()
+    FREE.wait(30)
+
+
+BEGUN, FREE = threading.Event(), threading.Event()
+
+
+def occupy(client: Client) -> Any:
+    """A task that takes up the only place for one until `FREE` is set."""
+    BEGUN.clear()
+    FREE.clear()
+    task = client.submit(wait_until_free, pure=False)
+    assert BEGUN.wait(30)
+    return task
+
+
+@pytest.fixture
+def busy(own_client: Client) -> Iterator[Client]:
+    """A client of a cluster that is occupied."""
+    other = occupy(own_client)
+    yield own_client
+    FREE.set()
+    wait(other)
+
+
+WAITS_FOR_BUSY = (
+    r"no result has come for \d+ s, and no worker runs a task of it: those at {} are busy with other tasks, or paused;"
+    " it goes on when one has time"
+)
+
+
+@pytest.mark.parametrize("kind", ["bounded", "sent", "combined"])
+def test_a_run_whose_workers_are_busy_says_so(
+    kind: str, busy: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)  # results too are to come within it
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+    told: list[str] = []
+
+    def waiting(text: str) -> None:
+        told.append(text)
+        FREE.set()  # without having been told, it waits for good
+
+    groups = [((0,), [call]) for call in CALLS]
+    results = {
+        "bounded": run_bounded(busy, double, CALLS, key="late", waiting=waiting),
+        "sent": run_sent(busy, times, CALLS, (2,), key="late", waiting=waiting),
+        "combined": run_combined(busy, double, total, groups, window=4, key="late", waiting=waiting),
+    }[kind]
+    assert sorted(results) == [(place, 2 * place) for place in range(7)]
+    (text,) = told
+    assert re.fullmatch(WAITS_FOR_BUSY.format(busy.scheduler.address), text)
+
+
+def test_every_kind_of_work_says_that_its_workers_are_busy(
+    own_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+    for name, work in every_kind_of_work(tmp_path).items():
+        other = occupy(own_client)
+        told: list[str] = []
+
+        def listener(event: Event, told: list[str] = told) -> None:
+            if isinstance(event, Waiting):
+                told.append(event.message)
+                FREE.set()
+
+        work(cluster=own_client, listener=listener)
+        wait(other)
+        (text,) = told
+        assert re.fullmatch(f"{name}: {WAITS_FOR_BUSY.format(own_client.scheduler.address)}; Ctrl-C .*", text)
+
+
+@pytest.mark.parametrize("kind", ["bounded", "combined"])
+def test_a_run_whose_own_tasks_take_long_does_not_wait_for_workers(
+    kind: str, own_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.04)
+    BEGUN.clear()
+    FREE.clear()
+    real, looks = submit._any_begun, []
+
+    def any_begun(client: Client, keys: list[str]) -> bool:
+        assert BEGUN.wait(30)
+        looks.append(real(client, keys))
+        if len(looks) > 2:
+            FREE.set()
+        return looks[-1]
+
+    monkeypatch.setattr(submit, "_any_begun", any_begun)
+    calls: list[tuple[()]] = [()] * 3
+    if kind == "bounded":
+        results = run_bounded(own_client, wait_until_free, calls, key="long", waiting=pytest.fail)
+    else:
+        groups = [((), calls)]
+        results = run_combined(
+            own_client, wait_until_free, nothing, groups, window=1, key="long", waiting=pytest.fail
+        )
+    assert [result for _, result in results] == [None] * (3 if kind == "bounded" else 1)
+    assert looks[:3] == [True] * 3
+
+
+def nothing(*parts: None) -> None:
+    pass
+
+
+def test_where_nobody_can_tell_what_runs_nobody_is_told_to_wait(own_client: Client) -> None:
+    """As where a worker is lost in that moment: the scheduler then answers with what it met."""
+    assert submit._any_begun(own_client, ["no such task"])
+    own_client.close()
+    assert submit._any_begun(own_client, ["no such task"])
+
+
+def held_up(folder: Path, place: int) -> int:
+    """The process it runs in; all but the first call wait for the file ``go``."""
+    until_met(lambda: not place or (folder / "go").exists())
+    return os.getpid()
+
+
+def first_of(first: int, *others: int) -> int:
+    return first
+
+
+@pytest.mark.parametrize("kind", ["bounded", "combined"])
+def test_a_run_says_which_worker_it_has_lost_and_what_with_it(kind: str, tmp_path: Path) -> None:
+    told: list[tuple[str, int | None]] = []
+    calls = [(tmp_path, place) for place in range(4)]
+
+    def lost(worker: str, count: int | None) -> None:
+        told.append((worker, count))
+
+    def under_way() -> dict[str, list[str]]:
+        found = own.processing().items()
+        return {worker: [key for key in keys if key.startswith("lost-")] for worker, keys in found}
+
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False}),  # what is where stays there
+        LocalCluster(n_workers=2, threads_per_worker=3, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        workers = {process: worker for worker, process in own.run(os.getpid).items()}
+        if kind == "bounded":
+            results = run_bounded(own, held_up, calls, key="lost", lost=lost)
+        else:
+            groups = [((), [call]) for call in calls]
+            results = run_combined(own, held_up, first_of, groups, window=4, key="lost", lost=lost)
+        with closing(results):
+            place, process = next(results)
+            victim = workers[process]
+            expected = len(under_way()[victim])
+            os.kill(process, signal.SIGKILL)
+            until_met(lambda: victim not in own.nthreads())
+            (tmp_path / "go").touch()
+            assert sorted([place, *(place for place, _ in results)]) == [0, 1, 2, 3]
+    assert told == [(victim, expected)]
+
+
+class Leaving(Sparse):
+    """A client of a cluster from which a worker is gone at the second look, and what its scheduler has noted of it."""
+
+    status = "running"
+
+    def __init__(self, noted: list[Any]) -> None:
+        super().__init__(lambda second: int(second < 1))
+        self.noted = noted
+
+    def get_events(self, topic: str) -> list[tuple[float, Any]]:
+        assert topic == "tcp://worker:0"
+        return [(float(place), event) for place, event in enumerate(self.noted)]
+
+
+def gone(*keys: Any, computed: tuple[str, ...] = (), expected: bool = False) -> dict[str, Any]:
+    return {
+        "action": "remove-worker",
+        "processing-tasks": set(keys),
+        "lost-computed-tasks": set(computed),
+        "expected": expected,
+    }
+
+
+@pytest.mark.parametrize(
+    ("noted", "told"),
+    [
+        ([], [None]),
+        (["a text", {"action": "remove-worker"}], [None]),
+        ([{"action": "add-worker"}, gone("tile-1", ("x", 0), "tile-ab-1")], [1]),
+        ([gone("tile-ab-1", "tile-ab-11-again", "tile-abc-4", computed=("tile-ab-2",))], [3]),
+        ([gone("tile-ab-1-0", "tile-ab-1-1", "tile-ab-1", "tile-ab-2-0")], [2]),
+        ([gone("tile-other-1")], [0]),
+        ([gone("tile-ab-1", expected=True)], [1]),
+        ([gone("tile-other-1", expected=True)], []),
+    ],
+    ids=["forgotten", "other notes", "one", "results", "parts", "none", "asked to leave", "left with none"],
+)
+def test_a_worker_that_leaves_without_work_of_the_run_is_no_loss(
+    noted: list[Any], told: list[int | None]
+) -> None:
+    client, found = Leaving(noted), []
+    losses = submit._Losses(client, lambda *loss: found.append(loss), "tile-ab")  # type: ignore[arg-type]
+    for _ in range(3):
+        losses.look()
+        client.now += 1
+    assert found == [("tcp://worker:0", count) for count in told]
+
+
+def test_every_kind_of_work_says_that_it_has_lost_a_worker(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = submit._Losses._workers
+
+    def workers(losses: submit._Losses) -> set[str]:
+        return real(losses) | (set() if hasattr(losses, "_there") else {"tcp://gone:1"})
+
+    monkeypatch.setattr(submit._Losses, "_workers", workers)
+    nouns = {"matmul": "tile", "histogram": "piece", "dot": "piece", "verify": "panel"}
+    for name, work in every_kind_of_work(tmp_path).items():
+        heard: list[Event] = []
+        run = work(cluster=client, listener=heard.append)
+        text = f"{name}: worker tcp://gone:1 was lost; the {nouns[name]}s that it had under way are computed again"
+        assert Caution(text) in heard
+        if name == "matmul":
+            assert run.workers_lost == 1
+            assert "; 1 worker lost\n" in str(run)
+
+
+@pytest.mark.parametrize(
+    ("units", "told"),
+    [
+        (0, ", with no tile under way there"),
+        (1, "; 1 tile that it had under way is computed again"),
+        (3, "; 3 tiles that it had under way are computed again"),
+    ],
+)
+def test_what_was_lost_with_a_worker_is_told(units: int, told: str) -> None:
+    heard: list[Event] = []
+    on_lost(heard.append, "matmul", "tile")("tcp://gone:1", units)
+    assert heard == [Caution(f"matmul: worker tcp://gone:1 was lost{told}")]
 
 
 async def fail_hard(dask_worker: Worker) -> None:
@@ -679,8 +989,8 @@ def test_work_whose_own_workers_ended_for_good_ends_too(kind: str, monkeypatch: 
         until_met(lambda: not own.nthreads())
         groups = [((0,), [call]) for call in CALLS]
         results = {
-            "bounded": run_bounded(own, double, CALLS, key="alone", window=2, waiting=waiting),
-            "sent": run_sent(own, times, CALLS, (2,), key="alone", window=2, waiting=waiting),
+            "bounded": run_bounded(own, double, CALLS, key="alone", waiting=waiting),
+            "sent": run_sent(own, times, CALLS, (2,), key="alone", waiting=waiting),
             "combined": run_combined(own, double, total, groups, window=4, key="alone", waiting=waiting),
             "held": held(),
         }[kind]
@@ -772,14 +1082,14 @@ def test_who_does_not_listen_finds_in_the_log_that_a_run_waits(caplog: pytest.Lo
     on_waiting(heard.append, "dot", "ends it")("no worker, 10% of the time")
     assert heard == [Waiting("dot: no worker, 10% of the time; Ctrl-C ends it")]
     assert not caplog.messages
-    on_waiting(ignore, "dot", "ends it")("no worker, 10% of the time")
+    on_waiting(log_notices, "dot", "ends it")("no worker, 10% of the time")
     assert caplog.messages == ["dot: no worker, 10% of the time; Ctrl-C ends it"]
 
 
 def test_who_does_not_listen_finds_notices_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tilewright")
     for event in (Notice("a choice"), Caution("unverified"), Waiting("none there"), WorkDone("dot", 1.0)):
-        ignore(event)
+        log_notices(event)
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("INFO", "a choice"),
         ("WARNING", "unverified"),
@@ -794,6 +1104,27 @@ def test_a_scheduler_that_went_away_is_named(client: Client, monkeypatch: pytest
     monkeypatch.setattr(client, "nthreads", lost)
     with pytest.raises(ClusterError, match="the scheduler went away: Timed out"):
         threads_of(client)
+
+
+@pytest.mark.parametrize("fetched", [False, True])
+def test_a_connection_that_was_lost_is_named_once(own_client: Client, fetched: bool) -> None:
+    future = occupy(own_client)
+    told = FutureCancelledError(
+        future.key, submit.CONNECTION_LOST, "Client lost the connection to the scheduler."
+    )
+    fetch: ConcurrentFuture[Any] = ConcurrentFuture()
+    fetch.set_exception(FuturesCancelledError([CancelledFuturesGroup([told], told.reason)]))
+    if not fetched:
+        own_client.futures[future.key].cancel(
+            reason=told.reason, msg=told.msg
+        )  # as a client does for all then
+    with pytest.raises(ClusterError) as raised:
+        submit._result_of(future, 3, fetch if fetched else None)
+    FREE.set()
+    where = own_client.scheduler.address
+    assert str(raised.value) == (
+        f"the connection to the scheduler at {where} was lost; bring a cluster up and run it again"
+    )
 
 
 def test_what_a_scheduler_answers_does_not_pass_for_its_absence(client: Client) -> None:
@@ -875,6 +1206,84 @@ def own_client() -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.parametrize("kind", ["matmul", "histogram", "dot", "verify"])
+def test_work_that_tasks_of_the_same_cluster_ask_for_is_done(kind: str, tmp_path: Path) -> None:
+    """They take up all places that the cluster has for tasks, and wait for tasks of their own."""
+    BARRIERS["all"] = threading.Barrier(2)
+    works = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        works.append(every_kind_of_work(tmp_path / name)[kind])
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as own,
+    ):
+        asking = [
+            own.submit(ask_inside, work, cluster.scheduler_address, workers=[worker], pure=False)
+            for work, worker in zip(works, own.nthreads(), strict=True)
+        ]
+        assert [future.result(timeout=60) for future in asking] == [True, True]
+
+
+def ask_inside(work: Callable[..., Any], address: str) -> bool:
+    BARRIERS["all"].wait(30)
+    work(cluster=address)
+    return is_in_pool()
+
+
+def is_in_pool() -> bool:
+    return thread_state.proceed and threading.current_thread() in thread_state.executor._threads
+
+
+def out_and_back(workers: Callable[[], Any], seceded: bool = False, fails: bool = False) -> list[bool]:
+    found = []
+    with worker_client() if seceded else nullcontext():
+        with suppress(ZeroDivisionError), tasks.out_of_the_pool(workers):
+            found.append(is_in_pool())
+            if fails:
+                raise ZeroDivisionError
+        found.append(is_in_pool())
+    return found
+
+
+async def on_the_loop(workers: Callable[[], Any]) -> None:
+    with tasks.out_of_the_pool(workers):
+        pytest.fail("nothing can be waited for here")
+
+
+def test_a_task_leaves_its_pool_for_what_its_own_cluster_is_to_do(own_client: Client) -> None:
+    (address,) = own_client.nthreads()
+
+    def found(workers: list[str], **how: bool) -> list[bool]:
+        places: list[bool] = own_client.submit(out_and_back, lambda: workers, **how, pure=False).result(60)
+        return places
+
+    assert found([address]) == [False, True]
+    assert found([address], fails=True) == [False, True]
+    assert found(["tcp://of-another-cluster:1"]) == [True, True]
+    assert found([address], seceded=True) == [False, False], "it stays out as long as that asks for"
+    with tasks.out_of_the_pool(pytest.fail):  # this thread runs no task
+        pass
+    with pytest.raises(ClusterError, match=f"worker {address} gives work to its own .* is not async"):
+        own_client.submit(on_the_loop, lambda: [address]).result(60)
+
+
+def test_a_task_whose_place_nobody_can_take_is_told(
+    own_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def secede() -> None:
+        leave_pool(adjust=False)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(tasks, "secede", secede)
+    (address,) = own_client.nthreads()
+    with pytest.raises(
+        ClusterError, match=r"can't start new thread\); allow more threads there \(ulimit -u\)"
+    ):
+        own_client.submit(out_and_back, lambda: [address]).result(60)
+    assert own_client.submit(is_in_pool, pure=False).result(60)
+
+
 @pytest.mark.parametrize("run", [bounded, combined])
 def test_a_client_that_is_closed_meanwhile_is_named(
     own_client: Client, run: Callable[[Client], Iterator[tuple[int, int]]]
@@ -906,7 +1315,7 @@ def test_a_closed_client_that_is_asked_is_named(own_client: Client) -> None:
         lambda: survey(own_client, "cpu"),
         lambda: threads_of(own_client),
         lambda: list(bounded(own_client)),
-        lambda: list(run_sent(own_client, added, CALLS, ((1,), 1), key="sent", window=1)),
+        lambda: list(run_sent(own_client, added, CALLS, ((1,), 1), key="sent")),
     ):
         with pytest.raises(ClusterError, match="the client is closed"):
             ask()

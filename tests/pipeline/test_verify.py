@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from tilewright.pipeline import freivalds
 from tilewright.pipeline import verify as module
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
+from tilewright.pipeline.terms import StoredMatrix
 from tilewright.pipeline.verify import Verification, verify_product
 
 FLOATS = ["f2", "f4", "f8", "c8", "c16"]
@@ -570,8 +572,6 @@ def test_bad_input_is_named(client: Client, tmp_path: Path) -> None:
     a = np.ones((4, 3))
     with pytest.raises(ShapeError, match=r"4 × 4.*can only give 4 × 4|can only give"):
         check(client, tmp_path / "s", a, a, np.ones((4, 4)))
-    with pytest.raises(OptionError, match="rounds=0"):
-        check(client, tmp_path / "r", a, a.T, a @ a.T, rounds=0)
     with pytest.raises(OptionError, match="precision='half' is unknown"):
         check(client, tmp_path / "p", a, a.T, a @ a.T, precision="half")
     with pytest.raises(OptionError, match="precision='tf32' is a choice for float32 products"):
@@ -615,12 +615,33 @@ def test_fewer_threads_check_where_each_takes_much(
     probe = freivalds.draw_probe(64, 64, np.dtype("f8"), 2, 64)
     one = freivalds.part_nbytes(module.as_stored_matrix(array), 1024, probe.line_nbytes, probe.compute)
     assert one == 2 * 1024 * 64 * 8 + (2 * 1024 + 64) * (2 * 8 + 2 * 8)
-    for limit, threads in ((None, 10), (8 * one, 1), (8 * one - 1, 1), (8 * 3 * one, 3), (8 * 99 * one, 10)):
-        memory = SimpleNamespace(memory_manager=SimpleNamespace(memory_limit=limit))
-        monkeypatch.setattr(freivalds, "get_worker", lambda memory=memory: memory)
+    for limit, tasks, threads in (
+        (None, 1, 10),
+        (8 * one, 1, 1),
+        (8 * one - 1, 1, 1),
+        (8 * 3 * one, 1, 3),
+        (8 * 3 * one, 2, 1),
+        (8 * 6 * one, 2, 3),
+        (8 * 99 * one, 2, 10),
+    ):
+        worker = SimpleNamespace(
+            memory_manager=SimpleNamespace(memory_limit=limit), state=SimpleNamespace(nthreads=tasks)
+        )
+        monkeypatch.setattr(freivalds, "get_worker", lambda worker=worker: worker)
         assert freivalds._threads_for(side, rows, probe) == threads
     monkeypatch.setattr(freivalds, "usable_cores", lambda: 64)
     assert freivalds._threads_for(side, rows, probe) == probe.threads == 12
+
+
+def test_every_task_that_a_worker_runs_at_once_takes_memory() -> None:
+    shapes = (1000, 300), (300, 500), (1000, 500)
+    a, b, c = (StoredMatrix(*shape, np.dtype("f8"), (100, 50)) for shape in shapes)
+    one, two, nine = (freivalds.check_nbytes(a, b, c, 2, 1, 2**30, tasks) for tasks in (1, 2, 9))
+    assert one < two < nine
+    # Results and parts of all tasks together keep to about what one may take, where it takes it all.
+    long = replace(a, rows=10**8)
+    all_of_it, shared = (freivalds.check_nbytes(long, b, c, 2, 1000, 2**26, tasks) for tasks in (1, 8))
+    assert all_of_it < shared < 1.2 * all_of_it
 
 
 def test_a_long_inner_side_has_fewer_groups() -> None:

@@ -166,6 +166,14 @@ def test_gemm_names_mistakes(options: dict, says: str) -> None:
         gemm.run_gemm([8], **options)
 
 
+def test_gemm_measures_nothing_that_could_not_be_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "resolve_device", lambda device: "cuda")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "~")  # what Python takes for the home of a user whom nothing gives one
+    with pytest.raises(OptionError, match="set XDG_CACHE_HOME"):
+        gemm.run_gemm([8], tune=True)
+
+
 @pytest.mark.parametrize("name", dot.DTYPES)
 @pytest.mark.parametrize("nbytes", [1 << 12, 3 * dot.UNIT_NBYTES + 4096])
 def test_dot_vectors_have_a_finite_product_that_the_reference_finds(name: str, nbytes: int) -> None:

@@ -29,6 +29,7 @@ from tilewright.kernels.gemm import base
 from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.pipeline import config, tiling
 from tilewright.pipeline.events import UnitDone
+from tilewright.pipeline.histogram import Histogram
 from tilewright.workflows import cli, console, histogram, plots, progress
 
 Run = Callable[..., Result]
@@ -335,7 +336,7 @@ def test_counts_that_cannot_be_saved_are_printed(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tilewright.workflows.histogram.os.replace", full)
+        patch.setattr("tilewright.workflows.histogram.os.link", full)
         name = "f.csv" if option == "--out" else "f.png"
         result = run(*corpus, option, name)
     assert result.exit_code == 1
@@ -345,6 +346,39 @@ def test_counts_that_cannot_be_saved_are_printed(
     else:
         assert result.stdout.splitlines()[1:] == printed.splitlines()[1:]
     assert [path.name for path in here.iterdir()] == ["one.txt"]
+
+
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+@pytest.mark.parametrize("name", ["f.csv", "f.json", "f.zarr", "f.png"])
+def test_what_comes_to_stand_in_an_outputs_place_while_it_counts_is_replaced_only_on_request(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, name: str, overwrite: list[str]
+) -> None:
+    (here / "one.txt").write_bytes(b"aab")
+    count = histogram.histogram
+
+    def beside_another(*arguments: Any, **options: Any) -> Histogram:
+        if name == "f.zarr":
+            store(name, np.arange(3))
+        else:
+            (here / name).write_text("mine")
+        before.update(everything(here))
+        return count(*arguments, **options)
+
+    before: dict[str, bytes | None] = {}
+    monkeypatch.setattr("tilewright.workflows.histogram.histogram", beside_another)
+    option = "--plot" if name == "f.png" else "--out"
+    result = run("histogram", "one.txt", "--by", "letter", option, name, *overwrite)
+    assert "3 counted" in result.stdout, "counting may have taken hours"
+    if overwrite:
+        assert result.exit_code == 0
+        assert before.keys() >= {"one.txt", name}
+        assert everything(here) != before
+        return
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        f"error: output: {name} exists; choose another path, or ask to overwrite it (--overwrite)"
+    )
+    assert everything(here) == before
 
 
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
@@ -462,11 +496,29 @@ BAD = [
     (["histogram", "empty"], ["no files in empty"]),
     (["histogram", "dangling/link"], ["cannot find dangling/link"]),
     (["histogram", "text.txt", "--profile", "moon"], ["'moon'"]),
-    (["histogram", "text.txt", "--out", "file.zarr"], ["file.zarr exists", "overwrite"]),
+    (
+        ["histogram", "text.txt", "--out", "file.zarr"],
+        ["file.zarr exists, and is nothing that would be replaced"],
+    ),
     (["histogram", "text.txt", "--out", "none/f.csv"], ["there is no folder none"]),
     (["histogram", "text.txt", "--out", "file.zarr", "--overwrite"], ["file.zarr", "not a Zarr array"]),
     (["matmul", "a.zarr", "b.zarr", "empty", "--overwrite"], ["empty", "not a Zarr array"]),
 ]
+
+
+@pytest.mark.parametrize("place", [".", "/dev/null", "group.zarr", "text.txt", "x.zarr"])
+def test_overwriting_is_named_where_it_would_help(run: Run, arrays: Path, place: str) -> None:
+    product = ["matmul", "a.zarr", "b.zarr", place]
+    refused = run(*product)
+    assert refused.exit_code == 1
+    assert f"output: {place} {'ends in no name' if place == '.' else 'exists'}" in refused.stderr
+    assert ("--overwrite" in refused.stderr) == (place == "x.zarr")
+    (arrays / "f.csv").write_text("mine")
+    (arrays / "folder.csv").mkdir()
+    for name, helps in {"f.csv": True, "folder.csv": False}.items():
+        refused = run("histogram", "text.txt", "--out", name)
+        assert refused.exit_code == 1
+        assert ("--overwrite" in refused.stderr) == helps
 
 
 @pytest.mark.parametrize(("arguments", "said"), BAD, ids=[" ".join(arguments) for arguments, _ in BAD])

@@ -218,7 +218,7 @@ def test_a_signal_ends_a_start_that_hangs(tmp_path: Path, by: str, word: str) ->
 @pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
 def test_a_signal_ends_a_product_whose_input_does_not_answer(tmp_path: Path, by: str, word: str) -> None:
     zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
-    url = f"file://{tmp_path}/a.zarr"
+    url = f"simplecache::file://{tmp_path}/a.zarr"
     command = ["matmul", url, url, "c.zarr", "--quiet"]
     result = behind("silence", *command, cwd=tmp_path, INTERRUPT_BY=by)
     assert result.returncode == 128 + signal.Signals[by]
@@ -231,7 +231,7 @@ def test_a_signal_ends_a_product_whose_input_does_not_answer(tmp_path: Path, by:
 def test_ctrl_c_ends_other_work_whose_input_does_not_answer(command: list[str], tmp_path: Path) -> None:
     zarr.save_array(str(tmp_path / "x.zarr"), np.ones(8))
     zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
-    urls = {name: f"file://{tmp_path}/{name}.zarr" for name in "ax"}
+    urls = {name: f"simplecache::file://{tmp_path}/{name}.zarr" for name in "ax"}
     result = behind("silence", *(word.format(**urls) for word in command), "--quiet", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (130, "interrupted: nothing was written\n")
 
@@ -239,7 +239,7 @@ def test_ctrl_c_ends_other_work_whose_input_does_not_answer(command: list[str], 
 def test_ctrl_c_twice_ends_what_nothing_can_end(tmp_path: Path) -> None:
     """Its threads go on reading; Python's own end would wait for them."""
     zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
-    url = f"file://{tmp_path}/a.zarr"
+    url = f"simplecache::file://{tmp_path}/a.zarr"
     command = ["matmul", url, url, "c.zarr", "--quiet"]
     result = behind("standstill", *command, cwd=tmp_path, INTERRUPTED_SECONDS="1")
     assert result.returncode == 130

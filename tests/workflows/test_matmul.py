@@ -11,7 +11,9 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
+import signal
 import threading
 import time
 from collections import Counter
@@ -68,7 +70,7 @@ from tilewright.pipeline.errors import (
     TaskError,
     VerificationError,
 )
-from tilewright.pipeline.events import Event, Notice, Span, UnitDone, WorkPlanned, describe
+from tilewright.pipeline.events import Caution, Event, Notice, Span, UnitDone, WorkPlanned, describe
 from tilewright.pipeline.loading import Loading
 from tilewright.pipeline.product import STAGES, THREADS, Product
 from tilewright.pipeline.units import HostUnit
@@ -556,6 +558,45 @@ def test_a_growing_array_of_another_dtype_is_not_gone_on_with(
     assert any("no more what it was; it starts anew" in e.message for e in events if isinstance(e, Notice))
 
 
+@pytest.mark.parametrize("what", ["record", "metadata", "chunk"])
+def test_one_failed_read_loses_no_finished_tile(
+    what: str,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[Event],
+) -> None:
+    a, b, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    growing = outputs.partial_path(out)
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
+    stop_at(3, a_path, b_path, out, **options)
+    real = {"read_text": Path.read_text, "open_array": zarr.open_array, "stat": Path.stat}
+
+    def failing(name: str, path: Any, *arguments: Any, **more: Any) -> Any:
+        chunk = isinstance(path, Path) and path.is_relative_to(growing) and path.name.isdigit()
+        if (name != "stat" and str(path).startswith(str(growing))) or (name == "stat" and chunk):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real[name](path, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        owner, name = {
+            "record": (Path, "read_text"),
+            "metadata": (zarr, "open_array"),
+            "chunk": (Path, "stat"),
+        }[what]
+        patch.setattr(owner, name, lambda *arguments, **more: failing(name, *arguments, **more))
+        with pytest.raises(StoreError, match=r"c\.zarr\.partial.*Stale file handle; .*--no-resume"):
+            tw.matmul(a_path, b_path, out, **options)
+        if what == "record":
+            workflow.plan_run(a_path, b_path, out, listener=events.append, **options)
+            assert any("this would be refused: output: cannot read" in str(event) for event in events)
+    assert tw.matmul(a_path, b_path, out, **options).resumed == 3
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
 def test_a_record_of_tiles_that_the_plan_does_not_have_is_not_gone_on_with(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
@@ -840,6 +881,63 @@ def test_what_decides_the_bits_decides_whether_a_run_goes_on(
     assert digest("cpu", precision="tf32") == digest("cpu"), "there it is computed in full"
 
 
+def zipped(path: Path, data: np.ndarray) -> str:
+    """The name of an array in a ZIP file."""
+    with ZipStore(path, mode="w") as file:
+        zarr.create_array(file, shape=data.shape, chunks=(16, 16), dtype=data.dtype)[...] = data
+    return f"zip://::{path}"
+
+
+def test_tiles_of_another_archive_are_replaced(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    events: list[Event],
+) -> None:
+    a, b, _, b_path = factors
+    first, second = zipped(tmp_path / "1.zip", a), zipped(tmp_path / "2.zip", -a)
+    out = tmp_path / "c.zarr"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT, "verify": False}
+    with pytest.raises(Stopped):
+        tw.matmul(first, b_path, out, listener=stop_after(3), **options)
+    run = tw.matmul(second, b_path, out, listener=events.append, **options)
+    assert run.resumed == 0
+    assert any("tiles of other inputs" in event.message for event in events if isinstance(event, Notice))
+    assert_product(zarr.open_array(out)[...], -a, b)
+
+
+@pytest.mark.parametrize("kind", ["the URL of a path", "an archive"])
+def test_an_input_with_a_url_that_changes_meanwhile_is_named(
+    kind: str,
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+) -> None:
+    a, _, a_path, b_path = factors
+    url = zipped(tmp_path / "a.zip", a) if kind == "an archive" else f"file://{a_path}"
+
+    def change(event: Event) -> None:
+        if isinstance(event, UnitDone) and event.name == "matmul" and event.index == 0:
+            if kind == "an archive":
+                os.utime(tmp_path / "a.zip", ns=(10**18, 10**18))
+            else:
+                zarr.open_array(a_path, mode="r+")[...] = -a
+
+    with pytest.raises(StoreError, match=r"^A, .*a\.z.*, changed while .* kept at .*c\.zarr\.partial"):
+        tw.matmul(
+            url,
+            b_path,
+            tmp_path / "c.zarr",
+            listener=change,
+            cluster=client,
+            device="cpu",
+            device_memory=TIGHT,
+            verify=False,
+        )
+
+
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("then", ["stays", "is put back"])
 def test_an_input_that_changes_meanwhile_is_named_and_nothing_is_published(
@@ -967,6 +1065,42 @@ def test_a_run_whose_scheduler_is_lost_says_what_is_kept(
         assert "kept" not in said
     else:
         assert said.endswith(f"; {kept} 16 tiles are finished and kept, and the same command goes on there")
+
+
+def test_a_run_says_that_it_has_lost_a_worker(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    tmp_path: Path,
+    small_chunks: None,
+) -> None:
+    a, b, *paths = factors
+    told: list[str] = []
+    tiles = itertools.count(1)
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
+    with cluster, Client(cluster) as own:
+
+        def listener(event: Event) -> None:
+            if isinstance(event, Caution):
+                told.append(event.message)
+            if isinstance(event, UnitDone) and next(tiles) == 3:
+                (process,) = own.run(os.getpid, workers=[event.worker]).values()
+                os.kill(process, signal.SIGKILL)
+                killed.append(event.worker)
+                until = time.monotonic() + 30
+                while event.worker in own.nthreads():
+                    assert time.monotonic() < until
+                    time.sleep(0.01)
+
+        killed: list[str] = []
+        run = tw.matmul(
+            *paths, tmp_path / "c.zarr", cluster=own, device="cpu", device_memory=TIGHT, listener=listener
+        )
+    (text,) = told
+    what = r"(, with no tile under way there|; \d tiles? that it had under way (is|are) computed again)"
+    assert re.fullmatch(f"matmul: worker {killed[0]} was lost{what}", text)
+    assert run.workers_lost == 1
+    assert run.to_json()["workers_lost"] == 1
+    assert "16 tiles; 1 worker lost\n" in str(run)
+    assert_product(zarr.open_array(tmp_path / "c.zarr")[...], a, b)
 
 
 def test_a_tile_that_takes_down_its_workers_says_what_to_change(
@@ -2133,6 +2267,11 @@ def test_parts_of_k_keep_the_spans_of_who_computed_them(
             "load 90%, compute 30%, write 10%; load limits it and the others wait for it (85% to 95% on each",
         ),
         ((2.0, 0.0, 6.0, 0.0, 2.0), {"w": {}}, "compute is busiest, and waits for the others too"),
+        (
+            (0.04, 0.0, 0.01, 0.0, 0.01),
+            {"w": {}},
+            "load 0%, compute 0%, write 0%; nearly all of it went elsewhere, as to other tasks of the workers",
+        ),
         ((0.0,) * 5, {}, "nothing was left to do"),
     ],
 )

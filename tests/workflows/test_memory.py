@@ -31,6 +31,7 @@ from tests.workflows.test_matmul import (
     small_chunks,
     stop_after,
 )
+from tilewright.kernels import memory
 from tilewright.kernels.memory import format_nbytes, peak_nbytes
 from tilewright.pipeline import engines, ledger, store, stream, tiling
 from tilewright.pipeline import output as outputs
@@ -238,6 +239,20 @@ def test_a_second_failure_is_a_clear_error_and_the_next_run_goes_on(
     head = json.loads(lines[0])
     assert run.plan.geometry == (*head["tile"], head["panel_depth"], head["k_parts"], *head["cell"])
     assert_product(zarr.open_array(out)[...], a, b)
+
+
+def test_under_a_limit_on_addresses_the_error_asks_to_raise_it(
+    client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less memory for the plan would not help, and the host has enough."""
+    path = put(tmp_path / "a", numbers(rng, (16, 16), "f8"))
+    monkeypatch.setattr(memory, "allowed_nbytes", lambda: 2**20)
+    refuse_buffers(monkeypatch, lambda product: True)
+    with pytest.raises(
+        DeviceMemoryError, match=r"\(ulimit -v\), and has 0 B of those left: raise that"
+    ) as caught:
+        tw.matmul(path, path, tmp_path / "c", cluster=client, device="cpu")
+    assert "--device-memory" not in str(caught.value)
 
 
 def test_where_half_is_too_little_the_first_failure_is_the_error(

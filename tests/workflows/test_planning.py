@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,39 @@ from tilewright.pipeline import ledger, tasks, tiling
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan
 from tilewright.pipeline.terms import Geometry, Limits
-from tilewright.workflows import planning
+from tilewright.workflows import matmul, planning, verify
 from tilewright.workflows.planning import Wanted, plan_for
 
 GIB = 2**30
 ZSTD, BLOSC = zarr.codecs.ZstdCodec, zarr.codecs.BloscCodec
+
+
+def test_a_wrong_argument_is_named_before_a_cluster_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no setting that is wrong."""
+    a = put(tmp_path / "a", np.ones((8, 8)))
+    for module in (matmul, planning, verify):
+        monkeypatch.setattr(module, "open_cluster", None)
+    multiply = partial(tw.matmul, a, a, tmp_path / "c")
+    plan = partial(matmul.plan_run, a, a, tmp_path / "c")
+    for call in (multiply, plan, partial(tw.plan_matmul, a, a, cluster="local")):
+        with pytest.raises(
+            OptionError, match=r"^device_memory \(--device-memory\): 'lots' is no size in bytes;"
+        ):
+            call(device_memory="lots")
+    for wrong in (0, 65, True, "2"):
+        with pytest.raises(
+            OptionError, match=r"^rounds \(--rounds\): .* is not a number of rounds; it must be from 1 to 64"
+        ):
+            tw.verify(a, a, a, rounds=wrong)
+
+
+def test_a_file_of_profiles_is_for_a_plan_with_a_cluster(tmp_path: Path) -> None:
+    """Without one the plan was for this machine, and the file was never opened."""
+    a = put(tmp_path / "a", np.ones((8, 8)))
+    with pytest.raises(OptionError, match=r"^cluster_file='there\.yaml' without a cluster: .* \(cluster\)"):
+        tw.plan_matmul(a, a, device="cpu", cluster_file="there.yaml")
 
 
 def test_a_plan_alone_reads_no_data(tmp_path: Path) -> None:

@@ -45,6 +45,15 @@ def test_rates_leave_out_what_an_earlier_run_did() -> None:
     assert tally.rates(104.0) == "6/10 tiles, 512 KiB/s, 2.5 Gop/s, 8.00 s left"
 
 
+@pytest.mark.parametrize(("busy", "estimate"), [(0.2, False), (0.5, True)])
+def test_what_is_left_is_not_told_of_work_that_waited_for_its_workers(busy: float, estimate: bool) -> None:
+    tally = Tally(PLANNED, started=0.0)
+    tally.add(
+        UnitDone("matmul", 0, "worker", busy, 2**20, 5 * 10**9, {"read": busy / 2, "compute": busy / 2})
+    )
+    assert ("left" in tally.rates(100.0)) == estimate
+
+
 def test_the_last_unit_has_nothing_left() -> None:
     tally = Tally(WorkPlanned("histogram", 1, 0, "pieces", 1, 0), started=0.0)
     tally.add(UnitDone("histogram", 0, "worker", 1.0, 0, 0, {}))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import tracemalloc
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -15,7 +17,7 @@ from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.histogram import Histogram
 from tilewright.workflows.console import print_result
-from tilewright.workflows.histogram import check_outputs, save_histogram, store_counts
+from tilewright.workflows.histogram import check_outputs, save_histogram, store_counts, write_whole
 
 COUNTS = np.arange(256).reshape(2, 128)
 
@@ -49,6 +51,51 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_file_takes_only_a_name_that_is_free(
+    links: bool, overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every file system: some have no hard links."""
+
+    def none(*arguments: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    def write(draft: Path) -> None:
+        draft.write_text("whole")
+
+    if not links:
+        monkeypatch.setattr(os, "link", none)
+    path = tmp_path / "f.csv"
+    write_whole(path, write, overwrite=overwrite)
+    assert path.read_text() == "whole"
+    path.write_text("mine")
+    if overwrite:
+        write_whole(path, write, overwrite=True)
+        assert path.read_text() == "whole"
+    else:
+        with pytest.raises(OutputExistsError, match=r"f\.csv exists; choose another path, or .*--overwrite"):
+            write_whole(path, write, overwrite=False)
+        assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_that_was_taken_for_a_file_without_hard_links_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*arguments: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    def broken(*arguments: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "link", none)
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(StoreError, match="Input/output error"):
+        write_whole(tmp_path / "f.csv", Path.touch, overwrite=False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_counts_as_large_as_memory_are_stored_without_another_copy(tmp_path: Path) -> None:
     """Half of this process's memory may be full of them."""
     counts = np.zeros((200, 2**16), np.int64)
@@ -58,7 +105,7 @@ def test_counts_as_large_as_memory_are_stored_without_another_copy(tmp_path: Pat
     save_histogram(found, tmp_path / "f.zarr")  # imports, and starts threads
     tracemalloc.start()
     try:
-        save_histogram(found, tmp_path / "f.zarr")
+        save_histogram(found, tmp_path / "f.zarr", overwrite=True)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -232,7 +232,7 @@ class BenchReport:
             axes.set_title(case, loc="left", fontsize=9)
         panels[-1, 0].set_xlabel(self.unit)
         figure.suptitle(self.title, fontsize=11)
-        write_whole(Path(path), lambda draft: figure.savefig(draft, format="png"))
+        write_whole(Path(path), lambda draft: figure.savefig(draft, format="png"), overwrite=True)
 
     def _draw(self, axes: Any, rows: list[Row]) -> None:
         rates = [row.rate / self.scale for row in rows]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
 from tilewright.kernels.device_array import strided_view, to_device
-from tilewright.kernels.device_choice import DEVICES, SIMULATOR, resolve_device
+from tilewright.kernels.device_choice import DEVICES, SIMULATOR, current_device, model, resolve_device
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gemm import tuning
 from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
@@ -161,6 +162,11 @@ def run_gemm(
     on_gpu = resolve_device(device) == "cuda"
     if tune and not on_gpu:
         raise OptionError("tuning measures a GPU's kernels, and this runs on the CPU; leave tune out")
+    if tune and tuning.directory() is None:
+        raise OptionError(
+            "tuning keeps its results in the user's cache folder, and this user has no home; set XDG_CACHE_HOME to a"
+            " folder that can be written, or leave tune out"
+        )
     rows: list[Row] = []
     best: dict[str, str] = {}
     for case in cases(sizes, dtypes, precisions, small):
@@ -177,7 +183,7 @@ def run_gemm(
             ours = [row for row in found if not row.peer]
             best[_bucket(case)] = min(ours, key=lambda row: row.seconds).contestant.removeprefix(CHOSEN)
     if tune:
-        tuning.remember(best)
+        tuning.remember(model(current_device()), best)
     return BenchReport("matrix product", "Tflop/s", 1e12, machine(on_gpu), tuple(rows))
 
 
@@ -200,12 +206,20 @@ def _judge(
     """A function that takes bands of a product, the first few or all, and says what is wrong with them."""
     limits: list[Any] = [0.0] * len(bands)
     if case.result.kind not in "iu":
-        # |a|·|b| <= ‖a‖ ‖b‖ (Cauchy-Schwarz) bounds the scale of an element without another product; twice,
+        # |a|·|b| <= ‖a‖ ‖b‖ (Cauchy-Schwarz) bounds the scale of an element without another product, and √k ‖a‖ a
+        # sum of absolute values; twice,
         # since the reference of the widest types is no more exact than what it judges.
         columns = _norms(b, axis=0)
         limits = [
-            2 * tolerance(case.k, case.result, np.outer(_norms(a[band], axis=1), columns), case.precision)
-            for band in bands
+            2
+            * tolerance(
+                case.k,
+                case.result,
+                np.outer(rows, columns),
+                case.precision,
+                math.sqrt(case.k) * np.add.outer(rows, columns),
+            )
+            for rows in (_norms(a[band], axis=1) for band in bands)
         ]
 
     def judge(found: list[np.ndarray]) -> str | None:

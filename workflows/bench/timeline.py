@@ -67,7 +67,7 @@ def plot_timelines(timelines: Sequence[Timeline], path: str | Path) -> None:
     labels = {name: name if len(stages) == 1 else " and ".join(stages) for name, stages in THREADS.items()}
     patches = [Patch(color=COLOURS[name], label=label) for name, label in labels.items()]
     figure.legend(handles=patches, loc="outside upper right", ncols=len(patches), fontsize=8, frameon=False)
-    write_whole(Path(path), lambda draft: figure.savefig(draft, format="png"))
+    write_whole(Path(path), lambda draft: figure.savefig(draft, format="png"), overwrite=True)
 
 
 def _draw(axes: Any, timeline: Timeline) -> None:
