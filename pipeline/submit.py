@@ -270,9 +270,8 @@ def _sent(client: Client, values: tuple[Any, ...], key: str, waiting: Tell) -> l
 
     Raises ClusterError where they reach no worker: all may have been lost meanwhile.
     """
-    threads_of(
-        client, waiting=waiting
-    )  # else Dask gives up later, with a traceback on the scheduler's console
+    # Without workers Dask gives up later, with a traceback on the scheduler's console.
+    threads_of(client, waiting=waiting)
 
     def send() -> list[Future]:
         try:

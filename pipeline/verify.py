@@ -42,7 +42,7 @@ from tilewright.pipeline.giving_up import reading_while
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.region_read import region_reads
 from tilewright.pipeline.store import as_stored_matrix, name_of
-from tilewright.pipeline.submit import Result, run_bounded, run_sent, threads_of
+from tilewright.pipeline.submit import Result, Tell, run_bounded, run_sent, threads_of
 
 SENT_NBYTES = 2**20
 """Vectors up to this size are part of every task."""
@@ -159,7 +159,7 @@ def verify_product(
     check.precision(precision, dtype)
     empty = m * n == 0  # nothing to compare; where only k is 0 there is: C must be zeros
     probe = draw_probe(n, k, dtype, rounds, as_stored_matrix(c).unit[1])
-    at_once = max(threads_of(client).values())
+    at_once = max(threads_of(client, waiting=_waiting(listener)).values())
     right_step, left_step, step = (side.step(probe.line_nbytes, at_once) for side in (right, left, result))
     left_step = max(left_step, step)
     right_rows = [slice(i, min(i + right_step, k)) for i in range(0, k, right_step) if not empty]
@@ -226,13 +226,18 @@ def _is_damaged(c: zarr.Array[Any], region: tuple[slice, slice]) -> bool:
     return False
 
 
+def _waiting(listener: Listener) -> Tell:
+    """Tells the listener that a check waits."""
+    return on_waiting(listener, "verify", "ends the check and keeps the product")
+
+
 class _Tasks:
     """Runs a check's tasks on the workers, and tells its listener of them."""
 
     def __init__(self, client: Client, listener: Listener) -> None:
         self._client, self._listener = client, listener
         self._run = f"verify-{time.time_ns():x}"
-        self._waiting = on_waiting(listener, "verify", "ends the check and keeps the product")
+        self._waiting = _waiting(listener)
         self._lost = on_lost(listener, "verify", "panel")
 
     def run(
