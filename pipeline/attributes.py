@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import base64
+import math
+import re
+import reprlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 import zarr
 
+from tilewright.kernels.masked import Masks
+from tilewright.pipeline.events import counted
 from tilewright.pipeline.store import name_of
 
 SCALES = {"scale_factor": 1, "add_offset": 0}
 """The attributes of CF's conventions that say what a stored number stands for, and the values that change nothing."""
 
+UNSIGNED = "_Unsigned"
+"""The one that says whether stored integers, whatever their dtype, stand for the unsigned ones of the same bits."""
+
 MASKS = ("_FillValue", "missing_value")
-"""Those that name a stored integer which stands for a missing one."""
+"""Those that name stored numbers which stand for missing ones."""
+
+ZARR_FILL = "fill_value"
+"""The field of an array's metadata that xarray reads as ``_FillValue`` in format 2."""
+
+RANGES = ("valid_range", "valid_min", "valid_max")
+"""Those outside of whose range stored numbers stand for missing ones."""
+
+FLAGS = ("flag_masks", "flag_values")
+"""Those that say of stored integers that they stand for sets of bits, or for one of several states."""
+
+MOST_VALUES = 100
+"""The most masks that one attribute may name: every stored number is compared with each, and a longer list has another
+use."""
+
+NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?|nan)", re.ASCII | re.IGNORECASE)
+"""A number as a text: NaN and infinity, which JSON has not, or what somebody wrote by hand."""
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"
 """The attribute in which xarray keeps the names of dimensions in format 2; format 3 has a field for them."""
@@ -21,31 +50,280 @@ Names: TypeAlias = tuple[str | None, ...]
 """The names of an array's dimensions; None for one without."""
 
 
+@dataclass
+class _Reading:
+    """What an array's attributes make of its stored numbers."""
+
+    found: dict[str, Any] = field(default_factory=dict)
+    """The attributes that make other numbers of them, and those that are not understood."""
+    unclear: list[str] = field(default_factory=list)
+    """Of these, those that should be numbers of the dtype and are not."""
+    masking: list[str] = field(default_factory=list)
+    """Of these, those that make missing ones of them."""
+    values: set[Any] = field(default_factory=set)
+    """As in `Masks`; in a set 0.0 and -0.0 are one, as they are where stored numbers are compared."""
+    least: Any = None
+    most: Any = None
+
+
 def packing(array: zarr.Array[Any]) -> dict[str, Any]:
     """The attributes by which xarray and other readers of CF's conventions make other numbers of the stored ones.
 
-    In format 2 xarray writes ``_FillValue`` as Zarr's own ``fill_value``, and masks it; 0 is what others write who mean
-    nothing by it. A mask of floats is left out: it is NaN almost always, which is multiplied as one.
+    Those that change no number are left out: a scale of 1, a mask that is NaN, which is multiplied as one, or that no
+    element can equal, and a range that holds every number of the dtype. In format 2 xarray writes ``_FillValue`` as
+    Zarr's own ``fill_value``, and masks it. A 0 there is what others write who mean nothing by it; it counts where the
+    array has xarray's names of dimensions, without which xarray opens none.
     """
-    attributes = array.attrs.asdict()
-    found = {name: attributes[name] for name, plain in SCALES.items() if attributes.get(name, plain) != plain}
-    if array.dtype.kind in "iu":
-        found |= {name: attributes[name] for name in MASKS if name in attributes}
-        if array.metadata.zarr_format == 2 and "_FillValue" not in found and array.metadata.fill_value:
-            found["fill_value"] = int(array.metadata.fill_value)
-    return found
+    return _read(array).found
 
 
-def packing_notice(role: str, array: zarr.Array[Any]) -> str | None:
-    """One sentence for the user of an array of packed numbers; None for any other."""
-    if not (found := packing(array)):
+def packing_notice(role: str, array: zarr.Array[Any], *, written: bool = False) -> str | None:
+    """One sentence for the user of an array of which readers make other numbers than are stored; None for any other.
+
+    written: it is an output, in which a product is stored.
+    """
+    reading = _read(array)
+    if not reading.found:
         return None
-    said = ", ".join(f"{name}={value!r}" for name, value in found.items())
+    doubt = ""
+    if reading.unclear:
+        doubt = f" ({' and '.join(reading.unclear)} cannot be understood for {array.dtype})"
+    has = f"{role}: {name_of(array)} has {_texts(reading.found)}{doubt}, by which"
+    if written:
+        return (
+            f"{has} xarray, or another reader of CF's conventions, unpacks or masks its numbers; C is stored there"
+            " as it is computed: give an array without them"
+        )
     return (
-        f"{role}: {name_of(array)} has {said}, by which xarray unpacks or masks its numbers; here its stored numbers"
+        f"{has} xarray, or another reader of CF's conventions, unpacks or masks its numbers; here its stored numbers"
         " are multiplied as they are: to multiply what they stand for, store it unpacked (xarray:"
         " ds.drop_encoding().to_zarr(path))"
     )
+
+
+def masks_of(array: zarr.Array[Any]) -> Masks | None:
+    """Which stored numbers of an array stand for missing ones by CF's conventions; None where none can.
+
+    They are cast to the array's dtype, so that -9999.9, which JSON has in double precision, is the nearest number of a
+    float32 array. What the dtype does not hold, such as 300 in uint8, 1e300 in float32 or 0.5 in int16, masks nothing.
+    Ranges are those of stored numbers, whatever these stand for. What is no number is passed over; `packing_notice`
+    names it.
+    """
+    reading = _read(array)
+    if not reading.masking:
+        return None
+    values = sorted(reading.values, key=lambda value: (value.real, value.imag))
+    names = _texts({name: reading.found[name] for name in reading.masking})
+    return Masks(tuple(values), reading.least, reading.most, names)
+
+
+def masked_caution(found: Mapping[str, int], masks: Mapping[str, Masks], result: str) -> str | None:
+    """One sentence about stored numbers that stand for missing ones and were multiplied as numbers; None where there
+    were none.
+
+    found: for each role, such as ``A``, how many there were. masks: for each of these roles, what was looked for.
+    result: what they are in now.
+    """
+    told = [
+        f"{counted(count, 'element')} of {role} ({masks[role].names})"
+        for role, count in found.items()
+        if count
+    ]
+    if not told:
+        return None
+    return (
+        f"{' and '.join(told)} stand for missing numbers, and went into {result} as the numbers that are stored: to"
+        " leave them out, store NaN or 0 in their place"
+    )
+
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 60
+_SHOWN.maxlevel = 3
+
+
+def _texts(attributes: Mapping[str, Any]) -> str:
+    """Attributes for a message: they are anybody's, so of what is long or deep only the beginning."""
+    return ", ".join(f"{name}={_SHOWN.repr(value)}" for name, value in attributes.items())
+
+
+def _read(array: zarr.Array[Any]) -> _Reading:
+    attributes, dtype = array.attrs.asdict(), array.dtype.newbyteorder("=")
+    given = {name: value for name, value in attributes.items() if name != ZARR_FILL and value is not None}
+    if array.metadata.zarr_format == 2 and (fill := array.metadata.fill_value) is not None:
+        fill = fill.item() if isinstance(fill, np.generic) else fill
+        if (fill != 0 or DIMENSIONS in given) and given.get(MASKS[0]) != fill:
+            given[ZARR_FILL] = fill
+    reading = _Reading()
+    for name, plain in SCALES.items():
+        if name in given and _numbers(given[name]) != [plain]:
+            reading.found[name] = given[name]
+    turned = _is_turned(given.get(UNSIGNED), dtype)
+    if turned:
+        reading.found[UNSIGNED] = given[UNSIGNED]
+    for name in (*MASKS, ZARR_FILL):
+        if name in given:
+            _read_mask(reading, name, given[name], dtype, turned)
+    if dtype.kind != "c":
+        _read_ranges(reading, {name: given[name] for name in RANGES if name in given}, dtype, turned)
+    if dtype.kind in "iu":
+        reading.found |= {name: given[name] for name in FLAGS if name in given}
+    return reading
+
+
+def _is_turned(said: Any, dtype: np.dtype) -> bool:
+    """Whether ``_Unsigned`` makes unsigned integers of signed ones, or signed ones of unsigned."""
+    word = str(said).lower() if isinstance(said, str | bool) else ""
+    return (dtype.kind, word) in (("i", "true"), ("u", "false"))
+
+
+def _read_mask(reading: _Reading, name: str, value: Any, dtype: np.dtype, turned: bool) -> None:
+    """Add what ``_FillValue`` or its like says."""
+    numbers = _numbers(value)
+    if dtype.kind == "c" and name == MASKS[0] and len(numbers) == 2 and None not in numbers:
+        numbers = [complex(_as_float(numbers[0]), _as_float(numbers[1]))]
+    if not 0 < len(numbers) <= MOST_VALUES or None in numbers:
+        reading.found[name] = value
+        reading.unclear.append(name)
+        return
+    kept = [cast for number in numbers if (cast := _cast(number, dtype, turned)) is not None]
+    if kept:
+        reading.values.update(kept)
+        reading.masking.append(name)
+        reading.found[name] = numbers[0] if isinstance(value, str) else value
+
+
+def _read_ranges(reading: _Reading, given: dict[str, Any], dtype: np.dtype, turned: bool) -> None:
+    """Add what the valid ranges say, and take out the masks beyond them, which the range masks already."""
+    whole = _ends(dtype, turned)
+    least, most = whole
+    for name, value in given.items():
+        numbers = _numbers(value)
+        pair = {
+            "valid_range": numbers,
+            "valid_min": [*numbers, math.inf],
+            "valid_max": [-math.inf, *numbers],
+        }[name]
+        ends = _range(pair, dtype, turned) if len(pair) == 2 else None
+        if ends is None or max(least, ends[0]) > min(most, ends[1]):
+            reading.found[name] = value
+            reading.unclear.append(name)
+        elif ends != whole:
+            least, most = max(least, ends[0]), min(most, ends[1])
+            reading.masking.append(name)
+            reading.found[name] = value
+    if (least, most) == whole:
+        return
+    if turned:
+        reading.least, reading.most = _wrapped(least, dtype), _wrapped(most, dtype)
+        reading.values = {value for value in reading.values if least <= _turned(value, dtype) <= most}
+        return
+    reading.least = least if least != whole[0] else None
+    reading.most = most if most != whole[1] else None
+    reading.values = {value for value in reading.values if least <= value <= most}
+
+
+def _numbers(value: Any) -> list[Any]:
+    """The Python numbers of an attribute, of a list one for each item; None in the place of what is no number."""
+    return [_number(each) for each in (value if isinstance(value, list | tuple) else [value])]
+
+
+def _number(value: Any) -> Any:
+    """An attribute's int, float or complex, also where it is written as a text, as xarray writes the ``_FillValue`` of
+    floats in format 3: their eight bytes in base64. None for anything else."""
+    if isinstance(value, int | float | complex) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        return None
+    if NUMBER.fullmatch(value):
+        try:
+            return int(value)
+        except ValueError:
+            return float(value)
+    try:
+        return struct.unpack("<d", base64.b64decode(value, validate=True))[0]
+    except (ValueError, struct.error):
+        return None
+
+
+def _as_float(number: int | float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # of an int
+        return math.inf if number > 0 else -math.inf
+
+
+def _cast(number: Any, dtype: np.dtype, turned: bool) -> Any:
+    """The number as elements of the dtype have it, as a Python number; None where none of them can equal it."""
+    if dtype.kind == "c":
+        parts = [
+            _cast(part, np.dtype(f"f{dtype.itemsize // 2}"), False) for part in (number.real, number.imag)
+        ]
+        return complex(*parts) if None not in parts else None
+    if isinstance(number, complex):
+        return None
+    if dtype.kind == "f":
+        with np.errstate(over="ignore", under="ignore"):
+            cast = float(dtype.type(_as_float(number)))
+        lost = (math.isinf(cast) or cast == 0) and cast != number
+        return None if lost or math.isnan(cast) else cast
+    if number != number or number in (math.inf, -math.inf) or number != int(number):
+        return None
+    stored = int(number)
+    least, most = _ends(dtype, False)
+    if turned:
+        meant_least, meant_most = _ends(dtype, True)
+        return _wrapped(stored, dtype) if min(least, meant_least) <= stored <= max(most, meant_most) else None
+    return stored if least <= stored <= most else None
+
+
+def _ends(dtype: np.dtype, turned: bool) -> tuple[Any, Any]:
+    """The least and the largest number that elements can stand for: infinities for floats."""
+    if dtype.kind == "f":
+        return -math.inf, math.inf
+    info = np.iinfo(_other_sign(dtype) if turned else dtype)
+    return int(info.min), int(info.max)
+
+
+def _other_sign(dtype: np.dtype) -> np.dtype:
+    return np.dtype(f"{'u' if dtype.kind == 'i' else 'i'}{dtype.itemsize}")
+
+
+def _wrapped(number: int, dtype: np.dtype) -> int:
+    """The integer of the dtype that has the same bits."""
+    least, _ = _ends(dtype, False)
+    return (number - least) % 2 ** (8 * dtype.itemsize) + least
+
+
+def _turned(stored: int, dtype: np.dtype) -> int:
+    """What a stored integer stands for where the dtype's sign is not what it says."""
+    return _wrapped(stored, _other_sign(dtype))
+
+
+def _range(pair: list[Any], dtype: np.dtype, turned: bool) -> tuple[Any, Any] | None:
+    """The least and the largest number within a range that elements can stand for; None where it holds none, or has
+    ends that are no numbers."""
+    if any(number is None or isinstance(number, complex) or number != number for number in pair):
+        return None
+    least, most = _ends(dtype, turned)
+    if dtype.kind == "f":
+        with np.errstate(over="ignore", under="ignore"):
+            low, high = (float(dtype.type(_as_float(number))) for number in pair)
+        return (low, high) if low <= high and low < math.inf and high > -math.inf else None
+    low, high = pair
+    low = least if low == -math.inf else low
+    high = most if high == math.inf else high
+    if math.inf in (low, -high):
+        return None
+    low, high = math.ceil(low), math.floor(high)
+    if turned:
+        # Numbers of the stored type, as CF has them, or of the one that is meant.
+        stored_least, stored_most = _ends(dtype, False)
+        low, high = (
+            _turned(end, dtype) if stored_least <= end <= stored_most else end for end in (low, high)
+        )
+    low, high = max(low, least), min(high, most)
+    return (low, high) if low <= high else None
 
 
 def dimension_names(array: zarr.Array[Any]) -> Names:
