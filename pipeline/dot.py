@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import zarr
@@ -17,6 +18,7 @@ from distributed import Client
 
 from tilewright.kernels import dot
 from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.masked import Masks, count_masked
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ShapeError
 from tilewright.pipeline.events import Listener
@@ -35,9 +37,16 @@ decoded more than once."""
 
 
 def dot_stored(
-    client: Client, x: zarr.Array[Any], y: zarr.Array[Any], *, device: str, listener: Listener
-) -> Any:
-    """Sum of conj(x[i]) y[i] over two vectors of n elements, as a NumPy scalar of ``numpy.result_type(x, y)``.
+    client: Client,
+    x: zarr.Array[Any],
+    y: zarr.Array[Any],
+    *,
+    device: str,
+    listener: Listener,
+    masks: Sequence[Masks | None] = (None, None),
+) -> tuple[Any, tuple[int, int]]:
+    """Sum of conj(x[i]) y[i] over two vectors of n elements, as a NumPy scalar of ``numpy.result_type(x, y)``; and how
+    many elements of x and of y are missing by ``masks``, 0 where those of a vector are None.
 
     Integers wrap modulo 2^bits, as in ``numpy.vdot``. Partial products of floating point are rounded to the result's
     dtype (float16: float32) and then added exactly, with a single rounding at the end (``math.fsum``).
@@ -60,7 +69,7 @@ def dot_stored(
     return reduce_pieces(
         client,
         _reduction(np.result_type(x.dtype.newbyteorder("="), y.dtype.newbyteorder("=")), lighter),
-        [(x, y, start, stop, device) for start, stop in ranges],
+        [(x, y, start, stop, device, tuple(masks)) for start, stop in ranges],
         [(stop - start) * itemsize for start, stop in ranges],
         listener,
     )
@@ -84,25 +93,41 @@ def _piece_elements(x: zarr.Array[Any], y: zarr.Array[Any]) -> tuple[int, str]:
     return BLOCK * blocks, f"{lighter}run fewer of them at once (threads_per_worker, in a profile)"
 
 
-def _reduction(dtype: np.dtype, lighter: str) -> Reduction[list[Any], list[Any], Any]:
+Part: TypeAlias = tuple[list[Any], tuple[int, int]]
+"""The partial products of some blocks, and how many elements of x and of y in them are missing."""
+
+
+def _reduction(dtype: np.dtype, lighter: str) -> Reduction[Part, Part, tuple[Any, tuple[int, int]]]:
     return Reduction(
         name="dot",
         chunk=multiply_piece,
-        identity=list,
-        combine=list.__add__,
+        identity=_nothing,
+        combine=_together,
         finalize=_Sum(dtype),
         commutative=False,  # sums that are not finite are added in order
         lighter=lighter,
     )
 
 
+def _nothing() -> Part:
+    return [], (0, 0)
+
+
+def _together(one: Part, other: Part) -> Part:
+    return one[0] + other[0], (one[1][0] + other[1][0], one[1][1] + other[1][1])
+
+
 class _Sum:
-    """The sum of all partial products, rounded once to ``dtype``."""
+    """The sum of all partial products, rounded once to ``dtype``; and what was counted in them."""
 
     def __init__(self, dtype: np.dtype) -> None:
         self._dtype = dtype
 
-    def __call__(self, partials: list[Any]) -> Any:
+    def __call__(self, part: Part) -> tuple[Any, tuple[int, int]]:
+        partials, masked = part
+        return self._rounded(partials), masked
+
+    def _rounded(self, partials: list[Any]) -> Any:
         if self._dtype.kind in "iu":
             bits = 8 * self._dtype.itemsize
             whole = sum(map(int, partials)) % 2**bits
@@ -127,9 +152,15 @@ def _exact_sum(values: list[float]) -> float:
 
 
 def multiply_piece(
-    x: zarr.Array[Any], y: zarr.Array[Any], start: int, stop: int, device: str
-) -> tuple[list[Any], dict[str, float]]:
-    """What a task does: compute the partial products of the blocks of x[start:stop] and y[start:stop]."""
+    x: zarr.Array[Any],
+    y: zarr.Array[Any],
+    start: int,
+    stop: int,
+    device: str,
+    masks: Sequence[Masks | None] = (None, None),
+) -> tuple[Part, dict[str, float]]:
+    """What a task does: compute the partial products of the blocks of x[start:stop] and y[start:stop], and count the
+    elements of both that are missing by ``masks``."""
     begin = time.perf_counter()
     with reading_while(end_if_given_up()):
         left, right = (_read(array, start, stop, device, role) for array, role in ((x, "x"), (y, "y")))
@@ -140,7 +171,12 @@ def multiply_piece(
         # A float16 partial product could overflow although the whole product does not.
         parts = [part.astype(np.float32) if part.dtype == np.float16 else part for part in parts]
         partials.append(dot(*parts, device=device))
-    return partials, {"read": read - begin, "multiply": time.perf_counter() - read}
+    in_x, in_y = (_missing(*each) for each in zip((left, right), masks, strict=True))
+    return (partials, (in_x, in_y)), {"read": read - begin, "multiply": time.perf_counter() - read}
+
+
+def _missing(data: np.ndarray, masks: Masks | None) -> int:
+    return count_masked(data, masks) if masks is not None else 0
 
 
 def _read(array: zarr.Array[Any], start: int, stop: int, device: str, role: str) -> np.ndarray:

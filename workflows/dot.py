@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.pipeline import config
-from tilewright.pipeline.attributes import packing_notice
+from tilewright.pipeline.attributes import masked_caution, masks_of, packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import ShapeError
-from tilewright.pipeline.events import Listener, Notice, counted, log_notices, on_waiting
+from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
 from tilewright.pipeline.store import Source, check_shared, name_of, open_array
 from tilewright.pipeline.submit import survey, workers_held
 
@@ -26,6 +26,9 @@ class DotRun:
     elements: int
     seconds: float
     """Including the start of the cluster."""
+    masked: dict[str, int] = field(default_factory=dict)
+    """How many elements of ``X`` and of ``Y`` stand for missing numbers by CF's attributes and were multiplied as the
+    numbers that are stored; a vector without such attributes is not in it."""
 
     def to_json(self) -> dict[str, Any]:
         number = self.value.item()
@@ -36,6 +39,7 @@ class DotRun:
             "dtype": self.value.dtype.name,
             "elements": self.elements,
             "seconds": self.seconds,
+            "masked": self.masked,
         }
 
     def __str__(self) -> str:
@@ -71,6 +75,13 @@ def dot(
     TilewrightError
         One of its subclasses: an array that is not there or holds no numbers, lengths that differ.
     """
+    return _dot(x, y, cluster, cluster_file, device, listener)[0]
+
+
+def _dot(
+    x: Source, y: Source, cluster: Cluster, cluster_file: str | None, device: str, listener: Listener
+) -> tuple[Any, dict[str, int]]:
+    """What `dot` returns, and what `DotRun.masked` is."""
     config.check_all()
     left, right = open_array(x, ndim=1, role="X"), open_array(y, ndim=1, role="Y")
     check_shared(left, "X", copied=True)
@@ -80,20 +91,42 @@ def dot(
             f"{name_of(left)} has {left.shape[0]} elements and {name_of(right)} has {right.shape[0]};"
             " they must have equally many"
         )
-    for role, vector in (("X", left), ("Y", right)):
+    vectors = {"X": left, "Y": right}
+    for role, vector in vectors.items():
         if note := packing_notice(role, vector):
-            listener(Notice(note))
+            listener(Caution(note))
+    masks = {role: found for role, vector in vectors.items() if (found := masks_of(vector)) is not None}
     with (
         open_cluster(cluster, cluster_file) as client,
         workers_held(client, waiting=on_waiting(listener, "dot", "ends it")),
     ):
         facts = survey(client, device)
         listener(Notice(f"multiplying on {facts[0].name} with {counted(len(facts), 'worker')}"))
-        return dot_stored(client, left, right, device=facts[0].device, listener=listener)
+        value, counts = dot_stored(
+            client,
+            left,
+            right,
+            device=facts[0].device,
+            listener=listener,
+            masks=[masks.get(role) for role in vectors],
+        )
+    masked = {role: count for role, count in zip(vectors, counts, strict=True) if role in masks}
+    if note := masked_caution(masked, masks, "the product"):
+        listener(Caution(note))
+    return value, masked
 
 
-def timed_dot(x: Source, y: Source, **options: Any) -> DotRun:
+def timed_dot(
+    x: Source,
+    y: Source,
+    *,
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: str = "auto",
+    listener: Listener = log_notices,
+) -> DotRun:
     """``dot`` with what the command line prints besides the value."""
     start = time.perf_counter()
-    value = dot(x, y, **options)
-    return DotRun(value, math.prod(open_array(x, ndim=1, role="X").shape), time.perf_counter() - start)
+    value, masked = _dot(x, y, cluster, cluster_file, device, listener)
+    elements = math.prod(open_array(x, ndim=1, role="X").shape)
+    return DotRun(value, elements, time.perf_counter() - start, masked)

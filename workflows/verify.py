@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.pipeline import config
 from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
-from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
+from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
 from tilewright.pipeline.store import Source, check_shared, open_array
 from tilewright.pipeline.submit import ask_all, workers_held
 from tilewright.pipeline.verify import Verification, can_verify, verify_product
@@ -61,7 +61,7 @@ def verify(
     for role, array in (("A", left), ("B", right), ("C", product)):
         check_shared(array, role, copied=True)
         if note := packing_notice(role, array):
-            listener(Notice(note))
+            listener(Caution(note))
     with (
         open_cluster(cluster, cluster_file) as client,
         workers_held(client, waiting=on_waiting(listener, "verify", "ends it")),

@@ -13,15 +13,21 @@ import pytest
 import zarr
 from distributed import Client
 
+from tilewright.kernels.masked import Masks
 from tilewright.pipeline import dot as dotting
 from tilewright.pipeline import submit
-from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import ShapeError, TaskError
+from tilewright.pipeline.events import UnitDone
 from tilewright.pipeline.store import open_array
 
 
 def ignore(event: object) -> None:
     pass
+
+
+def dot_stored(*vectors: object, **options: object) -> object:
+    """The product alone."""
+    return dotting.dot_stored(*vectors, **options)[0]
 
 
 def store(path: Path, values: np.ndarray, chunk: int, **options: object) -> zarr.Array:
@@ -189,3 +195,22 @@ def test_lengths_must_agree(client: Client, tmp_path: Path) -> None:
     x, y = store(tmp_path / "x", np.ones(3), 3), store(tmp_path / "y", np.ones(4), 4)
     with pytest.raises(ShapeError, match=r"x has 3 elements and .*y has 4"):
         dot_stored(client, x, y, device="cpu", listener=ignore)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "float16", ">f4", "float64", "complex64"])
+def test_missing_elements_are_counted_over_all_pieces(client: Client, tmp_path: Path, dtype: str) -> None:
+    places = np.arange(1003)
+    x, y = (places % 10 + 1).astype(dtype), (places % 3).astype(dtype)
+    a, b = store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)
+    in_x, in_y = int((x == 4).sum()), int((y == 0).sum())
+    seen = []
+    options = {"device": "cpu", "listener": seen.append}
+    value, found = dotting.dot_stored(client, a, b, masks=(Masks((4,)), Masks((0,))), **options)
+    assert found == (in_x, in_y) == (100, 335)
+    assert sum(isinstance(event, UnitDone) for event in seen) > 5, "several pieces"
+    for masks, expected in (((None, Masks((0,))), (0, in_y)), ((Masks((4,)), None), (in_x, 0))):
+        assert dotting.dot_stored(client, a, b, masks=masks, **options)[1] == expected
+    plain, nothing = dotting.dot_stored(client, a, b, **options)
+    assert nothing == (0, 0)
+    assert plain.tobytes() == value.tobytes()
