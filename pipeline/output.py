@@ -684,13 +684,7 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
     except OSError as error:
         raise _cannot_go_on(partial, error) from error
     try:
-        array = None
-        try:
-            array = anchored(zarr.open_array(partial.absolute(), mode="r+"), str(partial))
-        except (FileNotFoundError, NotADirectoryError, *UNREADABLE):
-            pass
-        except OSError as error:
-            raise _cannot_go_on(partial, error) from error
+        array = open_growing(path, mode="r+")
         if array is not None:
             try:
                 end_drafts(partial)
@@ -704,6 +698,20 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
         raise
     unlock_folder(lock)
     return None
+
+
+def open_growing(path: Path, *, mode: Literal["r", "r+"]) -> zarr.Array[Any] | None:
+    """The array of a stopped run that grows beside a local output's path; None where it is gone, or is no array.
+
+    Raises StoreError where the place cannot be read now.
+    """
+    partial = partial_path(path)
+    try:
+        return anchored(zarr.open_array(partial.absolute(), mode=mode), str(partial))
+    except (FileNotFoundError, NotADirectoryError, *UNREADABLE):
+        return None
+    except OSError as error:
+        raise _cannot_go_on(partial, error) from error
 
 
 def _cannot_go_on(partial: Path, error: OSError) -> StoreError:

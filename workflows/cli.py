@@ -140,7 +140,7 @@ def cli() -> None:
 @click.option(
     "--plan-only",
     is_flag=True,
-    help="Print the plan that would be followed, and what of C would be kept or refused; write nothing.",
+    help="Print the plan that would be followed, what of C would be kept or refused, and all warnings; write nothing.",
 )
 @click.option("--no-verify", is_flag=True, help="Do not check the product.")
 @click.option("--no-resume", is_flag=True, help="Compute every tile, also those that a stopped run has left.")
@@ -207,8 +207,11 @@ def matmul(
 def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
     from tilewright.workflows.planning import plan_matmul
+    from tilewright.workflows.progress import listening
 
-    print_result(plan_matmul(a, b, **shared), as_json=as_json)
+    with listening(quiet=is_quiet()) as listener:
+        planned = plan_matmul(a, b, listener=listener, **shared)
+    print_result(planned, as_json=as_json)
 
 
 @cli.command()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from distributed import Client
 
 from tilewright.kernels.memory import format_nbytes, is_address_limit
 from tilewright.pipeline import config, store, tasks
-from tilewright.pipeline.attributes import packing_notice, product_names
+from tilewright.pipeline.attributes import product_names
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import (
     ClusterError,
@@ -45,7 +43,7 @@ from tilewright.pipeline.output import (
     check_growing_place,
     check_output_free,
     create_output,
-    group_note,
+    open_growing,
     partial_path,
     resume_output,
 )
@@ -57,7 +55,7 @@ from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts
 from tilewright.pipeline.verify import Verification, find_damaged, verify_product
-from tilewright.workflows.planning import Wanted, open_factors, plan_for
+from tilewright.workflows.planning import Wanted, cautions, open_factors, plan_for, tell_once
 
 SMALL_PRODUCTS = 2**36
 """Multiplications that two cores do in a second: in a product of fewer, time counts and not memory."""
@@ -132,9 +130,8 @@ def matmul(
     _check_output(out, wanted, overwrite=overwrite)
     store.check_shared(left, "A")
     store.check_shared(right, "B")
-    job = _Job(wanted, out, verify, overwrite, listener)
-    for note in _notes_on_arrays(wanted, out):
-        job.warn(note)
+    job = _Job(wanted, out, verify, overwrite, listener, precision)
+    job.warn_of_plan()
     # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
     # over so soon that the check would wait for it.
     loops = c_dtype.kind in "iu" or left.size * right.shape[int(not transpose_b)] < SMALL_PRODUCTS
@@ -143,11 +140,7 @@ def matmul(
         workers_held(client, waiting=on_waiting(listener, "matmul", "ends it")),
     ):
         facts = survey(client, device, loops=loops)
-        if facts[0].device == "cpu" and precision != "full":
-            job.warn(
-                f"precision={precision!r} is for tensor cores: on a CPU the product is computed, and checked, in full"
-            )
-            job = replace(job, wanted=replace(wanted, precision="full"))
+        job = replace(job, wanted=_as_computed(wanted, facts))
         found = _fingerprint(job.wanted, facts)
         job, digest = replace(job, found=found), found.digest
         try:
@@ -191,45 +184,47 @@ def plan_run(
 ) -> MatmulPlan:
     """The plan that ``matmul`` would follow with the same arguments; nothing is written.
 
-    Notices tell what ``matmul`` would refuse C for, and what it would keep of a run that was stopped. Raises as
-    ``matmul`` does for factors and clusters, and PlanError where no tile fits or there would be too many.
+    Notices tell what ``matmul`` would warn of before its first tile, what it would refuse C for, and what it would keep
+    of a run that was stopped. Raises as ``matmul`` does for factors and clusters, and PlanError where no tile fits or
+    there would be too many.
     """
     config.check_all(device_memory=device_memory)
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
-    notes = _notes_on_arrays(wanted, out)
+    job = _Job(wanted, out, verify, overwrite, listener, precision)
+    job.warn_of_plan()
     try:
         _check_output(out, wanted, overwrite=overwrite)
     except (StoreError, OutputError) as error:
-        notes.append(f"without --plan-only this would be refused: {error}")
-    for note in notes:
-        listener(Caution(note))
+        job.warn(f"without --plan-only this would be refused: {error}")
     with (
         open_cluster(cluster, cluster_file, loops=False) as client,
         workers_held(client, waiting=on_waiting(listener, "plan", "ends it")),
     ):
         facts = survey(client, device, loops=False)
-    if facts[0].device == "cpu":
-        wanted = replace(wanted, precision="full")
+    wanted = _as_computed(wanted, facts)
+    past, kept = None, None
     # A digest takes a look at every file of A and B, so it is made only where there is something to compare it with.
     found = resume and _holds_record(out)
-    past = None
     if found:
         digest = _fingerprint(wanted, facts).digest
         try:
             past = _find_past(out, digest)
         except StoreError as error:
             found = False
-            listener(Caution(f"without --plan-only this would be refused: {error}"))
+            job.warn(f"without --plan-only this would be refused: {error}")
     plan = plan_for(wanted, out, facts, past, verify=verify)
     if past is not None and _goes_on(plan, past):
+        try:
+            kept = _kept(out, wanted, plan, past)
+        except StoreError as error:
+            found = False
+            job.warn(f"without --plan-only this would be refused: {error}")
+    if kept:
         tiles = counted(plan.tile_count, "tile")
-        listener(Notice(f"an earlier run finished {len(past.finished)} of {tiles}, which would be kept"))
-    elif found:
-        listener(
-            Notice(
-                "an earlier run left tiles that do not fit this product or its plan; they would be replaced"
-            )
-        )
+        job.say(f"an earlier run finished {len(kept)} of {tiles}, which would be kept")
+    elif found and kept is None:
+        job.say("an earlier run left tiles that do not fit this product or its plan; they would be replaced")
+    job.warn_of_plan(facts, plan, kept or (), replaced=kept is None)
     return plan
 
 
@@ -242,11 +237,9 @@ def _check_output(out: Source, wanted: Wanted, *, overwrite: bool) -> None:
     store.check_shared(out, "output", written=True)
 
 
-def _notes_on_arrays(wanted: Wanted, out: Source) -> list[str]:
-    """What a user should know of A, B and C that is no error."""
-    path = store.local_path(out)
-    notes = packing_notice("A", wanted.a), packing_notice("B", wanted.b), group_note(path) if path else None
-    return [note for note in notes if note]
+def _as_computed(wanted: Wanted, facts: list[WorkerFacts]) -> Wanted:
+    """The product as such workers compute it: a CPU has no tensor cores."""
+    return replace(wanted, precision="full") if facts[0].device == "cpu" else wanted
 
 
 def _fingerprint(wanted: Wanted, facts: list[WorkerFacts]) -> Fingerprint:
@@ -269,8 +262,12 @@ class _Job:
     verify: bool
     overwrite: bool
     listener: Listener
+    precision: str
+    """What was asked for."""
     found: Fingerprint | None = None
     """The inputs as they were before the first tile."""
+    told: set[str] = field(default_factory=set, compare=False)
+    """The cautions that the user has been told by `warn_of_plan`."""
 
     def say(self, message: str) -> None:
         """Tell the user."""
@@ -279,6 +276,20 @@ class _Job:
     def warn(self, message: str) -> None:
         """Tell the user what may not be as it seems."""
         self.listener(Caution(message))
+
+    def warn_of_plan(
+        self,
+        facts: list[WorkerFacts] | None = None,
+        plan: MatmulPlan | None = None,
+        finished: Collection[int] = (),
+        *,
+        replaced: bool = False,
+    ) -> None:
+        """Tell the user, once, of what may not be as it seems before the first tile; see `cautions`."""
+        found = cautions(
+            self.wanted, self.out, self.precision, facts or (), plan, finished, replaced=replaced
+        )
+        tell_once(self.listener, found, self.told)
 
 
 class _TooLarge(Exception):
@@ -359,7 +370,7 @@ def _fill(
 ) -> MatmulRun:
     """Compute the tiles that the output lacks, verify and publish. Raises as `_attempt`."""
     wanted = job.wanted
-    finished = _still_stored(output, plan, recorded)
+    finished = _still_stored(output.array, plan, recorded)
     if len(finished) < len(recorded):
         lost = counted(len(recorded) - len(finished), "tile")
         job.say(
@@ -371,8 +382,7 @@ def _fill(
         if len(finished) == plan.tile_count:
             rest = "only the check is left" if job.verify else "none is left to compute"
         job.say(f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; {rest}")
-    if output.partial is not None and (note := _note_on_space(output.partial, plan, finished)):
-        job.warn(note)
+    job.warn_of_plan(facts, plan, finished)
     product = Product(
         a=wanted.a,
         b=wanted.b,
@@ -580,11 +590,7 @@ def _open_output(
             except StoreError:
                 output.release()
                 raise
-            array = output.array
-            found = store.write_unit(array), array.shape, array.dtype
-            # The names of its dimensions follow from the metadata of A and B, which the digest covers.
-            fits = found == (plan.c_unit, (plan.m, plan.n), wanted.dtype)
-            if fits and past is not None and _goes_on(plan, past):
+            if past is not None and _fits(output.array, wanted, plan) and _goes_on(plan, past):
                 return output, past.finished
             output.release()
     output = create_output(
@@ -599,32 +605,33 @@ def _open_output(
     return output, {}
 
 
-def _still_stored(output: Output, plan: MatmulPlan, recorded: Mapping[int, int]) -> dict[int, int]:
+def _fits(array: zarr.Array[Any], wanted: Wanted, plan: MatmulPlan) -> bool:
+    """Whether a growing array can take the tiles of a plan. The names of its dimensions follow from the metadata of A
+    and B, which the digest of an earlier run covers."""
+    found = store.write_unit(array), array.shape, array.dtype
+    return found == (plan.c_unit, (plan.m, plan.n), wanted.dtype)
+
+
+def _kept(out: Source, wanted: Wanted, plan: MatmulPlan, past: Past) -> Collection[int] | None:
+    """The tiles of an earlier run that a run would keep, by index; None where it would begin anew. Raises StoreError
+    where it could not go on."""
+    path = store.local_path(out)
+    array = open_growing(path, mode="r") if path is not None else None
+    if array is None or not _fits(array, wanted, plan):
+        return None
+    return _still_stored(array, plan, past.finished)
+
+
+def _still_stored(array: zarr.Array[Any], plan: MatmulPlan, recorded: Mapping[int, int]) -> dict[int, int]:
     """The recorded tiles whose chunks are as long as they were: a missing one would read as zeros, a short one not at
     all."""
     tiles = {tile.index: tile for tile in plan.tiles()} if recorded else {}
 
     def found(index: int) -> int | None:
         tile = tiles[index]
-        return stored_nbytes(output.array, tile.region)
+        return stored_nbytes(array, tile.region)
 
     return {index: nbytes for index, nbytes in recorded.items() if found(index) == nbytes}
-
-
-def _note_on_space(growing: Path, plan: MatmulPlan, finished: Collection[int]) -> str | None:
-    """One sentence where a disk has less room than the tiles that are left would take up uncompressed."""
-    itemsize = np.dtype(plan.c_dtype).itemsize
-    left = sum(tile.rows * tile.columns for tile in plan.tiles() if tile.index not in finished) * itemsize
-    try:
-        free = shutil.disk_usage(growing).free
-    except OSError:
-        return None
-    if free >= left:
-        return None
-    return (
-        f"{format_nbytes(free)} are free on the disk of {growing}, and C takes {format_nbytes(left)} more uncompressed:"
-        " unless it compresses to that, make room, or choose another path; tiles that are finished by then are kept"
-    )
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:

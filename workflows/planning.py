@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -20,14 +22,16 @@ from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import ELEMENTS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.host_loops import share_of_cores, usable_cores
+from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config, store
+from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import DeviceUnavailableError, DTypeError, OptionError, PlanError, ShapeError
-from tilewright.pipeline.events import log_notices, on_waiting
+from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
 from tilewright.pipeline.freivalds import check_nbytes
 from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.ledger import Past
-from tilewright.pipeline.output import check_given_output
+from tilewright.pipeline.output import check_given_output, group_note, partial_path
 from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.region_write import encoders_nbytes
 from tilewright.pipeline.store import Source
@@ -84,8 +88,10 @@ def plan_matmul(
     host_memory: int | str | None = None,
     cluster: Cluster | None = None,
     cluster_file: str | None = None,
+    listener: Listener = log_notices,
 ) -> MatmulPlan:
-    """The plan that ``matmul`` would follow, from nothing but metadata.
+    """The plan that ``matmul`` would follow, from nothing but metadata. The listener gets the cautions that ``matmul``
+    would have for the factors and the workers.
 
     It is for ``workers`` workers, each with all the memory and cores of this machine (or a GPU like its first), whose
     processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers found there and what they
@@ -113,15 +119,92 @@ def plan_matmul(
             " profiles (cluster), or leave it away"
         )
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
+    told: set[str] = set()
+    tell_once(listener, cautions(wanted, None, precision), told)
     if cluster is None:
         facts = [_facts_here(device, host_memory, wanted.device_memory)] * workers
     else:
         with (
             open_cluster(cluster, cluster_file) as client,
-            workers_held(client, waiting=on_waiting(log_notices, "plan", "ends it")),
+            workers_held(client, waiting=on_waiting(listener, "plan", "ends it")),
         ):
             facts = survey(client, device, loops=False)
-    return plan_for(wanted, None, facts)
+    plan = plan_for(wanted, None, facts)
+    tell_once(listener, cautions(wanted, None, precision, facts, plan), told)
+    return plan
+
+
+def cautions(
+    wanted: Wanted,
+    out: Source | None,
+    precision: str,
+    facts: Sequence[WorkerFacts] = (),
+    plan: MatmulPlan | None = None,
+    finished: Collection[int] = (),
+    *,
+    replaced: bool = False,
+) -> list[str]:
+    """All that ``matmul`` warns of before its first tile: for it, and for whoever plans what it would do.
+
+    What the arrays say is known before there are workers and a plan. So callers ask twice, first without these, and
+    tell each sentence once (`tell_once`): nobody should wait for a cluster to hear of a packed array.
+
+    out: where C goes, None where nobody said. precision: what was asked for. finished: the tiles of the plan that an
+    earlier run finished, by index. replaced: what an earlier run left is still there, and goes before the first tile.
+    """
+    found = [packing_notice("A", wanted.a), packing_notice("B", wanted.b)]
+    if isinstance(out, zarr.Array):
+        found.append(packing_notice("output", out, written=True))
+    path = store.local_path(out) if out is not None else None
+    if path is not None:
+        found.append(group_note(path))
+    if facts and facts[0].device == "cpu" and precision != "full":
+        found.append(
+            f"precision={precision!r} is for tensor cores: on a CPU the product is computed, and checked, in full"
+        )
+    if path is not None and plan is not None:
+        found.append(_note_on_space(path, plan, finished, replaced))
+    return [sentence for sentence in found if sentence]
+
+
+def tell_once(listener: Listener, sentences: Iterable[str], told: set[str]) -> None:
+    """Tell the listener, as cautions, those sentences that are not in ``told``, and add them to it."""
+    for sentence in sentences:
+        if sentence not in told:
+            told.add(sentence)
+            listener(Caution(sentence))
+
+
+def _note_on_space(path: Path, plan: MatmulPlan, finished: Collection[int], replaced: bool) -> str | None:
+    """One sentence where a disk has less room than the tiles that are left would take up uncompressed."""
+    elements = plan.m * plan.n
+    if finished:
+        elements -= sum(tile.rows * tile.columns for tile in plan.tiles() if tile.index in finished)
+    left = elements * np.dtype(plan.c_dtype).itemsize
+    try:
+        growing = partial_path(path)
+        place = next(folder for folder in (growing, *growing.absolute().parents) if folder.is_dir())
+        free = shutil.disk_usage(place).free
+        if free < left and replaced:
+            free += _stored_nbytes(growing)
+    except (OSError, ValueError, StopIteration):  # no place to write to: whoever checks the output says so
+        return None
+    if free >= left:
+        return None
+    return (
+        f"{format_nbytes(free)} are free on the disk of {growing}, and C takes {format_nbytes(left)} more uncompressed:"
+        " unless it compresses to that, make room, or choose another path; tiles that are finished by then are kept"
+    )
+
+
+def _stored_nbytes(folder: Path) -> int:
+    """Bytes that the files below a folder take up on its disk."""
+    files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+    total = 0
+    for file in files:
+        with suppress(OSError):  # it went away while we looked
+            total += os.lstat(file).st_blocks * 512
+    return total
 
 
 def open_factors(

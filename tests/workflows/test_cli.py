@@ -625,7 +625,7 @@ def test_a_bug_is_one_line_too_unless_asked_for(
     def broken(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr("tilewright.workflows.dot.dot", broken)
+    monkeypatch.setattr("tilewright.workflows.dot.timed_dot", broken)
     result = run("dot", "x.zarr", "x.zarr")
     assert result.exit_code == 1
     assert result.stderr == "error: ZeroDivisionError: two lines (not foreseen; --debug shows where)\n"

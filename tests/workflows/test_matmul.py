@@ -75,6 +75,7 @@ from tilewright.pipeline.loading import Loading
 from tilewright.pipeline.product import STAGES, THREADS, Product
 from tilewright.pipeline.units import HostUnit
 from tilewright.workflows import matmul as workflow
+from tilewright.workflows import planning
 
 DTYPES = ["i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16"]
 
@@ -87,7 +88,7 @@ def numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.
     return (values + 1j * rng.standard_normal(shape) if kind.kind == "c" else values).astype(kind)
 
 
-def put(path: Path, data: np.ndarray, chunks: tuple[int, int] = (16, 16), **options: Any) -> Path:
+def put(path: Path, data: np.ndarray, chunks: tuple[int, ...] = (16, 16), **options: Any) -> Path:
     array = zarr.create_array(path, shape=data.shape, chunks=chunks, dtype=data.dtype, **options)
     array[...] = data
     return path
@@ -478,7 +479,7 @@ def test_a_disk_with_less_room_than_c_may_take_is_told_of_before_the_first_tile(
     out = tmp_path / "c.zarr"
     more: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
     free = 96 * 64 * 4  # bytes, which all of C just fits into
-    monkeypatch.setattr(workflow.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(planning.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
     def told() -> list[tuple[int, str]]:
         return [
@@ -2135,7 +2136,7 @@ def test_packed_factors_are_multiplied_as_they_are_stored_and_told_of(
         found = [
             event.message
             for event in events
-            if isinstance(event, Notice) and "stored numbers" in event.message
+            if isinstance(event, Caution) and "stored numbers" in event.message
         ]
         events.clear()
         return found
