@@ -88,16 +88,19 @@ def packing_notice(role: str, array: zarr.Array[Any], *, written: bool = False) 
     doubt = ""
     if reading.unclear:
         doubt = f" ({' and '.join(reading.unclear)} cannot be understood for {array.dtype})"
-    has = f"{role}: {name_of(array)} has {_texts(reading.found)}{doubt}, by which"
+    # xarray masks nothing by ranges, makes nothing of flags, and keeps both where it unpacks an array.
+    passed_over = [name for name in reading.found if name in (*RANGES, *FLAGS)]
+    reader = "xarray, or another" if len(passed_over) < len(reading.found) else "a"
+    has = (
+        f"{role}: {name_of(array)} has {_texts(reading.found)}{doubt}, by which {reader} reader of CF's conventions"
+        " unpacks or masks its numbers;"
+    )
     if written:
-        return (
-            f"{has} xarray, or another reader of CF's conventions, unpacks or masks its numbers; C is stored there"
-            " as it is computed: give an array without them"
-        )
+        return f"{has} C is stored there as it is computed: give an array without them"
+    how = "without these attributes" if passed_over else "(xarray: ds.drop_encoding().to_zarr(path))"
     return (
-        f"{has} xarray, or another reader of CF's conventions, unpacks or masks its numbers; here its stored numbers"
-        " are multiplied as they are: to multiply what they stand for, store it unpacked (xarray:"
-        " ds.drop_encoding().to_zarr(path))"
+        f"{has} here its stored numbers are multiplied as they are: to multiply what they stand for, store it unpacked"
+        f" {how}"
     )
 
 

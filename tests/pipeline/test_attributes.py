@@ -282,6 +282,25 @@ def test_xarray_masks_what_is_counted(
     assert "_FillValue=" in found.names or "missing_value=" in found.names or "fill_value=" in found.names
 
 
+def test_the_way_out_that_is_named_is_one(tmp_path: Path) -> None:
+    """xarray unpacks scales and masks for good, but leaves ranges and flags where they are."""
+    values = np.array([[1.0, np.nan], [3.0, 4.0]])
+    encoding = {"x": {"dtype": "i2", "_FillValue": -1, "scale_factor": 0.5}}
+    for attributes, hinted in (({}, True), ({"valid_min": 0}, False)):
+        packed, unpacked = tmp_path / f"{hinted}.zarr", tmp_path / f"{hinted} unpacked.zarr"
+        xarray.Dataset({"x": (("a", "b"), values, attributes)}).to_zarr(
+            packed, encoding=encoding, zarr_format=3, consolidated=False
+        )
+        told = str(packing_notice("A", zarr.open_array(packed / "x")))
+        assert ("by which xarray, or another reader" in told) is True
+        assert ("ds.drop_encoding().to_zarr(path)" in told) is hinted
+        xarray.open_zarr(packed, consolidated=False).drop_encoding().to_zarr(unpacked, consolidated=False)
+        assert (packing_notice("A", zarr.open_array(unpacked / "x")) is None) is hinted
+    told = str(packing_notice("A", array_of(tmp_path / "a", "u1", {"flag_values": [1, 2]})))
+    assert "by which a reader of CF's conventions" in told
+    assert told.endswith("store it unpacked without these attributes")
+
+
 def test_what_xarray_writes_by_default_is_multiplied_without_a_word(tmp_path: Path) -> None:
     values = np.array([[1.0, np.nan], [3.0, 4.0]])
     for zarr_format in (2, 3):

@@ -180,7 +180,7 @@ CASES: dict[str, tuple[Case, tuple[str, ...]]] = {
     "replacing all tiles": (replacing(False), ()),
     "all at once": (
         all_at_once,
-        ("A: .*valid_min=2", "B: .*scale_factor=0.5, _FillValue=1", "format 2", "tf32", "0 bytes are free"),
+        ("A: .*valid_min=2", "B: .*scale_factor=0.5, _FillValue=1", "format 2", "tf32", "0 B are free"),
     ),
 }
 
