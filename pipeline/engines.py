@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from tilewright.kernels.contents import Contents, contents_of, overflow_of
 from tilewright.pipeline.peers import Arrival, Key, Peers
 from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.product import Product
@@ -206,11 +207,11 @@ def collect_leftovers() -> None:
         gc.collect()
 
 
-def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> int:
+def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> tuple[int, Contents]:
     """Store one tile as the sum of its parts over k, added in order: the same bits every time.
 
-    Returns its stored bytes, as ``TileReport.stored_nbytes``. Raises CancelledError when the run is over, also between
-    two pieces.
+    Returns its stored bytes, as ``TileReport.stored_nbytes``, and what it holds. Raises CancelledError when the run is
+    over, also between two pieces.
     """
     total = parts[0].copy()
     for part in parts[1:]:
@@ -230,4 +231,5 @@ def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> int:
             if not _sums[product.run]:
                 del _sums[product.run]
             _changed.notify_all()
-    return stored_nbytes(product.c, region) or 0
+    dtype = np.dtype(product.plan.c_dtype)
+    return stored_nbytes(product.c, region) or 0, contents_of(total, product.look[2], overflow_of(dtype))

@@ -17,7 +17,7 @@ from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskErro
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_lost, on_waiting
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan import Tile
-from tilewright.pipeline.product import THREADS, Product, TileReport
+from tilewright.pipeline.product import NOTHING_FOUND, THREADS, Found, Product, TileReport
 from tilewright.pipeline.submit import Lost, Tell, WorkersKilledError, run_combined, run_on_all, run_placed
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,8 @@ class TilesDone:
     """Seconds in which each worker was busy with each of `THREADS`."""
     workers_lost: int
     """Workers that were lost meanwhile."""
+    found: Found
+    """What the tiles of this run found."""
 
 
 def run_tiles(
@@ -103,12 +105,12 @@ def run_tiles(
     product: Product,
     finished: Collection[int],
     listener: Listener,
-    record: Callable[[int, int], None],
+    record: Callable[[int, int, Found], None],
 ) -> TilesDone:
     """Compute every tile of the plan that is not finished yet.
 
-    ``record`` is called with each tile's index and stored bytes once it is stored. When this ends, by success, error or
-    Ctrl-C, the workers hold nothing of the run any more.
+    ``record`` is called with each tile's index, stored bytes and what was found, once it is stored. When this ends, by
+    success, error or Ctrl-C, the workers hold nothing of the run any more.
 
     Raises
     ------
@@ -127,6 +129,7 @@ def run_tiles(
     read_nbytes = shared_nbytes = 0
     spans: dict[str, dict[str, list[tuple[float, float]]]] = {}
     losses: list[str] = []
+    found = NOTHING_FOUND
     tell_loss = on_lost(listener, "matmul", "tile")
 
     def lost(worker: str, tiles: int | None) -> None:
@@ -142,7 +145,8 @@ def run_tiles(
             for _, report in results:
                 if isinstance(report, DeviceMemoryError):
                     raise report
-                record(report.index, report.stored_nbytes)
+                record(report.index, report.stored_nbytes, report.found)
+                found = found.merged(report.found)
                 kernels |= report.kernels
                 read_nbytes += report.read_nbytes
                 shared_nbytes += report.shared_nbytes
@@ -186,5 +190,5 @@ def run_tiles(
         stages |= {stage: share * stages[stage] for stage in parts if stage in stages}
     written = sum(tile.rows * tile.columns for tile in todo.values()) * np.dtype(plan.c_dtype).itemsize
     return TilesDone(
-        seconds, stages, kernel, read_nbytes, shared_nbytes, written, operations, workers, len(losses)
+        seconds, stages, kernel, read_nbytes, shared_nbytes, written, operations, workers, len(losses), found
     )

@@ -5,6 +5,7 @@ Nothing of CUDA is imported until a unit is made, so that CPU-only processes can
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -17,7 +18,8 @@ import numpy as np
 import zarr
 
 from tilewright.kernels import peer_memory
-from tilewright.kernels.device_array import address
+from tilewright.kernels.contents import overflow_of
+from tilewright.kernels.device_array import Memory, address
 from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import (
@@ -32,9 +34,10 @@ from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed, shaped
 from tilewright.pipeline.peers import Part
 from tilewright.pipeline.plan import LANE_NBYTES
-from tilewright.pipeline.product import Product
+from tilewright.pipeline.product import NOTHING_FOUND, Found, Product
 from tilewright.pipeline.region_read import FilePart, RegionRead, region_reads, region_uploads
 from tilewright.pipeline.region_write import RegionWrite
+from tilewright.pipeline.terms import accumulator_dtype
 from tilewright.pipeline.units import (
     BLOCK_NBYTES,
     SharedMemory,
@@ -46,6 +49,7 @@ from tilewright.pipeline.units import (
     prepare_kernels,
     rounded,
     tile_slots,
+    whole_lines,
 )
 
 if TYPE_CHECKING:
@@ -155,6 +159,95 @@ class GpuSharedMemory:
             self._imported.close(keep)
 
 
+class _Looks:
+    """Memory for what is found in the tiles under way: words on the GPU, and their copies in pinned memory.
+
+    All of it is allocated once: freeing device memory waits for the GPU.
+    """
+
+    def __init__(self, product: Product, stream: Any) -> None:
+        from numba import cuda
+
+        from tilewright.kernels import contents_device
+
+        self.kernels, self.stream = contents_device, stream
+        plan, self.sought = product.plan, product.look
+        result = np.dtype(plan.c_dtype)
+        self.dtypes = np.dtype(plan.a_dtype), np.dtype(plan.b_dtype), accumulator_dtype(result)
+        self.overflows = math.inf, math.inf, overflow_of(result)
+        shape = plan.c_buffers, len(self.dtypes), contents_device.WORDS
+        self._words, self._copies = cuda.device_array(shape, np.int64), cuda.pinned_array(shape, np.int64)
+        self._empty = cuda.pinned_array(shape[1:], np.int64)
+        for place, dtype in enumerate(self.dtypes):
+            self._empty[place] = contents_device.empty_words(dtype)
+        self.masks = [
+            tuple(map(cuda.to_device, contents_device.mask_arrays(dtype, sought.masks)))
+            for dtype, sought in zip(self.dtypes, self.sought, strict=True)
+        ]
+
+    def prepare(self) -> None:
+        """Compile and load the kernels that will be launched."""
+        for dtype, sought in zip(self.dtypes, self.sought, strict=True):
+            if sought:
+                self.kernels.prepare(dtype)
+
+    def words(self, slot: int, matrix: int = 0) -> int:
+        """The address of a tile's words for A (0), B (1) or C (2)."""
+        return address(self._words) + (slot * len(self.dtypes) + matrix) * self._empty.strides[0]
+
+    def begin(self, slot: int) -> None:
+        upload_rectangle(self._empty, self.words(slot), self._empty.strides[0], self.stream)
+
+    def fetch(self, slot: int) -> np.ndarray:
+        """Enqueue the copy of a tile's words; returns where they arrive."""
+        download_rectangle(self.words(slot), self._empty.strides[0], self._copies[slot], self.stream)
+        return self._copies[slot]
+
+
+class _Look:
+    """A look at what one job multiplies, on the stream that multiplies it."""
+
+    def __init__(self, looks: _Looks, slot: int) -> None:
+        self._looks, self._slot = looks, slot
+        self._begun = False
+        self._arrived: tuple[np.ndarray, Any] | None = None
+
+    def at_panel(self, operand: int, panel: Placed) -> None:
+        looks = self._looks
+        if not self._begun:
+            looks.begin(self._slot)
+            self._begun = True
+        place, dtype = looks.words(self._slot, operand), looks.dtypes[operand]
+        extent = Memory(place, (2,), (8,), looks.kernels.wide_dtype(dtype), looks.stream, False)
+        counts = Memory(place + extent.size * 8, (3,), (8,), np.dtype(np.int64), looks.stream, False)
+        for block in whole_lines(panel):
+            looks.kernels.add_contents(
+                block, *looks.masks[operand], looks.overflows[operand], extent, counts, looks.stream
+            )
+
+    def ended(self, tile: Placed | None) -> None:
+        from numba import cuda
+
+        if tile is not None:
+            self.at_panel(2, tile)
+        if self._begun:
+            self._arrived = self._looks.fetch(self._slot), cuda.event(timing=False)
+            self._arrived[1].record(self._looks.stream)
+
+    def found(self) -> Found:
+        if self._arrived is None:
+            return NOTHING_FOUND
+        words, arrived = self._arrived
+        arrived.synchronize()
+        looks = self._looks
+        return Found(
+            *(
+                looks.kernels.contents_from(words[place], dtype, sought)
+                for place, (dtype, sought) in enumerate(zip(looks.dtypes, looks.sought, strict=True))
+            )
+        )
+
+
 class CudaUnit:
     """One GPU. Threads move bytes through pinned lanes, and wait for a free one."""
 
@@ -175,6 +268,8 @@ class CudaUnit:
         if self._in_loops:
             file_upload.prepare()
             file_download.prepare()
+        self._looks: _Looks | None = None
+        self._slots: dict[int, int] = {}
         self._lanes = pool_of(_lanes(product.plan.lanes))
 
     def attach(self) -> None:
@@ -185,7 +280,10 @@ class CudaUnit:
             return self._cuda.device_array(max(size, 1), dtype)
 
     def tile_slots(self) -> list[Any]:
-        return tile_slots(self._product.plan, self.allocate)
+        slots = tile_slots(self._product.plan, self.allocate)
+        self._looks = _Looks(self._product, self._compute_stream)
+        self._slots = {id(slot): number for number, slot in enumerate(slots)}
+        return slots
 
     @contextmanager
     def _lane(self) -> Iterator[_Lane]:
@@ -274,6 +372,8 @@ class CudaUnit:
     def prepare(self, a: Placed, b: Placed, tile: Placed) -> None:
         for accumulate in (False, True):
             prepare_kernels(self._product, a, b, tile, accumulate, self._compute_stream)
+        if self._looks is not None:
+            self._looks.prepare()
 
     def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
         return multiply(self._product, a, b, tile, accumulate, self._compute_stream)
@@ -290,6 +390,10 @@ class CudaUnit:
 
     def clear(self, tile: Placed) -> None:
         tile.flat.copy_to_device(np.zeros(tile.flat.size, tile.dtype))
+
+    def look(self, slot: Any) -> _Look:
+        assert self._looks is not None, "made with the slots"
+        return _Look(self._looks, self._slots[id(slot)])
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
         item = tile.dtype.itemsize

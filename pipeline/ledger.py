@@ -17,21 +17,31 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zarr
 
 from tilewright import __version__
+from tilewright.kernels.contents import NOTHING, Contents
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.origin import origin_of
 from tilewright.pipeline.plan import MatmulPlan
+from tilewright.pipeline.product import NOTHING_FOUND, Found
 from tilewright.pipeline.terms import Geometry
 
 FILE_NAME = "tilewright-ledger.jsonl"
-VERSION = 4
+VERSION = 5
 """A record of another version is ignored: the run starts anew."""
+
+
+class Stored(NamedTuple):
+    """What the record says of a finished tile."""
+
+    nbytes: int
+    """Of its chunks."""
+    found: Found = NOTHING_FOUND
 
 
 @dataclass(frozen=True)
@@ -42,8 +52,8 @@ class Past:
     """What a plan must keep to resume."""
     c_unit: tuple[int, int]
     """Sides of the stored pieces of C, of which each tile holds whole ones."""
-    finished: Mapping[int, int]
-    """The stored bytes of the chunks of each finished tile, by the tile's index."""
+    finished: Mapping[int, Stored]
+    """By each finished tile's index."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +174,7 @@ class Ledger:
     """The open record of one run; ``record`` is durable when it returns."""
 
     def __init__(
-        self, folder: Path, digest: str, plan: MatmulPlan, finished: Mapping[int, int] | None = None
+        self, folder: Path, digest: str, plan: MatmulPlan, finished: Mapping[int, Stored] | None = None
     ) -> None:
         """Begin the record in the output's folder, with the tiles that an earlier run finished, as in ``Past``.
 
@@ -183,7 +193,7 @@ class Ledger:
         }
         lines = [
             json.dumps(head),
-            *(_line(index, nbytes) for index, nbytes in sorted((finished or {}).items())),
+            *(_line(index, stored) for index, stored in sorted((finished or {}).items())),
         ]
         draft = self._path.with_suffix(".draft")
         with self._writing():
@@ -192,10 +202,10 @@ class Ledger:
             # Unbuffered, so that a line which could not be written leaves nothing for closing to write.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 -- lives as long as the run; see close
 
-    def record(self, index: int, nbytes: int) -> None:
-        """Note that the tile of this index is stored, in chunks of ``nbytes`` together. Raises StoreError if the disk
-        is full or refuses the write."""
-        self._append(_line(index, nbytes))
+    def record(self, index: int, nbytes: int, found: Found = NOTHING_FOUND) -> None:
+        """Note that the tile of this index is stored, in chunks of ``nbytes`` together, and what was found on the way.
+        Raises StoreError if the disk is full or refuses the write."""
+        self._append(_line(index, Stored(nbytes, found)))
 
     def withdraw(self, index: int) -> None:
         """Note that what is stored of this tile is invalid, so that a resumed run computes it again. Raises as
@@ -228,8 +238,36 @@ class Ledger:
         (folder / FILE_NAME).unlink(missing_ok=True)
 
 
-def _line(index: int, nbytes: int) -> str:
-    return json.dumps({"tile": index, "nbytes": nbytes})
+def _line(index: int, stored: Stored) -> str:
+    line: dict[str, Any] = {"tile": index, "nbytes": stored.nbytes}
+    if stored.found != NOTHING_FOUND:
+        line["found"] = [
+            list(astuple(contents)) for contents in (stored.found.a, stored.found.b, stored.found.c)
+        ]
+    return json.dumps(line)
+
+
+def _stored(entry: dict[str, Any]) -> Stored:
+    """What a line says of its tile. Raises TypeError or ValueError for what no line says."""
+    told = [Contents(*contents) for contents in entry.get("found", ())] or [NOTHING] * 3
+    for contents in told:
+        extent = contents.least, contents.most
+        counts = contents.nan, contents.infinite, contents.masked
+        if not all(number is None or _is_whole(number) for number in extent) or not all(
+            map(_is_count, counts)
+        ):
+            raise ValueError(f"{contents} is no record of what a tile holds")
+    if not _is_count(entry["nbytes"]):
+        raise ValueError(f"{entry['nbytes']!r} is no number of bytes")
+    return Stored(entry["nbytes"], Found(*told))
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
+def _is_count(number: Any) -> bool:
+    return _is_whole(number) and number >= 0
 
 
 def read_past(folder: Path, digest: str) -> Past | None:
@@ -266,19 +304,18 @@ def read_past(folder: Path, digest: str) -> Past | None:
         (rows, columns), (unit_rows, unit_columns), (cell_rows, cell_columns) = (
             head[name] for name in ("tile", "c_unit", "cell")
         )
-        finished: dict[int, int] = {}
+        finished: dict[int, Stored] = {}
         for entry in rest:
             if "withdrawn" in entry:
                 finished.pop(entry["withdrawn"], None)
             elif "nbytes" in entry or "tile" not in entry:
-                finished[entry["tile"]] = entry["nbytes"]
+                finished[entry["tile"]] = _stored(entry)
         past = Past(
             Geometry(rows, columns, head["panel_depth"], head["k_parts"], cell_rows, cell_columns),
             (unit_rows, unit_columns),
             finished,
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
     positive = all(isinstance(number, int) and number > 0 for number in past.geometry + past.c_unit)
-    told = [number for line in past.finished.items() for number in line]
-    return past if positive and all(isinstance(number, int) and number >= 0 for number in told) else None
+    return past if positive and all(map(_is_count, past.finished)) else None

@@ -202,6 +202,10 @@ class MatmulPlan:
                 min(column + self.tile_columns, self.n),
             )
 
+    def looks(self, tile: Tile) -> tuple[bool, bool]:
+        """Whether this tile looks at its panels of A, and at those of B, for all the tiles that multiply them."""
+        return tile.j == 0, tile.i == 0
+
     def cells(self, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
         """The cells of a tile of this size, as positions within it."""
         for row in range(0, rows, self.cell_rows):

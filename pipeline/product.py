@@ -8,12 +8,32 @@ from typing import Any
 import numpy as np
 import zarr
 
+from tilewright.kernels.contents import NOTHING, UNSOUGHT, Contents, Sought
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan import MatmulPlan
 
 STAGES = ("read", "upload", "compute", "download", "write")
 THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("download", "write")}
 """The threads that a tile passes through, and the stages whose time each of them counts."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found in A, B and C while tiles were computed.
+
+    A tile of the first column of tiles looks at its panels of A, one of the first row at its panels of B: together the
+    tiles of a plan look at every element once, however often it is read.
+    """
+
+    a: Contents = NOTHING
+    b: Contents = NOTHING
+    c: Contents = NOTHING
+
+    def merged(self, other: Found) -> Found:
+        return Found(self.a.merged(other.a), self.b.merged(other.b), self.c.merged(other.c))
+
+
+NOTHING_FOUND = Found()
 
 
 @dataclass(frozen=True)
@@ -35,6 +55,8 @@ class Product:
     """Workers on the host that has most of them."""
     sharing: frozenset[str] = frozenset()
     """Addresses of workers that may copy panels from each other, where they are on one host."""
+    look: tuple[Sought, Sought, Sought] = (UNSOUGHT, UNSOUGHT, UNSOUGHT)
+    """What is looked for in A, in B and in C."""
 
 
 @dataclass(frozen=True)
@@ -57,5 +79,7 @@ class TileReport:
     spans: tuple[Span, ...] = ()
     """When threads were busy with the tile: one span for each panel loaded, each panel multiplied, and the write. For a
     worker's first tile there is one more, of the time in which its kernels were made ready."""
+    found: Found = NOTHING_FOUND
+    """What it holds, and the panels that it looks at."""
     stored_nbytes: int = 0
     """Bytes of its chunks as stored; 0 where the tile is not stored, or stored in a remote array."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tilewright.kernels.memory import format_nbytes
@@ -45,6 +45,14 @@ class MatmulRun:
     """None where no verification was asked for."""
     workers_lost: int = 0
     """Workers that were lost while tiles were computed; what they had under way was computed again."""
+    wraps: str = "no"
+    """``possible`` where k times the largest absolute values of A and B exceeds C's integers, so that sums may have
+    wrapped; else ``no``."""
+    masked: dict[str, int] = field(default_factory=dict)
+    """For ``A`` and ``B``, where their attributes name numbers that stand for missing ones: how many of those there are
+    in all of the array. They were multiplied as they are stored."""
+    not_finite: int = 0
+    """Elements of C that are NaN or infinite."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {

@@ -42,7 +42,7 @@ from tilewright.pipeline.peers import (
     tell,
 )
 from tilewright.pipeline.plan import Tile
-from tilewright.pipeline.product import STAGES, THREADS, Product, TileReport
+from tilewright.pipeline.product import NOTHING_FOUND, STAGES, THREADS, Found, Product, TileReport
 from tilewright.pipeline.region_write import (
     Bands,
     FillFile,
@@ -55,7 +55,7 @@ from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.terms import accumulator_dtype
 from tilewright.pipeline.threads import run_all, submitted
 from tilewright.pipeline.tracebacks import clear_frames
-from tilewright.pipeline.units import HostUnit, SharedMemory, Unit, pool_of
+from tilewright.pipeline.units import HostUnit, Look, SharedMemory, Unit, pool_of
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +83,13 @@ class _Job:
     """Panels multiplied so far."""
     kernels: frozenset[str] = frozenset()
     """Names of the kernels that multiplied them."""
+    look: Look | None = None
+    """At what it multiplies, once it has a tile."""
     partial: np.ndarray | None = None
     read_nbytes: int = 0
     shared_nbytes: int = 0
     stored_nbytes: int = 0
+    found: Found = NOTHING_FOUND
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[Move]]:
@@ -563,13 +566,14 @@ class Engine:
                     self._finish(running)  # the slot may have to come from the tile of these panels
                     running = None
                 job.target = self._tile_slots.get()
+                job.look = self._unit.look(job.target)
             if isinstance(item, _First):
                 self._prepare(item.panel)
                 continue
             if isinstance(item, _End):
-                if job.panels == 0 and job.error is None:  # k = 0: the empty sum
+                if job.error is None:
                     try:
-                        self._unit.clear(self._tile(job))
+                        self._end_tile(job)
                     except BaseException as error:
                         job.error = error
                 if running is not None and running.panel.job is job:
@@ -586,6 +590,24 @@ class Engine:
         if running is not None:
             self._finish(running)
         self._finished.put(None)
+
+    def _end_tile(self, job: _Job) -> None:
+        """Nothing is added to the tile any more, though its last panels may still be multiplied."""
+        if job.panels == 0:  # k = 0: the empty sum
+            self._unit.clear(self._tile(job))
+        if job.look is not None:
+            whole = (
+                self._plan.k_parts == 1 and self._product.look[2]
+            )  # else the sum of all parts is looked at
+            job.look.ended(self._tile(job) if whole else None)
+
+    def _look_at(self, panel: _Panel) -> None:
+        """Look at those of its panels that this tile looks at for all tiles."""
+        job = panel.job
+        looks = self._plan.looks(job.tile)
+        for operand, placed in enumerate(self._placed(panel)[:2]):
+            if job.look is not None and looks[operand] and self._product.look[operand]:
+                job.look.at_panel(operand, placed)
 
     def _tile(self, job: _Job) -> Placed:
         """The tile of C that a job adds into."""
@@ -620,6 +642,7 @@ class Engine:
                 try:
                     job.kernels |= self._unit.multiply(*self._placed(panel), accumulate=job.panels > 0)
                     job.panels += 1
+                    self._look_at(panel)
                 finally:
                     wait = self._unit.passed()  # what was enqueued before an error still reads the panels
             except BaseException as error:
@@ -651,7 +674,7 @@ class Engine:
                 except BaseException as error:
                     job.error = error
             self._tile_slots.put(job.target)
-            job.target = None
+            job.target = job.look = None
             if job.error is not None:
                 self._fail(job, job.error)
             else:
@@ -666,6 +689,7 @@ class Engine:
                     job.shared_nbytes,
                     job.partial,
                     tuple(Span(self._worker, *span) for span in job.spans),
+                    job.found,
                     job.stored_nbytes,
                 )
                 job.done.set_result(report)
@@ -699,6 +723,8 @@ class Engine:
             moves += run_all(self._writers, calls)
         if self._plan.k_parts == 1:
             job.stored_nbytes = stored_nbytes(self._product.c, region) or 0
+        if job.look is not None:
+            job.found = job.look.found()
 
 
 def _gathered(out: np.ndarray, bands: Bands, fill: FillFile | None) -> None:

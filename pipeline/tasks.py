@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from dask.system import CPU_COUNT
@@ -37,7 +38,7 @@ from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, RunEnded
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.peers import Sharers, WorkerPeers, answer_peers
 from tilewright.pipeline.plan import Tile
-from tilewright.pipeline.product import Product, TileReport
+from tilewright.pipeline.product import Found, Product, TileReport
 from tilewright.pipeline.thread_buffers import free_thread_buffers
 
 TILES_UNDER_WAY = 4
@@ -259,9 +260,10 @@ def add_parts(
 
     def store(worker: str) -> TileReport:
         begin, start = time.time(), time.perf_counter()
-        stored = store_sum(
+        stored, c = store_sum(
             product, tile, [report.partial for report in reports if report.partial is not None]
         )
+        found = reduce(Found.merged, (report.found for report in reports), Found(c=c))
         seconds = time.perf_counter() - start
         stages = {stage: sum(report.stages[stage] for report in reports) for stage in reports[0].stages}
         stages["write"] += seconds
@@ -271,7 +273,15 @@ def add_parts(
         read = sum(report.read_nbytes for report in reports)
         kernels = frozenset().union(*(report.kernels for report in reports))
         return TileReport(
-            tile.index, worker, seconds, stages, kernels, read, spans=tuple(spans), stored_nbytes=stored
+            tile.index,
+            worker,
+            seconds,
+            stages,
+            kernels,
+            read,
+            spans=tuple(spans),
+            found=found,
+            stored_nbytes=stored,
         )
 
     return _unless_memory_is_short(product, store, f"the sum of tile {tile.index}")

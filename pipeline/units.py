@@ -16,13 +16,14 @@ import numpy as np
 import zarr
 
 from tilewright.kernels import host, matmul
+from tilewright.kernels.contents import NOTHING, contents_of, overflow_of
 from tilewright.kernels.gemm import kernel_name, prepare
 from tilewright.kernels.memory import allocating
 from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed
 from tilewright.pipeline.peers import Part
 from tilewright.pipeline.plan import LANE_NBYTES, MatmulPlan
-from tilewright.pipeline.product import Product
+from tilewright.pipeline.product import Found, Product
 from tilewright.pipeline.region_read import RegionRead, region_reads
 from tilewright.pipeline.region_write import RegionWrite
 from tilewright.pipeline.terms import accumulator_dtype
@@ -42,6 +43,19 @@ class SharedMemory(Protocol):
 
     def close(self, keep: Set[str] = frozenset()) -> None:
         """Close the memory of all other workers except these, once nothing is being copied from it."""
+
+
+class Look(Protocol):
+    """A look at what one job's panels and tile hold; called in this order, from one thread at a time."""
+
+    def at_panel(self, operand: int, panel: Placed) -> None:
+        """Look at a panel of A (0) or B (1), which is there until `Unit.passed` says that it is done."""
+
+    def ended(self, tile: Placed | None) -> None:
+        """All panels were looked at. Look at the tile, if one is given, once the last of them is multiplied."""
+
+    def found(self) -> Found:
+        """What was found; waits for it."""
 
 
 class Unit(Protocol):
@@ -81,6 +95,9 @@ class Unit(Protocol):
         """A function that waits until everything multiplied so far is done; None if it is done already."""
 
     def clear(self, tile: Placed) -> None: ...
+
+    def look(self, slot: Any) -> Look:
+        """A look for the job whose tile is in this slot; one at a time."""
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
         """Store one piece of a finished tile; each line of the piece is contiguous in memory. Called by many threads at
@@ -147,6 +164,38 @@ def _multiply_thin(a: np.ndarray, b: np.ndarray, out: np.ndarray, options: dict[
         out[...] = sums
 
 
+class HostLook:
+    """The CPU looks at panels when they are multiplied, and at a tile when a thread that writes asks for it."""
+
+    def __init__(self, product: Product) -> None:
+        self._look = product.look
+        self._overflow = overflow_of(np.dtype(product.plan.c_dtype))
+        self._operands = [NOTHING, NOTHING]
+        self._tile: Placed | None = None
+
+    def at_panel(self, operand: int, panel: Placed) -> None:
+        for block in whole_lines(panel):
+            found = contents_of(block, self._look[operand])
+            self._operands[operand] = self._operands[operand].merged(found)
+
+    def ended(self, tile: Placed | None) -> None:
+        self._tile = tile
+
+    def found(self) -> Found:
+        c = NOTHING
+        for block in whole_lines(self._tile) if self._tile is not None else ():
+            c = c.merged(contents_of(block, self._look[2], self._overflow))
+        a, b = self._operands
+        return Found(a, b, c)
+
+
+def whole_lines(matrix: Placed) -> Iterator[Any]:
+    """A panel or a tile without the padding between its cells: blocks whose lines are contiguous."""
+    rows, columns = matrix.shape
+    for piece in matrix.pieces(slice(0, rows), slice(0, columns)):
+        yield matrix.cut(*piece)
+
+
 class HostUnit:
     """The CPU: panels are multiplied in the buffers they were read into, and tiles written from where they were
     computed."""
@@ -201,6 +250,9 @@ class HostUnit:
 
     def clear(self, tile: Placed) -> None:
         tile.flat[...] = 0
+
+    def look(self, slot: Any) -> HostLook:
+        return HostLook(self._product)
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
         start = time.perf_counter()

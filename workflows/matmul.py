@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,14 @@ from tilewright.pipeline.errors import (
 )
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
 from tilewright.pipeline.execute import on_all, run_tiles
+from tilewright.pipeline.findings import Factors, findings_of, sought_in
 from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.ledger import (
     FILE_NAME,
     Fingerprint,
     Ledger,
     Past,
+    Stored,
     changed_inputs,
     fingerprint,
     read_past,
@@ -48,7 +51,7 @@ from tilewright.pipeline.output import (
     resume_output,
 )
 from tilewright.pipeline.plan import MatmulPlan
-from tilewright.pipeline.product import Product
+from tilewright.pipeline.product import Found, Product
 from tilewright.pipeline.region_write import stored_nbytes
 from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.store import Source
@@ -366,7 +369,7 @@ def _fill(
     plan: MatmulPlan,
     digest: str,
     output: Output,
-    recorded: Mapping[int, int],
+    recorded: Mapping[int, Stored],
 ) -> MatmulRun:
     """Compute the tiles that the output lacks, verify and publish. Raises as `_attempt`."""
     wanted = job.wanted
@@ -383,6 +386,7 @@ def _fill(
             rest = "only the check is left" if job.verify else "none is left to compute"
         job.say(f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; {rest}")
     job.warn_of_plan(facts, plan, finished)
+    factors = Factors(wanted.a, wanted.b, wanted.dtype, plan.k)
     product = Product(
         a=wanted.a,
         b=wanted.b,
@@ -394,6 +398,7 @@ def _fill(
         drafts=output.drafts,
         neighbours=most_neighbours(fact.address for fact in facts),
         sharing=_sharing(facts),
+        look=sought_in(factors),
     )
     with ExitStack() as stack:
         ledger = None
@@ -417,6 +422,10 @@ def _fill(
             raise DamagedError(
                 f"{error}; the same command computes {tiles} of it again, and keeps the rest"
             ) from error
+        found = reduce(Found.merged, (stored.found for stored in finished.values()), done.found)
+        findings = findings_of(factors, found, (plan.m, plan.n), verification)
+        for caution in findings.cautions:
+            job.warn(caution)
         # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
         for left in output.publish(ledger.remove) if ledger is not None else output.publish():
             job.say(left)
@@ -434,6 +443,9 @@ def _fill(
         resumed=len(finished),
         verification=verification,
         workers_lost=done.workers_lost,
+        wraps=findings.wraps,
+        masked=findings.masked,
+        not_finite=found.c.not_finite,
     )
 
 
@@ -578,7 +590,7 @@ def _open_output(
     digest: str,
     past: Past | None,
     overwrite: bool,
-) -> tuple[Output, Mapping[int, int]]:
+) -> tuple[Output, Mapping[int, Stored]]:
     """The output to write to, and the tiles that it already holds, with their stored bytes."""
     path = store.local_path(out)
     if past is not None and path is not None:
@@ -622,7 +634,9 @@ def _kept(out: Source, wanted: Wanted, plan: MatmulPlan, past: Past) -> Collecti
     return _still_stored(array, plan, past.finished)
 
 
-def _still_stored(array: zarr.Array[Any], plan: MatmulPlan, recorded: Mapping[int, int]) -> dict[int, int]:
+def _still_stored(
+    array: zarr.Array[Any], plan: MatmulPlan, recorded: Mapping[int, Stored]
+) -> dict[int, Stored]:
     """The recorded tiles whose chunks are as long as they were: a missing one would read as zeros, a short one not at
     all."""
     tiles = {tile.index: tile for tile in plan.tiles()} if recorded else {}
@@ -631,7 +645,7 @@ def _still_stored(array: zarr.Array[Any], plan: MatmulPlan, recorded: Mapping[in
         tile = tiles[index]
         return stored_nbytes(array, tile.region)
 
-    return {index: nbytes for index, nbytes in recorded.items() if found(index) == nbytes}
+    return {index: stored for index, stored in recorded.items() if found(index) == stored.nbytes}
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:
@@ -653,5 +667,5 @@ def _choice(facts: list[WorkerFacts], plan: MatmulPlan) -> str:
     )
 
 
-def _forget(index: int, nbytes: int) -> None:
+def _forget(index: int, nbytes: int, found: Found) -> None:
     """In-place outputs keep no record: nothing beside them is ours to write to."""

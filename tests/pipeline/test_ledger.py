@@ -20,6 +20,7 @@ from tilewright.pipeline.ledger import (
     VERSION,
     Fingerprint,
     Ledger,
+    Stored,
     changed_inputs,
     fingerprint,
     read_past,
@@ -41,7 +42,7 @@ def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:
     ledger.close()
     past = read_past(tmp_path, "abc")
     assert past is not None
-    assert past.finished == {0: 100, 3: 103, 7: 107}
+    assert past.finished == {index: Stored(100 + index) for index in (0, 3, 7)}
     assert past.geometry == plan.geometry
     assert past.c_unit == (10, 10)
     assert read_past(tmp_path, "another product") is None
@@ -82,7 +83,7 @@ def test_a_torn_last_line_loses_one_tile_and_no_later_one(
     path.write_bytes(path.read_bytes()[:-torn])
     past = read_past(tmp_path, "abc")
     assert past is not None
-    assert past.finished == dict.fromkeys((1, 2, 3) if torn == 1 else (1, 2), 10)
+    assert past.finished == dict.fromkeys((1, 2, 3) if torn == 1 else (1, 2), Stored(10))
     again = Ledger(
         tmp_path, "abc", plan, past.finished
     )  # going on behind a torn line must not lose what comes
@@ -90,7 +91,7 @@ def test_a_torn_last_line_loses_one_tile_and_no_later_one(
     again.close()
     last = read_past(tmp_path, "abc")
     assert last is not None
-    assert last.finished == {**past.finished, 9: 11}
+    assert last.finished == {**past.finished, 9: Stored(11)}
 
 
 def test_the_fingerprint_sees_what_decides_the_bytes(tmp_path: Path) -> None:
@@ -259,7 +260,7 @@ def test_a_line_past_what_python_reads_is_torn(line: bytes, plan: MatmulPlan, tm
     path.write_bytes(path.read_bytes() + line + b"\n")
     past = read_past(tmp_path, "abc")
     assert past is not None
-    assert past.finished == {5: 10}
+    assert past.finished == {5: Stored(10)}
 
 
 def test_a_tile_of_unknown_length_is_computed_again(plan: MatmulPlan, tmp_path: Path) -> None:
@@ -270,7 +271,7 @@ def test_a_tile_of_unknown_length_is_computed_again(plan: MatmulPlan, tmp_path: 
     path.write_text(path.read_text() + '{"tile": 6}\n')
     past = read_past(tmp_path, "abc")
     assert past is not None
-    assert past.finished == {5: 10}
+    assert past.finished == {5: Stored(10)}
 
 
 def test_a_tile_that_was_withdrawn_counts_once_it_is_stored_again(plan: MatmulPlan, tmp_path: Path) -> None:
@@ -283,7 +284,7 @@ def test_a_tile_that_was_withdrawn_counts_once_it_is_stored_again(plan: MatmulPl
     ledger.close()
     past = read_past(tmp_path, "abc")
     assert past is not None
-    assert past.finished == {6: 11}
+    assert past.finished == {6: Stored(11)}
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
