@@ -220,7 +220,11 @@ class _Look:
         place, dtype = looks.words(self._slot, operand), looks.dtypes[operand]
         extent = Memory(place, (2,), (8,), looks.kernels.wide_dtype(dtype), looks.stream, False)
         counts = Memory(place + extent.size * 8, (3,), (8,), np.dtype(np.int64), looks.stream, False)
-        for block in whole_lines(panel):
+        for rows, columns in whole_lines(panel):
+            shape = rows.stop - rows.start, columns.stop - columns.start
+            strides = panel.pitch * dtype.itemsize, dtype.itemsize
+            corner = panel.address(rows.start, columns.start)
+            block = Memory(corner, shape, strides, dtype, looks.stream, False)
             looks.kernels.add_contents(
                 block, *looks.masks[operand], looks.overflows[operand], extent, counts, looks.stream
             )

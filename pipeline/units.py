@@ -174,8 +174,8 @@ class HostLook:
         self._tile: Placed | None = None
 
     def at_panel(self, operand: int, panel: Placed) -> None:
-        for block in whole_lines(panel):
-            found = contents_of(block, self._look[operand])
+        for piece in whole_lines(panel):
+            found = contents_of(panel.cut(*piece), self._look[operand])
             self._operands[operand] = self._operands[operand].merged(found)
 
     def ended(self, tile: Placed | None) -> None:
@@ -183,17 +183,17 @@ class HostLook:
 
     def found(self) -> Found:
         c = NOTHING
-        for block in whole_lines(self._tile) if self._tile is not None else ():
-            c = c.merged(contents_of(block, self._look[2], self._overflow))
+        if self._tile is not None:
+            for piece in whole_lines(self._tile):
+                c = c.merged(contents_of(self._tile.cut(*piece), self._look[2], self._overflow))
         a, b = self._operands
         return Found(a, b, c)
 
 
-def whole_lines(matrix: Placed) -> Iterator[Any]:
-    """A panel or a tile without the padding between its cells: blocks whose lines are contiguous."""
+def whole_lines(matrix: Placed) -> list[tuple[slice, slice]]:
+    """A panel or a tile without the padding between its cells: rows and columns of blocks with contiguous lines."""
     rows, columns = matrix.shape
-    for piece in matrix.pieces(slice(0, rows), slice(0, columns)):
-        yield matrix.cut(*piece)
+    return matrix.pieces(slice(0, rows), slice(0, columns))
 
 
 class HostUnit:
