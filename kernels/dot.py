@@ -20,22 +20,28 @@ from tilewright.kernels.device_array import (
 )
 from tilewright.kernels.device_choice import current_device, resolve_device
 from tilewright.kernels.errors import DTypeError, OptionError, ShapeError
+from tilewright.kernels.gemm import check
+from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.streams import launch_stream
 
 
-def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream: Any = None) -> Any:
+def dot(
+    x: Any, y: Any, *, conjugate: bool = True, dtype: Any = None, device: str = "auto", stream: Any = None
+) -> Any:
     """Sum of conj(x[i]) * y[i], as `numpy.vdot`; with ``conjugate=False``, of x[i] * y[i].
 
     x, y: vectors of equal length, both NumPy arrays or both device arrays, of any strides; int8 to int64,
         uint8 to uint64, float16, float32, float64, complex64 or complex128. Elements of device arrays lie at
         multiples of their size (complex numbers: half of it).
+    dtype: the result's type, to which both inputs must cast ``same_kind``: int8 vectors with ``dtype=int64`` give a sum
+        that does not wrap at 2**7. The default is ``numpy.result_type``.
     device: ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``. Device arrays are multiplied where they lie.
     stream: the stream to launch on. The default is the one that the arrays were exported with, else the default
         stream. For device arrays the function returns before the product is finished.
 
-    The result has the dtype of ``numpy.result_type(x, y)``. Integers wrap modulo 2**bits. Floating-point
-    products are added up in double precision, on GPU and CPU, and rounded once. The answer is bit-identical from
-    run to run on one kind of device; empty vectors give zero.
+    Integers wrap modulo 2**bits of the result's dtype, and of no narrower one. Floating-point products are added up in
+    double precision, on GPU and CPU, and rounded once. The answer is bit-identical from run to run on one kind of
+    device; empty vectors give zero.
 
     Returns a NumPy scalar for NumPy arrays and a device array of shape () for device arrays. Raises
     ShapeError, DTypeError, OptionError or DeviceUnavailableError before anything is launched.
@@ -47,7 +53,7 @@ def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream:
         x, y = as_device_array(x), as_device_array(y)
     else:
         x, y = np.asarray(x), np.asarray(y)
-    result = _checked(x, y)
+    result = _checked(x, y, dtype)
     where = resolve_device(device, device_arrays=on_device[0])
     if where == "cpu":
         from tilewright.kernels.dot_host import dot_host
@@ -67,7 +73,7 @@ def dot(x: Any, y: Any, *, conjugate: bool = True, device: str = "auto", stream:
         return dot_device.on_device(x, y, result, conjugate, queue)
 
 
-def _checked(x: Any, y: Any) -> np.dtype:
+def _checked(x: Any, y: Any, dtype: Any) -> np.dtype:
     """The result's dtype, once shapes and dtypes are found good."""
     for name, vector in (("x", x), ("y", y)):
         if vector.ndim != 1:
@@ -80,4 +86,4 @@ def _checked(x: Any, y: Any) -> np.dtype:
             raise DTypeError(f"{name} holds {vector.dtype} in foreign byte order; convert it first")
     if len(x) != len(y):
         raise ShapeError(f"x has {len(x)} elements and y has {len(y)}; they must have equally many")
-    return np.result_type(x.dtype, y.dtype)
+    return check.result_dtype(x.dtype, y.dtype, dtype, ("x", "y"), NUMPY_ELEMENTS)

@@ -26,6 +26,7 @@ from tilewright.kernels.errors import OptionError
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.mutex import lock, unlock
 from tilewright.kernels.streams import DEFAULT_STREAM, keep_until_passed
+from tilewright.kernels.widths import is_integer
 
 THREADS = 32 if SIMULATOR else 256
 MAX_BLOCKS = 1056
@@ -190,13 +191,13 @@ def on_device(
     blocks = grid(x.shape[0])
     out = cuda.device_array((), result, stream=queue)
     element = _one_element(out)
-    if finish == "second-pass" and _vectorised(x, y):
+    if finish == "second-pass" and _vectorised(x, y, result):
         from tilewright.kernels import dot_vectors
         from tilewright.kernels.gemm.scratch import borrowed
 
         with borrowed(blocks * wide.itemsize, queue) as scratch:
             sums = Memory(scratch, (blocks,), (wide.itemsize,), wide, queue, False)
-            dot_vectors.launch_partials(x, y, conjugate, blocks, sums, queue)
+            dot_vectors.launch_partials(x, y, accumulator, conjugate, blocks, sums, queue)
             _finish(sums, element, queue)
     elif finish in ("second-pass", "host"):
         partials = cuda.device_array(blocks, wide, stream=queue)
@@ -233,9 +234,13 @@ def _one_element(out: Any) -> Any:
     return Memory(address(out), (1,), (out.dtype.itemsize,), out.dtype, out.stream, False)
 
 
-def _vectorised(x: Any, y: Any) -> bool:
-    """Whether the kernel of 16-byte loads takes both vectors."""
-    if SIMULATOR:
+def _vectorised(x: Any, y: Any, result: np.dtype) -> bool:
+    """Whether the kernel of 16-byte loads takes both vectors. It adds up integers as integers, and so on."""
+    if (
+        SIMULATOR
+        or is_integer(x.dtype) != is_integer(result)
+        or (x.dtype.kind == "c") != (result.kind == "c")
+    ):
         return False
     from tilewright.kernels import dot_vectors
 
@@ -246,12 +251,13 @@ def _first_pass(
     x: Any, y: Any, result: np.dtype, conjugate: bool, blocks: int, partials: Any, queue: Any
 ) -> None:
     """Leave the sum of each block's products in ``partials``."""
-    if _vectorised(x, y):
+    accumulator = accumulator_type(result)
+    if _vectorised(x, y, result):
         from tilewright.kernels import dot_vectors
 
-        dot_vectors.launch_partials(x, y, conjugate, blocks, partials, queue)
+        dot_vectors.launch_partials(x, y, accumulator, conjugate, blocks, partials, queue)
         return
-    _kernels(accumulator_type(result), conjugate)["block_partials"][blocks, THREADS, queue](x, y, partials)
+    _kernels(accumulator, conjugate)["block_partials"][blocks, THREADS, queue](x, y, partials)
 
 
 def from_host(x: np.ndarray, y: np.ndarray, result: np.dtype, conjugate: bool) -> Any:

@@ -23,7 +23,8 @@ PIECES_PER_THREAD = 64
 @kept
 @njit(nogil=True)
 def _sum_64(x, y):  # type: ignore[no-untyped-def]
-    """Sum of products modulo 2^64: its low bits are the sum in every narrower type."""
+    """Sum of products modulo 2^64: its low bits are the sum in every narrower type. Elements of up to 32 bits take no
+    longer than in `_sum_32`."""
     total = np.uint64(0)
     for i in range(x.shape[0]):
         total += np.uint64(x[i]) * np.uint64(y[i])
@@ -90,19 +91,40 @@ def _add_floats(x: Any, y: Any, conjugate: bool, partials: Any) -> None:
     partials.imag = parts[:, 2] - sign * parts[:, 3]
 
 
+@kept
+@njit(nogil=True)
+def _extremes(x):  # type: ignore[no-untyped-def]
+    low, high = x[0], x[0]
+    for i in range(x.shape[0]):
+        low, high = min(low, x[i]), max(high, x[i])
+    return low, high
+
+
+def largest_of(x: np.ndarray) -> int:
+    """The largest absolute value in a vector of integers; 0 if it is empty. Other threads run meanwhile."""
+    if not len(x):
+        return 0
+    low, high = _extremes(x)
+    return max(-int(low), int(high))
+
+
 def dot_host(x: Any, y: Any, result: np.dtype, conjugate: bool) -> Any:
     """Sum of (conjugated) x[i] * y[i] as a NumPy scalar of dtype ``result``; any strides, equal lengths.
 
     Floats are added up in double precision, as on a GPU, and rounded once: each piece of `PIECE` elements (of float64
     and complex128 by BLAS), and then the pieces in ascending order: the same bits for any number of threads. Integers
-    wrap.
+    wrap modulo 2^bits of ``result``, whatever their own bits.
     """
     pieces = ceil_div(len(x), PIECE)
     if result.kind in "iu":
         partials = np.zeros(pieces, np.uint64)
     else:
         partials = np.zeros(pieces, np.complex128 if result.kind == "c" else np.float64)
-    work = np.dtype(np.float32) if result == np.float16 else result
+    # The type of the factors, which may be wider than the result's: it is rounded to at the end alone.
+    work = np.result_type(x.dtype, y.dtype, result)
+    work = np.dtype(np.float32) if work == np.float16 else work
+    if x.dtype == y.dtype and x.dtype.kind == result.kind and x.dtype in (np.float32, np.complex64):
+        work = x.dtype  # whose loops multiply in double precision, whatever the result's type
     narrow = work in (np.float32, np.complex64)
     multiply = np.vdot if conjugate else np.dot
     add_integers = _sum_64 if result.itemsize == 8 else _sum_32

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import zarr
@@ -21,11 +22,12 @@ from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.masked import Masks, count_masked
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ShapeError
-from tilewright.pipeline.events import Listener
+from tilewright.pipeline.events import Caution, Listener
 from tilewright.pipeline.giving_up import reading_while
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.region_read import reads_parts, region_reads
 from tilewright.pipeline.store import name_of, read_unit
+from tilewright.pipeline.sums import can_wrap_by_dtype, found_wrap
 from tilewright.pipeline.thread_buffers import thread_buffer
 
 BLOCK = 2**20
@@ -36,20 +38,35 @@ MOST_CHUNK_NBYTES = 256 * 2**20
 decoded more than once."""
 
 
+@dataclass(frozen=True)
+class DotSum:
+    """The dot product of two stored vectors."""
+
+    value: Any
+    """A NumPy scalar."""
+    wraps: str
+    """``possible`` where it may have wrapped, by its dtype, the length and the largest elements; else ``no``."""
+    masked: tuple[int, int]
+    """How many elements of x and of y are missing by their masks; 0 where a vector has none."""
+
+
 def dot_stored(
     client: Client,
     x: zarr.Array[Any],
     y: zarr.Array[Any],
+    dtype: np.dtype,
     *,
     device: str,
     listener: Listener,
     masks: Sequence[Masks | None] = (None, None),
-) -> tuple[Any, tuple[int, int]]:
-    """Sum of conj(x[i]) y[i] over two vectors of n elements, as a NumPy scalar of ``numpy.result_type(x, y)``; and how
-    many elements of x and of y are missing by ``masks``, 0 where those of a vector are None.
+) -> DotSum:
+    """Sum of conj(x[i]) y[i] over two vectors of n elements, as a NumPy scalar of ``dtype``, to which both cast
+    ``same_kind``; and how many elements of x and of y are missing by ``masks``.
 
-    Integers wrap modulo 2^bits, as in ``numpy.vdot``. Partial products of floating point are rounded to the result's
-    dtype (float16: float32) and then added exactly, with a single rounding at the end (``math.fsum``).
+    Integers wrap modulo 2^bits of ``dtype`` and of nothing narrower. Where its bits leave that open, the vectors'
+    largest elements are found on the way, and the listener is told if the sum may have wrapped. Partial products of
+    floating point are rounded to ``dtype`` (float16: float32) and then added exactly, with a single rounding at the end
+    (``math.fsum``).
 
     Raises
     ------
@@ -66,13 +83,19 @@ def dot_stored(
     step, lighter = _piece_elements(x, y)
     ranges = [(start, min(start + step, n)) for start in range(0, n, step)]
     itemsize = x.dtype.itemsize + y.dtype.itemsize
-    return reduce_pieces(
+    factors = x.dtype.newbyteorder("="), y.dtype.newbyteorder("=")
+    ranged = can_wrap_by_dtype(dtype, *factors, n)
+    total = reduce_pieces(
         client,
-        _reduction(np.result_type(x.dtype.newbyteorder("="), y.dtype.newbyteorder("=")), lighter),
-        [(x, y, start, stop, device, tuple(masks)) for start, stop in ranges],
+        _reduction(lighter),
+        [(x, y, start, stop, dtype, device, ranged, tuple(masks)) for start, stop in ranges],
         [(stop - start) * itemsize for start, stop in ranges],
         listener,
     )
+    note = found_wrap("the sum", dtype, *factors, n, total.most_x, total.most_y) if ranged else None
+    if note is not None:
+        listener(Caution(note))
+    return DotSum(_sum_of(total.partials, dtype), "no" if note is None else "possible", total.masked)
 
 
 def _piece_elements(x: zarr.Array[Any], y: zarr.Array[Any]) -> tuple[int, str]:
@@ -93,53 +116,53 @@ def _piece_elements(x: zarr.Array[Any], y: zarr.Array[Any]) -> tuple[int, str]:
     return BLOCK * blocks, f"{lighter}run fewer of them at once (threads_per_worker, in a profile)"
 
 
-Part: TypeAlias = tuple[list[Any], tuple[int, int]]
-"""The partial products of some blocks, and how many elements of x and of y in them are missing."""
+@dataclass(frozen=True)
+class _Partials:
+    """The partial products of consecutive blocks, and what was found out about the vectors there."""
+
+    partials: list[Any] = field(default_factory=list)
+    most_x: int = 0
+    """The largest absolute value in x, where it was looked for."""
+    most_y: int = 0
+    masked: tuple[int, int] = (0, 0)
+    """How many elements of x and of y are missing."""
+
+    def followed_by(self, others: _Partials) -> _Partials:
+        """Those of these blocks and of the ones behind them; ``partials`` is written into."""
+        self.partials.extend(others.partials)
+        return _Partials(
+            self.partials,
+            max(self.most_x, others.most_x),
+            max(self.most_y, others.most_y),
+            (self.masked[0] + others.masked[0], self.masked[1] + others.masked[1]),
+        )
 
 
-def _reduction(dtype: np.dtype, lighter: str) -> Reduction[Part, Part, tuple[Any, tuple[int, int]]]:
+def _reduction(lighter: str) -> Reduction[_Partials, _Partials, _Partials]:
     return Reduction(
         name="dot",
         chunk=multiply_piece,
-        identity=_nothing,
-        combine=_together,
-        finalize=_Sum(dtype),
+        identity=_Partials,
+        combine=_Partials.followed_by,
+        finalize=lambda total: total,
         commutative=False,  # sums that are not finite are added in order
         lighter=lighter,
     )
 
 
-def _nothing() -> Part:
-    return [], (0, 0)
-
-
-def _together(one: Part, other: Part) -> Part:
-    return one[0] + other[0], (one[1][0] + other[1][0], one[1][1] + other[1][1])
-
-
-class _Sum:
-    """The sum of all partial products, rounded once to ``dtype``; and what was counted in them."""
-
-    def __init__(self, dtype: np.dtype) -> None:
-        self._dtype = dtype
-
-    def __call__(self, part: Part) -> tuple[Any, tuple[int, int]]:
-        partials, masked = part
-        return self._rounded(partials), masked
-
-    def _rounded(self, partials: list[Any]) -> Any:
-        if self._dtype.kind in "iu":
-            bits = 8 * self._dtype.itemsize
-            whole = sum(map(int, partials)) % 2**bits
-            return np.array(whole, np.uint64).astype(self._dtype)[()]
-        if self._dtype.kind == "c":
-            real = _exact_sum([float(value.real) for value in partials])
-            imaginary = _exact_sum([float(value.imag) for value in partials])
-            value: Any = complex(real, imaginary)
-        else:
-            value = _exact_sum([float(value) for value in partials])
-        with np.errstate(over="ignore"):
-            return np.array(value).astype(self._dtype)[()]
+def _sum_of(partials: list[Any], dtype: np.dtype) -> Any:
+    """The sum of all partial products, rounded once to ``dtype``."""
+    if dtype.kind in "iu":
+        whole = sum(map(int, partials)) % 2 ** (8 * dtype.itemsize)
+        return np.array(whole, np.uint64).astype(dtype)[()]
+    if dtype.kind == "c":
+        real = _exact_sum([float(value.real) for value in partials])
+        imaginary = _exact_sum([float(value.imag) for value in partials])
+        value: Any = complex(real, imaginary)
+    else:
+        value = _exact_sum([float(value) for value in partials])
+    with np.errstate(over="ignore"):
+        return np.array(value).astype(dtype)[()]
 
 
 def _exact_sum(values: list[float]) -> float:
@@ -156,23 +179,33 @@ def multiply_piece(
     y: zarr.Array[Any],
     start: int,
     stop: int,
+    dtype: np.dtype,
     device: str,
+    ranged: bool,
     masks: Sequence[Masks | None] = (None, None),
-) -> tuple[Part, dict[str, float]]:
+) -> tuple[_Partials, dict[str, float]]:
     """What a task does: compute the partial products of the blocks of x[start:stop] and y[start:stop], and count the
-    elements of both that are missing by ``masks``."""
+    elements of both that are missing by ``masks``.
+
+    dtype: of the whole product. ranged: whether to find the largest elements too, of integers.
+    """
     begin = time.perf_counter()
     with reading_while(end_if_given_up()):
         left, right = (_read(array, start, stop, device, role) for array, role in ((x, "x"), (y, "y")))
     read = time.perf_counter()
-    partials = []
+    # A float16 partial product could overflow although the whole product does not.
+    partial_dtype = np.dtype(np.float32) if dtype == np.float16 else dtype
+    partials, most = [], [0, 0]
+    if ranged:
+        from tilewright.kernels.dot_host import largest_of  # needs Numba, which a client has no use for
     for block in range(0, stop - start, BLOCK):
         parts = [array[block : block + BLOCK] for array in (left, right)]
-        # A float16 partial product could overflow although the whole product does not.
-        parts = [part.astype(np.float32) if part.dtype == np.float16 else part for part in parts]
-        partials.append(dot(*parts, device=device))
+        if ranged:
+            most = [max(found, largest_of(part)) for found, part in zip(most, parts, strict=True)]
+        partials.append(dot(*parts, dtype=partial_dtype, device=device))
     in_x, in_y = (_missing(*each) for each in zip((left, right), masks, strict=True))
-    return (partials, (in_x, in_y)), {"read": read - begin, "multiply": time.perf_counter() - read}
+    stages = {"read": read - begin, "multiply": time.perf_counter() - read}
+    return _Partials(partials, most[0], most[1], (in_x, in_y)), stages
 
 
 def _missing(data: np.ndarray, masks: Masks | None) -> int:

@@ -19,6 +19,7 @@ from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.events import counted
 from tilewright.pipeline.holding import hold, reads
 from tilewright.pipeline.layout import PANEL_BUFFERS, Layout, Memory
+from tilewright.pipeline.sums import dtype_reason
 from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix, accumulator_dtype
 from tilewright.pipeline.tiling import best_geometry, panel_depth
 
@@ -167,6 +168,11 @@ class MatmulPlan:
         )
 
     @property
+    def c_dtype_reason(self) -> str:
+        """One line: C's dtype, and why it is that; empty where A or B holds floats."""
+        return dtype_reason(np.dtype(self.c_dtype), np.dtype(self.a_dtype), np.dtype(self.b_dtype), self.k)
+
+    @property
     def tile_count(self) -> int:
         return self.grid[0] * self.grid[1]
 
@@ -223,6 +229,7 @@ class MatmulPlan:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {
+            "c_dtype_reason": self.c_dtype_reason,
             "c_unit": list(self.c_unit),
             "grid": list(self.grid),
             "tile_count": self.tile_count,
@@ -242,6 +249,7 @@ class MatmulPlan:
         idle = self.workers - self.tile_count * self.k_parts
         rows = [
             ("product", f"{left}  by  {right}  =  {self.m} × {self.n} {self.c_dtype}"),
+            *([("dtype of C", self.c_dtype_reason)] if self.c_dtype_reason else []),
             ("operations", f"{self.operations:.3e}"),
             (
                 "tiles",

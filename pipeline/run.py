@@ -67,6 +67,7 @@ class MatmulRun:
             how = f"{self.operations / self.seconds / 1e9:.4g} Gop/s, {how}"
         lines = [
             f"{plan.m} × {plan.n} {plan.c_dtype} in {self.seconds:.2f} s on {self.device} × {plan.workers} ({how})",
+            *([f"C is {plan.c_dtype_reason}"] if plan.c_dtype_reason else []),
             self._busy(),
             f"read {format_nbytes(self.read_nbytes)},"
             + (f" took {format_nbytes(self.shared_nbytes)} from other GPUs," if self.shared_nbytes else "")

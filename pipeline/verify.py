@@ -84,6 +84,8 @@ class Verification:
     cause: str = ""
     """Why it failed, where that is known: numbers where NaN or infinity leaves none, or an operand too large for the
     precision."""
+    modulo_bits: int | None = None
+    """For integers, whose sums may wrap, C was compared modulo 2 to this power; None for all else."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,6 +97,7 @@ class Verification:
         wrong = int(self.largest_error) if exact else 0
         measure = (
             f"{counted(wrong, 'sum')} differ{'s' * (wrong == 1)}"
+            + (f" modulo 2^{self.modulo_bits}" if self.modulo_bits is not None else "")
             if exact
             else f"largest error {self.largest_error:.3g} of {self.tolerance:.3g} allowed"
         )
@@ -200,6 +203,7 @@ def verify_product(
         worst=worst.worst if worst is not None and worst.largest > 0 else None,
         seconds=seconds,
         cause=cause,
+        modulo_bits=8 * dtype.itemsize if probe.exact else None,
     )
 
 

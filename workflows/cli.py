@@ -117,9 +117,15 @@ precision_option = click.option("--precision", type=click.Choice(PRECISIONS), de
                                 " tf32, bf16 and fp16 trade it for speed.")  # fmt: skip
 dtype_option = click.option(
     "--dtype",
-    help="dtype of C in place of numpy.matmul's, wider or narrower; A and B are cast to it. Unsigned integers may"
-    " become any type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers complex"
-    " ones.",
+    help="dtype of C, wider or narrower; A and B are cast to it. Without it, integers get the smallest of int32,"
+    " uint32, int64 and uint64 in which no sum can wrap, if any is large enough; all else gets numpy.matmul's. Unsigned"
+    " integers may become any type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers"
+    " complex ones.",
+)
+sum_dtype_option = click.option(
+    "--dtype",
+    help="dtype of the sum, wider or narrower. Unsigned integers may become any type, signed ones any but unsigned,"
+    " floats any floats or complex numbers, complex numbers complex ones.",
 )
 memory_option = click.option("--device-memory", type=Size(), metavar="SIZE",
                              help="What tiles and panels may take on each worker, such as 8GiB.")  # fmt: skip
@@ -292,11 +298,12 @@ def histogram(
 @cli.command()
 @click.argument("x")
 @click.argument("y")
-@options(cluster_options, device_option, json_option)
+@options(cluster_options, device_option, sum_dtype_option, json_option)
 def dot(x: str, y: str, as_json: bool, **shared: Any) -> None:
     """Print the sum of conj(x) y over two one-dimensional Zarr arrays.
 
-    As numpy.vdot does, it adds up in the type of x and y: sums of small integers wrap.
+    Integers are added up in the smallest of int32, uint32, int64 and uint64 in which their sum cannot wrap, if any is
+    large enough; all else as numpy.vdot does.
     """
     from tilewright.workflows.dot import timed_dot
     from tilewright.workflows.progress import listening

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from tilewright.kernels.gemm import check
+from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.pipeline import config
 from tilewright.pipeline.attributes import masked_caution, masks_of, packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
@@ -15,6 +18,7 @@ from tilewright.pipeline.errors import ShapeError
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
 from tilewright.pipeline.store import Source, check_shared, name_of, open_array
 from tilewright.pipeline.submit import survey, workers_held
+from tilewright.pipeline.sums import dtype_reason
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,11 @@ class DotRun:
     elements: int
     seconds: float
     """Including the start of the cluster."""
+    dtype_reason: str
+    """One line: the value's dtype, and why it is that; empty where a vector holds floats."""
+    wraps: str
+    """``possible`` where sums of integers may have wrapped, by the dtype, the length and the largest elements; else
+    ``no``."""
     masked: dict[str, int] = field(default_factory=dict)
     """How many elements of ``X`` and of ``Y`` stand for missing numbers by CF's attributes and were multiplied as the
     numbers that are stored; a vector without such attributes is not in it."""
@@ -37,6 +46,8 @@ class DotRun:
         return {
             "value": number,
             "dtype": self.value.dtype.name,
+            "dtype_reason": self.dtype_reason,
+            "wraps": self.wraps,
             "elements": self.elements,
             "seconds": self.seconds,
             "masked": self.masked,
@@ -50,6 +61,7 @@ def dot(
     x: Source,
     y: Source,
     *,
+    dtype: str | np.dtype | None = None,
     cluster: Cluster = "local",
     cluster_file: str | None = None,
     device: str = "auto",
@@ -61,27 +73,44 @@ def dot(
     ----------
     x, y
         One-dimensional arrays of numbers of equal length n: paths, URLs or open ``zarr.Array``s.
+    dtype
+        The result's dtype. Without it, integers get the smallest of int32, uint32, int64 and uint64 that holds n times
+        the largest product of the two dtypes (and no narrower one than NumPy's; NumPy's of 64 bits where none does),
+        and all else ``numpy.result_type(x, y)``. Unsigned integers may become any type, signed ones any but unsigned,
+        floats any floats or complex numbers, complex numbers complex ones.
     cluster
         A profile of ``cluster_file``, a scheduler's address, a ``distributed.Client``, or a cluster of Dask's,
         such as a ``distributed.LocalCluster``, which is left open.
     device
         ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``.
 
-    The dtype is ``numpy.result_type(x, y)``; integers wrap as NumPy's do. On one kind of device the result is
-    the same to the last bit for any chunks, any number of workers and any order in which they finish.
+    A sum of integers that may have wrapped all the same, by its dtype, the length and the largest elements, is told to
+    the listener. On one kind of device the result is the same to the last bit for any chunks, any number of workers and
+    any order in which they finish.
 
     Raises
     ------
     TilewrightError
-        One of its subclasses: an array that is not there or holds no numbers, lengths that differ.
+        One of its subclasses: an array that is not there or holds no numbers, lengths that differ, a dtype to which a
+        vector does not cast.
     """
-    return _dot(x, y, cluster, cluster_file, device, listener)[0]
+    return timed_dot(
+        x, y, dtype=dtype, cluster=cluster, cluster_file=cluster_file, device=device, listener=listener
+    ).value
 
 
-def _dot(
-    x: Source, y: Source, cluster: Cluster, cluster_file: str | None, device: str, listener: Listener
-) -> tuple[Any, dict[str, int]]:
-    """What `dot` returns, and what `DotRun.masked` is."""
+def timed_dot(
+    x: Source,
+    y: Source,
+    *,
+    dtype: str | np.dtype | None = None,
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    device: str = "auto",
+    listener: Listener = log_notices,
+) -> DotRun:
+    """``dot`` with what the command line prints besides the value."""
+    start = time.perf_counter()
     config.check_all()
     left, right = open_array(x, ndim=1, role="X"), open_array(y, ndim=1, role="Y")
     check_shared(left, "X", copied=True)
@@ -91,6 +120,11 @@ def _dot(
             f"{name_of(left)} has {left.shape[0]} elements and {name_of(right)} has {right.shape[0]};"
             " they must have equally many"
         )
+    n = left.shape[0]
+    of_x, of_y = (np.dtype(vector.dtype).newbyteorder("=") for vector in (left, right))
+    names = f"X: {name_of(left)}", f"Y: {name_of(right)}"
+    result = check.result_dtype(of_x, of_y, dtype, names, NUMPY_ELEMENTS, k=n)
+    reason = dtype_reason(result, of_x, of_y, n, "numpy.vdot")
     vectors = {"X": left, "Y": right}
     for role, vector in vectors.items():
         if note := packing_notice(role, vector):
@@ -102,31 +136,18 @@ def _dot(
     ):
         facts = survey(client, device)
         listener(Notice(f"multiplying on {facts[0].name} with {counted(len(facts), 'worker')}"))
-        value, counts = dot_stored(
+        if reason:
+            listener(Notice(f"the sum is {reason}"))
+        total = dot_stored(
             client,
             left,
             right,
+            result,
             device=facts[0].device,
             listener=listener,
             masks=[masks.get(role) for role in vectors],
         )
-    masked = {role: count for role, count in zip(vectors, counts, strict=True) if role in masks}
+    masked = {role: count for role, count in zip(vectors, total.masked, strict=True) if role in masks}
     if note := masked_caution(masked, masks, "the product"):
         listener(Caution(note))
-    return value, masked
-
-
-def timed_dot(
-    x: Source,
-    y: Source,
-    *,
-    cluster: Cluster = "local",
-    cluster_file: str | None = None,
-    device: str = "auto",
-    listener: Listener = log_notices,
-) -> DotRun:
-    """``dot`` with what the command line prints besides the value."""
-    start = time.perf_counter()
-    value, masked = _dot(x, y, cluster, cluster_file, device, listener)
-    elements = math.prod(open_array(x, ndim=1, role="X").shape)
-    return DotRun(value, elements, time.perf_counter() - start, masked)
+    return DotRun(total.value, n, time.perf_counter() - start, reason, total.wraps, masked)

@@ -58,7 +58,7 @@ from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts
 from tilewright.pipeline.verify import Verification, find_damaged, verify_product
-from tilewright.workflows.planning import Wanted, cautions, open_factors, plan_for, tell_once
+from tilewright.workflows.planning import Wanted, cautions, open_factors, plan_for, tell_once, wrap_note
 
 SMALL_PRODUCTS = 2**36
 """Multiplications that two cores do in a second: in a product of fewer, time counts and not memory."""
@@ -94,11 +94,13 @@ def matmul(
     transpose_a, transpose_b
         Take the transpose of A or B; nothing is stored transposed.
     dtype
-        C's dtype, if not the one of ``numpy.matmul``: int64 for int32 factors, say, so that sums do not wrap. A and B
-        are cast to it as NumPy casts ``same_kind``, also to fewer bits, where integers wrap and floats are rounded or
-        overflow (for float16 to float32, which its sums are formed in). Unsigned integers may become any type, signed
-        ones any but unsigned, floats any floats or complex numbers, complex numbers complex ones. Not bfloat16, which
-        zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
+        C's dtype. Without it, that of ``numpy.matmul``, but for integers the smallest of int32, uint32, int64 and
+        uint64 that holds k times the largest product of the two dtypes, and is no narrower than NumPy's; where none
+        does, NumPy's of 64 bits. It follows from the dtypes and k alone: int32 for int8 factors up to k = 131071.
+        A and B are cast to it as NumPy casts ``same_kind``, also to fewer bits, where integers wrap and floats are
+        rounded or overflow (for float16 to float32, which its sums are formed in). Unsigned integers may become any
+        type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers complex ones. Not
+        bfloat16, which zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
     precision
         ``full`` multiplies every dtype as itself; ``split``, ``tf32``, ``bf16`` and ``fp16`` use tensor cores, where
         ``fp16`` takes operands of at most 65504, and rounds those below 6.1e-5 to multiples of 6e-8. On a CPU all of
@@ -187,9 +189,9 @@ def plan_run(
 ) -> MatmulPlan:
     """The plan that ``matmul`` would follow with the same arguments; nothing is written.
 
-    Notices tell what ``matmul`` would warn of before its first tile, what it would refuse C for, and what it would keep
-    of a run that was stopped. Raises as ``matmul`` does for factors and clusters, and PlanError where no tile fits or
-    there would be too many.
+    Notices tell what ``matmul`` would warn of before its first tile, what it would refuse C for, what it would keep of
+    a run that was stopped, and where sums of integers could wrap in C's dtype. Raises as ``matmul`` does for factors
+    and clusters, and PlanError where no tile fits or there would be too many.
     """
     config.check_all(device_memory=device_memory)
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
@@ -199,6 +201,8 @@ def plan_run(
         _check_output(out, wanted, overwrite=overwrite)
     except (StoreError, OutputError) as error:
         job.warn(f"without --plan-only this would be refused: {error}")
+    if note := wrap_note(wanted):
+        job.warn(note)
     with (
         open_cluster(cluster, cluster_file, loops=False) as client,
         workers_held(client, waiting=on_waiting(listener, "plan", "ends it")),

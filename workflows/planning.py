@@ -17,9 +17,9 @@ import numpy as np
 import zarr
 from distributed.comm import get_address_host
 
-from tilewright.kernels.bfloat16 import BFLOAT16, is_bfloat16
+from tilewright.kernels.bfloat16 import is_bfloat16
 from tilewright.kernels.gemm import check
-from tilewright.kernels.gemm.base import ELEMENTS
+from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.host_loops import share_of_cores, usable_cores
 from tilewright.kernels.memory import format_nbytes
@@ -36,6 +36,7 @@ from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan
 from tilewright.pipeline.region_write import encoders_nbytes
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import survey, workers_held
+from tilewright.pipeline.sums import planned_wrap
 from tilewright.pipeline.tasks import WorkerFacts, cores_here, pause_nbytes
 from tilewright.pipeline.terms import (
     TILE_BUFFERS,
@@ -50,9 +51,6 @@ from tilewright.pipeline.tiling import output_chunks
 CODING_SHARE = 1 / 8
 """The share of a worker's memory that decoding threads may hold, and encoding ones as much; to keep to it they are
 fewer than the cores."""
-
-STORED_ELEMENTS = tuple(element for element in ELEMENTS if element != BFLOAT16)
-"""The types that are multiplied and that Zarr stores."""
 
 MOST_WORKERS = 10**6
 """The most workers that a plan may be asked for: each is an entry in a list, and more than any cluster has would only
@@ -91,7 +89,7 @@ def plan_matmul(
     listener: Listener = log_notices,
 ) -> MatmulPlan:
     """The plan that ``matmul`` would follow, from nothing but metadata. The listener gets the cautions that ``matmul``
-    would have for the factors and the workers.
+    would have for the factors and the workers, and is told where sums of integers could wrap in C's dtype.
 
     It is for ``workers`` workers, each with all the memory and cores of this machine (or a GPU like its first), whose
     processes may hold ``host_memory`` each; or, where a ``cluster`` is named, for the workers found there and what they
@@ -121,6 +119,8 @@ def plan_matmul(
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
     told: set[str] = set()
     tell_once(listener, cautions(wanted, None, precision), told)
+    if note := wrap_note(wanted):
+        listener(Caution(note))
     if cluster is None:
         facts = [_facts_here(device, host_memory, wanted.device_memory)] * workers
     else:
@@ -233,13 +233,19 @@ def open_factors(
     names = f"A: {store.name_of(left)}", f"B: {store.name_of(right)}"
     if is_bfloat16(dtype):
         raise DTypeError("dtype=bfloat16 cannot be stored: zarr-python has no such type; use dtype='float32'")
-    c_dtype = check.result_dtype(_native(left), _native(right), dtype, names, STORED_ELEMENTS)
+    c_dtype = check.result_dtype(_native(left), _native(right), dtype, names, NUMPY_ELEMENTS, k=inner_left)
     check.precision(precision, c_dtype)
     return Wanted(left, right, c_dtype, transpose_a, transpose_b, precision, device_memory)
 
 
 def _native(array: zarr.Array[Any]) -> np.dtype:
     return np.dtype(array.dtype).newbyteorder("=")
+
+
+def wrap_note(wanted: Wanted) -> str | None:
+    """One sentence where the dtypes of the factors and k allow sums that wrap in C's, before any element is read."""
+    k = wanted.a.shape[0 if wanted.transpose_a else 1]
+    return planned_wrap("C", wanted.dtype, _native(wanted.a), _native(wanted.b), k)
 
 
 def plan_for(

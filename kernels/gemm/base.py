@@ -24,6 +24,8 @@ FLOATS = (BFLOAT16, *(np.dtype(code) for code in ("f2", "f4", "f8")))
 COMPLEX = tuple(np.dtype(code) for code in ("c8", "c16"))
 ELEMENTS = INTEGERS + FLOATS + COMPLEX
 """Every element type that can be multiplied."""
+NUMPY_ELEMENTS = tuple(dtype for dtype in ELEMENTS if dtype != BFLOAT16)
+"""Those that NumPy has itself, and Zarr."""
 
 PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
 

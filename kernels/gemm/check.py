@@ -11,6 +11,7 @@ import numpy as np
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name, is_bfloat16
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
+from tilewright.kernels.widths import sum_dtype
 
 
 def product_shape(
@@ -39,8 +40,11 @@ def result_dtype(
     dtype: Any = None,
     names: tuple[str, str] = ("a", "b"),
     elements: Sequence[np.dtype] = ELEMENTS,
+    k: int | None = None,
 ) -> np.dtype:
     """The product's element type: numpy.result_type's, or ``dtype`` where both inputs cast to it ``same_kind``.
+
+    With the length ``k`` of the sums, integers have a type that holds them in place of NumPy's: `widths.sum_dtype`.
 
     ``same_kind`` allows any width, also a smaller one: unsigned integers to any type, signed ones to any but unsigned,
     floats to any floats or complex numbers, complex numbers to complex ones.
@@ -64,13 +68,13 @@ def result_dtype(
                 f"{name} holds {found}, which cannot be multiplied here; allowed are {allowed}{hint}"
             )
     if dtype is None:
-        return _common(a, b, names)
+        return _default(a, b, names, k)
     wanted = element(dtype, elements)
     for name, found in zip(names, (a, b), strict=True):
         if not np.can_cast(_as_numpy_knows(found), _as_numpy_knows(wanted), "same_kind"):
             raise DTypeError(
                 f"{name} holds {dtype_name(found)}, which does not cast to dtype={dtype_name(wanted)} within its "
-                f"kind; leave dtype out for {dtype_name(_common(a, b, names))}, or convert it first"
+                f"kind; leave dtype out for {dtype_name(_default(a, b, names, k))}, or convert it first"
             )
     return wanted
 
@@ -92,10 +96,11 @@ def _as_numpy_knows(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
 
 
-def _common(a: np.dtype, b: np.dtype, names: tuple[str, str]) -> np.dtype:
-    """The type that both promote to, or DTypeError."""
+def _default(a: np.dtype, b: np.dtype, names: tuple[str, str], k: int | None) -> np.dtype:
+    """The type of the product where nobody asked for one: that to which both promote, or DTypeError; for integers whose
+    sums have a known length, one that holds them."""
     if BFLOAT16 not in (a, b):
-        return np.result_type(a, b)
+        return np.result_type(a, b) if k is None else sum_dtype(a, b, k)
     other = b if a == BFLOAT16 else a
     if other == BFLOAT16 or other.itemsize == 1:
         return BFLOAT16

@@ -40,6 +40,9 @@ byte_rotate = pure_instruction("prmt.b32.b4e $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``byte_rotate(a, b, n)``: bytes n, n - 1, n - 2 and n - 3 of the eight of a (0-3) and b (4-7), counted round,
 lowest first; only the lowest two bits of n count. ``byte_rotate(1, 0, n)`` is 1 << 8 n."""
 
+signed_half = pure_instruction("bfe.s32 $0, $1, $2, 16;", "=r,r,r", 2)
+"""``signed_half(word, first)``: the 16 bits of a word from bit ``first`` on, as a signed number of 32 bits."""
+
 signed_byte_dot = pure_instruction("dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", 3)
 """``signed_byte_dot(a, b, c)``: c plus the sum of the products of the four signed bytes of a and of b, modulo 2^32."""
 

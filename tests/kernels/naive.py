@@ -31,6 +31,23 @@ def matmul(a: np.ndarray, b: np.ndarray, dtype: Any = None) -> np.ndarray:
         return a.astype(wide) @ b.astype(wide)
 
 
+def stored_dtype(a: Any, b: Any, k: int) -> np.dtype:
+    """The dtype of a stored product of k × the product of two elements, as README has it."""
+    a, b, numpys = np.dtype(a), np.dtype(b), np.result_type(a, b)
+    if numpys.kind not in "iu" or "f" in (a.kind, b.kind):
+        return numpys
+    corners = [
+        k * int(x) * int(y)
+        for x in (np.iinfo(a).min, np.iinfo(a).max)
+        for y in (np.iinfo(b).min, np.iinfo(b).max)
+    ]
+    for name in ("int32", "uint32", "int64", "uint64"):
+        holds = np.iinfo(name)
+        if np.can_cast(numpys, name, "safe") and holds.min <= min(corners) and max(corners) <= holds.max:
+            return np.dtype(name)
+    return np.dtype({"i": "int64", "u": "uint64"}[numpys.kind])
+
+
 def wrap(exact: np.ndarray, dtype: Any) -> np.ndarray:
     """Python integers modulo 2**bits, in an integer type."""
     bits = 8 * np.dtype(dtype).itemsize

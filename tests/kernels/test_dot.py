@@ -93,6 +93,73 @@ def test_mixed_dtypes(left: str, right: str, rng: np.random.Generator) -> None:
     check(value, x, y)
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "result"),
+    [
+        (left, right, result)
+        for left, right in [(d, d) for d in INTEGERS] + [("int8", "int16"), ("uint8", "int8")]
+        for result in ("int8", "int32", "int64", "uint64", "float32", "float64")
+        if all(np.can_cast(dtype, result, "same_kind") for dtype in (left, right))
+    ],
+)
+@pytest.mark.parametrize("length", [0, 300] if SIMULATOR else [0, 1, 33, 8193, 70_001])
+def test_integers_in_another_dtype(
+    left: str, right: str, result: str, length: int, rng: np.random.Generator
+) -> None:
+    """Nothing wraps in a narrower type than the one asked for, and all of it in that one."""
+    x, y = vector(rng, length, left), vector(rng, length, right)
+    found = dot(x, y, dtype=result, device=DEVICE)
+    exact = sum(a * b for a, b in zip(x.tolist(), y.tolist(), strict=True))
+    assert found.dtype == result
+    if found.dtype.kind == "f":
+        if abs(exact) > float(np.finfo(result).max):
+            assert np.isinf(found)
+            return
+        scale = sum(abs(a * b) for a, b in zip(x.tolist(), y.tolist(), strict=True))
+        rounding = float(np.finfo(result).eps) * abs(exact) + 64 * float(np.finfo("f8").eps) * scale
+        assert abs(float(found) - exact) <= rounding
+    else:
+        bits = 8 * found.dtype.itemsize
+        assert (int(found) - exact) % 2**bits == 0
+
+
+@pytest.mark.parametrize("extreme", ["least", "most"])
+@pytest.mark.parametrize(
+    "pair", [("int8", "int8"), ("uint8", "uint8"), ("uint8", "int8"), ("int16", "uint16")]
+)
+def test_sums_of_extremes_are_exact_in_64_bits(pair: tuple[str, str], extreme: str) -> None:
+    length = 300 if SIMULATOR else 3 * 8192 + 5
+    x, y = (
+        np.full(length, np.iinfo(dtype).min if extreme == "least" else np.iinfo(dtype).max, dtype)
+        for dtype in pair
+    )
+    assert dot(x, y, dtype="int64", device=DEVICE) == length * int(x[0]) * int(y[0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [("float16", "float32"), ("float32", "float64"), ("float64", "float32"), ("float32", "complex64"),
+     ("float32", "complex128"), ("complex64", "complex128"), ("complex128", "complex64"), ("float64", "float16")],
+)  # fmt: skip
+def test_floats_in_another_dtype_are_rounded_once(dtype: str, result: str, rng: np.random.Generator) -> None:
+    """To the dtype asked for, from sums of the elements as they are."""
+    length = 300 if SIMULATOR else 20_001
+    x, y = vector(rng, length, dtype), vector(rng, length, dtype)
+    wide = "c16" if np.dtype(dtype).kind == "c" else "f8"
+    exact = np.vdot(x.astype(wide), y.astype(wide))
+    found = dot(x, y, dtype=result, device=DEVICE)
+    assert found.dtype == result
+    scale = float(np.abs(x.astype(wide) * y.astype(wide)).sum())
+    for part, wanted in ((found.real, exact.real), (found.imag, exact.imag)):
+        assert abs(float(part) - wanted) <= 0.51 * np.finfo(result).eps * abs(wanted) + 1e-14 * scale
+
+
+@pytest.mark.parametrize("result", ["uint8", "bool", "U4", "bfloat16", "quad"])
+def test_dtypes_that_are_none(result: str) -> None:
+    with pytest.raises(DTypeError, match=result):
+        dot(np.ones(2, "i1"), np.ones(2, "i1"), dtype=result, device=DEVICE)
+
+
 @settings(max_examples=8 if SIMULATOR else 60)
 @given(
     steps=st.tuples(st.sampled_from([1, 2, -1, -3, 5]), st.sampled_from([1, 2, -1, -3, 5])),

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from numba import cuda
 
+from tests.kernels import lane_by_lane
 from tests.kernels.machine_code import assemble, assert_no_spills
-from tilewright.kernels import dot
+from tilewright.kernels import dot, dot_vectors
 from tilewright.kernels.device_choice import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
-from tilewright.kernels.dot_device import MAX_BLOCKS, THREADS
+from tilewright.kernels.dot_device import MAX_BLOCKS, THREADS, accumulator_type
 from tilewright.kernels.dot_vectors import UNROLL, launch_bounds, signature, source, suits
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
@@ -24,21 +27,100 @@ DTYPES = [*INTEGERS, "float16", "float32", "float64", "complex64", "complex128"]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "conjugate"),
+    ("dtype", "result", "conjugate"),
     [
         # Unsigned integers of more than a byte have the instructions of signed ones.
-        *(pytest.param(d, False, marks=pytest.mark.slow if d in INTEGERS[3::2] else ()) for d in DTYPES),
-        ("complex64", True),
-        ("complex128", True),
+        *(pytest.param(d, d, False, marks=pytest.mark.slow if d in INTEGERS[3::2] else ()) for d in DTYPES),
+        # Sums that are wider than the elements, or narrower.
+        *((d, "int64", False) for d in INTEGERS[:5]),
+        pytest.param("uint32", "uint64", False, marks=pytest.mark.slow),
+        pytest.param("int64", "int32", False, marks=pytest.mark.slow),
+        ("complex64", "complex64", True),
+        ("complex128", "complex128", True),
     ],
 )
-def test_compiles_without_spilling(dtype: str, conjugate: bool, tmp_path: Path) -> None:
-    kind = np.dtype(dtype)
+def test_compiles_without_spilling(dtype: str, result: str, conjugate: bool, tmp_path: Path) -> None:
+    kind, accumulator = np.dtype(dtype), accumulator_type(np.dtype(result))
     bounds = launch_bounds(kind)
     assert MAX_BLOCKS % bounds[1] == 0
-    text, _ = cuda.compile_ptx(source(kind, conjugate), signature(kind).args, cc=(9, 0), launch_bounds=bounds)
+    function = source(kind, accumulator, conjugate)
+    text, _ = cuda.compile_ptx(function, signature(accumulator).args, cc=(9, 0), launch_bounds=bounds)
     assert re.search(r"ld\.global\.v[24]\.", text)
     assert_no_spills(assemble(text, "sm_90", tmp_path))
+
+
+def _load(registers: np.ndarray, first: int, array: Any, index: int) -> None:
+    for lane in range(16 // array._dtype.itemsize):
+        registers[first + lane] = array[index + lane]
+
+
+def _half(word: int, first: int) -> int:
+    return int(np.array([word >> first & 0xFFFF], np.uint16).view(np.int16)[0]) & 0xFFFFFFFF
+
+
+def _signed_byte_dot(a: int, b: int, c: int) -> int:
+    left, right = (np.array([word], np.uint32).view(np.int8).tolist() for word in (a, b))
+    return (c + sum(x * y for x, y in zip(left, right, strict=True))) & 0xFFFFFFFF
+
+
+def _byte_dot(a: int, b: int, c: int) -> int:
+    return lane_by_lane.byte_dot(a, b, c) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("result", ["int8", "int32", "int64", "uint64"])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_one_thread_of_it_wraps_in_the_accumulator_alone(
+    dtype: str, result: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's Python, with instructions in Python, by a single thread."""
+    kind, types = np.dtype(dtype), lane_by_lane.INTEGER_TYPES
+    stand_ins: dict[str, Any] = {
+        "cuda": SimpleNamespace(
+            jit=lambda **options: lambda function: function,
+            local=SimpleNamespace(array=lambda count, dtype: np.full(count, None, object)),
+            **{name: SimpleNamespace(x=count) for name, count in (("blockIdx", 0), ("threadIdx", 0), ("gridDim", 1))},
+        ),
+        "THREADS": 1,
+        "block_sum_of": lambda accumulator: lambda value: value,
+        "from_dtype": lambda found: getattr(types, found.name),
+        "global_array": lane_by_lane._FlatIntegers,
+        "load_vector": _load,
+        "signed_half": _half,
+        "signed_byte_dot": _signed_byte_dot,
+        "byte_dot": _byte_dot,
+        "types": SimpleNamespace(**vars(types), float32=None, float64=None),
+        "uint32": types.uint32,
+        "uint64": types.uint64,
+    }  # fmt: skip
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(dot_vectors, name, stand_in)
+    accumulator = getattr(types, str(accumulator_type(np.dtype(result))))
+    kernel = source(kind, accumulator, False)
+    lanes = 16 // kind.itemsize
+    info = np.iinfo(kind)
+    # A thread takes one element, at most, after the last whole vector.
+    for length in (0, 1, lanes, lanes + 1, UNROLL * lanes, 3 * UNROLL * lanes + 2 * lanes + 1):
+        drawn = rng.integers(info.min, info.max, (2, length), kind, endpoint=True)
+        for x, y in (drawn, np.full((2, length), info.min, kind), np.full((2, length), info.max, kind)):
+            sums = [None]
+            kernel(x.ctypes.data, y.ctypes.data, length, sums)
+            exact = sum(a * b for a, b in zip(x.tolist(), y.tolist(), strict=True))
+            assert sums[0] == accumulator(exact), length
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("result", ["int16", "int32", "int64", "float64"])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_in_another_dtype(dtype: str, result: str, rng: np.random.Generator) -> None:
+    info = np.iinfo(dtype)
+    for length in (1, 1000, 300_001):
+        x, y = rng.integers(info.min, info.max, (2, length), dtype, endpoint=True)
+        found = dot(cuda.to_device(x), cuda.to_device(y), dtype=result).copy_to_host()[()]
+        assert found == dot(x, y, dtype=result, device="cuda")
+        if result == "float64":
+            assert found == pytest.approx(float(dot(x, y, dtype=result, device="cpu")), rel=1e-9)
+        else:
+            assert found == dot(x, y, dtype=result, device="cpu")
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.kernels import naive
 from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm import residues
 
@@ -214,6 +215,20 @@ def test_the_engine_that_the_device_has_is_chosen(
     assert name == ("exact-integer-wgmma" if has == (9, 0) else "exact-integer-mma")
 
 
+@pytest.mark.parametrize("k", [2048, 2**20])
+@pytest.mark.parametrize(("a", "b"), list(itertools.combinations_with_replacement(DTYPES, 2)))
+def test_integers_get_the_tensor_cores_for_the_type_that_holds_their_sums(
+    a: str, b: str, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "preferred", lambda asked: None)
+    c = naive.stored_dtype(a, b, k)
+    if c.kind == "f":
+        assert "uint64" in (a, b)
+        return
+    for has, kernel in (((9, 0), exact_integer.EXACT_INTEGER), ((8, 0), exact_integer.EXACT_INTEGER_MMA)):
+        assert select.select(problem((a, b, c.name), 512, 512, k, has)) is kernel
+
+
 # --- On a GPU --------------------------------------------------------------------------------------------
 
 
@@ -246,6 +261,22 @@ def full_range(rng: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> 
 
 
 SHAPES = [(128, 256, 128), (300, 261, 333), (65, 1000, 129), (1, 257, 40), (513, 3, 1030)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), list(itertools.product(DTYPES, DTYPES)))
+def test_no_sum_wraps_in_the_type_that_holds_it(
+    engine: Engine, a_dtype: str, b_dtype: str, rng: np.random.Generator
+) -> None:
+    k = 700
+    c_dtype = naive.stored_dtype(a_dtype, b_dtype, k)
+    if c_dtype.kind == "f":
+        assert "uint64" in (a_dtype, b_dtype)
+        return
+    a, b = full_range(rng, a_dtype, (130, k)), full_range(rng, b_dtype, (k, 270))
+    a[0], b[:, 0] = np.iinfo(a_dtype).min, np.iinfo(b_dtype).min
+    a[1], b[:, 1] = np.iinfo(a_dtype).max, np.iinfo(b_dtype).max
+    np.testing.assert_array_equal(product(engine, a, b, c_dtype), reference(a, b, c_dtype))
 
 
 @pytest.mark.gpu

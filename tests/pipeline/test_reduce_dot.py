@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import dask
@@ -13,21 +13,18 @@ import pytest
 import zarr
 from distributed import Client
 
+from tilewright.kernels import dot_host
 from tilewright.kernels.masked import Masks
 from tilewright.pipeline import dot as dotting
 from tilewright.pipeline import submit
+from tilewright.pipeline.dot import DotSum, dot_stored
 from tilewright.pipeline.errors import ShapeError, TaskError
-from tilewright.pipeline.events import UnitDone
+from tilewright.pipeline.events import Caution, Event, Listener, UnitDone
 from tilewright.pipeline.store import open_array
 
 
 def ignore(event: object) -> None:
     pass
-
-
-def dot_stored(*vectors: object, **options: object) -> object:
-    """The product alone."""
-    return dotting.dot_stored(*vectors, **options)[0]
 
 
 def store(path: Path, values: np.ndarray, chunk: int, **options: object) -> zarr.Array:
@@ -45,6 +42,19 @@ def draw(rng: np.random.Generator, n: int, dtype: str) -> np.ndarray:
     return (values + 1j * rng.standard_normal(n)).astype(kind) if kind.kind == "c" else values.astype(kind)
 
 
+def product(
+    client: Client,
+    x: zarr.Array,
+    y: zarr.Array,
+    dtype: str | None = None,
+    listener: Listener = ignore,
+    masks: Sequence[Masks | None] = (None, None),
+) -> DotSum:
+    """On the CPU, in NumPy's type unless another is asked for."""
+    wanted = np.dtype(dtype or np.result_type(x.dtype, y.dtype)).newbyteorder("=")
+    return dot_stored(client, x, y, wanted, device="cpu", listener=listener, masks=masks)
+
+
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and pieces so small that a thousand elements make many of both."""
@@ -59,11 +69,86 @@ def test_integers_wrap_as_numpy_does(
     client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
 ) -> None:
     x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
-    result = dot_stored(
-        client, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77), device="cpu", listener=ignore
-    )
+    result = product(client, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)).value
     assert result == np.vdot(x, y)
     assert result.dtype == np.dtype(dtype)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32"])
+def test_partial_products_wrap_in_the_type_asked_for_alone(
+    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
+) -> None:
+    x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
+    a, b = store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)
+    exact = sum(left * right for left, right in zip(x.tolist(), y.tolist(), strict=True))
+    for result in ("int64", "int32") if dtype.startswith("i") else ("uint64", "uint32"):
+        found = product(client, a, b, result).value
+        assert found.dtype == result
+        assert (int(found) - exact) % 2 ** (8 * found.dtype.itemsize) == 0
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("least", [True, False])
+def test_the_true_ranges_decide_whether_a_sum_may_have_wrapped(
+    client: Client, tmp_path: Path, least: bool
+) -> None:
+    """Each vector's largest element lies in a block of its own, and the bound is what both together allow."""
+    n, limit = 1000, 2**63 - 1
+    told: list[Event] = []
+    ones = np.ones(n, "i8")
+    ones[990] = 2
+    x = np.zeros(n, "i8")
+    x[130] = -(limit // (2 * n)) if least else limit // (2 * n)
+    stored = [store(tmp_path / name, data, 100) for name, data in (("x", x), ("ones", ones))]
+    found = product(client, *stored, listener=told.append)
+    assert (found.value, found.wraps) == (x[130], "no")
+    assert not [event for event in told if isinstance(event, Caution)]
+
+    x[130] += -1 if least else 1
+    stored[0] = store(tmp_path / "larger", x, 100)
+    found = product(client, *stored, listener=told.append)
+    assert (found.value, found.wraps) == (x[130], "possible")
+    (caution,) = (event for event in told if isinstance(event, Caution))
+    assert caution.message.startswith("the sum may have wrapped modulo 2^64")
+    assert f"{abs(int(x[130]))} and 2, 1000 products can reach {abs(int(x[130])) * 2000}" in caution.message
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_narrow_type_that_was_asked_for_is_looked_into_and_a_wide_one_is_not(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = store(tmp_path / "x", np.full(300, 2, "i1"), 100)
+    told: list[Event] = []
+    assert product(client, x, x, "int8", told.append).wraps == "possible"
+    (caution,) = (event for event in told if isinstance(event, Caution))
+    assert caution.message.endswith("; --dtype int32 (dtype='int32') is safe")
+    assert product(client, x, x, "int16").wraps == "no", "by the elements' true size"
+
+    def unwanted(vector: np.ndarray) -> int:
+        raise AssertionError("no value of int8 makes a sum of 300 products wrap in int32")
+
+    monkeypatch.setattr(dot_host, "largest_of", unwanted)
+    assert product(client, x, x, "int32") == DotSum(np.int32(1200), "no", (0, 0))
+    assert product(client, x, x, "float64") == DotSum(np.float64(1200), "no", (0, 0))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    ("dtype", "result"), [("float32", "float64"), ("float16", "float32"), ("float64", "float16")]
+)
+def test_floats_are_added_up_in_the_type_asked_for(
+    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, result: str
+) -> None:
+    x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
+    found = product(client, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77), result).value
+    exact = math.fsum((x.astype("f8") * y.astype("f8")).tolist())
+    scale = float(np.linalg.norm(x.astype("f8") * y.astype("f8")))
+    work = np.finfo("f4" if result == "float16" else result)
+    assert found.dtype == result
+    assert abs(float(found) - exact) <= 4 * float(work.eps) * scale + 0.51 * float(
+        np.finfo(result).eps
+    ) * abs(exact)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -72,9 +157,7 @@ def test_floats_are_close_to_the_exact_sum(
     client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str
 ) -> None:
     x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
-    result = dot_stored(
-        client, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77), device="cpu", listener=ignore
-    )
+    result = product(client, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)).value
     exact = np.vdot(x.astype(np.complex128), y.astype(np.complex128))
     scale = math.sqrt(float(np.sum(np.abs(x.astype(np.complex128) * y.astype(np.complex128)) ** 2)))
     assert result.dtype == np.dtype(dtype)
@@ -88,9 +171,7 @@ def test_blocks_are_added_exactly(client: Client, tmp_path: Path, dtype: str) ->
     x = np.zeros(5 * dotting.BLOCK, dtype)
     x[:: dotting.BLOCK] = 1e32, 1e16, 1, -1e32, -1e16
     ones = np.full_like(x, 1j if dtype == "complex128" else 1)
-    result = dot_stored(
-        client, store(tmp_path / "x", x, 100), store(tmp_path / "y", ones, 77), device="cpu", listener=ignore
-    )
+    result = product(client, store(tmp_path / "x", x, 100), store(tmp_path / "y", ones, 77)).value
     assert result == ones[0]
 
 
@@ -104,7 +185,7 @@ def test_the_result_is_the_same_however_the_vectors_are_stored(
         with dask.config.set({"tilewright.piece-nbytes": piece}):
             a = store(tmp_path / f"x{i}", x, chunk, compressors=None if i % 2 else "auto")
             b = store(tmp_path / f"y{i}", y, 1 + chunk // 2)
-            results.add(dot_stored(client, a, b, device="cpu", listener=ignore).tobytes())
+            results.add(product(client, a, b).value.tobytes())
     assert len(results) == 1
 
 
@@ -150,16 +231,14 @@ def test_what_is_said_of_tasks_that_take_too_much_memory_is_what_helps(
     with pytest.raises(
         TaskError, match=r"tried it, or store \S*x in smaller chunks, now of 8388608 elements"
     ):
-        dot_stored(client, x, x, device="cpu", listener=ignore)
+        product(client, x, x)
 
 
 def test_mixed_dtypes_give_numpys_result_type(
     client: Client, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     x, y = draw(rng, 100, "int16"), draw(rng, 100, "float32")
-    result = dot_stored(
-        client, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77), device="cpu", listener=ignore
-    )
+    result = product(client, store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)).value
     assert result.dtype == np.result_type(x, y)
     np.testing.assert_allclose(result, np.vdot(x.astype(float), y.astype(float)), rtol=1e-5)
 
@@ -173,7 +252,7 @@ def test_infinities_and_nan_are_answers(client: Client, tmp_path: Path) -> None:
         values = np.zeros(200)
         values[[0, 150][: len(special)]] = special  # in blocks of their own
         x = store(tmp_path / f"x{i}", values, 50)
-        np.testing.assert_equal(dot_stored(client, x, ones, device="cpu", listener=ignore), expected)
+        np.testing.assert_equal(product(client, x, ones).value, expected)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -181,12 +260,12 @@ def test_half_precision_partial_products_do_not_overflow(client: Client, tmp_pat
     values = np.full(128, 60000, np.float16)
     values[64:] *= -1
     x, ones = store(tmp_path / "x", values, 50), store(tmp_path / "ones", np.ones(128, np.float16), 50)
-    assert dot_stored(client, x, ones, device="cpu", listener=ignore) == 0
+    assert product(client, x, ones).value == 0
 
 
 def test_empty_vectors_give_zero(client: Client, tmp_path: Path) -> None:
     x = zarr.create_array(str(tmp_path / "x"), shape=(0,), chunks=(10,), dtype="f4")
-    result = dot_stored(client, x, x, device="cpu", listener=ignore)
+    result = product(client, x, x).value
     assert result == 0
     assert result.dtype == np.float32
 
@@ -194,7 +273,7 @@ def test_empty_vectors_give_zero(client: Client, tmp_path: Path) -> None:
 def test_lengths_must_agree(client: Client, tmp_path: Path) -> None:
     x, y = store(tmp_path / "x", np.ones(3), 3), store(tmp_path / "y", np.ones(4), 4)
     with pytest.raises(ShapeError, match=r"x has 3 elements and .*y has 4"):
-        dot_stored(client, x, y, device="cpu", listener=ignore)
+        product(client, x, y)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -205,12 +284,11 @@ def test_missing_elements_are_counted_over_all_pieces(client: Client, tmp_path: 
     a, b = store(tmp_path / "x", x, 100), store(tmp_path / "y", y, 77)
     in_x, in_y = int((x == 4).sum()), int((y == 0).sum())
     seen = []
-    options = {"device": "cpu", "listener": seen.append}
-    value, found = dotting.dot_stored(client, a, b, masks=(Masks((4,)), Masks((0,))), **options)
-    assert found == (in_x, in_y) == (100, 335)
+    total = product(client, a, b, listener=seen.append, masks=(Masks((4,)), Masks((0,))))
+    assert total.masked == (in_x, in_y) == (100, 335)
     assert sum(isinstance(event, UnitDone) for event in seen) > 5, "several pieces"
     for masks, expected in (((None, Masks((0,))), (0, in_y)), ((Masks((4,)), None), (in_x, 0))):
-        assert dotting.dot_stored(client, a, b, masks=masks, **options)[1] == expected
-    plain, nothing = dotting.dot_stored(client, a, b, **options)
-    assert nothing == (0, 0)
-    assert plain.tobytes() == value.tobytes()
+        assert product(client, a, b, masks=masks).masked == expected
+    plain = product(client, a, b)
+    assert plain.masked == (0, 0)
+    assert plain.value.tobytes() == total.value.tobytes()

@@ -537,7 +537,10 @@ def test_integers_that_wrapped_pass(client: Client, tmp_path: Path) -> None:
     a = np.full((8, 100), np.iinfo("i4").max, "i4")
     with np.errstate(over="ignore"):
         c = a @ a.T
-    assert check(client, tmp_path / "ok", a, a, c, transpose_b=True).passed
+    right = check(client, tmp_path / "ok", a, a, c, transpose_b=True)
+    assert right.passed
+    assert right.modulo_bits == 32
+    assert "0 sums differ modulo 2^32" in str(right)
     c[3, 3] ^= np.int32(-(2**31))  # exactly half the modulus: each round misses it with probability 1/2
     assert not check(client, tmp_path / "half", a, a, c, transpose_b=True, rounds=40).passed
 

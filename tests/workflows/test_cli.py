@@ -222,6 +222,70 @@ def test_verify_says_whether_a_product_holds(run: Run, rng: np.random.Generator)
     assert outcome["rounds"] == 3
 
 
+def test_matmul_says_which_type_small_integers_were_summed_in(run: Run, rng: np.random.Generator) -> None:
+    x = store("x.zarr", rng.integers(0, 3, (4000, 30)).astype("i1"))
+    result = run("matmul", "x.zarr", "x.zarr", "g.zarr", "--transpose-a")
+    assert result.exit_code == 0, result.stderr
+    found = zarr.open_array("g.zarr")[...]
+    np.testing.assert_array_equal(found, x.T.astype(int) @ x)
+    assert found.dtype == np.int32
+    why = (
+        "int32: 4000 products of int8 by int8 reach 65536000 at most, and numpy.matmul's int8 holds up to 127"
+    )
+    assert f"C is {why}" in result.stdout.splitlines()
+    assert "0 sums differ modulo 2^32" in result.stdout
+    plan = run("plan", "x.zarr", "x.zarr", "--transpose-a")
+    assert f"{'dtype of C':<16}{why}" in plan.stdout.splitlines()
+    assert plan.stderr == ""
+    assert (
+        json.loads(run("plan", "x.zarr", "x.zarr", "--transpose-a", "--json").stdout)["c_dtype_reason"] == why
+    )
+    store("f.zarr", np.ones((4, 4)))
+    assert "C is" not in run("matmul", "f.zarr", "f.zarr", "h.zarr").stdout
+    assert "dtype of C" not in run("plan", "f.zarr", "f.zarr").stdout
+
+
+@pytest.mark.parametrize(("command", "more"), [("plan", ()), ("matmul", ("g.zarr", "--plan-only"))])
+def test_plans_say_where_sums_could_wrap(run: Run, command: str, more: tuple[str, ...]) -> None:
+    store("x.zarr", np.ones((20, 20), "i1"))
+    store("y.zarr", np.ones((20, 20), "i8"))
+    small, large = (command, "x.zarr", "x.zarr", *more), (command, "y.zarr", "y.zarr", *more)
+    assert "wrap" not in run(*small).stderr
+    result = run(*small, "--dtype", "int8")
+    assert result.exit_code == 0, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("C could wrap modulo 2^8: 20 products of int8 by int8 reach 327680 at most")
+    assert "the run looks at the true ranges; --dtype int32" in line
+    result = run(*large)
+    assert "C could wrap modulo 2^64" in result.stderr
+    assert "no integer type is safe" in result.stderr
+
+
+def test_dot_sums_small_integers_in_a_type_that_holds_them(run: Run, rng: np.random.Generator) -> None:
+    x = store("x.zarr", rng.integers(-128, 128, 5000).astype("i1"), (64,))
+    exact = int(x.astype(int) @ x)
+    result = run("dot", "x.zarr", "x.zarr")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == f"{exact}\n"
+    why = "int32: 5000 products of int8 by int8 reach 81920000 at most, and numpy.vdot's int8 holds up to 127"
+    assert f"the sum is {why}" in result.stderr.splitlines()
+    report = json.loads(run("dot", "x.zarr", "x.zarr", "--json").stdout)
+    assert (report["value"], report["dtype"], report["wraps"]) == (exact, "int32", "no")
+    assert report["dtype_reason"] == why
+
+    wrapped = run("dot", "x.zarr", "x.zarr", "--dtype", "int8", "--json")
+    report = json.loads(wrapped.stdout)
+    assert (report["dtype"], report["wraps"]) == ("int8", "possible")
+    assert (report["value"] - exact) % 256 == 0
+    assert "the sum may have wrapped modulo 2^8" in wrapped.stderr
+    wide = json.loads(run("dot", "x.zarr", "x.zarr", "--dtype", "float64", "--json").stdout)
+    assert (wide["value"], wide["dtype"], wide["wraps"]) == (exact, "float64", "no")
+    refused = run("dot", "x.zarr", "x.zarr", "--dtype", "uint8")
+    assert refused.exit_code == 1
+    assert "X: x.zarr holds int8, which does not cast to dtype=uint8" in refused.stderr
+    assert "leave dtype out for int32" in refused.stderr
+
+
 def test_dot_prints_the_product_alone(run: Run, rng: np.random.Generator) -> None:
     x = store("x.zarr", rng.integers(0, 99, 1000), (64,))
     result = run("dot", "x.zarr", "x.zarr")

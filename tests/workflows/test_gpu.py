@@ -16,6 +16,7 @@ import zarr
 from distributed import Client, LocalCluster
 
 import tilewright as tw
+from tests.kernels import naive
 from tests.workflows.test_matmul import assert_product, numbers, put
 from tilewright.kernels.memory import peak_nbytes
 from tilewright.pipeline.errors import StoreError
@@ -33,7 +34,13 @@ def test_the_stored_product_is_numpys(
     dtype: str, transpose_a: bool, transpose_b: bool, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     a, b = numbers(rng, (515, 700), dtype), numbers(rng, (700, 390), dtype)
-    out = zarr.create_array(tmp_path / "c", shape=(515, 390), chunks=(128, 100), dtype=dtype, fill_value=99)
+    out = zarr.create_array(
+        tmp_path / "c",
+        shape=(515, 390),
+        chunks=(128, 100),
+        dtype=naive.stored_dtype(dtype, dtype, 700),
+        fill_value=99,
+    )
     run = tw.matmul(
         put(tmp_path / "a", a.T if transpose_a else a, (200, 130)),
         put(tmp_path / "b", b.T if transpose_b else b, (150, 170)),
@@ -42,12 +49,45 @@ def test_the_stored_product_is_numpys(
         transpose_b=transpose_b,
         cluster="local",
         device="cuda",
-        device_memory=1_000_000 * np.dtype(dtype).itemsize // 4,
+        device_memory=1_000_000 * out.dtype.itemsize // 4,
     )
     assert run.plan.tile_count > 1
     assert run.device != "CPU"
     with np.errstate(over="ignore", invalid="ignore"):
         assert_product(out[...], a, b)
+    assert run.verification is not None
+    assert run.verification.passed
+
+
+@pytest.mark.parametrize(
+    ("a_dtype", "b_dtype", "c_dtype"),
+    [
+        ("i1", "i1", "int32"),
+        ("u1", "u1", "int32"),
+        ("u1", "i1", "int32"),
+        ("i1", "i2", "int64"),
+        ("i2", "i2", "int64"),
+        ("u2", "u2", "int64"),
+        ("i4", "i1", "int64"),
+        ("u4", "u4", "uint64"),
+    ],
+)
+def test_sums_of_small_integers_do_not_wrap(
+    a_dtype: str, b_dtype: str, c_dtype: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """On the tensor cores, from factors that came to the GPU as they are stored."""
+    a, b = numbers(rng, (700, 1500), a_dtype), numbers(rng, (1500, 600), b_dtype)
+    a[0], b[:, 0] = np.iinfo(a_dtype).min, np.iinfo(b_dtype).min
+    a[1], b[:, 1] = np.iinfo(a_dtype).max, np.iinfo(b_dtype).max
+    paths = put(tmp_path / "a", a, (256, 256)), put(tmp_path / "b", b, (256, 256))
+    run = tw.matmul(*paths, tmp_path / "c", device="cuda")
+    tw.matmul(*paths, tmp_path / "cpu", device="cpu")
+    found = zarr.open_array(tmp_path / "c")[...]
+    assert found.dtype == c_dtype
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(found, a.astype(c_dtype) @ b.astype(c_dtype))
+    np.testing.assert_array_equal(found, zarr.open_array(tmp_path / "cpu")[...])
+    assert "exact-integer" in run.kernel
     assert run.verification is not None
     assert run.verification.passed
 

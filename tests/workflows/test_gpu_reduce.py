@@ -14,6 +14,7 @@ import zarr
 import zstandard
 from distributed import Client
 
+from tests.kernels import naive
 from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.dot import BLOCK
@@ -158,9 +159,11 @@ def test_dot_products(client: Client, tmp_path: Path, rng: np.random.Generator, 
         array[...] = vector
     results = {dot(tmp_path / "x", tmp_path / "y", cluster=client, device="cuda").tobytes() for _ in range(3)}
     assert len(results) == 1
-    (found,) = (np.frombuffer(result, dtype)[0] for result in results)
-    if np.dtype(dtype).kind in "iu":
-        assert found == np.vdot(*values)
+    result = naive.stored_dtype(dtype, dtype, n)
+    (found,) = (np.frombuffer(bits, result)[0] for bits in results)
+    if result.kind in "iu":
+        assert found == np.vdot(*(vector.astype(result) for vector in values))
+        assert found == dot(tmp_path / "x", tmp_path / "y", cluster=client, device="cpu")
     else:
         wide = [vector.astype(np.complex128) for vector in values]
         scale = float(np.sqrt(np.sum(np.abs(wide[0] * wide[1]) ** 2)))

@@ -41,6 +41,7 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 
 import tilewright as tw
+from tests.kernels import naive
 from tests.pipeline.stored_arrays import CODECS, encoded
 from tilewright.pipeline import (
     engines,
@@ -95,10 +96,9 @@ def put(path: Path, data: np.ndarray, chunks: tuple[int, ...] = (16, 16), **opti
 
 
 def assert_product(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
-    expected_dtype = np.matmul(a[:1, :1], b[:1, :1]).dtype if a.size and b.size else np.result_type(a, b)
-    assert c.dtype == expected_dtype
+    assert c.dtype == naive.stored_dtype(a.dtype, b.dtype, a.shape[1])
     if c.dtype.kind in "iu":
-        np.testing.assert_array_equal(c, np.matmul(a, b))
+        np.testing.assert_array_equal(c, np.matmul(a.astype(c.dtype), b.astype(c.dtype)))
         return
     wide = np.complex128 if c.dtype.kind == "c" else np.float64
     exact = np.matmul(a.astype(wide), b.astype(wide))
@@ -135,7 +135,9 @@ def test_the_stored_product_is_numpys(
     draw = data.draw
     m, n, k = (draw(st.integers(1, 60), label=name) for name in "mnk")
     a_dtype, b_dtype = draw(
-        st.sampled_from([(d, d) for d in DTYPES] + [("i2", "i8"), ("u1", "f4"), ("f4", "c16")])
+        st.sampled_from(
+            [(d, d) for d in DTYPES] + [("i2", "i8"), ("u1", "i1"), ("u4", "u1"), ("u1", "f4"), ("f4", "c16")]
+        )
     )
     transposed = draw(st.booleans()), draw(st.booleans())
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -155,7 +157,7 @@ def test_the_stored_product_is_numpys(
         factors.append(values.T if transpose else values)
     a, b = factors
     # Pieces of our own, so that small data still makes many tiles.
-    before = np.full((m, n), 7, np.result_type(a, b))
+    before = np.full((m, n), 7, naive.stored_dtype(a.dtype, b.dtype, k))
     out = stored_somehow(draw, folder / "c", before, 30)
     with np.errstate(over="ignore"):
         run = tw.matmul(
@@ -165,6 +167,74 @@ def test_the_stored_product_is_numpys(
         assert_product(np.asarray(out[...]).astype(before.dtype), a, b)
     assert run.verification is not None
     assert run.verification.passed
+
+
+@pytest.mark.parametrize("a_dtype", ["i1", "u1", "i2", "u2", "i4", "u4"])
+@pytest.mark.parametrize("b_dtype", ["i1", "u1", "u2", "i4"])
+def test_sums_of_small_integers_do_not_wrap(
+    a_dtype: str, b_dtype: str, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Extremes included: of 32 bits by others, sums of a few products fit into 64 bits."""
+    k = 1 if {"i4", "u4"} & {a_dtype, b_dtype} else 2000
+    a, b = numbers(rng, (9, k), a_dtype), numbers(rng, (k, 8), b_dtype)
+    for row, value in enumerate((np.iinfo(a_dtype).min, np.iinfo(a_dtype).max)):
+        a[row] = value
+    for column, value in enumerate((np.iinfo(b_dtype).min, np.iinfo(b_dtype).max)):
+        b[:, column] = value
+    run = tw.matmul(
+        put(tmp_path / "a", a), put(tmp_path / "b", b), tmp_path / "c", cluster=client, device="cpu"
+    )
+    found = zarr.open_array(tmp_path / "c")[...]
+    assert (found.astype(object) == a.astype(object) @ b.astype(object)).all()
+    assert found.dtype == run.plan.c_dtype == naive.stored_dtype(a_dtype, b_dtype, k)
+    assert run.verification is not None
+    assert run.verification.passed
+    assert run.verification.modulo_bits == 8 * found.dtype.itemsize
+
+
+def test_the_default_dtype_follows_from_dtypes_and_k_alone(client: Client, tmp_path: Path) -> None:
+    zeros = put(tmp_path / "zeros", np.zeros((3, 131072), "i1"), (3, 4096))
+    short = put(tmp_path / "short", np.zeros((3, 131071), "i1"), (3, 4096))
+    for path, expected in ((zeros, "int64"), (short, "int32")):
+        options: dict[str, Any] = {"transpose_b": True, "device": "cpu"}
+        assert tw.plan_matmul(path, path, **options).c_dtype == expected
+        planned = workflow.plan_run(path, path, tmp_path / "c", cluster=client, **options)
+        assert planned.c_dtype == expected
+        tw.matmul(path, path, tmp_path / "c", cluster=client, overwrite=True, **options)
+        assert zarr.open_array(tmp_path / "c").dtype == expected
+
+
+def test_numpys_dtype_is_had_by_asking_for_it(client: Client, tmp_path: Path) -> None:
+    a = np.full((4, 100), 100, "i1")
+    path = put(tmp_path / "a", a)
+    run = tw.matmul(path, path, tmp_path / "c", transpose_b=True, dtype="int8", cluster=client, device="cpu")
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...], a @ a.T)
+    assert "C is int8, as asked for: 100 products of int8 by int8 could reach 1638400" in str(run)
+    given = zarr.create_array(tmp_path / "given", shape=(4, 4), chunks=(4, 4), dtype="i1")
+    with pytest.raises(OutputError, match=r"holds int8; the result is int32.*or pass dtype='int8'"):
+        tw.matmul(path, path, given, transpose_b=True, cluster=client, device="cpu")
+    tw.matmul(path, path, given, transpose_b=True, dtype="int8", cluster=client, device="cpu")
+    np.testing.assert_array_equal(given[...], a @ a.T)
+
+
+def test_factors_reach_the_kernel_as_they_are_stored(
+    client: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Widened to C's dtype before, int8 would take four times the memory, and no tensor core."""
+    seen = set()
+    original = units.matmul
+
+    def recording(a: Any, b: Any, *, out: Any, **options: Any) -> Any:
+        seen.add((a.dtype.name, b.dtype.name, out.dtype.name))
+        return original(a, b, out=out, **options)
+
+    monkeypatch.setattr(units, "matmul", recording)
+    for a_dtype, b_dtype, expected in (("i1", "i1", "int32"), ("u1", "i2", "int32"), ("i2", "i2", "int64")):
+        seen.clear()
+        a, b = numbers(rng, (40, 60), a_dtype), numbers(rng, (60, 30), b_dtype)
+        paths = put(tmp_path / f"a{a_dtype}{b_dtype}", a), put(tmp_path / f"b{a_dtype}{b_dtype}", b)
+        tw.matmul(*paths, tmp_path / "c", overwrite=True, cluster=client, device="cpu")
+        assert seen == {(a.dtype.name, b.dtype.name, expected)}
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(4, 0, 5), (0, 3, 4), (4, 3, 0), (0, 0, 0), (1, 1, 1)])

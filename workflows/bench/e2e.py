@@ -244,6 +244,7 @@ def _time_ours(
         inputs / "a.zarr",
         inputs / "b.zarr",
         out,
+        dtype=case.dtype,  # as the peer has it
         cluster=client,
         device="cuda" if gpu else "cpu",
         device_memory=case.device_memory,
