@@ -15,10 +15,10 @@ import zarr
 
 from tilewright.kernels.contents import Contents, Sought
 from tilewright.kernels.masked import Masks
-from tilewright.kernels.widths import can_wrap, largest_sum, largest_sum_of, safe_dtype
 from tilewright.pipeline.attributes import masked_caution, masks_of
 from tilewright.pipeline.product import Found
 from tilewright.pipeline.store import name_of
+from tilewright.pipeline.sums import can_wrap_by_dtype, found_wrap
 from tilewright.pipeline.verify import Verification
 
 
@@ -55,9 +55,7 @@ class Findings:
 
 def sought_in(factors: Factors) -> tuple[Sought, Sought, Sought]:
     """What to look for in A, in B and in C: the range of integers only where their sums might wrap."""
-    extent = (
-        can_wrap(factors.dtype, largest_sum_of(*factors.dtypes, factors.k)) if _integers(factors) else False
-    )
+    extent = can_wrap_by_dtype(factors.dtype, *factors.dtypes, factors.k)
     return (
         Sought(extent, masks_of(factors.a)),
         Sought(extent, masks_of(factors.b)),
@@ -82,31 +80,12 @@ def findings_of(
     return Findings("possible" if wraps else "no", masked, tuple(cautions))
 
 
-def _integers(factors: Factors) -> bool:
-    return all(dtype.kind in "iu" for dtype in (*factors.dtypes, factors.dtype))
-
-
 def _wraps(factors: Factors, found: Found) -> str | None:
     """A sentence where sums may have wrapped."""
-    if not _integers(factors):
-        return None
     most = [_largest(contents) for contents in (found.a, found.b)]
-    if None in most:  # not looked at, since nothing of their types could wrap; or there is nothing in it
+    if None in most:  # not looked at, since nothing that the types hold could wrap; or there is nothing in it
         return None
-    bound = largest_sum(factors.k, *(size for size in most if size is not None))
-    if not can_wrap(factors.dtype, bound):
-        return None
-    safe = safe_dtype(*factors.dtypes, bound)
-    remedy = (
-        f"--dtype {safe} (dtype={str(safe)!r}) holds them"
-        if safe is not None
-        else "no integer type holds that bound: --dtype float64 rounds in place of wrapping"
-    )
-    return (
-        f"sums may have wrapped: A holds up to {most[0]} in absolute value and B up to {most[1]}, so that"
-        f" {factors.k} products reach up to {bound}, and C is {factors.dtype}, which ends at"
-        f" {np.iinfo(factors.dtype).max}; {remedy}"
-    )
+    return found_wrap("C", factors.dtype, *factors.dtypes, factors.k, *(size or 0 for size in most))
 
 
 def _largest(contents: Contents) -> int | None:

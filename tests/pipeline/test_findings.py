@@ -36,7 +36,6 @@ def test_wrapping_is_possible_just_where_the_bound_says_so(
     assert largest_sum(k, max(map(abs, a)), max(map(abs, b))) == bound
     assert findings.wraps == ("possible" if bound > 2**63 - 1 else "no")
     assert len(findings.cautions) == (findings.wraps == "possible")
-    assert not findings.cautions or str(bound) in findings.cautions[0]
 
 
 def test_ranges_are_looked_for_only_where_types_and_length_can_wrap(pair: zarr.Array) -> None:
