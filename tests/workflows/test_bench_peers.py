@@ -1,4 +1,4 @@
-"""The peers of the product's benchmark: cuBLAS is called as its headers say, and the fastest right setting is the peer."""
+"""The peers of the product's benchmark: cuBLAS is called as its headers say, and the fastest setting is the peer."""
 
 from __future__ import annotations
 
@@ -450,7 +450,10 @@ def test_a_missing_library_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gemm_peers, "library", lambda name: None)
     with contextlib.ExitStack() as stack:
         peers = gemm_peers.gpu_peers(problem_of("float32", "float32"), stack)
-    assert (peers.candidates, peers.missing) == ([], "libcublas.so is neither loaded nor found")
+    assert (peers.candidates, peers.refused) == (
+        [],
+        [("cublasGemmEx, cublasLtMatmul", "libcublas.so is neither loaded nor found")],
+    )
 
 
 def test_a_status_has_its_name(opened: Any) -> None:

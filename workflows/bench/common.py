@@ -155,6 +155,42 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Search:
+    """The settings of a case's peers that were tried, and what became of each."""
+
+    case: str
+    tried: tuple[Row, ...]
+    """Those whose answer is right, the fastest first; from `SEARCH_ROUNDS` short samples each."""
+    refused: tuple[tuple[str, str], ...]
+    """Names and reasons of the others: what the library did not take, or a wrong answer."""
+    turning_seconds: float | None = None
+    """What turning a B by rows into one by columns takes, which no setting that wants it so is charged for."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "case": self.case,
+            "tried": {row.contestant: row.seconds for row in self.tried},
+            "refused": dict(self.refused),
+            "turning_b_seconds": self.turning_seconds,
+        }
+
+    def describe(self, unit: str, scale: float) -> str:
+        """A few lines: how many settings were tried, the fastest of them, and those left out by reason."""
+        best = ", ".join(
+            f"{row.contestant} {significant(row.rate / scale)}" for row in self.tried[: 2 * FINALISTS]
+        )
+        text = f"{self.case}: {len(self.tried)} settings of peers searched; {unit} of the fastest: {best or 'none'}"
+        if self.turning_seconds is not None:
+            text += f"; turning a B by rows first takes {significant(self.turning_seconds * 1e3)} ms more"
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.refused:
+            reasons.setdefault(reason, []).append(name)
+        return text + "".join(
+            f"\n  not taken ({reason}): {'; '.join(names)}" for reason, names in reasons.items()
+        )
+
+
+@dataclass(frozen=True)
 class BenchReport:
     """A benchmark's rows and the machine that they were measured on."""
 
@@ -165,6 +201,8 @@ class BenchReport:
     """How many operations or bytes a second one unit is."""
     machine: dict[str, str]
     rows: tuple[Row, ...]
+    searches: tuple[Search, ...] = ()
+    """Of the cases whose peers have several settings."""
 
     def strongest(self, case: str) -> Row | None:
         """The fastest peer of a case; None where it has none."""
@@ -184,10 +222,16 @@ class BenchReport:
             "rows": [
                 asdict(row) | {"rate": row.rate / self.scale, "ratio": self.ratio(row)} for row in self.rows
             ],
+            "searches": [found.to_json() for found in self.searches],
         }
 
     def __str__(self) -> str:
-        return shown(self.table(), "; ".join(f"{name} {value}" for name, value in self.machine.items()))
+        machine = "; ".join(f"{name} {value}" for name, value in self.machine.items())
+        return "\n".join([shown(self.table(), machine), *self.searched()])
+
+    def searched(self) -> list[str]:
+        """What was searched in each case for the strongest peer, as lines."""
+        return [found.describe(self.unit, self.scale) for found in self.searches]
 
     def table(self) -> Any:
         """The rows as a rich table, one section a case."""
@@ -382,42 +426,6 @@ def _timed(
             Row(case, contestant.name, contestant.peer, done, statistics.median(times), low, high, len(times))
         )
     return rows
-
-
-@dataclass(frozen=True)
-class Search:
-    """The settings of a case's peers that were tried, and what became of each."""
-
-    case: str
-    tried: tuple[Row, ...]
-    """Those whose answer is right, the fastest first; from `SEARCH_ROUNDS` short samples each."""
-    refused: tuple[tuple[str, str], ...]
-    """Names and reasons of the others: what the library did not take, or a wrong answer."""
-    turning_seconds: float | None = None
-    """What turning a B by rows into one by columns takes, which no setting that wants it so is charged for."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "case": self.case,
-            "tried": {row.contestant: row.seconds for row in self.tried},
-            "refused": dict(self.refused),
-            "turning_b_seconds": self.turning_seconds,
-        }
-
-    def describe(self, unit: str, scale: float) -> str:
-        """A few lines: how many settings were tried, the fastest of them, and those left out by reason."""
-        best = ", ".join(
-            f"{row.contestant} {significant(row.rate / scale)}" for row in self.tried[: 2 * FINALISTS]
-        )
-        text = f"{self.case}: {len(self.tried)} settings of peers searched; {unit} of the fastest: {best or 'none'}"
-        if self.turning_seconds is not None:
-            text += f"; turning a B by rows first takes {significant(self.turning_seconds * 1e3)} ms more"
-        reasons: dict[str, list[str]] = {}
-        for name, reason in self.refused:
-            reasons.setdefault(reason, []).append(name)
-        return text + "".join(
-            f"\n  not taken ({reason}): {'; '.join(names)}" for reason, names in reasons.items()
-        )
 
 
 def taken(candidates: Sequence[Contestant]) -> tuple[list[Contestant], list[tuple[str, str]]]:

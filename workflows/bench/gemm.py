@@ -169,28 +169,20 @@ def call_cases() -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class GemmReport:
-    """What each contestant reached, how calls fare one at a time, and what was searched for the strongest peer."""
+    """What each contestant reached, and how calls fare one at a time."""
 
     report: BenchReport
     calls: CallsReport
-    searches: tuple[Search, ...]
 
     @property
     def rows(self) -> tuple[Row, ...]:
         return self.report.rows
 
     def to_json(self) -> dict[str, Any]:
-        return self.report.to_json() | {
-            "calls": self.calls.to_json(),
-            "searches": [found.to_json() for found in self.searches],
-        }
+        return self.report.to_json() | {"calls": self.calls.to_json()}
 
     def __str__(self) -> str:
-        parts = [str(self.report)]
-        if self.calls.rows:
-            parts.append(shown(self.calls.table()))
-        parts += [found.describe(self.report.unit, self.report.scale) for found in self.searches]
-        return "\n".join(parts)
+        return "\n".join([str(self.report), *([shown(self.calls.table())] if self.calls.rows else [])])
 
     def plot(self, path: str | Path) -> None:
         """`BenchReport.plot`"""
@@ -270,9 +262,14 @@ def run_gemm(
     if tune:
         tuning.remember(model(current_device()), best)
     report = BenchReport(
-        "matrix product", "Tflop/s", 1e12, machine(on_gpu) | _cublas_version(on_gpu), tuple(rows)
+        "matrix product",
+        "Tflop/s",
+        1e12,
+        machine(on_gpu) | _cublas_version(on_gpu),
+        tuple(rows),
+        tuple(searches),
     )
-    return GemmReport(report, CallsReport("Tflop/s", 1e12, tuple(call_rows)), tuple(searches))
+    return GemmReport(report, CallsReport("Tflop/s", 1e12, tuple(call_rows)))
 
 
 def _calls(case: Case, contestants: Sequence[Contestant]) -> list[CallRow]:
@@ -467,9 +464,7 @@ def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> _Field:
     peers = gemm_peers.gpu_peers(problem, stack)
     kept, searched = search(str(case), case.operations, peers.candidates, on_gpu=True)
     others, refused = taken(peers.others)
-    if peers.missing is not None:
-        refused.append(("cublasGemmEx, cublasLtMatmul", peers.missing))
-    searched = dataclasses.replace(searched, refused=(*searched.refused, *refused))
+    searched = dataclasses.replace(searched, refused=(*searched.refused, *refused, *peers.refused))
     kept += others
 
     def chosen(right: Any = b, transpose_b: bool = False) -> None:

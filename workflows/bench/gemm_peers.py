@@ -106,15 +106,15 @@ class Peers:
     """The settings that are searched for the strongest."""
     others: list[Contestant]
     """What is timed beside them and is no peer, since its errors have a weaker bound."""
-    missing: str | None
-    """Why cuBLAS is not called directly; None if it is."""
+    refused: list[tuple[str, str]]
+    """What is not among them, with the reason: cuBLAS's own calls without its library, a caller that failed."""
 
 
 def gpu_peers(problem: Problem, stack: contextlib.ExitStack) -> Peers:
     """All of a problem; ``stack`` undoes what they change, and frees what they hold once they have run."""
     found: list[Contestant] = []
     others: list[Contestant] = []
-    missing = None
+    refused: list[tuple[str, str]] = []
     for name in (
         "cupy_backends.cuda.libs.cublas",
         "torch",
@@ -123,14 +123,19 @@ def gpu_peers(problem: Problem, stack: contextlib.ExitStack) -> Peers:
     try:
         blas = stack.enter_context(cublas.opened())
     except (OSError, AttributeError, CublasError) as error:  # no library, one without a function, no handle
-        missing = str(error)
+        refused.append(("cublasGemmEx, cublasLtMatmul", str(error)))
     else:
         found += _direct(problem, blas)
         if problem.result.kind == "c":
             others.append(_by_three_products(problem, blas))
-    for caller, offers in (("CuPy", _cupy(problem, stack)), ("PyTorch", _torch(problem, stack))):
-        found += [_contestant(problem, name, run, caller) for name, run in offers]
-    return Peers(found, others, missing)
+    for caller, offers in (("CuPy", _cupy), ("PyTorch", _torch)):
+        try:
+            found += [_contestant(problem, name, run, caller) for name, run in offers(problem, stack)]
+        except (
+            Exception
+        ) as error:  # of kinds of their own, where a release does not take such an array or option
+            refused.append((caller, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+    return Peers(found, others, refused)
 
 
 def _by_three_products(problem: Problem, blas: Cublas) -> Contestant:
