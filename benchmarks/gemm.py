@@ -4,7 +4,8 @@
 
 Writes gemm-*.json and gemm-*.png to FOLDER. All runs, or those named: several GPUs can share them out, a process on
 each. On a large GPU ``ladder`` takes about two minutes, since every kernel is compiled for it, and the others half a
-minute to a minute each: making and judging matrices on the host takes longer than timing their products.
+minute to a minute each: making and judging matrices on the host takes longer than timing their products, and the
+search for the strongest setting of the peers takes some seconds a case.
 
 Squares as large as the peers are usually quoted at, sides that no tile divides, and skinny products. On a
 machine without a GPU the sides are smaller, and the peer is NumPy.

@@ -14,7 +14,7 @@ import pytest
 
 from tilewright.kernels.errors import OptionError
 from tilewright.pipeline.errors import StoreError
-from tilewright.workflows.bench import common, dot, gemm
+from tilewright.workflows.bench import common, cub, dot, gemm
 from tilewright.workflows.bench.common import (
     BenchReport,
     Contestant,
@@ -210,3 +210,51 @@ def test_the_spread_of_halves_shrinks_with_their_number() -> None:
 def test_every_dtype_is_measured_on_the_cpu() -> None:
     report = dot.run_dot(nbytes=1 << 16, device="cpu", rounds=3, seconds=0.01)
     assert {row.case for row in report.rows} == set(dot.DTYPES)
+
+
+def test_cub_is_compiled_for_each_dtype_with_its_types(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What nvcc is given: the types as definitions, and the conjugate for complex numbers alone."""
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> None:
+        ran.append(command)
+        raise OSError("no compiler here")
+
+    monkeypatch.setattr(cub.shutil, "which", lambda name: "/usr/bin/nvcc")
+    monkeypatch.setattr(cub.subprocess, "run", run)
+    cub._library.cache_clear()
+    for name in dot.DTYPES:
+        x = np.zeros(4, name)
+        assert cub.dot_product(x, x, (9, 0)) is None
+    cub._library.cache_clear()
+    assert [("-DCONJUGATE" in command) for command in ran] == [
+        np.dtype(name).kind == "c" for name in dot.DTYPES
+    ]
+    assert all("-arch=sm_90" in command for command in ran)
+    assert set(cub.DOT_TYPES) == set(dot.DTYPES)
+
+
+@pytest.mark.parametrize("name", sorted(cub.DOT_TYPES))
+def test_sums_of_cub_come_back_in_the_vectors_dtype(name: str) -> None:
+    """As a fake of the compiled function adds them up, in the type that it was compiled for."""
+    dtype = np.dtype(name)
+    kind = cub.DOT_TYPES[name][2]
+    x = (np.arange(1, 9) if dtype.kind != "c" else np.arange(1, 9) * (1 + 2j)).astype(dtype)
+    wide = (
+        np.vdot(x.astype(kind), x.astype(kind))
+        if dtype.kind == "c"
+        else (x.astype(kind) ** 2).sum(dtype=kind)
+    )
+    kept = cub._Kept(
+        SimpleNamespace(copy_to_host=lambda: np.array([wide], kind)), None, lambda f: f[0].astype(dtype)
+    )
+    own, _ = dot._judges(x, x, len(x))
+    assert own(kept.copy_to_host()) is None
+
+
+def test_the_four_channels_of_cub_add_up() -> None:
+    rows = np.arange(4 * 256, dtype=np.uint32).reshape(4, 256)
+    kept = cub._Kept(SimpleNamespace(copy_to_host=lambda: rows), None, cub._added)
+    np.testing.assert_array_equal(kept.copy_to_host(), rows[0] + rows[1] + rows[2] + rows[3])

@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,56 @@ def test_every_case_has_ours_the_peer_and_its_floors(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_kvikio_reads_for_a_peer_what_needs_no_decoding(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "find_spec", lambda name: object() if there else None)
+    both = ["dask.delayed + CuPy", "dask.delayed + CuPy + KvikIO"][: 1 + there]
+    assert corpus.peer_names("plain", "byte", gpu=True) == both
+    assert corpus.peer_names("plain", "bigram", gpu=True) == both
+    assert corpus.peer_names("zstd", "byte", gpu=True) == both[:1]
+    assert corpus.peer_names("plain", "codepoint", gpu=True) == both[:1]
+    assert corpus.peer_names("plain", "byte", gpu=False) == ["dask.delayed + NumPy"]
+
+
+def test_a_peer_that_reads_to_the_gpu_counts_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With NumPy for CuPy, and for KvikIO a reader into given memory."""
+
+    class CuFile:
+        def __init__(self, path: str, flags: str) -> None:
+            assert flags == "r"
+            self.path = path
+
+        def __enter__(self) -> CuFile:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def read(self, data: np.ndarray) -> int:
+            data[...] = np.fromfile(self.path, np.uint8)
+            return len(data)
+
+    cupy = SimpleNamespace(empty=np.empty, asarray=lambda data: data.view(Got), bincount=np.bincount)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "kvikio", SimpleNamespace(CuFile=CuFile))
+    (tmp_path / "text").write_bytes(b"\xff\x00abba" * 9)
+    for by in ("byte", "letter", "bigram"):
+        monkeypatch.setattr(
+            cupy, "bincount", lambda data, minlength: np.bincount(data, minlength=minlength).view(Got)
+        )
+        found = peer_counts(str(tmp_path / "text"), by, True, True)
+        np.testing.assert_array_equal(found, peer_counts(str(tmp_path / "text"), by, False))
+
+
+class Got(np.ndarray):
+    """An array with CuPy's way to the host."""
+
+    def get(self) -> np.ndarray:
+        return self.view(np.ndarray)
+
+
 def test_processes_of_a_floor_have_all_started_before_they_work() -> None:
     before = set(multiprocessing.active_children())
     with started_processes(3) as pool:
@@ -100,7 +151,9 @@ def test_wrong_counts_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return np.zeros(256, np.int64)
 
     monkeypatch.setattr(corpus, "_peer", wrong)
-    with pytest.raises(WrongAnswer, match=r"byte, plain, 1 worker, peer is wrong: bin \d+ is 0, not"):
+    with pytest.raises(
+        WrongAnswer, match=r"byte, plain, 1 worker, dask\.delayed \+ NumPy is wrong: bin \d+ is 0, not"
+    ):
         run_corpus(tmp_path, nbytes=10_000, storages=("plain",))
 
 

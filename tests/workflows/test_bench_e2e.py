@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,3 +50,50 @@ def test_the_floor_of_a_codec_counts_the_elements_bytes(
 def test_a_row_has_its_quartiles() -> None:
     row = e2e._row("case", "ours", False, 1.0, [4.0, 1.0, 2.0, 3.0, 9.0])
     assert (row.low, row.seconds, row.high, row.samples) == (2.0, 3.0, 4.0, 5)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_one_process_is_a_peer_whose_product_is_right(tmp_path: Path, compressed: bool) -> None:
+    case = e2e.Case(50, "float32", 20, 1, None, "full", compressed=compressed)
+    e2e.write_inputs(tmp_path / "in", case)
+    assert e2e.multiply_alone(tmp_path / "in", tmp_path / "c.zarr", case, False) > 0
+    a, b, c = (zarr.open_array(tmp_path / name, mode="r") for name in ("in/a.zarr", "in/b.zarr", "c.zarr"))
+    assert c.chunks == (20, 20)
+    assert bool(c.compressors) == compressed
+    np.testing.assert_allclose(c[...], a[...].astype(np.float64) @ b[...], rtol=1e-4, atol=1e-3)
+
+
+def test_one_worker_stands_beside_both_peers(tmp_path: Path) -> None:
+    case = e2e.Case(48, "int32", 16, 1, None, "small", repeats=2, peer_repeats=2)
+    ((rows, details, _),) = e2e.run_e2e([case], tmp_path, gpu=False)
+    assert [(row.contestant, row.peer, row.samples) for row in rows] == [
+        ("tilewright", False, 2),
+        ("dask.array + NumPy", True, 2),
+        ("one process, NumPy", True, 2),
+    ]
+    assert details["peer_memory_nbytes"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_process_multiplies_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NumPy for CuPy: A has left the pinned memory before B takes it, and the pool is given back."""
+    freed: list[bool] = []
+
+    class Got(np.ndarray):
+        def get(self, out: np.ndarray) -> np.ndarray:
+            out[...] = self
+            return out
+
+    cupy = SimpleNamespace(
+        asarray=lambda source, *, blocking: np.array(source) if blocking else source,
+        matmul=lambda a, b: (a @ b).view(Got),
+        get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: freed.append(True)),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=np.empty))
+    case = e2e.Case(30, "float64", 20, 1, None, "full")
+    e2e.write_inputs(tmp_path / "in", case)
+    e2e.multiply_alone(tmp_path / "in", tmp_path / "c.zarr", case, True)
+    a, b, c = (zarr.open_array(tmp_path / name, mode="r") for name in ("in/a.zarr", "in/b.zarr", "c.zarr"))
+    np.testing.assert_allclose(c[...], np.asarray(a[...]) @ np.asarray(b[...]))
+    assert freed == [True]

@@ -1,4 +1,5 @@
-"""A corpus on a cluster: files to counts, ours beside dask.delayed with NumPy's, or on a GPU CuPy's, bincount.
+"""A corpus on a cluster: files to counts, ours beside dask.delayed with NumPy's, or on a GPU CuPy's, bincount; there
+KvikIO reads the files of a second peer, where it is installed.
 
 The same files, the same cluster, in turns. The floors stand beside the total: the time that the bytes need from the
 file system into pinned memory, over the bus, and in the kernel; or that decompressing needs on the cores. Each is
@@ -8,6 +9,7 @@ compared with those of one file, taken on the CPU, before anything is timed.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,7 @@ from tilewright.workflows.histogram import histogram
 from tilewright.workflows.parameters import Size
 
 STORAGES = ("plain", "zstd")
+KVIKIO = " + KvikIO"
 FILE_NBYTES = 64 << 20
 UNIT_NBYTES = 16 << 20
 """Text repeats after this many bytes: further back than Zstandard looks at its usual level."""
@@ -155,7 +159,8 @@ def run_corpus(
                 progress(case)
                 one = count_host(data, kind, np.array([0, len(data)]), 0, len(data))[0]
                 ours: list[float] = []
-                theirs: list[float] = []
+                names = peer_names(storage, by, gpu=gpu) if peer else []
+                theirs: dict[str, list[float]] = {name: [] for name in names}
                 stages: dict[str, float] = {}
                 paths = sorted(map(str, place.iterdir()))
                 turns = 1 + max(repeats, peer_repeats if peer else 0)  # the first warms and is checked
@@ -165,16 +170,17 @@ def run_corpus(
                         counts, stages = _ours(client, place, by, facts[0].device)
                         took = time.perf_counter() - start
                         _take(ours, turn, took, counts, one * files, f"{case}, tilewright")
-                    if peer and turn <= peer_repeats:
+                    for name, seconds in theirs.items() if turn <= peer_repeats else ():
                         start = time.perf_counter()
-                        counts = _peer(paths[:peer_files], kind, gpu=gpu)
+                        counts = _peer(paths[:peer_files], kind, gpu=gpu, direct=name.endswith(KVIKIO))
                         took = time.perf_counter() - start
-                        _take(theirs, turn, took, counts, one * peer_files, f"{case}, peer")
+                        _take(seconds, turn, took, counts, one * peer_files, f"{case}, {name}")
                 total = files * len(text)
                 rows.append(_row(case, "tilewright", False, total, ours))
-                if peer:
-                    name = "dask.delayed + " + ("CuPy" if gpu else "NumPy")
-                    rows.append(_row(case, name, True, peer_files * len(text), theirs))
+                rows += [
+                    _row(case, name, True, peer_files * len(text), seconds)
+                    for name, seconds in theirs.items()
+                ]
                 found = {"count": _rate(client, partial(counting_rate, documents[0], by, gpu))}
                 floors = {name: total / rate for name, rate in (rates | found).items()}
                 details.append(
@@ -217,19 +223,34 @@ def _ours(client: Client, place: Path, by: str, device: str) -> tuple[np.ndarray
     return found.counts, stages
 
 
-def _peer(paths: Sequence[str], kind: Kind, *, gpu: bool) -> np.ndarray:
+def peer_names(storage: str, by: str, *, gpu: bool) -> list[str]:
+    """The peers of a case: dask.delayed with the library that counts, and on a GPU, for what need not be decompressed
+    or decoded first, with KvikIO to read it there too."""
+    name = "dask.delayed + " + ("CuPy" if gpu else "NumPy")
+    direct = gpu and storage == "plain" and by != "codepoint" and find_spec("kvikio") is not None
+    return [name, name + KVIKIO] if direct else [name]
+
+
+def _peer(paths: Sequence[str], kind: Kind, *, gpu: bool, direct: bool = False) -> np.ndarray:
     """Every file a task: read whole, decompressed whole, counted by bincount; the counts are added here."""
     import dask
 
-    tasks = [dask.delayed(peer_counts, pure=False)(path, kind.name, gpu) for path in paths]
+    tasks = [dask.delayed(peer_counts, pure=False)(path, kind.name, gpu, direct) for path in paths]
     counts: np.ndarray = np.sum(dask.compute(*tasks), axis=0)
     return counts
 
 
-def peer_counts(path: str, by: str, gpu: bool) -> np.ndarray:
-    """Counts of one file, int64[bins], as a user of NumPy or CuPy would take them."""
+def peer_counts(path: str, by: str, gpu: bool, direct: bool = False) -> np.ndarray:
+    """Counts of one file, int64[bins], as a user of NumPy or CuPy would take them; ``direct``: read to the GPU by
+    KvikIO."""
     kind = kind_named(by)
-    if path.endswith(".zst"):
+    data: Any
+    if direct:
+        kvikio = importlib.import_module("kvikio")
+        data = importlib.import_module("cupy").empty(os.path.getsize(path), np.uint8)
+        with kvikio.CuFile(path, "r") as file:
+            file.read(data)
+    elif path.endswith(".zst"):
         data = np.frombuffer(zstandard.decompress(Path(path).read_bytes()), np.uint8)
     else:
         data = np.fromfile(path, np.uint8)

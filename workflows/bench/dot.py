@@ -1,4 +1,7 @@
-"""The dot product on one device beside cuBLAS or NumPy and reading alone; two dtypes with every way to finish the sum.
+"""The dot product on one device beside its peers and reading alone; two dtypes with every way to finish the sum.
+
+On a GPU the peer is the fastest of CUB's reduction of products (where nvcc is installed), CuPy's reduction kernel of
+the same, and cuBLAS through CuPy and PyTorch; on a CPU it is NumPy.
 
 Each contestant's answer is checked before it is timed, against sums in double precision or exact integers.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import click
 import numpy as np
 
 from tilewright.kernels import dot
-from tilewright.kernels.device_choice import DEVICES, SIMULATOR, resolve_device
+from tilewright.kernels.device_choice import DEVICES, SIMULATOR, capability, current_device, resolve_device
 from tilewright.kernels.dot_host import dot_host
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.streams import DEFAULT_STREAM
@@ -27,10 +30,12 @@ from tilewright.workflows.bench.common import (
     ElementType,
     Picture,
     Row,
+    Search,
     expect_pictures,
     machine,
     measure,
     publish,
+    search,
 )
 from tilewright.workflows.parameters import Size
 
@@ -43,6 +48,11 @@ UNIT_NBYTES = 1 << 24
 """Vectors repeat after this many bytes: making gigabytes on the host takes longer than all that is measured."""
 ROUNDOFF = 64
 """How many rounding errors of its sums' type an answer may be off, relative to the sum of absolute products."""
+SUMS = {
+    "float16": "float", "float32": "float", "float64": "double",
+    "int8": "unsigned int", "int32": "unsigned int", "int64": "unsigned long long",
+}  # fmt: skip
+"""The type in which CuPy's reduction adds up, by dtype; unsigned ones wrap."""
 HALF_SPREAD = 4096.0
 """The standard deviation of a float16 product at most: a sixteenth of what the type holds."""
 
@@ -66,14 +76,21 @@ def run_dot(
         raise OptionError("the CUDA simulator proves nothing about speed; unset NUMBA_ENABLE_CUDASIM")
     on_gpu = resolve_device(device) == "cuda"
     rows: list[Row] = []
+    searches: list[Search] = []
     for name in dtypes:
         progress(name)
         x, y = _units(np.dtype(name), nbytes)
         length = nbytes // x.itemsize
-        contestants = _gpu(x, y, length, name in LADDER_DTYPES) if on_gpu else _cpu(x, y, length)
         work = float(length * (x.itemsize + y.itemsize))
+        if on_gpu:
+            peers, ours = _gpu(x, y, length, name in LADDER_DTYPES)
+            kept, searched = search(name, work, peers, on_gpu=True)
+            contestants = kept + ours
+            searches.append(searched)
+        else:
+            contestants = _cpu(x, y, length)
         rows += measure(name, work, contestants, on_gpu=on_gpu, rounds=rounds, seconds=seconds)
-    return BenchReport("dot product", "GB/s", 1e9, machine(on_gpu), tuple(rows))
+    return BenchReport("dot product", "GB/s", 1e9, machine(on_gpu), tuple(rows), tuple(searches))
 
 
 def _units(dtype: np.dtype, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +177,11 @@ def _judge(exact: Any, scale: float, dtype: np.dtype, sums: np.dtype, found: Any
 
 
 def _contestant(
-    name: str, run: Callable[[], Any], judge: Callable[[Any], str | None], peer: bool = False
+    name: str,
+    run: Callable[[], Any],
+    judge: Callable[[Any], str | None],
+    peer: bool = False,
+    caller: str = "",
 ) -> Contestant:
     def check() -> str | None:
         found = run()
@@ -169,7 +190,7 @@ def _contestant(
                 return judge(getattr(found, method)())
         return judge(found)
 
-    return Contestant(name, run, check, peer)
+    return Contestant(name, run, check, peer, caller=caller)
 
 
 def _judges(
@@ -193,20 +214,20 @@ def _cpu(unit_x: np.ndarray, unit_y: np.ndarray, length: int) -> list[Contestant
     return [*found, _contestant("tilewright (CPU)", functools.partial(dot, x, y, device="cpu"), judge)]
 
 
-def _gpu(x: np.ndarray, y: np.ndarray, length: int, ladder: bool) -> list[Contestant]:
-    """Contestants on vectors that repeat x and y; ``ladder``: every way to finish."""
+def _gpu(
+    x: np.ndarray, y: np.ndarray, length: int, ladder: bool
+) -> tuple[list[Contestant], list[Contestant]]:
+    """The settings of peers to search, and ours, on vectors that repeat x and y; ``ladder``: every way to finish."""
     from tilewright.kernels.dot_device import FINISHES, on_device
     from tilewright.kernels.reading import read
 
     judge_peer, judge = _judges(x, y, length)
     left, right = _repeated(x, length), _repeated(y, length)
-    found = []
-    cupy = _library("cupy")
-    if cupy is not None and x.dtype != np.float16:
-        theirs = cupy.asarray(left), cupy.asarray(right)
-        name = "cuBLAS (CuPy)" if x.dtype.kind in "fc" else "cupy.vdot"
-        found.append(_contestant(name, functools.partial(cupy.vdot, *theirs), judge_peer, peer=True))
-    found.append(_contestant("tilewright", functools.partial(dot, left, right), judge))
+    peers = [
+        _contestant(name, run, judge_peer, peer=True, caller=caller)
+        for caller, name, run in _peers(left, right)
+    ]
+    found = [_contestant("tilewright", functools.partial(dot, left, right), judge)]
     for finish in FINISHES if ladder else ():
         run = functools.partial(on_device, left, right, x.dtype, True, DEFAULT_STREAM, finish)
         found.append(_contestant(finish, run, judge))
@@ -215,7 +236,44 @@ def _gpu(x: np.ndarray, y: np.ndarray, length: int, ladder: bool) -> list[Contes
         read(left)
         read(right)
 
-    return [*found, Contestant("reading alone", both, lambda: None)]
+    return peers, [*found, Contestant("reading alone", both, lambda: None)]
+
+
+def _peers(x: Any, y: Any) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """Callers, names and functions; x and y are Numba device arrays."""
+    from tilewright.workflows.bench import cub
+
+    current = capability(current_device())
+    ready = cub.dot_product(x, y, current) if current else None
+    if ready is not None:
+        call, result = ready
+
+        def reduce_cub() -> Any:
+            call()
+            return result
+
+        yield "CUB", "CUB TransformReduce", reduce_cub
+    cupy, torch = _library("cupy"), _library("torch")
+    if cupy is not None:
+        left, right = cupy.asarray(x), cupy.asarray(y)
+        yield "CuPy", "CuPy ReductionKernel", functools.partial(_reduction(cupy, x.dtype), left, right)
+        if x.dtype != np.float16:  # it adds up in half precision
+            name = "cuBLAS (CuPy)" if x.dtype.kind in "fc" else "cupy.vdot"
+            yield "cuBLAS", name, functools.partial(cupy.vdot, left, right)
+    if torch is not None and x.dtype.kind in "fc":  # it has none of integers on a GPU
+        tensors = [torch.as_tensor(vector, device="cuda") for vector in (x, y)]
+        yield "cuBLAS", "cuBLAS (PyTorch)", functools.partial(torch.vdot, *tensors)
+
+
+def _reduction(cupy: Any, dtype: np.dtype) -> Any:
+    """CuPy's kernel that reads both vectors once and adds up their products, as its users write it."""
+    if dtype.kind == "c":
+        return cupy.ReductionKernel("T x, T y", "T z", "conj(x) * y", "a + b", "z = a", "0", "peer_dot")
+    sums = SUMS[dtype.name]
+    product = f"({sums})x * ({sums})y"
+    return cupy.ReductionKernel(
+        "T x, T y", "T z", product, "a + b", "z = a", "0", "peer_dot", reduce_type=sums
+    )
 
 
 def _library(name: str) -> Any:

@@ -1,4 +1,8 @@
-"""The whole job beside dask.array: Zarr in, Zarr out, the same stored matrices, clusters of the same kind, in turns.
+"""The whole job beside its peers: Zarr in, Zarr out, the same stored matrices, in turns.
+
+One peer is dask.array, on a cluster of the same kind. Where one worker is timed there is another: one process that
+reads A and B whole, by the fastest codec pipeline that is installed, multiplies them and writes C. It needs all three
+in memory, and checks and resumes nothing.
 
 The floors stand beside the total: the time that the bytes need from storage and over the bus, and the arithmetic in the
 kernel, each measured in the same run. Every product is checked (`tilewright.verify`) before it is timed.
@@ -6,13 +10,15 @@ kernel, each measured in the same run. Every product is checked (`tilewright.ver
 
 from __future__ import annotations
 
+import importlib
 import math
+import multiprocessing
 import os
 import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -133,7 +139,11 @@ def run_e2e(
             with ExitStack() as stack:
                 client = stack.enter_context(cluster_of(case.workers, gpu))
                 peer = stack.enter_context(cluster_of(case.workers, gpu)) if case.peer_repeats else None
-                yield _run_case(client, peer, case, inputs, folder / "c.zarr", gpu=gpu, cold=cold)
+                script = None
+                if case.peer_repeats and case.workers == 1:
+                    context = multiprocessing.get_context("spawn")
+                    script = stack.enter_context(ProcessPoolExecutor(1, context))
+                yield _run_case(client, peer, script, case, inputs, folder / "c.zarr", gpu=gpu, cold=cold)
     finally:
         if inputs is not None:
             shutil.rmtree(inputs)
@@ -145,15 +155,28 @@ def report_of(rows: Iterable[Row], *, gpu: bool) -> BenchReport:
 
 
 def _run_case(
-    client: Client, peer: Client | None, case: Case, inputs: Path, out: Path, *, gpu: bool, cold: bool
+    client: Client,
+    peer: Client | None,
+    script: Executor | None,
+    case: Case,
+    inputs: Path,
+    out: Path,
+    *,
+    gpu: bool,
+    cold: bool,
 ) -> tuple[tuple[Row, ...], dict[str, Any], Timeline]:
-    ours, theirs = _Timing(), _Timing()
+    ours, theirs, alone = _Timing(), _Timing(), _Timing()
     # The first turn warms up and is checked.
     for turn in range(1 + max(case.repeats, case.peer_repeats)):
         if turn <= case.repeats:
             _time_ours(client, inputs, out, case, ours, cold=cold, check=turn == 0, gpu=gpu)
         if peer is not None and turn <= case.peer_repeats:
             _time_peer(peer, inputs, out, case, theirs, cold=cold, check=turn == 0, gpu=gpu)
+        if script is not None and turn <= case.peer_repeats:
+            if cold:
+                forget_pages(inputs)
+            seconds = script.submit(multiply_alone, inputs, out, case, gpu).result()
+            _finish(client, inputs, out, alone, seconds, turn == 0)
     work = 2 * case.n**3
     rows = [_row(case.name, "tilewright", False, work, ours.seconds)]
     details = _details(client, inputs, case, ours, gpu=gpu)
@@ -161,6 +184,10 @@ def _run_case(
         name = "dask.array" + (" + CuPy" if gpu else " + NumPy")
         rows.append(_row(case.name, name, True, work, theirs.seconds))
         details["peer_memory_nbytes"] = theirs.memory_nbytes
+    if script is not None:
+        rows.append(
+            _row(case.name, "one process, " + ("CuPy" if gpu else "NumPy"), True, work, alone.seconds)
+        )
     assert ours.timeline is not None
     return tuple(rows), details, ours.timeline
 
@@ -294,6 +321,50 @@ def _time_peer(
     da.to_zarr(product, target)
     seconds = time.perf_counter() - start
     _finish(client, inputs, out, timing, seconds, check)
+
+
+def multiply_alone(inputs: Path, out: Path, case: Case, gpu: bool) -> float:
+    """Seconds that this process takes to read A and B, multiply them and write C, as a script of Zarr's and CuPy's, or
+    NumPy's, users would at its best: chunks by all cores, through zarrs where it is installed, by pinned memory."""
+    from tilewright.workflows.bench.io import fastest_pipeline
+
+    settings = fastest_pipeline(usable_cores())
+    start = time.perf_counter()
+    sides = case.n, case.n
+    if not gpu:
+        left, right = (
+            _read_whole(inputs / name, np.empty(sides, case.dtype), settings) for name in ("a.zarr", "b.zarr")
+        )
+        product = left @ right
+    else:
+        cupy, cupyx = importlib.import_module("cupy"), importlib.import_module("cupyx")
+        host = cupyx.empty_pinned(sides, case.dtype)
+        on_gpu = [
+            cupy.asarray(_read_whole(inputs / name, host, settings), blocking=True)
+            for name in ("a.zarr", "b.zarr")
+        ]
+        product = cupy.matmul(*on_gpu).get(out=host)
+        del on_gpu
+    with zarr.config.set(settings):
+        target = zarr.create_array(
+            out,
+            shape=sides,
+            chunks=(case.chunk, case.chunk),
+            dtype=case.dtype,
+            compressors="auto" if case.compressed else None,
+        )
+        target[...] = product
+    seconds = time.perf_counter() - start
+    if gpu:
+        cupy.get_default_memory_pool().free_all_blocks()  # ours has its turn on the same GPU
+    return seconds
+
+
+def _read_whole(path: Path, into: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
+    from tilewright.workflows.bench.io import read_by_zarr
+
+    read_by_zarr(path, into, settings)
+    return into
 
 
 def _finish(client: Client, inputs: Path, out: Path, timing: _Timing, seconds: float, check: bool) -> None:

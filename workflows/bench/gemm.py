@@ -1,5 +1,8 @@
 """The matrix product on one device: every kernel of the ladder beside cuBLAS, or the CPU twin beside NumPy.
 
+The peer is the fastest of all settings that could be (`gemm_peers`); times are those of the device, and by the host's
+clock those of single calls beside calls in a row.
+
 Each contestant's answer is checked before it is timed, against sums in float64 or exact integers, on bands of
 rows that the plain tiled kernel (on a CPU: NumPy) computes. Operands are random over the whole range of
 integers, and normally distributed otherwise.
@@ -8,8 +11,8 @@ integers, and normally distributed otherwise.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ import numpy as np
 
 from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
-from tilewright.kernels.device_array import strided_view, to_device
+from tilewright.kernels.device_array import to_device
 from tilewright.kernels.device_choice import DEVICES, SIMULATOR, current_device, model, resolve_device
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gemm import tuning
@@ -32,17 +35,26 @@ from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gemm.tiled import TILED
 from tilewright.kernels.streams import DEFAULT_STREAM
 from tilewright.kernels.tolerance import tolerance
+from tilewright.workflows.bench import gemm_peers
 from tilewright.workflows.bench.common import (
     SECONDS,
     BenchReport,
+    CallRow,
+    CallsReport,
     Contestant,
     Picture,
     Row,
+    Search,
     expect_pictures,
     machine,
     measure,
+    measure_calls,
     publish,
+    search,
+    shown,
+    taken,
 )
+from tilewright.workflows.bench.cublas import CublasError, Sides, opened
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "int32", "int64")
 CHOSEN = "tilewright: "
@@ -58,6 +70,18 @@ PERIOD = 4_194_301
 """A prime: larger matrices repeat so many random elements, in another place of every row."""
 SMALL = 127
 """The largest absolute value of ``small`` integers: those that one 8-bit digit holds."""
+CALL_SECONDS = 0.5
+"""For the calls of each contestant, about."""
+CALL_SIZES = (64, 256, 1024, 2048, 4096, 8192)
+CALL_KINDS = (
+    ("float32", "full", False),
+    ("float16", "full", False),
+    ("float32", "tf32", False),
+    ("int8->int32", "full", False),
+    ("int64", "full", True),
+    ("float32", "split", False),
+)
+"""Dtypes, precisions, and whether integers are small: the sides and kinds of which single calls are always told."""
 
 
 @dataclass(frozen=True)
@@ -112,23 +136,57 @@ def cases(
     A size is the side of square matrices, or (m, n, k); ``int8->int32`` is a dtype and that of its result.
     """
     for text in dtypes:
-        stored, _, wanted = text.partition("->")
-        try:
-            dtype = np.dtype(stored)
-        except TypeError:
-            if stored == "bfloat16":
-                raise OptionError(
-                    "dtype 'bfloat16' is NumPy's only with the package ml_dtypes; install it"
-                ) from None
-            raise OptionError(
-                f"dtype {text!r} is unknown; it may be {', '.join(map(dtype_name, ELEMENTS))}, or like int8->int32"
-            ) from None
-        result = result_dtype(dtype, dtype, wanted or None)
+        dtype, result = _types(text)
         for size in sizes:
             m, n, k = (size,) * 3 if isinstance(size, int) else size
             for precision in precisions if dtype == result == np.float32 else ("full",):
                 for tiny in (False, True) if small and dtype.kind in "iu" else (False,):
                     yield Case(m, n, k, dtype, result, precision, tiny)
+
+
+def _types(text: str) -> tuple[np.dtype, np.dtype]:
+    """The dtypes of operands and result from a name such as ``float32`` or ``int8->int32``."""
+    stored, _, wanted = text.partition("->")
+    try:
+        dtype = np.dtype(stored)
+    except TypeError:
+        if stored == "bfloat16":
+            raise OptionError(
+                "dtype 'bfloat16' is NumPy's only with the package ml_dtypes; install it"
+            ) from None
+        raise OptionError(
+            f"dtype {text!r} is unknown; it may be {', '.join(map(dtype_name, ELEMENTS))}, or like int8->int32"
+        ) from None
+    return dtype, result_dtype(dtype, dtype, wanted or None)
+
+
+def call_cases() -> Iterator[Case]:
+    """Small and middle sides of the kinds of which single calls are always told."""
+    for text, precision, small in CALL_KINDS:
+        for side in CALL_SIZES:
+            yield Case(side, side, side, *_types(text), precision, small)
+
+
+@dataclass(frozen=True)
+class GemmReport:
+    """What each contestant reached, and how calls fare one at a time."""
+
+    report: BenchReport
+    calls: CallsReport
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.report.rows
+
+    def to_json(self) -> dict[str, Any]:
+        return self.report.to_json() | {"calls": self.calls.to_json()}
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.report), *([shown(self.calls.table())] if self.calls.rows else [])])
+
+    def plot(self, path: str | Path) -> None:
+        """`BenchReport.plot`"""
+        self.report.plot(path)
 
 
 def run_gemm(
@@ -140,16 +198,18 @@ def run_gemm(
     device: str = "auto",
     whole_ladder: bool = True,
     tune: bool = False,
+    calls: bool = False,
     rounds: int = 15,
     seconds: float = 2.0,
     progress: Callable[[str], None] = lambda text: None,
-) -> BenchReport:
+) -> GemmReport:
     """Measure products of random matrices, and return what each contestant reached.
 
     sizes, dtypes, precisions, small: see `cases`.
     whole_ladder: every kernel that takes the problem, not only the chosen one (GPU); the portable ones up to
         `PORTABLE_OPERATIONS`.
     tune: remember the fastest kernel of each case in the user's cache directory, for `matmul` to choose (GPU).
+    calls: time single and queued calls also of `call_cases` (GPU); of the cases asked for they are timed anyway.
     rounds, seconds: at most so many samples a contestant, and about so long.
 
     Raises WrongAnswer where a contestant's product is wrong, and what `matmul` raises.
@@ -167,24 +227,78 @@ def run_gemm(
             "tuning keeps its results in the user's cache folder, and this user has no home; set XDG_CACHE_HOME to a"
             " folder that can be written, or leave tune out"
         )
+    if calls and not on_gpu:
+        raise OptionError(
+            "single calls are compared with queued ones on a GPU, and this runs on the CPU; leave it out"
+        )
     rows: list[Row] = []
+    call_rows: list[CallRow] = []
+    searches: list[Search] = []
     best: dict[str, str] = {}
-    for case in cases(sizes, dtypes, precisions, small):
+    timing: dict[str, Any] = {"on_gpu": on_gpu, "rounds": rounds, "seconds": seconds}
+    told = list(cases(sizes, dtypes, precisions, small))
+    for case in told:
         progress(str(case))
-        if on_gpu and case.dtype == BFLOAT16 and _library("torch") is None:
-            progress("  without its peer, which is called through PyTorch: that is not installed")
+        if not on_gpu:
+            rows += measure(str(case), case.operations, _cpu(case), **timing)
+            continue
         with contextlib.ExitStack() as stack:
-            contestants = _gpu(case, whole_ladder or tune, stack) if on_gpu else _cpu(case)
-            found = measure(
-                str(case), case.operations, contestants, on_gpu=on_gpu, rounds=rounds, seconds=seconds
-            )
+            field = _gpu(case, whole_ladder or tune, stack)
+            beside = field.peers + field.ours
+            found = measure(str(case), case.operations, beside + field.ladder, **timing)
+            call_rows += _calls(case, beside)
         rows += found
+        searches.append(field.search)
         if tune:
-            ours = [row for row in found if not row.peer]
-            best[_bucket(case)] = min(ours, key=lambda row: row.seconds).contestant.removeprefix(CHOSEN)
+            best[_bucket(case)] = _fastest_kernel(found)
+    for case in call_cases() if calls else ():
+        if case in told:
+            continue
+        progress(f"{case}, calls")
+        with contextlib.ExitStack() as stack:
+            field = _gpu(case, False, stack)
+            call_rows += _calls(case, field.peers + field.ours)
+        searches.append(field.search)
     if tune:
         tuning.remember(model(current_device()), best)
-    return BenchReport("matrix product", "Tflop/s", 1e12, machine(on_gpu), tuple(rows))
+    report = BenchReport(
+        "matrix product",
+        "Tflop/s",
+        1e12,
+        machine(on_gpu) | _cublas_version(on_gpu),
+        tuple(rows),
+        tuple(searches),
+    )
+    return GemmReport(report, CallsReport("Tflop/s", 1e12, tuple(call_rows)))
+
+
+def _calls(case: Case, contestants: Sequence[Contestant]) -> list[CallRow]:
+    return measure_calls(
+        str(case), case.operations, contestants, synchronize=_synchronize, seconds=CALL_SECONDS
+    )
+
+
+def _synchronize() -> None:
+    from numba import cuda
+
+    cuda.synchronize()
+
+
+def _fastest_kernel(rows: Sequence[Row]) -> str:
+    """The fastest of the kernels of the ladder, each on B by rows."""
+    names = {kernel.name for kernel in ladder()}
+    kernels = [row for row in rows if not row.peer and row.contestant.removeprefix(CHOSEN) in names]
+    return min(kernels, key=lambda row: row.seconds).contestant.removeprefix(CHOSEN)
+
+
+def _cublas_version(on_gpu: bool) -> dict[str, str]:
+    if not on_gpu:
+        return {}
+    try:
+        with opened() as blas:
+            return {"cublas": blas.version}
+    except (OSError, AttributeError, CublasError) as error:
+        return {"cublas": f"not called directly ({error})"}
 
 
 def _bucket(case: Case) -> str:
@@ -268,23 +382,52 @@ def _cpu(case: Case) -> list[Contestant]:
     def numpy_product() -> None:
         np.matmul(a[part], b, out=theirs[part], dtype=None if case.result == BFLOAT16 else case.result)
 
+    peers = [("numpy.matmul", numpy_product)]
+    if integer and case.small and case.k * SMALL**2 < 2**53:
+        left64, right64 = (matrix.astype(np.float64) for matrix in (a[part], b))
+
+        def double_product() -> None:
+            # Operands known to be small, and converted beforehand, which the peer is given for free.
+            theirs[part] = left64 @ right64
+
+        peers.append(("numpy.matmul in float64, operands known to be small", double_product))
+    torch = gemm_peers.library("torch")
+    if torch is not None and case.dtype == case.result and case.dtype != BFLOAT16:
+        left, right_tensor, product = (torch.from_numpy(matrix) for matrix in (a[part], b, theirs[part]))
+        peers.append(("torch.mm", functools.partial(torch.mm, left, right_tensor, out=product)))
+
     def check(run: Callable[[], None], product: np.ndarray, seen: list[slice]) -> str | None:
         run()
         return judge([product[band] for band in seen])
 
     return [
-        Contestant(
-            "numpy.matmul" + (f" ({NUMPY_INTEGER_ROWS} rows)" if share < 1 else ""),
-            numpy_product,
-            functools.partial(check, numpy_product, theirs, bands[:1] if share < 1 else bands),
-            peer=True,
-            work=case.operations * share,
+        *(
+            Contestant(
+                name + (f" ({NUMPY_INTEGER_ROWS} rows)" if share < 1 else ""),
+                run,
+                functools.partial(check, run, theirs, bands[:1] if share < 1 else bands),
+                peer=True,
+                work=case.operations * share,
+            )
+            for name, run in peers
         ),
         Contestant("tilewright (CPU)", ours, functools.partial(check, ours, out, bands)),
     ]
 
 
-def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> list[Contestant]:
+@dataclass(frozen=True)
+class _Field:
+    """Who takes part in a case on a GPU."""
+
+    peers: list[Contestant]
+    ours: list[Contestant]
+    """What `matmul` chooses first."""
+    ladder: list[Contestant]
+    """The other kernels that take the problem."""
+    search: Search
+
+
+def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> _Field:
     from numba import cuda
 
     host_a, host_b = case.operands()
@@ -303,95 +446,48 @@ def _gpu(case: Case, whole_ladder: bool, stack: contextlib.ExitStack) -> list[Co
         run()
         return judge([out[band].copy_to_host() for band in bands])
 
-    def contestant(name: str, run: Callable[[], Any], peer: bool = False) -> Contestant:
-        return Contestant(name, run, functools.partial(check, run), peer)
+    def contestant(name: str, run: Callable[[], Any]) -> Contestant:
+        return Contestant(name, run, functools.partial(check, run))
 
-    def chosen() -> None:
-        matmul(a, b, out, dtype=case.result, precision=case.precision)
+    problem = gemm_peers.Problem(
+        Sides(case.m, case.n, case.k),
+        case.dtype,
+        case.result,
+        case.precision,
+        SMALL if case.small else None,
+        (host_a, host_b),
+        a,
+        b,
+        out,
+        check,
+    )
+    peers = gemm_peers.gpu_peers(problem, stack)
+    kept, searched = search(str(case), case.operations, peers.candidates, on_gpu=True)
+    others, refused = taken(peers.others)
+    searched = dataclasses.replace(searched, refused=(*searched.refused, *refused, *peers.refused))
+    kept += others
 
-    found = [contestant(name, run, peer=True) for name, run in _peers(case, a, b, out, stack)]
+    def chosen(right: Any = b, transpose_b: bool = False) -> None:
+        matmul(a, right, out, transpose_b=transpose_b, dtype=case.result, precision=case.precision)
+
     name = kernel_name(a, b, out, dtype=case.result, precision=case.precision)
-    found.append(contestant(CHOSEN + name, chosen))
+    ours, rest = [contestant(CHOSEN + name, chosen)], []
+    if case.dtype.itemsize <= 2:
+        # Narrow peers are fastest with B by columns, which they are given for free: so ours is shown that way too.
+        columns = gemm_peers.turned(b)
+        by_columns = functools.partial(chosen, columns, transpose_b=True)
+        ours.append(contestant(f"{CHOSEN}{name}, B by columns", by_columns))
+        searched = dataclasses.replace(searched, turning_seconds=gemm_peers.turning_seconds(problem))
     if whole_ladder:
-        problem = describe(a, b, out, precision=case.precision)
-        found += [
+        described = describe(a, b, out, precision=case.precision)
+        rest = [
             contestant(kernel.name, functools.partial(kernel.launch, a, b, out, False, DEFAULT_STREAM))
             for kernel in ladder()
-            if kernel.supports(problem)
+            if kernel.supports(described)
             and kernel.name != name
             and not (kernel.portable and case.operations > PORTABLE_OPERATIONS)
         ]
-    return found
-
-
-def _peers(
-    case: Case, a: Any, b: Any, out: Any, stack: contextlib.ExitStack
-) -> list[tuple[str, Callable[[], Any]]]:
-    """The vendor's library, through CuPy and PyTorch where they are installed, on the same arrays."""
-    found: list[tuple[str, Callable[[], Any]]] = []
-    same = case.dtype == case.result
-    cupy, torch = _library("cupy"), _library("torch")
-    if cupy is not None and same and case.result != BFLOAT16 and case.precision in ("full", "split", "tf32"):
-        left, right, product = (cupy.asarray(array) for array in (a, b, out))
-        name = "cupy.matmul" if case.result.kind in "iu" else "cuBLAS (CuPy)"
-
-        def cupy_product() -> None:
-            cupy.matmul(left, right, out=product)
-
-        if case.precision == "tf32":
-            linalg = cupy._core._routines_linalg
-            before = linalg.get_compute_type(np.float32)
-            stack.callback(linalg.set_compute_type, np.float32, before)
-            linalg.set_compute_type(np.float32, linalg.COMPUTE_TYPE_TF32)
-            name = "cuBLAS TF32 (CuPy)"
-        found.append((name, cupy_product))
-    if torch is not None and case.precision in ("bf16", "fp16"):
-        narrow = torch.bfloat16 if case.precision == "bf16" else torch.float16
-        left16, right16 = (torch.as_tensor(array, device="cuda").to(narrow) for array in (a, b))
-        result = torch.as_tensor(out, device="cuda")
-
-        def narrow_product() -> None:
-            # Operands converted beforehand, which the peer is given for free.
-            torch.mm(left16, right16, out_dtype=torch.float32, out=result)
-
-        with contextlib.suppress(TypeError, RuntimeError):
-            narrow_product()
-            found.append((f"cuBLAS {narrow} operands (PyTorch)", narrow_product))
-    if torch is not None and case.dtype == BFLOAT16 and case.result in (BFLOAT16, np.float32):
-        left16, right16 = (_bfloat16_tensor(torch, array) for array in (a, b))
-        product = _bfloat16_tensor(torch, out) if same else torch.as_tensor(out, device="cuda")
-        options = {} if same else {"out_dtype": torch.float32}
-
-        def stored_product() -> None:
-            torch.mm(left16, right16, out=product, **options)
-
-        with contextlib.suppress(TypeError, RuntimeError):  # releases that write no float32 of bfloat16
-            stored_product()
-            found.append(("cuBLAS bfloat16 (PyTorch)", stored_product))
-    if torch is not None and (case.dtype, case.result) == (np.int8, np.int32):
-        left8 = torch.as_tensor(a, device="cuda")
-        # By columns, the layout in which cuBLAS multiplies bytes fastest: the peer is given it for free.
-        right8 = torch.as_tensor(b, device="cuda").t().contiguous().t()
-        result32 = torch.as_tensor(out, device="cuda")
-        with contextlib.suppress(RuntimeError):
-            torch._int_mm(left8, right8, out=result32)
-            found.append(
-                ("cuBLAS int8 (PyTorch)", functools.partial(torch._int_mm, left8, right8, out=result32))
-            )
-    return found
-
-
-def _bfloat16_tensor(torch: Any, array: Any) -> Any:
-    """The same memory for PyTorch, which does not take bfloat16 by the array interface but as integers."""
-    bits = strided_view(array, array.shape, array.strides, np.dtype(np.int16))
-    return torch.as_tensor(bits, device="cuda").view(torch.bfloat16)
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
+    return _Field(kept, ours, rest, searched)
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> list[Any]:
@@ -412,48 +508,64 @@ def _sizes(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     "--size",
     "sizes",
     multiple=True,
-    default=("4096",),
     callback=_sizes,
-    show_default=True,
-    help="A side, or MxNxK; may be given more than once.",
+    help="A side, or MxNxK; may be given more than once.  [default: 4096]",
 )
 @click.option(
     "--dtype",
     "dtypes",
     multiple=True,
-    default=DTYPES,
-    show_default=True,
-    help="May be given more than once; int8->int32 names a wider result.",
+    help=f"May be given more than once; int8->int32 names a wider result.  [default: {', '.join(DTYPES)}]",
 )
 @click.option(
     "--precision",
     "precisions",
     multiple=True,
-    default=("full",),
     type=click.Choice(PRECISIONS),
-    show_default=True,
-    help="Of float32; may be given more than once.",
+    help="Of float32; may be given more than once.  [default: full]",
 )
 @click.option("--small", is_flag=True, help="Integers of absolute value up to 127 too.")
 @click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
 @click.option("--chosen-only", is_flag=True, help="Leave out the kernels that matmul would not choose.")
 @click.option("--tune", is_flag=True, help="Remember the fastest kernel of each case for matmul to choose.")
 @click.option(
+    "--calls/--no-calls",
+    default=None,
+    help="Also time single calls beside calls in a row at sides of 64 to 8192.  [default: on a GPU, where no case is"
+    " named and nothing is tuned]",
+)
+@click.option(
     "--seconds", type=SECONDS, default=2.0, show_default=True, help="Time for each contestant, about."
 )
 @click.option("--plot", type=Picture(), help="Write a bar plot to this PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(plot: Path | None, as_json: bool, chosen_only: bool, **options: Any) -> None:
-    """Measure the matrix product beside the vendor's library, after checking every answer."""
+def command(
+    plot: Path | None,
+    as_json: bool,
+    chosen_only: bool,
+    sizes: list[Any],
+    dtypes: tuple[str, ...],
+    precisions: tuple[str, ...],
+    calls: bool | None,
+    **options: Any,
+) -> None:
+    """Measure the matrix product beside the vendor's library, after checking every answer.
+
+    The peer is the fastest of all settings of it that were searched, which the report names.
+    """
     from tilewright.workflows.console import is_quiet
 
     expect_pictures(plot)
+    if calls is None:
+        named = sizes or dtypes or precisions or options["tune"] or options["small"]
+        calls = not named and not SIMULATOR and resolve_device(options["device"]) == "cuda"
     report = run_gemm(
         **options,
+        sizes=sizes or (4096,),
+        dtypes=dtypes or DTYPES,
+        precisions=precisions or ("full",),
+        calls=calls,
         whole_ladder=not chosen_only,
         progress=lambda text: None if is_quiet() else click.echo(text, err=True),
     )
     publish(report, (plot, report.plot), as_json=as_json)
-
-
-# fmt: on

@@ -31,10 +31,12 @@ from tilewright.workflows.bench.common import (
     Contestant,
     Picture,
     Row,
+    Search,
     expect_pictures,
     machine,
     measure,
     publish,
+    search,
 )
 from tilewright.workflows.parameters import Size
 
@@ -106,6 +108,7 @@ def run_histogram(
         raise OptionError("the CUDA simulator proves nothing about speed; unset NUMBA_ENABLE_CUDASIM")
     on_gpu = resolve_device(device) == "cuda"
     rows: list[Row] = []
+    searches: list[Search] = []
     timing: dict[str, Any] = {"on_gpu": on_gpu, "rounds": rounds, "seconds": seconds}
     for name in texts:
         data = make_text(name, nbytes)
@@ -115,11 +118,15 @@ def run_histogram(
             progress(f"{by} of {name}")
             case = Case(data, held, kind)
             contestants = _gpu(case) if on_gpu else _cpu(case)
+            if on_gpu and by == "byte":
+                kept, searched = search(f"{by}, {name}", float(nbytes), _peers(case), on_gpu=True)
+                contestants = kept + contestants
+                searches.append(searched)
             rows += measure(f"{by}, {name}", float(nbytes), contestants, **timing)
     if documents:
         progress("documents")
         rows += _documents(on_gpu, timing)
-    return BenchReport("histogram", "GB/s", 1e9, machine(on_gpu), tuple(rows))
+    return BenchReport("histogram", "GB/s", 1e9, machine(on_gpu), tuple(rows), tuple(searches))
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,13 @@ class Case:
         return f"bin {bin_} holds {found[bin_]}, not {wanted[bin_]}"
 
     def contestant(
-        self, name: str, count: Callable[[Any], Any], *, slow: bool = False, peer: bool = False
+        self,
+        name: str,
+        count: Callable[[Any], Any],
+        *,
+        slow: bool = False,
+        peer: bool = False,
+        caller: str = "",
     ) -> Contestant:
         """``count(data)`` returns counts that ``numpy.asarray`` takes, or a device array."""
         length = min(SLOW_NBYTES, len(self.data)) if slow else len(self.data)
@@ -158,6 +171,7 @@ class Case:
             functools.partial(self.check, lambda: _to_host(count(part)), length),
             peer=peer,
             work=float(length),
+            caller=caller,
         )
 
 
@@ -187,9 +201,8 @@ def _cpu(case: Case) -> list[Contestant]:
 
 
 def _gpu(case: Case) -> list[Contestant]:
-    found = _peers(case) if case.kind.name == "byte" else []
     ours = functools.partial(histogram, by=case.kind.name)
-    found.append(case.contestant("tilewright", ours))
+    found = [case.contestant("tilewright", ours)]
     if case.kind.name == "byte":
         found += [case.contestant(name, rung, slow=True) for name, rung in _rungs(case.kind).items()]
         found.append(reading(case.held))
@@ -218,30 +231,29 @@ def reading(held: Any) -> Contestant:
 
 
 def _peers(case: Case) -> list[Contestant]:
-    """CUB first, where nvcc is installed; then what CuPy and PyTorch offer."""
+    """The settings to search: CUB's, where nvcc is installed, and what CuPy and PyTorch offer."""
     from tilewright.workflows.bench import cub
 
     found = []
     current = capability(current_device())
-    ready = cub.byte_histogram(case.held, current) if current else None
-    if ready is not None:
-        call, counts = ready
+    for name, (call, counts) in (cub.byte_histograms(case.held, current) if current else {}).items():
 
-        def count_cub(_: Any) -> Any:
+        def count_cub(_: Any, call: Callable[[], None] = call, counts: Any = counts) -> Any:
             call()
             return counts
 
-        found.append(case.contestant("CUB DeviceHistogram", count_cub, peer=True))
+        found.append(case.contestant(name, count_cub, peer=True, caller="CUB"))
     cupy, torch = _library("cupy"), _library("torch")
     if cupy is not None:
-        found.append(
-            case.contestant(
-                "cupy.bincount",
-                lambda data: cupy.bincount(cupy.asarray(data), minlength=256),
-                slow=True,
-                peer=True,
-            )
-        )
+        edges = cupy.arange(257)
+        offers = {
+            "cupy.bincount": lambda data: cupy.bincount(cupy.asarray(data), minlength=256),
+            "cupy.histogram": lambda data: cupy.histogram(cupy.asarray(data), bins=edges)[0],
+        }
+        found += [
+            case.contestant(name, count, slow=True, peer=True, caller="CuPy")
+            for name, count in offers.items()
+        ]
     if torch is not None:
         found.append(
             case.contestant(
@@ -249,6 +261,7 @@ def _peers(case: Case) -> list[Contestant]:
                 lambda data: torch.bincount(torch.as_tensor(data, device="cuda"), minlength=256),
                 slow=True,
                 peer=True,
+                caller="PyTorch",
             )
         )
     return found

@@ -65,6 +65,8 @@ DIRECTIONS = ("read", "write", "decode", "device")
 DEVICE_LAYOUTS = ("plain", "zstd")
 DEVICE_THREADS = (8, 16)
 """What reads towards a GPU use where nothing else is asked for: a worker's threads, and twice as many."""
+KVIKIO_TASKS = {None: "", 1 << 20: ", tasks of 1 MiB", 16 << 20: ", tasks of 16 MiB"}
+"""How many bytes each of KvikIO's threads reads at a time, and how that is told; by default 4 MiB."""
 CACHES = ("warm", "cold")
 VALUES = 4096
 """Elements are random integers below this: as float32, Zstandard compresses them to about half."""
@@ -200,7 +202,7 @@ def _readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> It
         return Contestant(name, read, check, peer, prepare=prepare)
 
     for name, settings in _zarr_pipelines(case.threads):
-        yield contestant(name, partial(_read_by_zarr, path, out, settings))
+        yield contestant(name, partial(read_by_zarr, path, out, settings))
     tensorstore = _library("tensorstore")
     if tensorstore is not None:
         source = _open_tensorstore(tensorstore, path, case.threads)
@@ -254,7 +256,7 @@ def _decoders(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack) -> I
     for name, settings in _zarr_pipelines(case.threads):
         # zarrs knows local files and no store in memory.
         source, note = (path, ", from files") if name == "zarrs" else (inner, "")
-        yield contestant(name + note, partial(_read_by_zarr, source, out, settings), lambda: out)
+        yield contestant(name + note, partial(read_by_zarr, source, out, settings), lambda: out)
     pool = stack.enter_context(ThreadPoolExecutor(case.threads))
     numcodecs = _library("numcodecs.zstd")
     if numcodecs is not None:
@@ -306,14 +308,16 @@ def _device_readers(matrix: np.ndarray, make: Make, case: Case, stack: ExitStack
         grid = _Grid(matrix.shape, array.chunks, matrix.dtype)
         places = grid.buffer(lambda shape, dtype: _on_gpu(shape[0] * shape[1], dtype))
         views = [places[i * grid.chunk_nbytes : (i + 1) * grid.chunk_nbytes] for i in range(len(grid))]
-        read = partial(_read_by_kvikio, kvikio, list(grid.files(path, array)), views)
-        yield contestant("kvikio (compatibility mode)", read, places, grid.matrix)
+        files = list(grid.files(path, array))
+        for task_nbytes, note in KVIKIO_TASKS.items():
+            read = partial(_read_by_kvikio, kvikio, files, views, task_nbytes)
+            yield contestant(f"kvikio (compatibility mode{note})", read, places, grid.matrix)
     there = _on_gpu(matrix.nbytes, np.dtype(np.uint8))
-    out = np.empty_like(matrix)
+    out = _pinned(matrix)  # from pageable memory the copy would take five times as long
     for name, options in _zarr_pipelines(case.threads):
 
         def read_and_copy(options: dict[str, Any] = options) -> None:
-            _read_by_zarr(path, out, options)
+            read_by_zarr(path, out, options)
             _to_gpu(out, there)
 
         yield contestant(f"{name}, then copied", read_and_copy, there, whole)
@@ -387,10 +391,12 @@ def _load_by_ours(
     _synchronize()
 
 
-def _read_by_kvikio(kvikio: Any, files: Sequence[Path], places: Sequence[Any]) -> None:
+def _read_by_kvikio(
+    kvikio: Any, files: Sequence[Path], places: Sequence[Any], task_nbytes: int | None = None
+) -> None:
     with ExitStack() as stack:
         reads = [
-            stack.enter_context(kvikio.CuFile(file, "r")).pread(place)
+            stack.enter_context(kvikio.CuFile(file, "r")).pread(place, task_size=task_nbytes)
             for file, place in zip(files, places, strict=True)
         ]
         for read in reads:
@@ -402,6 +408,13 @@ def _on_gpu(size: int, dtype: np.dtype) -> Any:
     from numba import cuda
 
     return cuda.device_array(size, dtype)
+
+
+def _pinned(like: np.ndarray) -> np.ndarray:
+    from numba import cuda
+
+    out: np.ndarray = cuda.pinned_array(like.shape, like.dtype)
+    return out
 
 
 def _to_gpu(source: np.ndarray, there: Any) -> None:
@@ -433,7 +446,14 @@ def _zarr_pipelines(threads: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "zarrs", settings | {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
 
 
-def _read_by_zarr(source: Path | zarr.Array[Any], out: np.ndarray, settings: dict[str, Any]) -> None:
+def fastest_pipeline(threads: int) -> dict[str, Any]:
+    """Settings of zarr-python for the fastest codec pipeline that is installed: zarrs, else its own."""
+    *_, (_, settings) = _zarr_pipelines(threads)
+    return settings
+
+
+def read_by_zarr(source: Path | zarr.Array[Any], out: np.ndarray, settings: dict[str, Any]) -> None:
+    """Read a whole array into ``out`` by zarr-python under these settings."""
     with zarr.config.set(settings):
         wrapped: Any = out
         target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
