@@ -17,7 +17,7 @@ import numpy as np
 import zarr
 
 from tilewright.kernels import peer_memory
-from tilewright.kernels.device_array import address
+from tilewright.kernels.device_array import address, as_device_array
 from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import (
@@ -39,6 +39,7 @@ from tilewright.pipeline.units import (
     BLOCK_NBYTES,
     SharedMemory,
     band_rows,
+    mirrored_pieces,
     moved,
     multiply,
     pieces_of,
@@ -168,6 +169,7 @@ class CudaUnit:
         self._chunks = zstd_chunks
         self._compute_stream = cuda.stream()
         self._upload_stream, self._download_stream = upload_stream(), download_stream()
+        self._mirror_stream = cuda.stream()
         self._upload_nbytes = move_nbytes(product.plan.read_threads, product.neighbours)
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
         self._in_loops = zstd_chunks.available()
@@ -290,6 +292,15 @@ class CudaUnit:
 
     def clear(self, tile: Placed) -> None:
         tile.flat.copy_to_device(np.zeros(tile.flat.size, tile.dtype))
+
+    def mirror(self, tile: Placed, *, swap: bool) -> None:
+        from tilewright.kernels.transpose_device import transpose
+
+        self._cuda.current_context()  # attaches the thread to the GPU
+        for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):
+            lower, upper = (as_device_array(tile.cut(*piece)) for piece in (below, above))
+            transpose(lower, upper, self._mirror_stream, swap=swap, same=below == above)
+        self._mirror_stream.synchronize()
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
         item = tile.dtype.itemsize

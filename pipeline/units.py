@@ -18,6 +18,7 @@ import zarr
 from tilewright.kernels import host, matmul
 from tilewright.kernels.gemm import kernel_name, prepare
 from tilewright.kernels.memory import allocating
+from tilewright.kernels.transpose_host import transpose
 from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed
 from tilewright.pipeline.peers import Part
@@ -82,6 +83,10 @@ class Unit(Protocol):
 
     def clear(self, tile: Placed) -> None: ...
 
+    def mirror(self, tile: Placed, *, swap: bool) -> None:
+        """Copy what is below the diagonal of a finished square tile above it; with ``swap``, transpose the tile. Done
+        when this returns."""
+
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
         """Store one piece of a finished tile; each line of the piece is contiguous in memory. Called by many threads at
         once."""
@@ -132,7 +137,10 @@ def _options(product: Product, tile: Placed, accumulate: bool) -> dict[str, Any]
 def _cells(plan: MatmulPlan, a: Placed, b: Placed, tile: Placed) -> Iterator[tuple[Any, Any, Any]]:
     """The products that a tile and two panels are cut into: what of A and of B is multiplied, and where it goes."""
     depth = slice(0, a.shape[0] if plan.transpose_a else a.shape[1])
+    on_diagonal = plan.symmetric and a.flat is b.flat
     for rows, columns in plan.cells(*tile.shape):
+        if on_diagonal and columns.start > rows.start:
+            continue  # the mirror image of another cell
         left = a.cut(*((depth, rows) if plan.transpose_a else (rows, depth)))
         right = b.cut(*((columns, depth) if plan.transpose_b else (depth, columns)))
         yield left, right, tile.cut(rows, columns)
@@ -145,6 +153,17 @@ def _multiply_thin(a: np.ndarray, b: np.ndarray, out: np.ndarray, options: dict[
     matmul(np.ascontiguousarray(a), np.ascontiguousarray(b), out=sums, **options)
     if not np.may_share_memory(sums, out):
         out[...] = sums
+
+
+def mirrored_pieces(tile: Placed, cell: int) -> Iterator[tuple[tuple[slice, slice], tuple[slice, slice]]]:
+    """The pieces of a square tile on and below its diagonal, and the place of the mirror image of each. Each line of a
+    piece is contiguous in memory."""
+    side = tile.shape[0]
+    step = cell if tile.lines.apart else max(1, side)
+    parts = [slice(start, min(start + step, side)) for start in range(0, side, step)]
+    for place, rows in enumerate(parts):
+        for columns in parts[: place + 1]:
+            yield (rows, columns), (columns, rows)
 
 
 class HostUnit:
@@ -201,6 +220,10 @@ class HostUnit:
 
     def clear(self, tile: Placed) -> None:
         tile.flat[...] = 0
+
+    def mirror(self, tile: Placed, *, swap: bool) -> None:
+        for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):
+            transpose(tile.cut(*below), tile.cut(*above), swap=swap, same=below == above)
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
         start = time.perf_counter()

@@ -51,7 +51,7 @@ from tilewright.pipeline.output import (
 )
 from tilewright.pipeline.plan import MatmulPlan
 from tilewright.pipeline.product import Product
-from tilewright.pipeline.region_write import stored_nbytes
+from tilewright.pipeline.region_write import stored_nbytes_of
 from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import survey, workers_held
@@ -253,6 +253,7 @@ def _fingerprint(wanted: Wanted, facts: list[WorkerFacts]) -> Fingerprint:
     """What the record of a product's finished tiles is compared by."""
     request = {
         "transpose": [wanted.transpose_a, wanted.transpose_b],
+        "symmetric": wanted.symmetric,
         "dtype": str(wanted.dtype),
         "precision": wanted.precision,
         "device": facts[0].device,
@@ -494,9 +495,10 @@ def _withdraw_damaged(client: Client, job: _Job, plan: MatmulPlan, output: Outpu
     """Remove the tiles of C that cannot be read from the record: with them every later run would end in the same error.
     Returns how many. All of C is read, or each of them would take a run to find."""
     job.say("a chunk of C cannot be read; looking for all tiles with such ones")
-    regions = (tile.region for tile in plan.tiles())
-    damaged = find_damaged(client, output.array, regions, listener=job.listener)
-    for index in damaged:
+    of_tiles = [(tile.index, region) for tile in plan.tiles() for region in plan.regions(tile)]
+    places = find_damaged(client, output.array, (region for _, region in of_tiles), listener=job.listener)
+    damaged = {of_tiles[place][0] for place in places}
+    for index in sorted(damaged):
         ledger.withdraw(index)
     return len(damaged)
 
@@ -605,16 +607,14 @@ def _still_stored(output: Output, plan: MatmulPlan, recorded: Mapping[int, int])
     tiles = {tile.index: tile for tile in plan.tiles()} if recorded else {}
 
     def found(index: int) -> int | None:
-        tile = tiles[index]
-        return stored_nbytes(output.array, tile.region)
+        return stored_nbytes_of(output.array, plan.regions(tiles[index]))
 
     return {index: nbytes for index, nbytes in recorded.items() if found(index) == nbytes}
 
 
 def _note_on_space(growing: Path, plan: MatmulPlan, finished: Collection[int]) -> str | None:
     """One sentence where a disk has less room than the tiles that are left would take up uncompressed."""
-    itemsize = np.dtype(plan.c_dtype).itemsize
-    left = sum(tile.rows * tile.columns for tile in plan.tiles() if tile.index not in finished) * itemsize
+    left = sum(plan.tile_write_nbytes(tile) for tile in plan.tiles() if tile.index not in finished)
     try:
         free = shutil.disk_usage(growing).free
     except OSError:
