@@ -19,7 +19,8 @@ def tile_count(grid: int) -> int:
 
 
 def position(index: int) -> tuple[int, int]:
-    """Row and column of a tile in the order of work: row by row, every second one from the diagonal backwards."""
+    """Row and column of a tile in the order of work: row by row, every second one from the diagonal backwards: so
+    a row begins beside where the one before it ended."""
     i = (math.isqrt(8 * index + 1) - 1) // 2
     j = index - tile_count(i)
     return i, i - j if i % 2 else j
