@@ -57,18 +57,21 @@ def origin_of(array: zarr.Array[Any]) -> Origin:
 def is_same_array(one: zarr.Array[Any], other: zarr.Array[Any]) -> bool:
     """Whether two open arrays are the same stored one, by where they are and by their metadata.
 
-    False also where that cannot be told: of stores that are neither equal nor folders, archives or file systems that
-    say by what they were opened.
+    False also where that cannot be told: of two stores of a kind that we do not know, or of two wrappers, which may
+    give other bytes than the store beneath.
     """
     if _metadata(one) != _metadata(other):
         return False
-    if one.path == other.path and (one.store is other.store or one.store == other.store):
-        return True
-    if type(one.store) is not type(other.store):
+    if one.store is other.store:
+        return one.path == other.path
+    kind = type(one.store)
+    if kind is not type(other.store):
         return False
-    if isinstance(one.store, LocalStore):
+    if kind is LocalStore:
         return location(one) == location(other)
-    return isinstance(one.store, ZipStore | FsspecStore) and origin_of(one).place == origin_of(other).place
+    if kind in (ZipStore, FsspecStore):
+        return bool(origin_of(one).place == origin_of(other).place)
+    return kind is ObjectStore and one.path == other.path and bool(one.store == other.store)
 
 
 def _metadata(array: zarr.Array[Any]) -> str:
