@@ -91,7 +91,8 @@ def matmul(
         Where C (m × n) goes. A path gets its array only when C is whole (it grows under ``<out>.partial``);
         a URL or an open array is written in place, and what an open array holds is replaced.
     transpose_a, transpose_b
-        Take the transpose of A or B; nothing is stored transposed.
+        Take the transpose of A or B; nothing is stored transposed. One array by its own transpose gives a C that is
+        symmetric to the bit: its tiles on and below the diagonal are computed, and each is stored twice.
     dtype
         C's dtype, if not the one of ``numpy.matmul``: int64 for int32 factors, say, so that sums do not wrap. A and B
         are cast to it as NumPy casts ``same_kind``, also to fewer bits, where integers wrap and floats are rounded or

@@ -490,7 +490,7 @@ def test_parts_of_k_are_symmetric_on_a_gpu(tmp_path: Path, rng: np.random.Genera
     x = numbers(rng, (100, 900), "f4")
     path = put(tmp_path / "x", x, (32, 20))
     with in_parts_of_k():
-        run = tw.matmul(path, path, tmp_path / "c", transpose_b=True, device="cuda", device_memory=10**7)
+        run = tw.matmul(path, path, tmp_path / "c", transpose_b=True, device="cuda", device_memory=10**6)
     assert run.plan.k_parts > 1
     assert run.plan.tile_count > 1
     assert_symmetric_product(zarr.open_array(tmp_path / "c")[...], x)
