@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,10 @@ class Contents:
     @property
     def not_finite(self) -> int:
         return self.nan + self.infinite
+
+    def times(self, count: int) -> Contents:
+        """What so many copies hold together."""
+        return replace(self, nan=count * self.nan, infinite=count * self.infinite, masked=count * self.masked)
 
     def merged(self, other: Contents) -> Contents:
         """What both hold together.

@@ -22,7 +22,7 @@ from tilewright.kernels.contents import Contents, contents_of, overflow_of
 from tilewright.pipeline.peers import Arrival, Key, Peers
 from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.product import Product
-from tilewright.pipeline.region_write import region_writes, stored_nbytes
+from tilewright.pipeline.region_write import region_writes, stored_nbytes_of
 from tilewright.pipeline.store import place_of
 from tilewright.pipeline.stream import Engine
 from tilewright.pipeline.units import rounded
@@ -216,20 +216,21 @@ def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> tupl
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
-    region = tile.region
+    regions = product.plan.regions(tile)
     with _engines_lock:
         _check_goes_on(product)
         _sums.setdefault(product.run, []).append(product.c)
     try:
-        for piece in region_writes(product.c, region, product.drafts):
-            with _engines_lock:
-                _check_goes_on(product)
-            piece.write([rounded(total[piece.source], np.dtype(product.plan.c_dtype))])
+        for region, values in zip(regions, (total, total.T), strict=False):
+            for piece in region_writes(product.c, region, product.drafts):
+                with _engines_lock:
+                    _check_goes_on(product)
+                piece.write([rounded(values[piece.source], np.dtype(product.plan.c_dtype))])
     finally:
         with _engines_lock:
             _sums[product.run].pop()
             if not _sums[product.run]:
                 del _sums[product.run]
             _changed.notify_all()
-    dtype = np.dtype(product.plan.c_dtype)
-    return stored_nbytes(product.c, region) or 0, contents_of(total, product.look[2], overflow_of(dtype))
+    found = contents_of(total, product.look[2], overflow_of(np.dtype(product.plan.c_dtype)))
+    return stored_nbytes_of(product.c, regions) or 0, found.times(len(regions))

@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from distributed import Client
 
 from tilewright.pipeline import tasks
@@ -122,7 +121,7 @@ def run_tiles(
     plan = product.plan
     todo = {tile.index: tile for tile in plan.tiles() if tile.index not in finished}
     read = sum(plan.tile_read_nbytes(tile) for tile in todo.values())
-    operations = sum(2 * tile.rows * tile.columns * plan.k for tile in todo.values())
+    operations = sum(map(plan.tile_operations, todo.values()))
     listener(WorkPlanned("matmul", plan.tile_count, len(finished), "tiles", read, operations))
     stages: dict[str, float] = {}
     kernels: set[str] = set()
@@ -163,7 +162,7 @@ def run_tiles(
                         report.worker,
                         report.seconds,
                         plan.tile_read_nbytes(tile),
-                        2 * tile.rows * tile.columns * plan.k,
+                        plan.tile_operations(tile),
                         report.stages,
                         report.spans,
                     )
@@ -188,7 +187,7 @@ def run_tiles(
         total = sum(stages.get(stage, 0.0) for stage in parts)
         share = sum(busy[name] for busy in workers.values()) / total if total > 0 else 1.0
         stages |= {stage: share * stages[stage] for stage in parts if stage in stages}
-    written = sum(tile.rows * tile.columns for tile in todo.values()) * np.dtype(plan.c_dtype).itemsize
+    written = sum(map(plan.tile_write_nbytes, todo.values()))
     return TilesDone(
         seconds, stages, kernel, read_nbytes, shared_nbytes, written, operations, workers, len(losses), found
     )

@@ -19,7 +19,7 @@ import zarr
 
 from tilewright.kernels import peer_memory
 from tilewright.kernels.contents import overflow_of
-from tilewright.kernels.device_array import Memory, address
+from tilewright.kernels.device_array import Memory, address, as_device_array
 from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
 from tilewright.kernels.memory import allocating
 from tilewright.kernels.transfer import (
@@ -42,6 +42,7 @@ from tilewright.pipeline.units import (
     BLOCK_NBYTES,
     SharedMemory,
     band_rows,
+    mirrored_pieces,
     moved,
     multiply,
     pieces_of,
@@ -170,7 +171,8 @@ class _Looks:
 
         from tilewright.kernels import contents_device
 
-        self.kernels, self.stream = contents_device, stream
+        self._cuda, self.kernels = cuda, contents_device
+        self.panel_stream, self.tile_stream = stream, cuda.stream()
         plan, self.sought = product.plan, product.look
         result = np.dtype(plan.c_dtype)
         self.dtypes = np.dtype(plan.a_dtype), np.dtype(plan.b_dtype), accumulator_dtype(result)
@@ -195,61 +197,62 @@ class _Looks:
         """The address of a tile's words for A (0), B (1) or C (2)."""
         return address(self._words) + (slot * len(self.dtypes) + matrix) * self._empty.strides[0]
 
-    def begin(self, slot: int) -> None:
-        upload_rectangle(self._empty, self.words(slot), self._empty.strides[0], self.stream)
+    def begin(self, slot: int, stream: Any) -> None:
+        upload_rectangle(self._empty, self.words(slot), self._empty.strides[0], stream)
 
-    def fetch(self, slot: int) -> np.ndarray:
-        """Enqueue the copy of a tile's words; returns where they arrive."""
-        download_rectangle(self.words(slot), self._empty.strides[0], self._copies[slot], self.stream)
+    def fetched(self, slot: int) -> np.ndarray:
+        """A tile's words, once its panels were multiplied and its tile was looked at."""
+        self._cuda.current_context()  # attaches the thread to the GPU
+        download_rectangle(self.words(slot), self._empty.strides[0], self._copies[slot], self.tile_stream)
+        arrived = self._cuda.event(timing=False)
+        arrived.record(self.tile_stream)
+        arrived.synchronize()
         return self._copies[slot]
 
 
 class _Look:
-    """A look at what one job multiplies, on the stream that multiplies it."""
+    """A look at what one job multiplies, on the stream that multiplies it, and at its tile, on one of its own: that of
+    the products may be busy with the next tile."""
 
     def __init__(self, looks: _Looks, slot: int) -> None:
         self._looks, self._slot = looks, slot
         self._begun = False
-        self._arrived: tuple[np.ndarray, Any] | None = None
 
     def at_panel(self, operand: int, panel: Placed) -> None:
-        looks = self._looks
-        if not self._begun:
-            looks.begin(self._slot)
-            self._begun = True
-        place, dtype = looks.words(self._slot, operand), looks.dtypes[operand]
-        extent = Memory(place, (2,), (8,), looks.kernels.wide_dtype(dtype), looks.stream, False)
-        counts = Memory(place + extent.size * 8, (3,), (8,), np.dtype(np.int64), looks.stream, False)
-        for rows, columns in whole_lines(panel):
-            shape = rows.stop - rows.start, columns.stop - columns.start
-            strides = panel.pitch * dtype.itemsize, dtype.itemsize
-            corner = panel.address(rows.start, columns.start)
-            block = Memory(corner, shape, strides, dtype, looks.stream, False)
-            looks.kernels.add_contents(
-                block, *looks.masks[operand], looks.overflows[operand], extent, counts, looks.stream
-            )
+        self._at(operand, panel, self._looks.panel_stream)
 
-    def ended(self, tile: Placed | None) -> None:
+    def at_tile(self, tile: Placed) -> None:
         from numba import cuda
 
-        if tile is not None:
-            self.at_panel(2, tile)
-        if self._begun:
-            self._arrived = self._looks.fetch(self._slot), cuda.event(timing=False)
-            self._arrived[1].record(self._looks.stream)
+        cuda.current_context()  # attaches the thread to the GPU
+        self._at(2, tile, self._looks.tile_stream)
 
-    def found(self) -> Found:
-        if self._arrived is None:
-            return NOTHING_FOUND
-        words, arrived = self._arrived
-        arrived.synchronize()
+    def _at(self, matrix: int, placed: Placed, stream: Any) -> None:
         looks = self._looks
-        return Found(
-            *(
-                looks.kernels.contents_from(words[place], dtype, sought)
-                for place, (dtype, sought) in enumerate(zip(looks.dtypes, looks.sought, strict=True))
+        if not self._begun:
+            looks.begin(self._slot, stream)
+            self._begun = True
+        words, dtype = looks.words(self._slot, matrix), looks.dtypes[matrix]
+        extent = Memory(words, (2,), (8,), looks.kernels.wide_dtype(dtype), stream, False)
+        counts = Memory(words + extent.size * 8, (3,), (8,), np.dtype(np.int64), stream, False)
+        for rows, columns in whole_lines(placed):
+            shape = rows.stop - rows.start, columns.stop - columns.start
+            strides = placed.pitch * dtype.itemsize, dtype.itemsize
+            block = Memory(placed.address(rows.start, columns.start), shape, strides, dtype, stream, False)
+            looks.kernels.add_contents(
+                block, *looks.masks[matrix], looks.overflows[matrix], extent, counts, stream
             )
+
+    def found(self, times: int = 1) -> Found:
+        if not self._begun:
+            return NOTHING_FOUND
+        looks = self._looks
+        words = looks.fetched(self._slot)
+        a, b, c = (
+            looks.kernels.contents_from(words[place], dtype, sought)
+            for place, (dtype, sought) in enumerate(zip(looks.dtypes, looks.sought, strict=True))
         )
+        return Found(a, b, c.times(times))
 
 
 class CudaUnit:
@@ -265,6 +268,7 @@ class CudaUnit:
         self._chunks = zstd_chunks
         self._compute_stream = cuda.stream()
         self._upload_stream, self._download_stream = upload_stream(), download_stream()
+        self._mirror_stream = cuda.stream()
         self._upload_nbytes = move_nbytes(product.plan.read_threads, product.neighbours)
         self.shared: SharedMemory | None = GpuSharedMemory() if peer_memory.available() else None
         self._in_loops = zstd_chunks.available()
@@ -398,6 +402,15 @@ class CudaUnit:
     def look(self, slot: Any) -> _Look:
         assert self._looks is not None, "made with the slots"
         return _Look(self._looks, self._slots[id(slot)])
+
+    def mirror(self, tile: Placed, *, swap: bool) -> None:
+        from tilewright.kernels.transpose_device import transpose
+
+        self._cuda.current_context()  # attaches the thread to the GPU
+        for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):
+            lower, upper = (as_device_array(tile.cut(*piece)) for piece in (below, above))
+            transpose(lower, upper, self._mirror_stream, swap=swap, same=below == above)
+        self._mirror_stream.synchronize()
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
         item = tile.dtype.itemsize

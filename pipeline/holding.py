@@ -5,18 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline.layout import PANEL_BUFFERS, Memory
-from tilewright.pipeline.terms import Geometry, StoredMatrix
-
-
-class Columns(NamedTuple):
-    """Adjacent columns of tiles that are read equally often. There may be millions, so none is counted by itself."""
-
-    number: int
-    reads: int
+from tilewright.pipeline.terms import Columns, Geometry, StoredMatrix
+from tilewright.pipeline.triangle import block_reads
 
 
 @dataclass(frozen=True)
@@ -29,9 +22,9 @@ class Held:
     peak_nbytes: int
     """Bytes of all buffers and of the kernel's workspace."""
     a_reads: int
-    """Upper bound on how often all of A is read."""
+    """Upper bound on how often all of A is read; 0 where C is symmetric, since B is the same array."""
     b_reads: tuple[Columns, ...]
-    """The same for the columns of tiles of B, from the first to the last."""
+    """The same for the columns of tiles of B, from the first to the last; where C is symmetric, those of A as well."""
 
     @property
     def b_reads_of_all(self) -> int:
@@ -53,12 +46,19 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
     left = limits.device_nbytes - needed
     if limits.on_host or k_parts > 1:
         left = 0  # the page cache holds what the host read; parts of k have no panel in common
-    a_buffers, b_buffers = _panel_buffers(grid, panel_count, left, (panel_a, panel_b))
-    a_reads, b_reads = _read_counts(grid, panel_count, k_parts, workers, (a_buffers, b_buffers))
+    # Where C is symmetric, a tile on the diagonal takes nothing of B: the first row and the last column have no other.
+    of_b = (max(0, grid[0] - 1), max(0, grid[1] - 1)) if memory.symmetric else grid
+    a_buffers, b_buffers = _panel_buffers(grid[1], of_b, panel_count, left, (panel_a, panel_b))
+    if memory.symmetric:
+        b_buffers = b_buffers if 0 not in of_b else 0
+        a_reads = 0
+        b_reads = block_reads(grid[0], panel_count, k_parts, workers, (a_buffers, b_buffers))
+    else:
+        a_reads, b_reads = _read_counts(grid, panel_count, k_parts, workers, (a_buffers, b_buffers))
     peak = needed if m and n else 0
     peak += (a_buffers - PANEL_BUFFERS) * panel_a + (b_buffers - PANEL_BUFFERS) * panel_b
     if peak and not limits.on_host and k_parts == 1:
-        each = ceil_div(grid[0] * grid[1], workers)  # tiles of a worker
+        each = ceil_div(memory.tile_count(rows, columns), workers)  # tiles of a worker
         more = min(limits.tile_buffers, each) - c_buffers
         more = max(0, min(more, (limits.device_nbytes - peak) // tile_nbytes))
         c_buffers, peak = c_buffers + more, peak + more * tile_nbytes
@@ -66,20 +66,23 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
 
 
 def _panel_buffers(
-    grid: tuple[int, int], panel_count: int, left: int, panel_nbytes: tuple[int, int]
+    row_tiles: int, of_b: tuple[int, int], panel_count: int, left: int, panel_nbytes: tuple[int, int]
 ) -> tuple[int, int]:
     """How many panels of A and of B a worker holds: two of each, and as many more as fit into ``left`` bytes.
+
+    row_tiles: the most tiles of a row, all of which need its panels of A. of_b: the rows and columns of tiles that
+    need panels of B.
 
     Tiles are walked row by row, every second row backwards, and the least recently used panel is replaced. So the
     panels of a row of A are read once for the row if all of them fit; they come first, since they save most for each
     byte. Of B, the columns of tiles at which the walk turns round are held, as many as fit.
     """
-    rows, columns = grid
+    rows, columns = of_b
     a_buffers = b_buffers = PANEL_BUFFERS
-    if 0 in grid or panel_count == 0:
+    if 0 in of_b or panel_count == 0:
         return a_buffers, b_buffers
     panel_a, panel_b = panel_nbytes
-    if columns > 1 and panel_count * panel_a <= left:
+    if row_tiles > 1 and panel_count * panel_a <= left:
         a_buffers += panel_count
         left -= panel_count * panel_a
     if rows > 1:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline import triangle
 from tilewright.pipeline.terms import Limits
 
 PANEL_BUFFERS = 2
@@ -130,6 +131,13 @@ class Memory:
     limits: Limits
     cell: tuple[int, int] | None = None
     """Sides of the cells that tiles are multiplied in; None: those of the tile."""
+    symmetric: bool = False
+    """Whether C is symmetric, so that only tiles on and below its diagonal are computed (`triangle.py`)."""
+
+    def tile_count(self, rows: int, columns: int) -> int:
+        """How many tiles of these sides are computed."""
+        grid = ceil_div(self.sides[0], rows), ceil_div(self.sides[1], columns)
+        return triangle.tile_count(grid[0]) if self.symmetric else grid[0] * grid[1]
 
     def layout(self, rows: int, columns: int) -> Layout:
         """The layout of a tile of these sides and of its panels."""
@@ -150,9 +158,10 @@ class Memory:
     def nbytes_of_each(self, rows: int, columns: int) -> tuple[int, int, int]:
         """Bytes of a panel of A, one of B, and a tile of these sides."""
         layout = self.layout(rows, columns)
+        only_diagonal = self.symmetric and rows >= self.sides[0]  # whose tile takes A's panels for B's
         return (
             layout.a_size(rows, self.depth) * self.items[0],
-            layout.b_size(columns, self.depth) * self.items[1],
+            0 if only_diagonal else layout.b_size(columns, self.depth) * self.items[1],
             layout.c_size(rows, columns) * self.items[2],
         )
 

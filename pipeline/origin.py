@@ -8,6 +8,7 @@ take one for two only computes tiles again.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import zarr
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 
-from tilewright.pipeline.store import beneath, protocols, unwrapped
+from tilewright.pipeline.store import beneath, location, protocols, unwrapped
 
 CREDENTIAL = re.compile(r"(?i)key|secret|token|passw|credential|auth|cookie|signature")
 """What the name of an option, or of a parameter of a URL, holds where its value says who asks, and not for what. Some
@@ -51,6 +52,30 @@ def origin_of(array: zarr.Array[Any]) -> Origin:
     if isinstance(store, ObjectStore):
         return _of_object_store(store.store, array)
     return Origin([type(store).__name__, str(array.store_path)])
+
+
+def is_same_array(one: zarr.Array[Any], other: zarr.Array[Any]) -> bool:
+    """Whether two open arrays are the same stored one, by where they are and by their metadata.
+
+    False also where that cannot be told: of two stores of a kind that we do not know, or of two wrappers, which may
+    give other bytes than the store beneath.
+    """
+    if _metadata(one) != _metadata(other):
+        return False
+    if one.store is other.store:
+        return one.path == other.path
+    kind = type(one.store)
+    if kind is not type(other.store):
+        return False
+    if kind is LocalStore:
+        return location(one) == location(other)
+    if kind in (ZipStore, FsspecStore):
+        return bool(origin_of(one).place == origin_of(other).place)
+    return kind is ObjectStore and one.path == other.path and bool(one.store == other.store)
+
+
+def _metadata(array: zarr.Array[Any]) -> str:
+    return json.dumps(array.metadata.to_dict(), sort_keys=True, default=str)
 
 
 def _of_folder(path: str) -> Origin:

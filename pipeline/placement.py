@@ -155,7 +155,7 @@ class Placement:
         for worker, share in self._shares.items():
             for lines, places in (
                 (self._rows, {tile.i for tile in share}),
-                (self._columns, {tile.j for tile in share}),
+                (self._columns, {tile.j for tile in share if not self._plan.on_diagonal(tile)}),
             ):
                 for place in places:
                     lines.setdefault(place, []).append(worker)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.memory import format_nbytes
+from tilewright.pipeline import triangle
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.events import counted
 from tilewright.pipeline.holding import hold, reads
@@ -74,7 +76,10 @@ class Tile:
 
 @dataclass(frozen=True)
 class MatmulPlan:
-    """Tiles, panels, bytes and peaks of C = op(A) op(B), with A m × k and B k × n after op."""
+    """Tiles, panels, bytes and peaks of C = op(A) op(B), with A m × k and B k × n after op.
+
+    Where C is symmetric, the tiles are those on and below the diagonal, and each is also stored as its mirror image.
+    """
 
     m: int
     n: int
@@ -84,6 +89,8 @@ class MatmulPlan:
     c_dtype: str
     transpose_a: bool
     transpose_b: bool
+    symmetric: bool
+    """Whether op(B) is the transpose of op(A), of the same array."""
     workers: int
     on_host: bool
     tile_rows: int
@@ -128,9 +135,12 @@ class MatmulPlan:
     bound_nbytes: int
     """What ``read_nbytes`` is compared with: 2mnk/sqrt(M), where one worker's memory has room for M elements; A and B
     once if that is more; at most ``read_nbytes``. 2mnk/sqrt(M) is the leading term of what any schedule must read. The
-    terms left out matter where much of A and B stays in memory, hence the cap."""
+    terms left out matter where much of A and B stays in memory, hence the cap. Where C is symmetric, that term is
+    n²k/sqrt(2M) (Beaumont et al., "I/O-Optimal Algorithms for Symmetric Linear Algebra Kernels", SPAA 2022), and A is
+    counted once."""
     operations: int
-    """Multiplications and additions: 2mnk."""
+    """Multiplications and additions: 2mnk; n(n+1)k where C is symmetric, those of its elements on and below the
+    diagonal."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -174,7 +184,7 @@ class MatmulPlan:
 
     @property
     def tile_count(self) -> int:
-        return self.grid[0] * self.grid[1]
+        return triangle.tile_count(self.grid[0]) if self.symmetric else self.grid[0] * self.grid[1]
 
     @property
     def panel_count(self) -> int:
@@ -188,15 +198,36 @@ class MatmulPlan:
     def tile_read_nbytes(self, tile: Tile) -> int:
         """Bytes of A and B that one tile needs, whether read for it or already held."""
         a, b = np.dtype(self.a_dtype).itemsize, np.dtype(self.b_dtype).itemsize
-        return self.k * (tile.rows * a + tile.columns * b)
+        return self.k * (tile.rows * a + (0 if self.on_diagonal(tile) else tile.columns * b))
+
+    def tile_write_nbytes(self, tile: Tile) -> int:
+        """Bytes of C, before they are encoded, that one tile gives."""
+        return len(self.regions(tile)) * tile.rows * tile.columns * np.dtype(self.c_dtype).itemsize
+
+    def tile_operations(self, tile: Tile) -> int:
+        """One tile's share of ``operations``."""
+        return (tile.rows + 1 if self.on_diagonal(tile) else 2 * tile.rows) * tile.columns * self.k
+
+    def on_diagonal(self, tile: Tile) -> bool:
+        """Whether C is symmetric and the tile is its own mirror image."""
+        return self.symmetric and tile.i == tile.j
+
+    def regions(self, tile: Tile) -> list[tuple[slice, slice]]:
+        """The rows and columns of C that one tile gives: its own, and in a symmetric C those of its mirror image."""
+        rows, columns = tile.region
+        mirrored = self.symmetric and not self.on_diagonal(tile)
+        return [(rows, columns), (columns, rows)] if mirrored else [(rows, columns)]
 
     def tiles(self) -> Iterator[Tile]:
         """Every tile once, row by row, every second row backwards: consecutive tiles share a row or a column."""
-        grid_rows, grid_columns = self.grid
-        for index in range(grid_rows * grid_columns):
-            i, j = divmod(index, grid_columns)
-            if i % 2:
-                j = grid_columns - 1 - j
+        grid_columns = self.grid[1]
+        for index in range(self.tile_count):
+            if self.symmetric:
+                i, j = triangle.position(index)
+            else:
+                i, j = divmod(index, grid_columns)
+                if i % 2:
+                    j = grid_columns - 1 - j
             row, column = i * self.tile_rows, j * self.tile_columns
             yield Tile(
                 index,
@@ -209,8 +240,9 @@ class MatmulPlan:
             )
 
     def looks(self, tile: Tile) -> tuple[bool, bool]:
-        """Whether this tile looks at its panels of A, and at those of B, for all the tiles that multiply them."""
-        return tile.j == 0, tile.i == 0
+        """Whether this tile looks at its panels of A, and at those of B, for all the tiles that multiply them; nobody
+        looks at B where it is A."""
+        return tile.j == 0, tile.i == 0 and not self.symmetric
 
     def cells(self, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
         """The cells of a tile of this size, as positions within it."""
@@ -247,15 +279,25 @@ class MatmulPlan:
         right = f"{self.k} × {self.n} {self.b_dtype}" + (" (stored transposed)" if self.transpose_b else "")
         waste = self.decoded_nbytes / self.read_nbytes - 1 if self.read_nbytes else 0.0
         idle = self.workers - self.tile_count * self.k_parts
+        least = "n²k/√(2M), and A" if self.symmetric else "2mnk/√M, and A and B"
         rows = [
-            ("product", f"{left}  by  {right}  =  {self.m} × {self.n} {self.c_dtype}"),
+            (
+                "product",
+                f"{left}  by  {right}  =  {self.m} × {self.n} {self.c_dtype}"
+                + ", symmetric" * self.symmetric,
+            ),
             *([("dtype of C", self.c_dtype_reason)] if self.c_dtype_reason else []),
             ("operations", f"{self.operations:.3e}"),
             (
                 "tiles",
                 (
                     f"{self.grid[0]} × {self.grid[1]} of {self.tile_rows} × {self.tile_columns}"
-                    f" for {counted(self.workers, 'worker')}"
+                    + (
+                        f", the {self.tile_count} on and below the diagonal computed and mirrored,"
+                        if self.symmetric and self.tile_count > 1
+                        else ""
+                    )
+                    + f" for {counted(self.workers, 'worker')}"
                     + (f", {idle} of which get no tile" if idle > 0 else "")
                     + (
                         f", multiplied in cells of {self.cell_rows} × {self.cell_columns}"
@@ -294,7 +336,7 @@ class MatmulPlan:
                 "reads",
                 (
                     f"{format_nbytes(self.read_nbytes)}, {self.read_ratio:.2f} × the lower bound of"
-                    f" {format_nbytes(self.bound_nbytes)} (2mnk/√M, and A and B once at least)"
+                    f" {format_nbytes(self.bound_nbytes)} ({least} once at least)"
                 ),
             ),
             ("writes", format_nbytes(self.write_nbytes)),
@@ -327,9 +369,13 @@ def plan_tiles(
     *,
     transpose_a: bool = False,
     transpose_b: bool = False,
+    symmetric: bool = False,
     keep: Geometry | None = None,
 ) -> MatmulPlan:
     """Choose tiles and panels for C = A B, with ``a`` and ``b`` given after op.
+
+    ``symmetric`` says that B is A transposed, of the same array: then tiles and cells are square, so that the mirror
+    image of each is one, and of whole stored pieces of C both ways.
 
     The depth of the panels depends on the matrices, their chunks and the memory, never on the number of workers, so
     every element's sum is cut at the same places however many workers share the tiles. ``keep`` is the geometry of an
@@ -349,11 +395,14 @@ def plan_tiles(
             f" the columns of op(A) must equal the rows of op(B)"
         )
     m, n, k = a.rows, b.columns, a.columns
-    if keep and not _cuts_between(keep, (m, n), c_unit):
+    unit = (triangle.square_unit(c_unit, n),) * 2 if symmetric else c_unit
+    if keep and not (_cuts_between(keep, (m, n), unit) and (not symmetric or _is_square(keep))):
         keep = None  # two tasks would write the same stored piece, or a piece would lie in two cells
     items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize
     transposed = transpose_a, transpose_b
-    depth = keep.panel_depth if keep else panel_depth(a, b, items, transposed, c_unit, limits)
+    depth = (
+        keep.panel_depth if keep else panel_depth(a, b, items, transposed, unit, limits, symmetric=symmetric)
+    )
     memory = Memory(
         (m, n),
         items,
@@ -361,16 +410,19 @@ def plan_tiles(
         transposed,
         limits,
         (keep.cell_rows, keep.cell_columns) if keep else None,
+        symmetric,
     )
     if keep and memory.nbytes(keep.tile_rows, keep.tile_columns, 1) > limits.device_nbytes:
-        return plan_tiles(a, b, c_dtype, c_unit, limits, transpose_a=transpose_a, transpose_b=transpose_b)
+        anew = partial(plan_tiles, transpose_a=transpose_a, transpose_b=transpose_b, symmetric=symmetric)
+        return anew(a, b, c_dtype, c_unit, limits)
     exact = c_dtype.kind in "iub"
-    best = keep or best_geometry(a, b, c_unit, memory, limits, exact=exact)
+    best = keep or best_geometry(a, b, unit, memory, limits, exact=exact)
     if best is None:
-        raise _no_tile_fits(memory, c_unit, fitting_unit(a, b, c_dtype, c_unit, limits, transposed))
+        fitting = fitting_unit(a, b, c_dtype, unit, limits, transposed, symmetric=symmetric)
+        raise _no_tile_fits(memory, c_unit, unit, fitting)
     tile_rows, tile_columns, _, k_parts, cell_rows, cell_columns = best
     memory = replace(memory, cell=(cell_rows, cell_columns))
-    if ceil_div(m, tile_rows) * ceil_div(n, tile_columns) * k_parts > MOST_TILES:
+    if memory.tile_count(tile_rows, tile_columns) * k_parts > MOST_TILES:
         raise _too_many_tiles(memory, best)
     held = hold(memory, best, ceil_div(k, depth), limits.workers)
     read, decoded = reads(a, b, memory, best, held)
@@ -405,7 +457,7 @@ def plan_tiles(
             f" {format_nbytes(limits.host_nbytes)} are allowed; give the workers more memory or fewer threads, leave"
             " the check out (--no-verify, verify=False), or give it fewer rounds (tilewright.verify-rounds)"
         )
-    bound = _leading_bound(m, n, k, limits.device_nbytes, a, b)
+    bound = _leading_bound(limits.device_nbytes, a, b, symmetric=symmetric)
     return MatmulPlan(
         m=m,
         n=n,
@@ -415,6 +467,7 @@ def plan_tiles(
         c_dtype=c_dtype.name,
         transpose_a=transpose_a,
         transpose_b=transpose_b,
+        symmetric=symmetric,
         workers=limits.workers,
         on_host=limits.on_host,
         tile_rows=tile_rows,
@@ -438,7 +491,7 @@ def plan_tiles(
         decoded_nbytes=decoded,
         write_nbytes=m * n * c_dtype.itemsize,
         bound_nbytes=min(bound, read),
-        operations=2 * m * n * k,
+        operations=n * (n + 1) * k if symmetric else 2 * m * n * k,
     )
 
 
@@ -465,16 +518,21 @@ def fitting_unit(
     c_unit: tuple[int, int],
     limits: Limits,
     transposed: tuple[bool, bool],
+    *,
+    symmetric: bool = False,
 ) -> tuple[int, int] | None:
     """The sides of a stored piece of C, halved until a tile of one such piece fits with panels of depth 1; None if none
-    does."""
+    does. Both are halved at once where C is symmetric."""
     items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize
-    memory = Memory((a.rows, b.columns), items, 1, transposed, limits)
+    memory = Memory((a.rows, b.columns), items, 1, transposed, limits, symmetric=symmetric)
     rows, columns = max(1, min(c_unit[0], a.rows)), max(1, min(c_unit[1], b.columns))
     while memory.nbytes(rows, columns, 1) > limits.device_nbytes:
         if rows == columns == 1:
             return None
-        rows, columns = (ceil_div(rows, 2), columns) if rows >= columns else (rows, ceil_div(columns, 2))
+        if symmetric:
+            rows, columns = ceil_div(rows, 2), ceil_div(columns, 2)
+        else:
+            rows, columns = (ceil_div(rows, 2), columns) if rows >= columns else (rows, ceil_div(columns, 2))
     return rows, columns
 
 
@@ -490,15 +548,24 @@ def _cuts_between(geometry: Geometry, sides: tuple[int, int], c_unit: tuple[int,
     )
 
 
-def _no_tile_fits(memory: Memory, c_unit: tuple[int, int], fitting: tuple[int, int] | None) -> PlanError:
-    """The error that says what the smallest tile needs, and which smaller pieces of C would fit."""
+def _is_square(geometry: Geometry) -> bool:
+    return geometry.tile_rows == geometry.tile_columns and geometry.cell_rows == geometry.cell_columns
+
+
+def _no_tile_fits(
+    memory: Memory, c_unit: tuple[int, int], unit: tuple[int, int], fitting: tuple[int, int] | None
+) -> PlanError:
+    """The error that says what the smallest tile, of one ``unit``, needs, and which smaller pieces of C would fit."""
     limits = memory.limits
-    rows, columns = (min(unit, side) for unit, side in zip(c_unit, memory.sides, strict=True))
+    rows, columns = (min(part, side) for part, side in zip(unit, memory.sides, strict=True))
     needed = memory.nbytes(rows, columns, 1)
     which = f": {fitting[0]} × {fitting[1]} and smaller ones fit" if fitting else ""
+    consists = "one stored piece of C"
+    if memory.symmetric and c_unit[0] != c_unit[1]:
+        consists = f"square, since C is symmetric, of whole stored pieces of C, {c_unit[0]} × {c_unit[1]}"
     return PlanError(
         f"no tile fits into {format_nbytes(limits.device_nbytes)} of {'host' if limits.on_host else 'device'}"
-        f" memory: the smallest, {rows} × {columns} (one stored piece of C) with panels"
+        f" memory: the smallest, {rows} × {columns} ({consists}) with panels"
         f" of depth {memory.depth}, needs {format_nbytes(needed)} ({needed} bytes); raise --device-memory"
         f"{' (unset, it follows the memory limit of the workers)' if limits.on_host else ''}, or let C be an open"
         f" zarr.Array of smaller chunks (from Python){which}"
@@ -507,9 +574,9 @@ def _no_tile_fits(memory: Memory, c_unit: tuple[int, int], fitting: tuple[int, i
 
 def _too_many_tiles(memory: Memory, geometry: Geometry) -> PlanError:
     """The error that says how many tiles there would be, and what makes them fewer."""
-    limits, (m, n) = memory.limits, memory.sides
+    limits = memory.limits
     rows, columns = geometry.tile_rows, geometry.tile_columns
-    count = ceil_div(m, rows) * ceil_div(n, columns) * geometry.k_parts
+    count = memory.tile_count(rows, columns) * geometry.k_parts
     if 2 * memory.nbytes(rows, columns, 1) > limits.device_nbytes:
         # A quarter more than in proportion: tiles consist of whole stored pieces of C.
         enough = 5 * limits.device_nbytes * ceil_div(count, MOST_TILES) // 4
@@ -537,11 +604,15 @@ def _coding_nbytes(
     return 2 * sum(sorted(pieces, reverse=True)[:lanes]) + max(0, limits.encoders_nbytes - coders)
 
 
-def _leading_bound(m: int, n: int, k: int, nbytes: int, a: StoredMatrix, b: StoredMatrix) -> int:
+def _leading_bound(nbytes: int, a: StoredMatrix, b: StoredMatrix, *, symmetric: bool) -> int:
     """Bytes of 2mnk/sqrt(M) elements of the wider dtype, where M elements fit into ``nbytes``; at least A and B once.
+    Where C is symmetric, of n²k/sqrt(2M); at least A once.
 
     Any schedule must read this much up to terms of lower order, which are left out.
     """
+    m, n, k = a.rows, b.columns, a.columns
     itemsize = max(a.dtype.itemsize, b.dtype.itemsize)
     elements = max(1, nbytes // itemsize)
+    if symmetric:
+        return max(int(n * n * k / math.sqrt(2 * elements)) * itemsize, a.nbytes)
     return max(int(2 * m * n * k / math.sqrt(elements)) * itemsize, a.nbytes + b.nbytes)

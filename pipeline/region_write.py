@@ -147,6 +147,12 @@ def stored_nbytes(array: zarr.Array[Any], region: tuple[slice, slice]) -> int | 
     return total
 
 
+def stored_nbytes_of(array: zarr.Array[Any], regions: Iterable[tuple[slice, slice]]) -> int | None:
+    """The sum of ``stored_nbytes`` over several regions; None where it is None for one of them."""
+    each = [stored_nbytes(array, region) for region in regions]
+    return None if None in each else sum(nbytes for nbytes in each if nbytes is not None)
+
+
 def gather(out: np.ndarray, bands: Bands) -> None:
     """Copy bands, one below the other, into a matrix that has room for them."""
     row = 0

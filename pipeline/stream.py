@@ -49,7 +49,7 @@ from tilewright.pipeline.region_write import (
     RegionWrite,
     gather,
     region_writes,
-    stored_nbytes,
+    stored_nbytes_of,
 )
 from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.terms import accumulator_dtype
@@ -386,7 +386,9 @@ class Engine:
     def _may_begin(self, coming: Sequence[_Coming], tile: Tile, start: int) -> bool:
         """Whether these panels can begin while others are still coming. Each must have a buffer without waiting, and
         must not itself be coming: it would be used before it is whole."""
-        wanted = (self._a_panels, ("a", tile.i, start)), (self._b_panels, ("b", tile.j, start))
+        wanted = [(self._a_panels, ("a", tile.i, start))]
+        if not self._plan.on_diagonal(tile):
+            wanted.append((self._b_panels, ("b", tile.j, start)))
         return len(coming) < PANELS_COMING and all(
             place[0].ready(place[1]) and not any(place in one.missing for one in coming) for place in wanted
         )
@@ -398,6 +400,8 @@ class Engine:
         inner = slice(start, stop)
         a_region = (inner, rows) if plan.transpose_a else (rows, inner)
         b_region = (columns, inner) if plan.transpose_b else (inner, columns)
+        # On the diagonal of a symmetric C one panel is both: A's, since the operands are one array.
+        operands = self._operands[:1] if plan.on_diagonal(tile) else self._operands
         loadings: list[Loading] = []
         taken: list[Buffer] = []
         missing: list[tuple[PanelCache, Key]] = []
@@ -405,11 +409,11 @@ class Engine:
         foreign: list[_Foreign] = []
         try:
             for operand, place, region, sharers in zip(
-                self._operands,
+                operands,
                 (tile.i, tile.j),
                 (a_region, b_region),
                 (job.sharers.a, job.sharers.b),
-                strict=True,
+                strict=False,
             ):
                 key = (operand.name, place, start)
                 buffer, there = operand.cache.take(key)
@@ -436,7 +440,7 @@ class Engine:
         except BaseException:
             self._give_back(taken, missing, arrivals)
             raise
-        return _Coming(_Panel(job, stop - start, *taken), missing, arrivals, brought)
+        return _Coming(_Panel(job, stop - start, taken[0], taken[-1]), missing, arrivals, brought)
 
     def _shared_out(
         self, operand: _Operand, key: Key, region: tuple[slice, slice], buffer: Buffer, sharers: Sequence[str]
@@ -497,7 +501,11 @@ class Engine:
         for arrival in arrivals:
             tell(arrival.own_there, False)
             tell(arrival.whole, False)
-        for cache, buffer in zip((self._a_panels, self._b_panels), taken, strict=False):
+        self._let_go(taken)
+
+    def _let_go(self, taken: Sequence[Buffer]) -> None:
+        """Release a panel of A, and one of B unless that is the same."""
+        for cache, buffer in zip((self._a_panels, self._b_panels), dict.fromkeys(taken), strict=False):
             cache.let_go(buffer)
 
     def _close_unreached(self, sharing: _Sharing, job: _Job) -> None:
@@ -571,9 +579,9 @@ class Engine:
                 self._prepare(item.panel)
                 continue
             if isinstance(item, _End):
-                if job.error is None:
+                if job.panels == 0 and job.error is None:  # k = 0: the empty sum
                     try:
-                        self._end_tile(job)
+                        self._unit.clear(self._tile(job))
                     except BaseException as error:
                         job.error = error
                 if running is not None and running.panel.job is job:
@@ -590,16 +598,6 @@ class Engine:
         if running is not None:
             self._finish(running)
         self._finished.put(None)
-
-    def _end_tile(self, job: _Job) -> None:
-        """Nothing is added to the tile any more, though its last panels may still be multiplied."""
-        if job.panels == 0:  # k = 0: the empty sum
-            self._unit.clear(self._tile(job))
-        if job.look is not None:
-            whole = (
-                self._plan.k_parts == 1 and self._product.look[2]
-            )  # else the sum of all parts is looked at
-            job.look.ended(self._tile(job) if whole else None)
 
     def _look_at(self, panel: _Panel) -> None:
         """Look at those of its panels that this tile looks at for all tiles."""
@@ -661,8 +659,7 @@ class Engine:
         clock = _Clock(running.clock.begin + late, running.clock.start + late)
         job.count("compute", "compute", clock, ())
         self._multiplied = time.perf_counter()
-        self._a_panels.let_go(panel.a)
-        self._b_panels.let_go(panel.b)
+        self._let_go((panel.a, panel.b))
         if running.ends:
             self._finished.put(job)
 
@@ -706,10 +703,13 @@ class Engine:
         job.done.set_exception(error)
 
     def _write_tile(self, job: _Job) -> None:
-        tile, placed = job.tile, self._tile(job)
-        region = tile.region
+        tile, placed, look = job.tile, self._tile(job), job.look
+        assert look is not None, "a job has one from when it has a tile"
+        region, *mirrored = self._plan.regions(tile)
         dtype = np.dtype(self._plan.c_dtype)
         with job.clock("write", "download") as moves:
+            if self._plan.on_diagonal(tile):
+                self._unit.mirror(placed, swap=False)
             if self._plan.k_parts > 1:  # a sum over a part of k is returned, to be added up by another task
                 dtype = accumulator_dtype(dtype)
                 job.partial = np.empty(placed.shape, dtype)
@@ -719,12 +719,21 @@ class Engine:
                 ]
             else:
                 pieces = region_writes(self._product.c, region, self._product.drafts)
+            if self._plan.k_parts == 1 and self._product.look[2]:  # else the sum of all parts is looked at
+                look.at_tile(placed)
             calls = [partial(self._unit.save, piece, placed, dtype) for piece in pieces]
             moves += run_all(self._writers, calls)
+            job.found = look.found(times=1 + len(mirrored))
+            if mirrored and self._plan.k_parts == 1:
+                # The buffer holds a square, whose last rows are nobody's where the tile is cut short by C.
+                square = Placed(placed.flat, (tile.columns, tile.columns), placed.lines)
+                self._unit.mirror(square, swap=True)
+                pieces = region_writes(self._product.c, mirrored[0], self._product.drafts)
+                moves += run_all(
+                    self._writers, [partial(self._unit.save, piece, square, dtype) for piece in pieces]
+                )
         if self._plan.k_parts == 1:
-            job.stored_nbytes = stored_nbytes(self._product.c, region) or 0
-        if job.look is not None:
-            job.found = job.look.found()
+            job.stored_nbytes = stored_nbytes_of(self._product.c, self._plan.regions(tile)) or 0
 
 
 def _gathered(out: np.ndarray, bands: Bands, fill: FillFile | None) -> None:

@@ -112,6 +112,13 @@ class Geometry(NamedTuple):
     cell_columns: int
 
 
+class Columns(NamedTuple):
+    """Adjacent columns of tiles that are read equally often. There may be millions, so none is counted by itself."""
+
+    number: int
+    reads: int
+
+
 def accumulator_dtype(c_dtype: np.dtype) -> np.dtype:
     """The dtype in which a tile's panels are summed: float16 would be rounded again with every panel."""
     return np.dtype(np.float32) if c_dtype == np.float16 else c_dtype

@@ -18,6 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tilewright.kernels.launch import ceil_div
+from tilewright.pipeline import triangle
 from tilewright.pipeline.holding import hold, reads
 from tilewright.pipeline.layout import PANEL_BUFFERS, Memory
 from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix
@@ -80,8 +81,13 @@ SMALL_CHUNK_NBYTES = 2**12
 """Where memory is small, chunks are kept to an eighth of it, but not below this: the least that a file takes up."""
 
 
-def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int) -> tuple[int, int]:
+def output_chunks(
+    a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes: int, *, square: bool = False
+) -> tuple[int, int]:
     """Chunk sides for a new C: A's along rows and B's along columns, adjusted to between 1 and 64 MiB a chunk.
+
+    ``square`` is for a symmetric C, of equal chunks along both: any number of those is a tile whose mirror image is one
+    too.
 
     A chunk is also kept to an eighth of the memory for tiles and panels, down to 4 KiB: a tile is at least a chunk, and
     panels with little room beside it are shallow, so that chunks would be decoded again and again.
@@ -90,6 +96,13 @@ def output_chunks(a: StoredMatrix, b: StoredMatrix, itemsize: int, memory_nbytes
     least = min(LEAST_CHUNK_NBYTES, most)
     sides = [max(1, min(a.unit[0], a.rows)), max(1, min(b.unit[1], b.columns))]
     limits = (max(1, a.rows), max(1, b.columns))
+    if square:
+        side = sides[0]
+        while side * side * itemsize < least and side < limits[0]:
+            side = min(2 * side, limits[0])
+        while side * side * itemsize > most:
+            side = ceil_div(side, 2)
+        return side, side
     while sides[0] * sides[1] * itemsize < least and (sides[0] < limits[0] or sides[1] < limits[1]):
         grow = 0 if (sides[0] <= sides[1] and sides[0] < limits[0]) or sides[1] >= limits[1] else 1
         sides[grow] = min(2 * sides[grow], limits[grow])
@@ -106,6 +119,8 @@ def panel_depth(
     transposed: tuple[bool, bool],
     c_unit: tuple[int, int],
     limits: Limits,
+    *,
+    symmetric: bool = False,
 ) -> int:
     """The depth of a panel: whole chunks of both operands along k, near the size aimed at, within memory.
 
@@ -121,7 +136,7 @@ def panel_depth(
 
     def decoded(depth: int) -> list[float]:
         """Bytes decoded with each number of workers in `FEW_WORKERS`, with the tiles of one worker."""
-        memory = Memory((m, n), items, depth, transposed, limits)
+        memory = Memory((m, n), items, depth, transposed, limits, symmetric=symmetric)
         # As if sums were exact, so without cells, and with few tiles: searching cells, or many tiles, would take longer
         # than all the rest.
         few = replace(limits, workers=1, tiles=min(limits.tiles, MOST_TILES_TO_COMPARE))
@@ -225,17 +240,19 @@ def best_geometry(
     m, n, k = a.rows, b.columns, a.columns
     if m == 0 or n == 0:
         return Geometry(max(1, m), max(1, n), memory.depth, 1, max(1, m), max(1, n))
-    search = partial(_search_grid, a, b, memory, limits.device_nbytes)
+    search_grid = _search_square if memory.symmetric else _search_grid
+    search = partial(search_grid, a, b, memory, limits.device_nbytes)
     least = search(c_unit, 1)
     if least is None:
         return None
-    tiles = max(1, min(limits.tiles, 2 * m * n * k // TILE_OPERATIONS))
+    operations = n * (n + 1) * k if memory.symmetric else 2 * m * n * k
+    tiles = max(1, min(limits.tiles, operations // TILE_OPERATIONS))
     few_workers = limits.workers <= limits.tiles
     best = search(c_unit, tiles if few_workers else max(tiles, limits.workers), for_workers=not few_workers)
     few = min(FEW_TILES, max(2, ceil_div(tiles, 2)))
-    if limits.on_host and best is not None and best.k_parts == 1 and 2 * best.tile_count(m, n) > tiles:
+    if limits.on_host and best is not None and best.k_parts == 1 and 2 * best.tiles > tiles:
         few = tiles  # a CPU multiplies for so long that reading less is not worth tiles that take four times the memory
-    cut_by_memory = least.tile_count(m, n) >= few
+    cut_by_memory = least.tiles >= few
     cell = None
     if cut_by_memory and best is not None:
         # The grid follows the workers, but the parts of k must not: the sum over each is rounded.
@@ -243,14 +260,14 @@ def best_geometry(
 
         def in_cells(cell: tuple[int, int], wanted: int) -> _Grid | None:
             held = replace(memory, cell=cell)
-            return _search_grid(
+            return search_grid(
                 a, b, held, limits.device_nbytes, cell, wanted, k_parts=k_parts, for_workers=True
             )
 
         if exact:
             alone = limits.workers == best.k_parts == least.k_parts == 1
             best = least if alone else search(c_unit, limits.workers, k_parts=k_parts, for_workers=True)
-        elif cell := _best_cell(m, n, c_unit, least, in_cells, limits.tiles):
+        elif cell := _best_cell(memory, c_unit, least, in_cells, limits.tiles):
             made_of_cells = in_cells(cell, limits.workers)
             if made_of_cells is None or (not few_workers and best.cost < made_of_cells.cost):
                 cell = None  # so many workers need not get the bits that fewer get
@@ -264,8 +281,7 @@ def best_geometry(
 
 
 def _best_cell(
-    m: int,
-    n: int,
+    memory: Memory,
     c_unit: tuple[int, int],
     largest: _Grid,
     search: Callable[..., _Grid | None],
@@ -274,10 +290,12 @@ def _best_cell(
     """Sides of the largest cells with which any number of workers up to ``most_workers`` gets tiles nearly as good as
     with any cells.
 
-    Cells are whole stored pieces of C, with a third to a sixth of the largest tile's sides or a share of C's. None
+    Cells are whole stored pieces of C, with a third to a sixth of the largest tile's sides or a share of C's; square
+    where C is symmetric, so that each lies on the diagonal, above or below it, whatever tile it is in. None
     where no tile made of cells fits into memory, given the workspace for copying cells that are not aligned.
     """
     sides: list[set[int]] = []
+    m, n = memory.sides
     for tile, side, unit in zip((largest.rows, largest.columns), (m, n), c_unit, strict=True):
         unit = min(unit, side)
         pieces = ceil_div(tile, unit)
@@ -290,6 +308,8 @@ def _best_cell(
         sides.append({count * unit for count in counts})
 
     cells = [(rows, columns) for rows in sorted(sides[0]) for columns in sorted(sides[1])]
+    if memory.symmetric:
+        cells = [(rows, columns) for rows, columns in cells if rows == columns]
     costs = dict.fromkeys(cells, 0.0)
     workers = 1
     while workers <= min(most_workers, MOST_WORKERS_TO_COMPARE):
@@ -310,17 +330,14 @@ def _best_cell(
 
 
 class _Grid(NamedTuple):
-    """Sides of tiles, parts that k is cut into, and their cost, to compare grids for the same number of wanted
-    tasks."""
+    """Sides of tiles, how many are computed, parts that k is cut into, and their cost, to compare grids for the same
+    number of wanted tasks."""
 
     rows: int
     columns: int
+    tiles: int
     k_parts: int
     cost: float
-
-    def tile_count(self, m: int, n: int) -> int:
-        """How many tiles a C of these sides is cut into."""
-        return ceil_div(m, self.rows) * ceil_div(n, self.columns)
 
 
 class _Side(NamedTuple):
@@ -445,7 +462,7 @@ def _search_grid(
                     all_read += more_a * held.a_reads + more_b * held.b_reads_of_all // actual_columns
                 cost = (all_read * longer, tasks, abs(rows - columns), rows)
                 if best is None or cost < best:
-                    best, found = cost, _Grid(rows, columns, parts, cost[0])
+                    best, found = cost, _Grid(rows, columns, count, parts, cost[0])
 
     def more_of_b(grid_rows: int) -> bool:
         of_a, of_b = least_read(grid_rows)
@@ -464,6 +481,63 @@ def _search_grid(
         if best is not None and a_nbytes + least_of_b > best[0]:
             break  # lower tiles read more of B
         compare(grid_rows)
+    return found
+
+
+def _search_square(
+    a: StoredMatrix,
+    b: StoredMatrix,
+    memory: Memory,
+    nbytes: int,
+    unit: tuple[int, int],
+    wanted: int,
+    *,
+    k_parts: int | None = None,
+    for_workers: bool = False,
+) -> _Grid | None:
+    """The same for a symmetric C: the side of square tiles, in whole units (which are square too), and parts of k.
+
+    So many rows of tiles read all of A as often: each block of it once with every block, and once for the diagonal.
+    """
+    n, k = a.rows, a.columns
+    side = _Side.of(n, unit[0])
+    panel_count = ceil_div(k, memory.depth)
+    best: tuple[float, int] | None = None
+    found: _Grid | None = None
+
+    def fits(parts: int) -> bool:
+        return memory.nbytes(side.tile(parts), side.tile(parts), 1) <= nbytes
+
+    last = math.inf
+    for cut in side.cuts(_first(fits, 1, side.units)):
+        if cut > last:
+            break  # smaller tiles only read more
+        tile = side.tile(cut)
+        grid = ceil_div(n, tile)
+        read = a.nbytes * grid
+        if best is not None and read > best[0]:
+            break
+        if not fits(cut):
+            continue
+        count, area = triangle.tile_count(grid), triangle.area(n, tile)
+        if count >= wanted:
+            last = min(last, cut + wanted + 1)
+        stride = min(memory.strides(tile, tile))
+        more = (
+            a.touched(0, stride) * a.touched(1, memory.depth) * memory.items[0] - a.nbytes
+            if not memory.limits.on_host  # as in `_search_grid`
+            else 0
+        )
+        paying = max(1, min(ceil_div(wanted, count), panel_count, read // SPLIT_NBYTES // count))
+        for parts in {1, paying} if k_parts is None else {k_parts}:
+            tasks = count * parts
+            longer = ceil_div(tasks, wanted) * wanted * tile * tile / area / parts
+            if for_workers:
+                longer *= max(1.0, wanted / tasks)
+            sums = SUM_COST * 2 * parts * area * memory.items[2] if parts > 1 else 0
+            cost = ((read + sums + more * grid) * longer, tasks)
+            if best is None or cost < best:
+                best, found = cost, _Grid(tile, tile, count, parts, cost[0])
     return found
 
 

@@ -5,6 +5,7 @@ The GPU is in `gpu_unit.py`.
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Iterator, Set
@@ -19,6 +20,7 @@ from tilewright.kernels import host, matmul
 from tilewright.kernels.contents import NOTHING, contents_of, overflow_of
 from tilewright.kernels.gemm import kernel_name, prepare
 from tilewright.kernels.memory import allocating
+from tilewright.kernels.transpose_host import transpose
 from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed
 from tilewright.pipeline.peers import Part
@@ -51,11 +53,11 @@ class Look(Protocol):
     def at_panel(self, operand: int, panel: Placed) -> None:
         """Look at a panel of A (0) or B (1), which is there until `Unit.passed` says that it is done."""
 
-    def ended(self, tile: Placed | None) -> None:
-        """All panels were looked at. Look at the tile, if one is given, once the last of them is multiplied."""
+    def at_tile(self, tile: Placed) -> None:
+        """Look at the tile, once all panels are multiplied."""
 
-    def found(self) -> Found:
-        """What was found; waits for it."""
+    def found(self, times: int = 1) -> Found:
+        """What was found; waits for it. times: how often the tile is stored in C."""
 
 
 class Unit(Protocol):
@@ -98,6 +100,10 @@ class Unit(Protocol):
 
     def look(self, slot: Any) -> Look:
         """A look for the job whose tile is in this slot; one at a time."""
+
+    def mirror(self, tile: Placed, *, swap: bool) -> None:
+        """Copy what is below the diagonal of a finished square tile above it; with ``swap``, transpose the tile. Done
+        when this returns."""
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
         """Store one piece of a finished tile; each line of the piece is contiguous in memory. Called by many threads at
@@ -149,7 +155,10 @@ def _options(product: Product, tile: Placed, accumulate: bool) -> dict[str, Any]
 def _cells(plan: MatmulPlan, a: Placed, b: Placed, tile: Placed) -> Iterator[tuple[Any, Any, Any]]:
     """The products that a tile and two panels are cut into: what of A and of B is multiplied, and where it goes."""
     depth = slice(0, a.shape[0] if plan.transpose_a else a.shape[1])
+    on_diagonal = plan.symmetric and a.flat is b.flat
     for rows, columns in plan.cells(*tile.shape):
+        if on_diagonal and columns.start > rows.start:
+            continue  # the mirror image of another cell
         left = a.cut(*((depth, rows) if plan.transpose_a else (rows, depth)))
         right = b.cut(*((columns, depth) if plan.transpose_b else (depth, columns)))
         yield left, right, tile.cut(rows, columns)
@@ -165,35 +174,44 @@ def _multiply_thin(a: np.ndarray, b: np.ndarray, out: np.ndarray, options: dict[
 
 
 class HostLook:
-    """The CPU looks at panels when they are multiplied, and at a tile when a thread that writes asks for it."""
+    """The CPU looks at what it is given, at once."""
 
     def __init__(self, product: Product) -> None:
         self._look = product.look
         self._overflow = overflow_of(np.dtype(product.plan.c_dtype))
-        self._operands = [NOTHING, NOTHING]
-        self._tile: Placed | None = None
+        self._found = [NOTHING, NOTHING, NOTHING]
 
     def at_panel(self, operand: int, panel: Placed) -> None:
-        for piece in whole_lines(panel):
-            found = contents_of(panel.cut(*piece), self._look[operand])
-            self._operands[operand] = self._operands[operand].merged(found)
+        self._at(operand, panel, math.inf)
 
-    def ended(self, tile: Placed | None) -> None:
-        self._tile = tile
+    def at_tile(self, tile: Placed) -> None:
+        self._at(2, tile, self._overflow)
 
-    def found(self) -> Found:
-        c = NOTHING
-        if self._tile is not None:
-            for piece in whole_lines(self._tile):
-                c = c.merged(contents_of(self._tile.cut(*piece), self._look[2], self._overflow))
-        a, b = self._operands
-        return Found(a, b, c)
+    def _at(self, matrix: int, placed: Placed, overflow: float) -> None:
+        for piece in whole_lines(placed):
+            found = contents_of(placed.cut(*piece), self._look[matrix], overflow)
+            self._found[matrix] = self._found[matrix].merged(found)
+
+    def found(self, times: int = 1) -> Found:
+        a, b, c = self._found
+        return Found(a, b, c.times(times))
 
 
 def whole_lines(matrix: Placed) -> list[tuple[slice, slice]]:
     """A panel or a tile without the padding between its cells: rows and columns of blocks with contiguous lines."""
     rows, columns = matrix.shape
     return matrix.pieces(slice(0, rows), slice(0, columns))
+
+
+def mirrored_pieces(tile: Placed, cell: int) -> Iterator[tuple[tuple[slice, slice], tuple[slice, slice]]]:
+    """The pieces of a square tile on and below its diagonal, and the place of the mirror image of each. Each line of a
+    piece is contiguous in memory."""
+    side = tile.shape[0]
+    step = cell if tile.lines.apart else max(1, side)
+    parts = [slice(start, min(start + step, side)) for start in range(0, side, step)]
+    for place, rows in enumerate(parts):
+        for columns in parts[: place + 1]:
+            yield (rows, columns), (columns, rows)
 
 
 class HostUnit:
@@ -253,6 +271,10 @@ class HostUnit:
 
     def look(self, slot: Any) -> HostLook:
         return HostLook(self._product)
+
+    def mirror(self, tile: Placed, *, swap: bool) -> None:
+        for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):
+            transpose(tile.cut(*below), tile.cut(*above), swap=swap, same=below == above)
 
     def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
         start = time.perf_counter()

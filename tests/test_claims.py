@@ -40,9 +40,7 @@ def cases(products: str) -> list[tuple[np.dtype, str]]:
         name: np.dtype(name) for name in ("float16", "float32", "float64", "complex128")
     }
     if products == "integers":
-        return [
-            (np.dtype(sign + str(bits)), "full") for sign in ("int", "uint") for bits in (8, 16, 32, 64)
-        ]
+        return [(np.dtype(sign + str(bits)), "full") for sign in ("int", "uint") for bits in (8, 16, 32, 64)]
     precisions = [name for name in REDUCED if f"`{name}`" in products] or ["full"]
     named = [kinds[name] for name in re.findall(r"\b\w+\b", products) if name in kinds]
     return [(dtype, precision) for dtype in named for precision in precisions]
@@ -66,8 +64,7 @@ def test_tensor_cores_are_used_where_the_readme_says() -> None:
                 capability
                 for capability in CAPABILITIES
                 for kernel in ladder()
-                if TENSOR_CORES.search(kernel.name)
-                and kernel.supports(problem(dtype, precision, capability))
+                if TENSOR_CORES.search(kernel.name) and kernel.supports(problem(dtype, precision, capability))
             }
             assert able == capabilities, f"{dtype}, {precision}"
 

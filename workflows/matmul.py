@@ -52,7 +52,7 @@ from tilewright.pipeline.output import (
 )
 from tilewright.pipeline.plan import MatmulPlan
 from tilewright.pipeline.product import Found, Product
-from tilewright.pipeline.region_write import stored_nbytes
+from tilewright.pipeline.region_write import stored_nbytes_of
 from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import survey, workers_held
@@ -92,7 +92,8 @@ def matmul(
         Where C (m × n) goes. A path gets its array only when C is whole (it grows under ``<out>.partial``);
         a URL or an open array is written in place, and what an open array holds is replaced.
     transpose_a, transpose_b
-        Take the transpose of A or B; nothing is stored transposed.
+        Take the transpose of A or B; nothing is stored transposed. One array by its own transpose gives a C that is
+        symmetric to the bit: its tiles on and below the diagonal are computed, and each is stored twice.
     dtype
         C's dtype. Without it, that of ``numpy.matmul``, but for integers the smallest of int32, uint32, int64 and
         uint64 that holds k times the largest product of the two dtypes, and is no narrower than NumPy's; where none
@@ -253,6 +254,7 @@ def _fingerprint(wanted: Wanted, facts: list[WorkerFacts]) -> Fingerprint:
     """What the record of a product's finished tiles is compared by."""
     request = {
         "transpose": [wanted.transpose_a, wanted.transpose_b],
+        "symmetric": wanted.symmetric,
         "dtype": str(wanted.dtype),
         "precision": wanted.precision,
         "device": facts[0].device,
@@ -427,6 +429,8 @@ def _fill(
                 f"{error}; the same command computes {tiles} of it again, and keeps the rest"
             ) from error
         found = reduce(Found.merged, (stored.found for stored in finished.values()), done.found)
+        if plan.symmetric:  # nobody looked at B, which is A
+            found = replace(found, b=found.a)
         findings = findings_of(factors, found, (plan.m, plan.n), verification)
         for caution in findings.cautions:
             job.warn(caution)
@@ -520,9 +524,10 @@ def _withdraw_damaged(client: Client, job: _Job, plan: MatmulPlan, output: Outpu
     """Remove the tiles of C that cannot be read from the record: with them every later run would end in the same error.
     Returns how many. All of C is read, or each of them would take a run to find."""
     job.say("a chunk of C cannot be read; looking for all tiles with such ones")
-    regions = (tile.region for tile in plan.tiles())
-    damaged = find_damaged(client, output.array, regions, listener=job.listener)
-    for index in damaged:
+    of_tiles = [(tile.index, region) for tile in plan.tiles() for region in plan.regions(tile)]
+    places = find_damaged(client, output.array, (region for _, region in of_tiles), listener=job.listener)
+    damaged = {of_tiles[place][0] for place in places}
+    for index in sorted(damaged):
         ledger.withdraw(index)
     return len(damaged)
 
@@ -646,8 +651,7 @@ def _still_stored(
     tiles = {tile.index: tile for tile in plan.tiles()} if recorded else {}
 
     def found(index: int) -> int | None:
-        tile = tiles[index]
-        return stored_nbytes(array, tile.region)
+        return stored_nbytes_of(array, plan.regions(tiles[index]))
 
     return {index: stored for index, stored in recorded.items() if found(index) == stored.nbytes}
 

@@ -31,6 +31,7 @@ from tilewright.pipeline.events import Caution, Listener, log_notices, on_waitin
 from tilewright.pipeline.freivalds import check_nbytes
 from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.ledger import Past
+from tilewright.pipeline.origin import is_same_array
 from tilewright.pipeline.output import check_given_output, group_note, partial_path
 from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.region_write import encoders_nbytes
@@ -70,6 +71,11 @@ class Wanted:
     precision: str = "full"
     device_memory: int | str | None = None
     """The most that tiles and panels may take on each worker; None: what the configuration says."""
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether it is one array by its own transpose."""
+        return self.transpose_a != self.transpose_b and is_same_array(self.a, self.b)
 
 
 def plan_matmul(
@@ -177,10 +183,9 @@ def tell_once(listener: Listener, sentences: Iterable[str], told: set[str]) -> N
 
 def _note_on_space(path: Path, plan: MatmulPlan, finished: Collection[int], replaced: bool) -> str | None:
     """One sentence where a disk has less room than the tiles that are left would take up uncompressed."""
-    elements = plan.m * plan.n
+    left = plan.m * plan.n * np.dtype(plan.c_dtype).itemsize
     if finished:
-        elements -= sum(tile.rows * tile.columns for tile in plan.tiles() if tile.index in finished)
-    left = elements * np.dtype(plan.c_dtype).itemsize
+        left -= sum(plan.tile_write_nbytes(tile) for tile in plan.tiles() if tile.index in finished)
     try:
         growing = partial_path(path)
         place = next(folder for folder in (growing, *growing.absolute().parents) if folder.is_dir())
@@ -271,7 +276,7 @@ def plan_for(
         ``out`` is an open array that cannot take C.
     """
     left, right, c_dtype = wanted.a, wanted.b, wanted.dtype
-    transpose_a, transpose_b = wanted.transpose_a, wanted.transpose_b
+    transpose_a, transpose_b, symmetric = wanted.transpose_a, wanted.transpose_b, wanted.symmetric
     a = store.as_stored_matrix(left, transpose=transpose_a)
     b = store.as_stored_matrix(right, transpose=transpose_b)
     parent = Parent(a.rows, b.columns, a.columns, transpose_a, transpose_b)
@@ -283,7 +288,7 @@ def plan_for(
         unit = store.write_unit(out)
         c_unit = (unit[0], unit[1])
     else:
-        c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes)
+        c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes, square=symmetric)
     given = out if isinstance(out, zarr.Array) else None
     coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
     limits = replace(
@@ -320,6 +325,7 @@ def plan_for(
             ),
             transpose_a=transpose_a,
             transpose_b=transpose_b,
+            symmetric=symmetric,
             keep=keep,
         )
 

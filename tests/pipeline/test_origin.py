@@ -18,7 +18,7 @@ from fsspec.implementations.zip import ZipFileSystem
 from zarr.storage import FsspecStore, LoggingStore, ObjectStore, StorePath, ZipStore
 
 from tilewright.pipeline.ledger import changed_inputs, fingerprint
-from tilewright.pipeline.origin import Origin, origin_of
+from tilewright.pipeline.origin import Origin, is_same_array, origin_of
 from tilewright.pipeline.store import open_array
 
 
@@ -50,6 +50,48 @@ def test_two_archives_are_told_apart_and_each_is_known_again(name: str, here: Pa
     assert again == one
     with ZipStore(here / "one.zip", mode="r") as file:
         assert origin_of(zarr.open_array(file, mode="r")).file == one.file
+
+
+@pytest.mark.parametrize("name", [*NAMES, "file://{here}/{}", "{}"])
+def test_the_same_array_is_known_by_its_place_and_metadata(name: str, here: Path) -> None:
+    def opened(stem: str) -> zarr.Array[Any]:
+        if "zip" in name:
+            pack(here / f"{stem}.zip")
+        else:
+            zarr.create_array(here / stem, shape=(4, 4), chunks=(2, 2), dtype="f4", overwrite=True)
+        return open_array(name.format(stem, here=here), ndim=2, role="A")
+
+    one, other = opened("one"), opened("other")
+    assert is_same_array(one, opened("one"))
+    assert is_same_array(one, one)
+    assert not is_same_array(one, other)
+
+
+def test_other_metadata_in_the_same_place_are_another_array(here: Path) -> None:
+    def made(**options: Any) -> zarr.Array[Any]:
+        options = {"shape": (4, 4), "chunks": (2, 2), "dtype": "f4", "overwrite": True} | options
+        return zarr.create_array(here / "x", **options)
+
+    one = made(fill_value=float("nan"))
+    assert is_same_array(one, made(fill_value=float("nan")))
+    for options in ({"shape": (6, 4)}, {"dtype": "f8"}, {"chunks": (4, 2)}, {"fill_value": 1.0}):
+        assert not is_same_array(one, made(**options))
+
+
+def test_arrays_by_two_wrappers_may_differ(here: Path) -> None:
+    """Who knows what a wrapper does to the bytes; one and the same gives the same."""
+    one = zarr.create_array(here / "x", shape=(4, 4), chunks=(2, 2), dtype="f4")
+    wrapped = [zarr.open_array(LoggingStore(one.store), path=one.path) for _ in range(2)]
+    assert is_same_array(wrapped[0], zarr.open_array(wrapped[0].store, path=one.path))
+    assert not is_same_array(*wrapped)
+    assert not is_same_array(one, wrapped[0])
+
+
+def test_two_arrays_of_one_store_differ(here: Path) -> None:
+    group = zarr.create_group(here / "g")
+    one, other = (group.create_array(name, shape=(4, 4), chunks=(2, 2), dtype="f4") for name in "ab")
+    assert is_same_array(one, group["a"])
+    assert not is_same_array(one, other)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "an open file"])

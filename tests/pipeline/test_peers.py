@@ -141,23 +141,35 @@ class Job:
         nbytes: int,
         compressors: Any = None,
         cell: int = 40,
+        *,
+        symmetric: bool = False,
     ) -> None:
-        """Cells of 20, two to a line of panels of B, and to one of a tile, lie apart."""
-        self.factors = []
+        """Cells of 20, two to a line of panels of B, and to one of a tile, lie apart. ``symmetric``: A by its own
+        transpose."""
+        self.factors: list[zarr.Array[Any]] = []
         for name, shape in (("a", (M, K)), ("b", (K, N))):
             array = zarr.create_array(
                 folder / name, shape=shape, chunks=(20, 20), dtype="f8", compressors=compressors
             )
             array[...] = rng.standard_normal(shape)
             self.factors.append(array)
-        self.c = zarr.create_array(folder / "c", shape=(M, N), chunks=(20, 20), dtype="f8", fill_value=7)
-        stored = [as_stored_matrix(array) for array in self.factors]
+        if symmetric:
+            self.factors[1] = self.factors[0]
+        self.symmetric = symmetric
+        sides = M, M if symmetric else N
+        self.c = zarr.create_array(folder / "c", shape=sides, chunks=(20, 20), dtype="f8", fill_value=7)
+        stored = [
+            as_stored_matrix(array, transpose=transpose)
+            for array, transpose in zip(self.factors, (False, symmetric), strict=True)
+        ]
         self.plan: MatmulPlan = plan_tiles(
             stored[0],
             stored[1],
             np.dtype("f8"),
             (20, 20),
             Limits(2, nbytes, line_nbytes=LINE_NBYTES if cell < 40 else 1),
+            transpose_b=symmetric,
+            symmetric=symmetric,
             keep=Geometry(40, 40, 20, 1, cell, cell),
         )
         self.peers = DirectPeers()
@@ -184,9 +196,10 @@ class Job:
             return list(pool.map(multiply, tiles))
 
     def assert_product(self) -> None:
-        np.testing.assert_allclose(
-            self.c[...], self.factors[0][...] @ self.factors[1][...], rtol=1e-12, atol=1e-12
-        )
+        a, b = (np.asarray(array[...]) for array in self.factors)
+        c = np.asarray(self.c[...])
+        np.testing.assert_allclose(c, a @ (b.T if self.symmetric else b), rtol=1e-12, atol=1e-12)
+        assert not self.symmetric or np.array_equal(c, c.T)
 
     def close(self) -> None:
         for engine in self.peers.engines.values():
@@ -200,8 +213,8 @@ def job(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(HostUnit, "shared", HostSharedMemory())
     made: list[Job] = []
 
-    def make(nbytes: int = 10**7, compressors: Any = None, cell: int = 40) -> Job:
-        made.append(Job(tmp_path / str(len(made)), rng, nbytes, compressors, cell))
+    def make(nbytes: int = 10**7, compressors: Any = None, cell: int = 40, symmetric: bool = False) -> Job:
+        made.append(Job(tmp_path / str(len(made)), rng, nbytes, compressors, cell, symmetric=symmetric))
         return made[-1]
 
     yield make
@@ -232,9 +245,10 @@ def test_who_comes_second_reads_its_own_part_and_takes_the_rest(compressors: Any
 
 @pytest.mark.parametrize("nbytes", [75_000, 110_000, 10**7])
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_side_by_side(ahead: int, nbytes: int, job: Any) -> None:
+@pytest.mark.parametrize(("symmetric", "cell"), [(False, 40), (True, 40), (True, 20)])
+def test_side_by_side(symmetric: bool, cell: int, ahead: int, nbytes: int, job: Any) -> None:
     for _ in range(3):
-        work = job(nbytes)
+        work = job(nbytes, cell=cell, symmetric=symmetric)
         for worker in WORKERS:
             work.start(worker)
         with ThreadPoolExecutor(2) as pool:

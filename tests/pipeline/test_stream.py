@@ -126,6 +126,79 @@ def test_cells_that_lie_apart(
     np.testing.assert_allclose(c[...], a @ b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("transposed", ["a", "b"])
+@pytest.mark.parametrize("compressors", [None, "auto"])
+@pytest.mark.parametrize("k_parts", [1, 2])
+@pytest.mark.parametrize("cell", [20, 60])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c16"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tiles_of_a_symmetric_product_are_stored_twice(
+    device: str,
+    dtype: str,
+    cell: int,
+    k_parts: int,
+    compressors: Any,
+    transposed: str,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tiles of 60 × 60 of a side of 150, so of two and a half; cells of 20 lie apart in memory."""
+    x = rng.standard_normal((M, K)).astype(dtype)
+    if dtype == "c16":
+        x += 1j * rng.standard_normal((M, K))
+    stored = zarr.create_array(
+        tmp_path / "x",
+        shape=(M, K) if transposed == "b" else (K, M),
+        chunks=(20, 20),
+        dtype=dtype,
+        compressors=compressors,
+    )
+    stored[...] = x if transposed == "b" else x.T
+    c = zarr.create_array(
+        tmp_path / "c", shape=(M, M), chunks=(20, 10), dtype=dtype, fill_value=7, compressors=compressors
+    )
+    plan = plan_tiles(
+        as_stored_matrix(stored, transpose=transposed == "a"),
+        as_stored_matrix(stored, transpose=transposed == "b"),
+        np.dtype(dtype),
+        (20, 10),
+        Limits(1, 10**6, line_nbytes=LINE_NBYTES),
+        transpose_a=transposed == "a",
+        transpose_b=transposed == "b",
+        symmetric=True,
+        keep=Geometry(60, 60, 20, k_parts, cell, cell),
+    )
+    assert (plan.tile_rows, plan.cell_rows, plan.grid, plan.tile_count) == (60, cell, (3, 3), 6)
+    unit = HostUnit if device == "cpu" else CudaUnit
+    monkeypatch.setattr(unit, "allocate", lambda unit, size, dtype: poisoned(size, dtype, device))
+    plan = replace(plan, read_threads=2, write_threads=2)
+    product = Product(stored, stored, c, plan, device, "full", "mirrored")
+    worker = Engine(product, "here")
+    stored_nbytes = read_nbytes = 0
+    try:
+        for tile in plan.tiles():
+            reports = [worker.multiply(tile, part) for part in range(k_parts)]
+            read_nbytes += sum(report.read_nbytes for report in reports)
+            if k_parts > 1:
+                sums = [report.partial for report in reports if report.partial is not None]
+                assert all(np.isfinite(part).all() for part in sums)
+                stored_nbytes += store_sum(product, tile, sums)
+            else:
+                stored_nbytes += reports[0].stored_nbytes
+    finally:
+        worker.close()
+    found = c[...]
+    assert np.array_equal(found, found.T)
+    exact = x.astype("c16") @ x.T.astype("c16")
+    tolerance = {"f2": 1e-3, "f4": 1e-5, "f8": 1e-12, "c16": 1e-12}[dtype]
+    np.testing.assert_allclose(found, exact, rtol=tolerance, atol=100 * tolerance)
+    assert read_nbytes == plan.read_nbytes
+    files = [path for path in (tmp_path / "c" / "c").rglob("*") if path.is_file()]
+    assert stored_nbytes == sum(path.stat().st_size for path in files)
+    assert len(files) == 8 * 15
+
+
 def poisoned(size: int, dtype: np.dtype, device: str) -> Any:
     flat = np.full(size, np.nan, dtype)
     if device == "cpu":
