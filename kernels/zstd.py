@@ -169,6 +169,11 @@ class Frames:
                 self._close = weakref.finalize(self, os.close, self._descriptor)
 
     @property
+    def descriptor(self) -> int:
+        """The file's, while it is read from; else -1."""
+        return self._descriptor
+
+    @property
     def taken(self) -> int:
         """How many stored bytes were read or fed."""
         return int(self._words[POSITION]) - self._offset

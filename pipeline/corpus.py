@@ -10,19 +10,22 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from tilewright.kernels.files import NotAFileError, check_is_file, open_anything, open_file, read_at
+from tilewright.kernels.files import KINDS, NotAFileError, check_is_file, open_anything, open_file, read_at
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import decompress
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.events import counted
+from tilewright.pipeline.file_changes import same_time
 
 MOST_DOCUMENTS = 4096
 """The most documents of one piece: opening more would take its task long, however small they are."""
@@ -39,7 +42,7 @@ LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, 
 
 @dataclass(frozen=True)
 class Document:
-    """One file, and how long it was when the corpus was listed: bytes added later are not counted."""
+    """One file, as it was when the corpus was listed: it has to stay so until the corpus is counted."""
 
     name: str
     """As the user would call it: the path that was given, or a path below it."""
@@ -49,6 +52,17 @@ class Document:
     """As stored; a compressed document's own length is known only once it is read."""
     codec: str | None = None
     """What decompresses its bytes, a value of `decompress.SUFFIXES`; None for a plain document."""
+    modified_ns: int = 0
+    """When its bytes were last written to, in nanoseconds since the epoch."""
+
+
+class Status(NamedTuple):
+    """What only the process that listed a file can compare, so that it does not travel with the document."""
+
+    changed_ns: int
+    """When the file's status last changed, in nanoseconds since the epoch."""
+    inode: int
+    """Tells a file that was replaced from one that was written to; whether it changed, it does not tell."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,10 @@ class Corpus:
     """In the order of the paths given, and within a folder sorted by name, level by level."""
     notes: tuple[str, ...]
     """What was passed over, as text for people."""
+    status: tuple[Status, ...] = ()
+    """Of each document."""
+    listed: float = 0.0
+    """When the last file was looked at, by `time.monotonic`."""
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +129,8 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
     if not given:
         raise CorpusError("no corpus was given; name files, or folders to be searched for files")
     documents: dict[str, Document] = {}
-    real_folder = cache(os.path.realpath)  # once for each folder, not each file
+    status: list[Status] = []
+    absolute_folder, real_folder = cache(_absolute), cache(os.path.realpath)  # for each folder, not each file
     repeated = links = special = broken = 0
     for path in given:
         facts = _stat(path)
@@ -123,19 +142,23 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
         else:
             raise CorpusError(f"{path} is neither a file nor a folder; a corpus is made of files")
         for name in found:
-            if name != path and os.path.islink(name) and not os.path.exists(name):
+            try:
+                facts = _stat(name)
+            except CorpusError:
+                if name == path or not os.path.islink(name):
+                    raise
                 broken += 1  # found on the way, not asked for: it must not keep the rest from being counted
                 continue
-            facts = _stat(name)
-            # Not os.path.abspath: "link/.." is above the folder that the link leads to, not the one that it stands in.
+            above, last = os.path.split(name)
             try:
-                absolute = str(Path(name).absolute())
+                folder = absolute_folder(above)
             except OSError as error:  # ".." leads out of a folder that was removed, too
                 raise CorpusError(
                     f"{name} is named from the working directory, which is not there any more; name it from the root,"
                     " or change to another directory"
                 ) from error
-            place = os.path.join(real_folder(os.path.dirname(absolute)), os.path.basename(absolute))
+            absolute = os.path.join(folder, last)
+            place = os.path.join(real_folder(folder), last)
             if not stat.S_ISREG(facts.st_mode):
                 special += 1
             elif place in documents:
@@ -144,8 +167,13 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
                 if not facts.st_size:
                     _check_empty(name)
                 documents[place] = Document(
-                    name, absolute, facts.st_size, None if raw else decompress.codec_of(name)
+                    name,
+                    absolute,
+                    facts.st_size,
+                    None if raw else decompress.codec_of(name),
+                    facts.st_mtime_ns,
                 )
+                status.append(Status(facts.st_ctime_ns, facts.st_ino))
     if not documents:
         raise CorpusError(f"no files in {', '.join(given)}; a corpus needs one at least")
     notes = [
@@ -161,7 +189,12 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
         )
         if count
     ]
-    return Corpus(tuple(documents.values()), tuple(notes))
+    return Corpus(tuple(documents.values()), tuple(notes), tuple(status), time.monotonic())
+
+
+def _absolute(folder: str) -> str:
+    # Not os.path.abspath: "link/.." is above the folder that the link leads to, not the one that it stands in.
+    return str(Path(folder).absolute())
 
 
 def _stat(path: str) -> os.stat_result:
@@ -176,7 +209,7 @@ def _stat(path: str) -> os.stat_result:
 
 def _check_empty(name: str) -> None:
     """Raise CorpusError where a file has bytes though its length is given as 0, as in /proc, where they are made when
-    read. One that cannot be opened has none to count, and one that has grown since is fine."""
+    read. One that cannot be opened has none to count, and one that has grown since is noticed when it is counted."""
     try:
         descriptor = open_file(name)
     except OSError:
@@ -270,7 +303,7 @@ def read_range(document: Document, start: int, stop: int, target: np.ndarray) ->
     CorpusError
         The file cannot be read.
     DocumentError
-        It is gone, or has become shorter than it was when the corpus was listed.
+        It is gone, or has changed since the corpus was listed.
     """
     if start == stop:
         return
@@ -282,6 +315,7 @@ def read_range(document: Document, start: int, stop: int, target: np.ndarray) ->
             if got == 0:
                 raise _ended(document, descriptor)
             done += got
+        _check_as_listed(document, os.fstat(descriptor))
 
 
 def reader(document: Document) -> decompress.Fill:
@@ -297,29 +331,39 @@ def reader(document: Document) -> decompress.Fill:
         The bytes are damaged, cut short, or followed by others, or need more memory or a dictionary.
     """
     assert document.codec is not None
-    stored = decompress.StoredFile(document.path, document.nbytes, partial(_stored_blocks, document))
+    stored = decompress.StoredFile(
+        document.path,
+        document.nbytes,
+        partial(_stored_blocks, document),
+        lambda descriptor: _check_as_listed(document, os.fstat(descriptor)),
+    )
     fill = decompress.reader(document.codec, stored)
 
     def filled(target: np.ndarray) -> int:
         try:
             return fill(target)
-        except decompress.TooWideError as error:
-            raise CompressedError(
-                f"{document.name} cannot be decompressed here: {error}; compress it anew with a smaller one (zstd"
-                " --long=27, xz -9), or count what its own tool makes of it"
-            ) from error
-        except decompress.DictionaryError as error:
-            raise CompressedError(
-                f"{document.name} cannot be decompressed here: {error}; compress it anew without one (zstd without"
-                " -D), or count its bytes as they are stored (--raw)"
-            ) from error
-        except decompress.MalformedError as error:
-            raise CompressedError(
-                f"{document.name} cannot be decompressed: {error}; restore the file, rename it if it is not"
-                f" compressed by {document.codec}, or count its bytes as they are stored (--raw)"
-            ) from error
+        except decompress.ERRORS as error:
+            check_as_listed([document])  # damage that is none: half of it is of another file
+            raise _not_decompressed(document, error) from error
 
     return filled
+
+
+def _not_decompressed(document: Document, error: Exception) -> CompressedError:
+    if isinstance(error, decompress.TooWideError):
+        return CompressedError(
+            f"{document.name} cannot be decompressed here: {error}; compress it anew with a smaller one (zstd"
+            " --long=27, xz -9), or count what its own tool makes of it"
+        )
+    if isinstance(error, decompress.DictionaryError):
+        return CompressedError(
+            f"{document.name} cannot be decompressed here: {error}; compress it anew without one (zstd without"
+            " -D), or count its bytes as they are stored (--raw)"
+        )
+    return CompressedError(
+        f"{document.name} cannot be decompressed: {error}; restore the file, rename it if it is not"
+        f" compressed by {document.codec}, or count its bytes as they are stored (--raw)"
+    )
 
 
 def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
@@ -334,6 +378,7 @@ def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
                 raise _ended(document, descriptor)
             done += got
             yield view[:got]
+        _check_as_listed(document, os.fstat(descriptor))
 
 
 @contextmanager
@@ -352,6 +397,8 @@ def _opened(document: Document) -> Iterator[int]:
             check_is_file(os.fstat(descriptor))  # not earlier: for small files each further call costs time
         except NotAFileError as what:
             raise _refused(document, what) from error
+        except OSError:
+            pass  # such as of a file that another host removed: the first error says as much
         raise _refused(document, error) from error
     finally:
         os.close(descriptor)
@@ -366,12 +413,92 @@ def _refused(document: Document, error: OSError) -> CorpusError:
 
 
 def _ended(document: Document, descriptor: int) -> DocumentError:
-    at = os.fstat(descriptor).st_size  # not this read's offset: several threads read beyond the end
-    if at >= document.nbytes:
-        return DocumentError(
-            f"{document.name} is said to have {at} bytes, and ended before the last of them; {ELSEWHERE}"
-        )
+    facts = os.fstat(descriptor)  # not this read's offset: several threads read beyond the end
+    _check_as_listed(document, facts)
     return DocumentError(
-        f"{document.name} ended at byte {at} while it was read and had {document.nbytes} bytes when the corpus"
-        " was listed; count it when nothing writes to it"
+        f"{document.name} is said to have {facts.st_size} bytes, and ended before the last of them; {ELSEWHERE}"
+    )
+
+
+def check_as_listed(documents: Iterable[Document]) -> None:
+    """Raise DocumentError for a file that has changed since the corpus was listed, as far as any host can tell;
+    CorpusError where one cannot be looked at."""
+    for document in documents:
+        try:
+            facts = os.stat(document.path)
+        except OSError as error:
+            raise _refused(document, error) from error
+        _check_as_listed(document, facts)
+
+
+def _check_as_listed(document: Document, facts: os.stat_result) -> None:
+    """As `check_as_listed`, by what the system says of a file; after a read, of its descriptor."""
+    if facts.st_size == document.nbytes and (
+        facts.st_mtime_ns == document.modified_ns or same_time(facts.st_mtime_ns, document.modified_ns)
+    ):
+        return
+    try:
+        check_is_file(facts)
+    except NotAFileError as what:
+        raise _refused(document, what) from what
+    if facts.st_size != document.nbytes:
+        raise _changed(document, _new_length(document, facts))
+    now, before = (np.datetime64(ns // 1000, "us") for ns in (facts.st_mtime_ns, document.modified_ns))
+    raise _changed(
+        document,
+        f"was rewritten (it is of {now} UTC, and was of {before})",
+        copies=", and give copies on other hosts its times (cp -p)",
+    )
+
+
+def check_unchanged(corpus: Corpus) -> None:
+    """Raise DocumentError if any file is not as it was when this process listed it: gone, written to, or replaced.
+
+    What each change is known by, and what goes unnoticed: `file_changes.py`.
+    """
+    changes = [
+        (document, what)
+        for document, status in zip(corpus.documents, corpus.status, strict=True)
+        if (what := _change_since(document, status)) is not None
+    ]
+    if not changes:
+        return
+    (document, what), *more = changes
+    others = f", and {counted(len(more), 'other file')} of it changed too" if more else ""
+    raise _changed(document, what, others)
+
+
+def _change_since(document: Document, status: Status) -> str | None:
+    """What happened to a document since this process listed it, or None."""
+    try:
+        facts = os.stat(document.path)
+    except (FileNotFoundError, NotADirectoryError):
+        return "was removed"
+    except OSError as error:
+        return f"could not be looked at again ({error.strerror})"
+    if (
+        facts.st_size == document.nbytes
+        and facts.st_mtime_ns == document.modified_ns
+        and facts.st_ctime_ns == status.changed_ns
+    ):
+        return None
+    if not stat.S_ISREG(facts.st_mode):
+        return f"became {KINDS.get(stat.S_IFMT(facts.st_mode), 'something else')}"
+    if facts.st_ino != status.inode:
+        return f"was replaced by another file, of {counted(facts.st_size, 'byte')},"
+    if facts.st_size != document.nbytes:
+        return _new_length(document, facts)
+    if facts.st_mtime_ns != document.modified_ns:
+        return "was rewritten"
+    return "was written to, moved, linked, or given another mode or owner"
+
+
+def _new_length(document: Document, facts: os.stat_result) -> str:
+    went = "grew" if facts.st_size > document.nbytes else "shrank"
+    return f"{went} from {document.nbytes} to {counted(facts.st_size, 'byte')}"
+
+
+def _changed(document: Document, what: str, others: str = "", copies: str = "") -> DocumentError:
+    return DocumentError(
+        f"{document.name} {what} after the corpus was listed{others}; count it when nothing writes to it{copies}"
     )

@@ -35,9 +35,11 @@ class StoredFile:
 
     path: str
     nbytes: int
-    """How many bytes to read; the file may have grown."""
+    """How many bytes to read."""
     blocks: Callable[[int], Iterator[Stored]]
-    """The bytes from an offset on, block by block; its errors say what is wrong with the file."""
+    """The bytes from an offset on, block by block; its errors say what is wrong with the file, also after the last."""
+    check: Callable[[int], None]
+    """Is called with the descriptor of a file that was read without ``blocks``, after that; its errors say the same."""
 
 
 Fill = Callable[[np.ndarray], int]
@@ -59,6 +61,9 @@ class TooWideError(ValueError):
 
 class DictionaryError(ValueError):
     """Compressed bytes, presumably valid, that need a dictionary which is stored elsewhere."""
+
+
+ERRORS = (MalformedError, TooWideError, DictionaryError)
 
 
 class Decompressor(Protocol):
@@ -226,6 +231,7 @@ class _Frames:
 
     def __init__(self, stored: Iterable[Stored] | StoredFile) -> None:
         self._source = _Source(ZSTD, stored)
+        self._file = stored if isinstance(stored, StoredFile) else None
         path, nbytes = (stored.path, stored.nbytes) if isinstance(stored, StoredFile) else (None, 0)
         self._frames = Frames(WINDOW_BITS, path, nbytes, decompress=zstd_loop.decompress)
         self._ended = False
@@ -238,6 +244,8 @@ class _Frames:
                 raise self._source.malformed(error, self._frames.taken, self._frames.whole) from error
             if count:
                 return count
+            if self._file is not None and self._frames.descriptor >= 0:
+                self._file.check(self._frames.descriptor)
             data = self._source.next(self._frames.taken)
             if data:
                 self._frames.feed(data)

@@ -56,7 +56,8 @@ class CorpusError(TilewrightError, OSError):
 
 
 class DocumentError(CorpusError):
-    """A document that no retry can read here: it is gone, has become shorter, or is not a file."""
+    """A document that no retry can read here: it is gone, has changed since the corpus was listed, or is not
+    a file."""
 
 
 class CompressedError(DocumentError):

@@ -34,9 +34,18 @@ from tilewright.pipeline.blocks import (
     stream,
     turn_to_read,
 )
-from tilewright.pipeline.corpus import MOST_DOCUMENTS, Corpus, Piece, cut_pieces, share_out
+from tilewright.pipeline.corpus import (
+    MOST_DOCUMENTS,
+    Corpus,
+    Piece,
+    check_as_listed,
+    check_unchanged,
+    cut_pieces,
+    share_out,
+)
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener, counted, on_waiting
+from tilewright.pipeline.file_changes import let_a_tick_pass
 from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.plan import LANE_NBYTES
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
@@ -230,7 +239,7 @@ def count_corpus(
     PlanError
         The counts, one row for each document, would not fit this process's memory.
     CorpusError
-        A file cannot be read or decompressed, or became shorter.
+        A file cannot be read or decompressed, or is not what it was when the corpus was listed.
     """
     kind = kind_named(by)
     rows = len(corpus.documents) if per_document else 1
@@ -247,6 +256,7 @@ def count_corpus(
     decompressors = _decompressors(client, corpus, neighbours)
     pieces = _pieces(workers, corpus, kind, device, per_document, decompressors)
     threads = [readers if piece.is_plain else decompressors for piece in pieces]
+    let_a_tick_pass(corpus.listed)
     start = time.perf_counter()
     total = reduce_pieces(
         client,
@@ -258,6 +268,8 @@ def count_corpus(
         [piece.nbytes for piece in pieces],
         listener,
     )
+    seconds = time.perf_counter() - start
+    check_unchanged(corpus)
     return Histogram(
         by=kind.name,
         counts=total.counts if per_document else total.counts[0],
@@ -265,7 +277,7 @@ def count_corpus(
         skipped=skipped_count(total.counts, kind.name, total.nbytes),
         nbytes=total.nbytes,
         device=device_name,
-        seconds=time.perf_counter() - start,
+        seconds=seconds,
     )
 
 
@@ -578,6 +590,8 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbour
             if upload.failed():
                 return None
             nbytes = text.count(tally)
+            # While the GPU counts. The loop that read the files does not look at their times.
+            check_as_listed(piece.documents)
             counts = tally.read()[None].copy()
             stages = {
                 "read": sum(reading for reading, _ in moves),

@@ -97,35 +97,49 @@ def changed_inputs(before: Fingerprint, a: zarr.Array[Any], b: zarr.Array[Any]) 
     return [role for role, old, new in zip("AB", before.inputs, after, strict=True) if old != new]
 
 
-def input_lines(array: zarr.Array[Any]) -> Iterator[bytes]:
+def input_digest(array: zarr.Array[Any]) -> str:
+    """What tells an input that was written to during a run that keeps nothing: of `input_lines` with the times of the
+    files' status. Raises as `fingerprint`."""
+    digest = hashlib.sha256()
+    for line in input_lines(array, status=True):
+        digest.update(line)
+    return digest.hexdigest()
+
+
+def input_lines(array: zarr.Array[Any], *, status: bool = False) -> Iterator[bytes]:
     """What says that an input is what it was.
 
     That is where it comes from (`origin.py`) and its metadata; for local arrays, however they were opened, also the
     name, size and time of every stored file, or the size and time of the archive that they lie in. Of remote ones no
-    more, since listing them can take longer than the product.
+    more, since listing them can take longer than the product. ``status``: also the time at which each file's status
+    last changed, which tells a rewrite after which the other time was put back (`file_changes.py`).
     """
     origin = origin_of(array)
     yield json.dumps(origin.place, sort_keys=True, default=repr).encode()
     yield json.dumps(array.metadata.to_dict(), sort_keys=True, default=str).encode()
     if origin.folder is not None:
-        for line in _stored_files(origin.folder):
+        for line in _stored_files(origin.folder, status):
             yield os.fsencode(line)  # file names may hold bytes that are not UTF-8
     elif origin.file is not None:
         try:
             facts = os.stat(origin.file)
         except OSError as error:
             raise _not_looked_at(origin.file, error) from error
-        yield f"{facts.st_size} {facts.st_mtime_ns}".encode()
+        yield _size_and_times(facts, status).encode()
 
 
-def _stored_files(root: str) -> Iterator[str]:
+def _size_and_times(facts: os.stat_result, status: bool) -> str:
+    return f"{facts.st_size} {facts.st_mtime_ns}" + (f" {facts.st_ctime_ns}" if status else "")
+
+
+def _stored_files(root: str, status: bool = False) -> Iterator[str]:
     """A line for everything below ``root``, in a fixed order: name, size and nanoseconds since the epoch of each file,
     or what else is there. Links are followed.
 
     A replaced file is recognised by its modification time, even an older one; so are files that swap names. Inode
     numbers would add little, and on some network file systems they differ between hosts or change after a restart; the
     time of the last status change changes with a backup that makes hard links. Either would discard finished tiles for
-    nothing.
+    nothing. Where there are none, ``status`` adds that time.
 
     Raises StoreError.
     """
@@ -156,7 +170,7 @@ def _stored_files(root: str) -> Iterator[str]:
                         waiting.append(name)
                     continue
                 facts = entry.stat()
-                yield f"{name}\0{facts.st_size} {facts.st_mtime_ns}\n"
+                yield f"{name}\0{_size_and_times(facts, status)}\n"
             except FileNotFoundError:  # a dangling link, or gone by now: reads as a chunk never written
                 yield f"{name}\0missing\n"
             except OSError as error:
@@ -165,8 +179,8 @@ def _stored_files(root: str) -> Iterator[str]:
 
 def _not_looked_at(path: str, error: OSError) -> StoreError:
     return StoreError(
-        f"cannot look at {path}: {error.strerror}; a run that goes on compares the inputs with what they were: let this"
-        " process read every folder of A and B, and mend links that lead to themselves"
+        f"cannot look at {path}: {error.strerror}; a run compares its inputs with what they were: let this process read"
+        " every folder of them, and mend links that lead to themselves"
     )
 
 

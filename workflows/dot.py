@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import zarr
 
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
@@ -14,8 +17,10 @@ from tilewright.pipeline import config
 from tilewright.pipeline.attributes import masked_caution, masks_of, packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.dot import dot_stored
-from tilewright.pipeline.errors import ShapeError
+from tilewright.pipeline.errors import DamagedError, ShapeError, StoreError
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
+from tilewright.pipeline.file_changes import let_a_tick_pass
+from tilewright.pipeline.ledger import input_digest
 from tilewright.pipeline.store import Source, check_shared, name_of, open_array
 from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.sums import dtype_reason
@@ -92,7 +97,7 @@ def dot(
     ------
     TilewrightError
         One of its subclasses: an array that is not there or holds no numbers, lengths that differ, a dtype to which a
-        vector does not cast.
+        vector does not cast; StoreError also for a vector that is no remote URL and was written to during the run.
     """
     return timed_dot(
         x, y, dtype=dtype, cluster=cluster, cluster_file=cluster_file, device=device, listener=listener
@@ -131,6 +136,7 @@ def timed_dot(
             listener(Caution(note))
     masks = {role: found for role, vector in vectors.items() if (found := masks_of(vector)) is not None}
     with (
+        _unchanged(X=left, Y=right) as looked,
         open_cluster(cluster, cluster_file) as client,
         workers_held(client, waiting=on_waiting(listener, "dot", "ends it")),
     ):
@@ -138,6 +144,7 @@ def timed_dot(
         listener(Notice(f"multiplying on {facts[0].name} with {counted(len(facts), 'worker')}"))
         if reason:
             listener(Notice(f"the sum is {reason}"))
+        let_a_tick_pass(looked)
         total = dot_stored(
             client,
             left,
@@ -151,3 +158,29 @@ def timed_dot(
     if note := masked_caution(masked, masks, "the product"):
         listener(Caution(note))
     return DotRun(total.value, n, time.perf_counter() - start, reason, total.wraps, masked)
+
+
+@contextmanager
+def _unchanged(**vectors: zarr.Array[Any]) -> Iterator[float]:
+    """Gives the time, by `time.monotonic`, at which the vectors were looked at. Raises StoreError at the end, or in
+    place of an error about a damaged chunk, if one is not what it was."""
+    before = {role: input_digest(vector) for role, vector in vectors.items()}
+
+    def check() -> None:
+        changed = [role for role, vector in vectors.items() if input_digest(vector) != before[role]]
+        if changed:
+            names = " and ".join(f"{role}, {name_of(vectors[role])}," for role in changed)
+            raise StoreError(
+                f"{names} changed while X and Y were multiplied, so that the result may be of neither the old nor the"
+                " new; let nobody write to them until it is done"
+            )
+
+    try:
+        yield time.monotonic()
+    except DamagedError as error:
+        try:
+            check()
+        except StoreError as change:
+            raise change from error
+        raise
+    check()

@@ -86,7 +86,7 @@ def histogram(
     ------
     TilewrightError
         One of its subclasses: CorpusError for paths that are not there, hold no files, or cannot be read or
-        decompressed;
+        decompressed, and for files that were written to, replaced or removed before all were counted;
         OptionError, PlanError, ClusterError and DeviceUnavailableError as their names say.
     """
     config.check_all()

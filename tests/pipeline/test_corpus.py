@@ -18,8 +18,15 @@ from hypothesis import strategies as st
 
 from tests.kernels.pipes import pipe_at
 from tilewright.pipeline import corpus
-from tilewright.pipeline.corpus import Document, cut_pieces, list_corpus, read_range, reader
-from tilewright.pipeline.errors import CorpusError
+from tilewright.pipeline.corpus import (
+    Document,
+    check_unchanged,
+    cut_pieces,
+    list_corpus,
+    read_range,
+    reader,
+)
+from tilewright.pipeline.errors import CorpusError, DocumentError
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -133,7 +140,7 @@ def test_files_that_are_empty_count(tmp_path: Path) -> None:
 def test_a_file_that_grows_from_nothing_while_it_is_listed_is_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bytes that come later are not counted, in the first file that is written to as in any."""
+    """As any other file that is written to later; that it changed is noticed when it is counted."""
     path, system_open = write(tmp_path / "log", b""), os.open
 
     def grown(*arguments: Any) -> int:
@@ -141,8 +148,10 @@ def test_a_file_that_grows_from_nothing_while_it_is_listed_is_empty(
         return system_open(*arguments)
 
     monkeypatch.setattr(corpus.os, "open", grown)
-    (document,) = list_corpus([path]).documents
-    assert document.nbytes == 0
+    found = list_corpus([path])
+    assert [document.nbytes for document in found.documents] == [0]
+    with pytest.raises(DocumentError, match=r"log grew from 0 to 1 byte after the corpus was listed"):
+        check_unchanged(found)
 
 
 def test_a_file_that_cannot_be_read_and_is_empty_by_its_length_is_refused(
@@ -220,7 +229,7 @@ def test_a_file_that_shrinks_or_goes_away_is_named(tmp_path: Path) -> None:
     (document,) = list_corpus([path]).documents
     target = np.zeros(10, np.uint8)
     path.write_bytes(b"0123")
-    with pytest.raises(CorpusError, match=r"log ended at byte 4 while it was read and had 10 bytes"):
+    with pytest.raises(DocumentError, match=r"log shrank from 10 to 4 bytes after the corpus was listed"):
         read_range(document, 0, 10, target)
     path.unlink()
     with pytest.raises(
@@ -293,13 +302,15 @@ def test_a_file_with_a_lease_on_it_that_is_empty_by_its_length_alone_is_refused(
         list_corpus([tmp_path / "cmdline"])
 
 
-def test_a_file_that_grows_is_read_as_long_as_it_was(tmp_path: Path) -> None:
+def test_a_file_that_grows_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "log", b"0123456789")
     (document,) = list_corpus([path]).documents
-    path.write_bytes(b"0123456789 and more")
-    target = np.zeros(6, np.uint8)
-    read_range(document, 4, 10, target)
-    assert target.tobytes() == b"456789"
+    with path.open("ab") as log:
+        log.write(b" and more")
+    with pytest.raises(
+        DocumentError, match=r"log grew from 10 to 19 bytes after .*; count it when nothing writes"
+    ):
+        read_range(document, 4, 10, np.zeros(6, np.uint8))
 
 
 def test_links_that_lead_nowhere_are_noted_below_a_folder_and_refused_by_name(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from distributed import Client
 
 from tests.kernels import naive
 from tilewright.kernels.histogram_tokens import KINDS
-from tilewright.pipeline.corpus import list_corpus
+from tilewright.pipeline.corpus import Corpus, list_corpus
 from tilewright.pipeline.dot import BLOCK
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.histogram import Histogram, count_corpus
@@ -138,14 +138,14 @@ def test_a_file_that_shrinks_fails_and_the_next_run_counts(client: Client, tmp_p
     corpus = list_corpus([path])
     os.truncate(path, LANE_NBYTES + 1)
 
-    def count() -> Histogram:
+    def count(corpus: Corpus) -> Histogram:
         return count_corpus(client, corpus, by="byte", device="cuda", device_name="GPU", per_document=False,
                             listener=lambda _: None)  # fmt: skip
 
-    with pytest.raises(CorpusError, match=f"ended at byte {LANE_NBYTES + 1}"):
-        count()
+    with pytest.raises(CorpusError, match=f"shrank from {3 * LANE_NBYTES} to {LANE_NBYTES + 1} bytes"):
+        count(corpus)
     path.write_bytes(b"abc" * LANE_NBYTES)
-    found = count()
+    found = count(list_corpus([path]))
     assert found.counts[list(b"abc")].tolist() == [LANE_NBYTES] * 3
     assert found.counts.sum() == found.nbytes == 3 * LANE_NBYTES
 
