@@ -37,7 +37,7 @@ def test_norms_and_squares_of_rows_and_columns(dtype: str, order: str, rng: np.r
     block = np.asarray(rng.integers(-9, 9, (37, 1100)) * (1 + 2j if dtype[0] == "c" else 1)).astype(
         dtype, order=order
     )
-    wide = thin.WIDE_DTYPES[block.dtype.kind if dtype[0] != "i" else "f"]
+    wide = thin.wide_dtype(block.dtype if dtype[0] != "i" else np.dtype("f8"))
     vectors, weights = rng.standard_normal((3, 1100)).astype(wide), rng.random((2, 1100))
     weights[1] = 0
     out, norms, squares = np.ones((37, 3), wide), np.full((37, 2), 5.0), np.ones(1100)
