@@ -58,6 +58,9 @@ BLOCK_COLUMNS = 512
 VECTORS_AT_ONCE = 4
 """Vectors that a row is multiplied by in one go: each element is loaded once for all of them."""
 
+FEW_COLUMNS = 8
+"""One column in so many is looked at by itself; where more are special, all are, many at once in vector registers."""
+
 LEAST_SQUARES, MOST_SQUARES = 2.0**-900, 2.0**1000
 """Sums of squares between these are used as they are: what underflowed is too small to matter, and nothing overflowed.
 Others are formed again with every term scaled by a power of two."""
@@ -279,11 +282,12 @@ def _add_chosen_sums(block: Any, masks: Any, out: Any) -> None:
 
 
 def _find_special_columns(block: Any, suspected: Any, kinds: Any) -> None:
+    rows, columns = block.shape
     count = suspected.shape[0]
     if block.strides[0] < block.strides[1]:
         for s in range(count):
             j = suspected[s]
-            for i in range(block.shape[0]):
+            for i in range(rows):
                 element = block[i, j]
                 if math.isnan(element.real) or math.isnan(element.imag):
                     kinds[j] = NAN
@@ -291,7 +295,15 @@ def _find_special_columns(block: Any, suspected: Any, kinds: Any) -> None:
                 if math.isinf(element.real) or math.isinf(element.imag):
                     kinds[j] = INFINITE
         return
-    for i in range(block.shape[0]):
+    for i in range(rows):
+        if count > columns // FEW_COLUMNS:  # without branches, for vector registers
+            for j in range(columns):
+                element = block[i, j]
+                # Of squares, sums and differences nothing would be left of which of the two it is.
+                nan = (element.real != element.real) | (element.imag != element.imag)
+                infinite = (abs(element.real) == math.inf) | (abs(element.imag) == math.inf)
+                kinds[j] |= np.uint8(NAN) * np.uint8(nan) | np.uint8(INFINITE) * np.uint8(infinite)
+            continue
         s = 0
         while s < count:
             j = suspected[s]
@@ -304,17 +316,41 @@ def _find_special_columns(block: Any, suspected: Any, kinds: Any) -> None:
             if math.isinf(element.real) or math.isinf(element.imag):
                 kinds[j] = INFINITE
             s += 1
+    for j in range(columns):
+        if kinds[j] & NAN:
+            kinds[j] = NAN
 
 
 def _settle_special(block: Any, rows: Any, columns: Any, special: Any, strays: Any) -> None:
+    width = block.shape[1]
+    zero = block.dtype.type(0)
     for i in range(block.shape[0]):
-        kind = rows[i]
-        for s in range(block.shape[1] if kind != NUMBER else special.shape[0]):
-            j = s if kind != NUMBER else special[s]
-            element = block[i, j]
-            nan = math.isnan(element.real) or math.isnan(element.imag)
-            if kind == NAN or columns[j] == NAN:
-                strays[i] |= not nan
-            elif not nan and math.isfinite(element.real) and math.isfinite(element.imag):
-                strays[i] = True
-            block[i, j] = 0
+        row_nan = np.uint8(rows[i] == NAN)
+        wrong = 0
+        if rows[i] != NUMBER:
+            for j in range(width):
+                element = block[i, j]
+                number = (element.real == element.real) & (element.imag == element.imag)
+                finite = (abs(element.real) < math.inf) & (abs(element.imag) < math.inf)
+                must_be_nan = row_nan | np.uint8(columns[j] == NAN)
+                wrong += np.uint8(number) & (np.uint8(finite) | must_be_nan)
+            for j in range(width):
+                block[i, j] = 0
+        elif special.shape[0] > width // FEW_COLUMNS:  # without branches, for vector registers
+            for j in range(width):
+                element = block[i, j]
+                number = (element.real == element.real) & (element.imag == element.imag)
+                finite = (abs(element.real) < math.inf) & (abs(element.imag) < math.inf)
+                decided = np.uint8(number) & (np.uint8(finite) | np.uint8(columns[j] == NAN))
+                wrong += np.uint8(columns[j] != NUMBER) & decided
+            for j in range(width):
+                block[i, j] = zero if columns[j] != NUMBER else block[i, j]
+        else:
+            for s in range(special.shape[0]):
+                j = special[s]
+                element = block[i, j]
+                number = (element.real == element.real) & (element.imag == element.imag)
+                finite = (abs(element.real) < math.inf) & (abs(element.imag) < math.inf)
+                wrong += np.uint8(number) & (np.uint8(finite) | np.uint8(columns[j] == NAN))
+                block[i, j] = 0
+        strays[i] = wrong != 0
