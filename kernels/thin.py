@@ -106,8 +106,8 @@ def add_chosen_sums(block: np.ndarray, masks: np.ndarray, out: np.ndarray) -> No
 def find_special_columns(block: np.ndarray, suspected: np.ndarray) -> np.ndarray:
     """What each column of a block holds: ``NUMBER``, ``INFINITE`` or ``NAN``; uint8.
 
-    block: rows × columns of floats or complex numbers, any strides, widened. suspected: bool, one a column; of others
-    nothing is read, and they count as ``NUMBER``.
+    block: rows × columns of floats or complex numbers, any strides, widened. suspected: bool, one a column, true where
+    it may hold NaN or infinity.
     """
     kinds = np.zeros(block.shape[1], np.uint8)
     if suspected.any():
@@ -299,7 +299,6 @@ def _find_special_columns(block: Any, suspected: Any, kinds: Any) -> None:
         if count > columns // FEW_COLUMNS:  # without branches, for vector registers
             for j in range(columns):
                 element = block[i, j]
-                # Of squares, sums and differences nothing would be left of which of the two it is.
                 nan = (element.real != element.real) | (element.imag != element.imag)
                 infinite = (abs(element.real) == math.inf) | (abs(element.imag) == math.inf)
                 kinds[j] |= np.uint8(NAN) * np.uint8(nan) | np.uint8(INFINITE) * np.uint8(infinite)
@@ -326,7 +325,7 @@ def _settle_special(block: Any, rows: Any, columns: Any, special: Any, strays: A
     zero = block.dtype.type(0)
     for i in range(block.shape[0]):
         row_nan = np.uint8(rows[i] == NAN)
-        wrong = 0
+        wrong: Any = 0
         if rows[i] != NUMBER:
             for j in range(width):
                 element = block[i, j]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,85 @@ def test_a_right_product_passes_and_a_wrong_element_is_found(
     assert row == 41
     assert first <= 73 < stop
     assert "row 41" in str(found)
+    if dtype in INTEGERS:
+        bits = 8 * c.dtype.itemsize
+        assert (first, stop) == (73, 74)
+        assert found.modulus_bits == right.modulus_bits == bits
+        assert f"0 sums differ modulo 2^{bits}" in str(right)
+        assert right.escape_probability == {0: 2.0**-20}
+        assert "an error escapes with a chance of at most 9.5e-07" in str(right)
+    else:
+        assert right.modulus_bits is None
+        assert right.escape_probability == {10: 0.01, 1000: 1e-6}
+        assert "one of 10 times that escapes with a chance of at most 0.01" in str(right)
+
+
+def test_the_chance_to_escape_follows_from_size_and_rounds() -> None:
+    floats = Verification(True, True, 3, 0.0, 1e-6, None, 0, None, 0.0)
+    assert [floats.chance_to_escape(size) for size in (0, 0.5, 1, 10)] == [1, 1, 1, pytest.approx(1e-3)]
+    assert floats.chance_to_escape(1e6) == floats.chance_to_escape(np.inf) == 2.0**-57
+    assert floats.to_json()["escape_probability"] == floats.escape_probability
+    integers = replace(floats, tolerance=0.0, modulus_bits=32)
+    assert integers.chance_to_escape(0) == integers.chance_to_escape(1000) == 2.0**-30
+    assert pickle.loads(pickle.dumps(integers)) == integers
+    assert len({integers, floats}) == 2
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "i1", "i4", "i8"])
+@pytest.mark.parametrize("fault", ["columns", "plus and minus"])
+def test_errors_that_cancel_in_signs_are_found(
+    dtype: str, fault: str, client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Of 12 each, of which signs missed two or three; all in one group, and in one pair of chunks."""
+    a, b, c = factors(rng, dtype)
+    stored = [put(tmp_path / name, data) for name, data in zip("abc", (a, b, c), strict=True)]
+    for _ in range(12):
+        i, j = (int(column) for column in rng.choice(16, 2, replace=False))
+        wrong = c.copy()
+        if fault == "columns":
+            wrong[:, [i, j]] = wrong[:, [j, i]]
+        else:
+            with np.errstate(over="ignore"):
+                wrong[7, i] += np.asarray(1, c.dtype)
+                wrong[7, j] -= np.asarray(1, c.dtype)
+        stored[2][...] = wrong
+        found = verify_product(client, *stored)
+        assert not found.passed
+        if wrong.dtype.kind == "i" and fault != "columns":
+            assert found.worst == (7, min(i, j), max(i, j) + 1)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_only_groups_with_special_columns_are_projected_again(
+    transposed: bool,
+    client: Client,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One group holds one NaN, one holds nothing else, and two hold none: the first alone is read again."""
+    a, b, _ = factors(rng, "f4", 40, 50, 64)
+    b[13, 3], b[:, 32:48] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        c = a @ b
+    asked: list[slice] = []
+    real = sides.StoredSide.each_block
+
+    def each_block(self: Any, rows: slice, columns: slice, *rest: Any) -> Any:
+        if self.name.endswith("b"):
+            asked.append(columns)
+        return real(self, rows, columns, *rest)
+
+    monkeypatch.setattr(sides.StoredSide, "each_block", each_block)
+    stored = [
+        put(tmp_path / name, data)
+        for name, data in zip("abc", (a, b.T.copy() if transposed else b, c), strict=True)
+    ]
+    assert verify_product(client, *stored, transpose_b=transposed).passed
+    assert set(map(str, asked)) == {"slice(0, 64, None)", "slice(0, 16, None)"}
+    c[5, 60] += 1
+    stored[2][...] = c
+    assert not verify_product(client, *stored, transpose_b=transposed).passed
 
 
 @given(st.data())
