@@ -1,9 +1,10 @@
 """Products of a stored block with a few vectors, on the CPU, in one pass and without a widened copy of the block.
 
 The check of a product (`tilewright.pipeline.freivalds`) multiplies every matrix once with a handful of vectors, in
-float64, complex128 or wrapping 64-bit integers whatever the block's own dtype is. BLAS would first need the block
-widened, and would share its threads with the callers'; these loops read each element once, widen it in a register,
-and release the interpreter's lock, so that one call runs on each of many threads.
+float64, complex128 or wrapping integers whatever the block's own dtype is. BLAS would first need the block widened, and
+would share its threads with the callers'; these loops read each element once, widen it in a register, and release the
+interpreter's lock, so that one call runs on each of many threads. Two more loops find NaN and infinity, and look at
+what they leave in a product.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,21 +20,27 @@ import numpy as np
 from tilewright.kernels.deferred import numba
 from tilewright.kernels.host_loops import kept
 
-WIDE_DTYPES = {
-    "i": np.dtype(np.int64),
-    "u": np.dtype(np.int64),
-    "f": np.dtype(np.float64),
-    "c": np.dtype(np.complex128),
-}
-"""What each kind of dtype is summed in. Unsigned integers are summed as signed ones: modulo 2^64 the bits are the
-same."""
+NUMBER, INFINITE, NAN = 0, 1, 2
+"""What a line of a matrix holds, as uint8: numbers alone, also infinity, also NaN (with or without infinity). Of two
+such lines the larger decides what a product holds where they meet."""
+
+
+def wide_dtype(dtype: np.dtype) -> np.dtype:
+    """What products of this dtype are summed in.
+
+    Integers are summed modulo 2^32 if they have at most 32 bits, else modulo 2^64. Unsigned ones are summed as signed
+    ones: the bits are the same.
+    """
+    if dtype.kind in "iu":
+        return np.dtype(np.int64 if dtype.itemsize == 8 else np.int32)
+    return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
 
 
 def widen(block: np.ndarray, wide: np.dtype) -> np.ndarray:
     """The block as the compiled loops take it, to be summed in ``wide``.
 
-    They do not know float16, which becomes float32. uint64 is viewed as int64 where sums wrap modulo 2^64, and
-    converted to float64 where they are floating point.
+    They do not know float16, which becomes float32. uint64 is viewed as int64 where sums are integers, and converted to
+    float64 where they are floating point.
     """
     if block.dtype == np.float16:
         return block.astype(np.float32)
@@ -46,6 +54,12 @@ BLOCK_ROWS = 16
 BLOCK_COLUMNS = 512
 """Columns widened together: with 16 rows 64 KB, which stays in the second-level cache."""
 
+
+VECTORS_AT_ONCE = 4
+"""Vectors that a row is multiplied by in one go: each element is loaded once for all of them."""
+
+FEW_COLUMNS = 8
+"""One column in so many is looked at by itself; where more are special, all are, many at once in vector registers."""
 
 LEAST_SQUARES, MOST_SQUARES = 2.0**-900, 2.0**1000
 """Sums of squares between these are used as they are: what underflowed is too small to matter, and nothing overflowed.
@@ -62,39 +76,81 @@ def add_thin_product(
 ) -> None:
     """``out += block @ vectors.T``, the norms of rows weighted by vectors, and squares by column, in one pass.
 
-    block: rows × columns, any strides, widened. vectors: count × columns, C-ordered, of the wide dtype; out: rows ×
-    count of the same. norm_vectors: count × columns, none negative, and norm_out: rows × count, both float64:
-    norm_out[i, t] becomes sqrt(norm_out[i, t]² + sum over j of |block[i, j] norm_vectors[t, j]|²), without overflow or
-    underflow on the way as long as these products and the result have none. column_squares: columns, float64, to
-    which the sum over i of |block[i, j]|² is added; these may overflow and underflow. A count of 0, and no column
-    squares, leave that part out. All three outs are written. Integers wrap modulo 2^64. Sums are taken in vector
-    registers, so their order is not that of the columns; NaN and infinity propagate.
+    block: rows × columns, any strides, widened. vectors: count × columns, C-ordered, of the wide dtype, or float64
+    where that is complex128; out: rows × count of the wide dtype. norm_vectors: count × columns, none negative, and
+    norm_out: rows × count, both float64: norm_out[i, t] becomes sqrt(norm_out[i, t]² + sum over j of |block[i, j]
+    norm_vectors[t, j]|²), without overflow or underflow on the way as long as these products and the result have none.
+    column_squares: columns, float64, to which the sum over i of |block[i, j]|² is added; these may overflow and
+    underflow. A count of 0, and no column squares, leave that part out. All three outs are written. Integers wrap
+    modulo 2^32 or 2^64. NaN and infinity propagate.
+
+    The products of ``BLOCK_COLUMNS`` columns are added up in any order (in vector registers), and each such sum is
+    added to ``out``.
 
     Source: the scaled sums follow J. L. Blue, "A portable Fortran program to find the Euclidean norm of a vector",
     ACM Transactions on Mathematical Software 4 (1978), with one scale for each piece of a row in place of three.
     """
-    with _loop_lock:
-        loop = _compiled_loop()
-    loop(block, vectors, out, norm_vectors, norm_out, column_squares)
+    _loop(_add_thin_product)(block, vectors, out, norm_vectors, norm_out, column_squares)
+
+
+def add_chosen_sums(block: np.ndarray, masks: np.ndarray, out: np.ndarray) -> None:
+    """Add to ``out`` the sums of those elements of each row that masks choose.
+
+    block: rows × columns of integers, any strides, widened. masks: count × columns, C-ordered, of the wide dtype: -1,
+    which is all bits, where an element is chosen, else 0. out: rows × count of the wide dtype; sums wrap. A quarter of
+    the work of a multiplication where processors have none for 64-bit integers in vector registers.
+    """
+    _loop(_add_chosen_sums)(block, masks, out)
+
+
+def find_special_columns(block: np.ndarray, suspected: np.ndarray) -> np.ndarray:
+    """What each column of a block holds: ``NUMBER``, ``INFINITE`` or ``NAN``; uint8.
+
+    block: rows × columns of floats or complex numbers, any strides, widened. suspected: bool, one a column, true where
+    it may hold NaN or infinity.
+    """
+    kinds = np.zeros(block.shape[1], np.uint8)
+    if suspected.any():
+        _loop(_find_special_columns)(block, np.flatnonzero(suspected), kinds)
+    return kinds
+
+
+def settle_special(block: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """For each row of a block of a product, whether it holds a number where NaN or infinity in a factor leaves none;
+    bool. What NaN or infinity decides becomes 0 in the block.
+
+    block: rows × columns of floats or complex numbers, widened; written. rows, columns: what those of the factors hold,
+    uint8. Where one holds NaN the product must be NaN, where one holds infinity it must not be finite.
+    """
+    strays = np.zeros(block.shape[0], bool)
+    _loop(_settle_special)(block, rows, columns, np.flatnonzero(columns), strays)
+    return strays
 
 
 _loop_lock = threading.Lock()
 """Without it, threads that start together would each compile, or load, a loop of their own."""
 
 
+def _loop(function: Callable[..., None]) -> Any:
+    with _loop_lock:
+        return _compiled_loop(function)
+
+
 @functools.cache
-def _compiled_loop() -> Any:
-    return kept(numba.njit(nogil=True, fastmath={"reassoc", "contract", "nsz"})(_add_thin_product))
+def _compiled_loop(function: Callable[..., None]) -> Any:
+    return kept(numba.njit(nogil=True, fastmath={"reassoc", "contract", "nsz"})(function))
 
 
 def _add_thin_product(
     block: Any, vectors: Any, out: Any, norm_vectors: Any, norm_out: Any, column_squares: Any
 ) -> None:
     rows, columns = block.shape
-    wide = np.empty((BLOCK_ROWS, BLOCK_COLUMNS), vectors.dtype)
+    wide = np.empty((BLOCK_ROWS, BLOCK_COLUMNS), out.dtype)
+    zero = out.dtype.type(0)
+    together = vectors.shape[0] - vectors.shape[0] % VECTORS_AT_ONCE
     parts = np.empty(BLOCK_COLUMNS, np.float64)
     terms = np.empty(BLOCK_COLUMNS + 1, np.float64)  # one more for the norm so far
-    part_count = vectors.itemsize // 8 if norm_vectors.shape[0] + column_squares.shape[0] > 0 else 0
+    part_count = max(out.itemsize // 8, 1) if norm_vectors.shape[0] + column_squares.shape[0] > 0 else 0
     by_column = block.strides[0] < block.strides[1]
     for top in range(0, rows, BLOCK_ROWS):
         height = min(BLOCK_ROWS, rows - top)
@@ -110,12 +166,25 @@ def _add_thin_product(
                         wide[i, j] = block[top + i, left + j]
             for i in range(height):
                 row = wide[i, :width]
-                for t in range(vectors.shape[0]):
+                for t in range(0, together, VECTORS_AT_ONCE):
+                    first, second = vectors[t, left : left + width], vectors[t + 1, left : left + width]
+                    third, fourth = vectors[t + 2, left : left + width], vectors[t + 3, left : left + width]
+                    total, total1, total2, total3 = zero, zero, zero, zero
+                    for j in range(width):
+                        total += row[j] * first[j]
+                        total1 += row[j] * second[j]
+                        total2 += row[j] * third[j]
+                        total3 += row[j] * fourth[j]
+                    out[top + i, t] += total
+                    out[top + i, t + 1] += total1
+                    out[top + i, t + 2] += total2
+                    out[top + i, t + 3] += total3
+                for t in range(together, vectors.shape[0]):
                     vector = vectors[t, left : left + width]
-                    total = out[top + i, t]
+                    total = zero
                     for j in range(width):
                         total += row[j] * vector[j]
-                    out[top + i, t] = total
+                    out[top + i, t] += total
                 for part in range(part_count):  # real and imaginary parts count as elements of their own
                     if part == 0:
                         for j in range(width):
@@ -128,6 +197,9 @@ def _add_thin_product(
                         for j in range(width):
                             square[j] += parts[j] * parts[j]
                     for t in range(norm_vectors.shape[0]):
+                        norm = norm_out[top + i, t]
+                        if not math.isfinite(norm):
+                            continue
                         weights = norm_vectors[t, left : left + width]
                         squares = 0.0
                         for j in range(width):
@@ -136,7 +208,9 @@ def _add_thin_product(
                             # squares of the factors instead: these may overflow or underflow where products do not.
                             term = 0.0 if term < 0.0 else term
                             squares += term * term
-                        norm = norm_out[top + i, t]
+                        if math.isnan(squares):  # no sum of squares is one unless a product is
+                            norm_out[top + i, t] = squares
+                            continue
                         before = norm * norm
                         if LEAST_SQUARES <= squares <= MOST_SQUARES and before <= MOST_SQUARES:
                             norm_out[top + i, t] = math.sqrt(before + squares)
@@ -145,13 +219,15 @@ def _add_thin_product(
                         for j in range(width):
                             terms[j] = parts[j] * weights[j]
                             size += terms[j]
-                        if size == 0.0 or not math.isfinite(norm):
+                        if size == 0.0:
                             continue
                         terms[width] = norm
                         largest = 0.0
                         for j in range(width + 1):
-                            if terms[j] > largest or terms[j] != terms[j]:  # a NaN stays: none is above it
+                            if terms[j] > largest:
                                 largest = terms[j]
+                                if largest == math.inf:
+                                    break
                         if math.isfinite(largest):
                             # 2^1000 already lifts the smallest number to where its square is one.
                             scale = math.ldexp(1.0, min(-math.frexp(largest)[1], 1000))
@@ -162,3 +238,118 @@ def _add_thin_product(
                                 squares += terms[j] * terms[j]
                             largest = math.sqrt(squares) / scale
                         norm_out[top + i, t] = largest
+
+
+def _add_chosen_sums(block: Any, masks: Any, out: Any) -> None:
+    rows, columns = block.shape
+    wide = np.empty((BLOCK_ROWS, BLOCK_COLUMNS), out.dtype)
+    zero = out.dtype.type(0)
+    together = masks.shape[0] - masks.shape[0] % VECTORS_AT_ONCE
+    by_column = block.strides[0] < block.strides[1]
+    for top in range(0, rows, BLOCK_ROWS):
+        height = min(BLOCK_ROWS, rows - top)
+        for left in range(0, columns, BLOCK_COLUMNS):
+            width = min(BLOCK_COLUMNS, columns - left)
+            if by_column:
+                for j in range(width):
+                    for i in range(height):
+                        wide[i, j] = block[top + i, left + j]
+            else:
+                for i in range(height):
+                    for j in range(width):
+                        wide[i, j] = block[top + i, left + j]
+            for i in range(height):
+                row = wide[i, :width]
+                for t in range(0, together, VECTORS_AT_ONCE):
+                    first, second = masks[t, left : left + width], masks[t + 1, left : left + width]
+                    third, fourth = masks[t + 2, left : left + width], masks[t + 3, left : left + width]
+                    total, total1, total2, total3 = zero, zero, zero, zero
+                    for j in range(width):
+                        total += row[j] & first[j]
+                        total1 += row[j] & second[j]
+                        total2 += row[j] & third[j]
+                        total3 += row[j] & fourth[j]
+                    out[top + i, t] += total
+                    out[top + i, t + 1] += total1
+                    out[top + i, t + 2] += total2
+                    out[top + i, t + 3] += total3
+                for t in range(together, masks.shape[0]):
+                    mask = masks[t, left : left + width]
+                    total = zero
+                    for j in range(width):
+                        total += row[j] & mask[j]
+                    out[top + i, t] += total
+
+
+def _find_special_columns(block: Any, suspected: Any, kinds: Any) -> None:
+    rows, columns = block.shape
+    count = suspected.shape[0]
+    if block.strides[0] < block.strides[1]:
+        for s in range(count):
+            j = suspected[s]
+            for i in range(rows):
+                element = block[i, j]
+                if math.isnan(element.real) or math.isnan(element.imag):
+                    kinds[j] = NAN
+                    break
+                if math.isinf(element.real) or math.isinf(element.imag):
+                    kinds[j] = INFINITE
+        return
+    for i in range(rows):
+        if count > columns // FEW_COLUMNS:  # without branches, for vector registers
+            for j in range(columns):
+                element = block[i, j]
+                nan = (element.real != element.real) | (element.imag != element.imag)
+                infinite = (abs(element.real) == math.inf) | (abs(element.imag) == math.inf)
+                kinds[j] |= np.uint8(NAN) * np.uint8(nan) | np.uint8(INFINITE) * np.uint8(infinite)
+            continue
+        s = 0
+        while s < count:
+            j = suspected[s]
+            element = block[i, j]
+            if math.isnan(element.real) or math.isnan(element.imag):
+                kinds[j] = NAN  # which nothing further changes
+                count -= 1
+                suspected[s] = suspected[count]
+                continue
+            if math.isinf(element.real) or math.isinf(element.imag):
+                kinds[j] = INFINITE
+            s += 1
+    for j in range(columns):
+        if kinds[j] & NAN:
+            kinds[j] = NAN
+
+
+def _settle_special(block: Any, rows: Any, columns: Any, special: Any, strays: Any) -> None:
+    width = block.shape[1]
+    zero = block.dtype.type(0)
+    for i in range(block.shape[0]):
+        row_nan = np.uint8(rows[i] == NAN)
+        wrong: Any = 0
+        if rows[i] != NUMBER:
+            for j in range(width):
+                element = block[i, j]
+                number = (element.real == element.real) & (element.imag == element.imag)
+                finite = (abs(element.real) < math.inf) & (abs(element.imag) < math.inf)
+                must_be_nan = row_nan | np.uint8(columns[j] == NAN)
+                wrong += np.uint8(number) & (np.uint8(finite) | must_be_nan)
+            for j in range(width):
+                block[i, j] = 0
+        elif special.shape[0] > width // FEW_COLUMNS:  # without branches, for vector registers
+            for j in range(width):
+                element = block[i, j]
+                number = (element.real == element.real) & (element.imag == element.imag)
+                finite = (abs(element.real) < math.inf) & (abs(element.imag) < math.inf)
+                decided = np.uint8(number) & (np.uint8(finite) | np.uint8(columns[j] == NAN))
+                wrong += np.uint8(columns[j] != NUMBER) & decided
+            for j in range(width):
+                block[i, j] = zero if columns[j] != NUMBER else block[i, j]
+        else:
+            for s in range(special.shape[0]):
+                j = special[s]
+                element = block[i, j]
+                number = (element.real == element.real) & (element.imag == element.imag)
+                finite = (abs(element.real) < math.inf) & (abs(element.imag) < math.inf)
+                wrong += np.uint8(number) & (np.uint8(finite) | np.uint8(columns[j] == NAN))
+                block[i, j] = 0
+        strays[i] = wrong != 0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import zarr
@@ -28,19 +28,17 @@ from tilewright.pipeline.events import (
 )
 from tilewright.pipeline.freivalds import (
     Outcome,
-    Probe,
-    Side,
-    SpecialLines,
     Tolerances,
     compare,
-    draw_probe,
     project,
-    relative_tolerance,
-    tolerance_of_alike,
+    tolerances,
+    wrong_columns,
 )
 from tilewright.pipeline.giving_up import reading_while
+from tilewright.pipeline.probe import Probe, chance_to_escape, draw_probe, line_nbytes
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.region_read import region_reads
+from tilewright.pipeline.sides import Side, StoredSide
 from tilewright.pipeline.store import as_stored_matrix, name_of
 from tilewright.pipeline.submit import Result, Tell, run_bounded, run_sent, threads_of
 
@@ -49,6 +47,10 @@ SENT_NBYTES = 2**20
 
 INPUT_LARGEST = {"fp16": float(np.finfo(np.float16).max)}
 """The largest operand in the precision that was asked for, where that is less than float32's."""
+
+
+STATED_SIZES = (10, 1000)
+"""Sizes of errors in floats, in multiples of the tolerance, that `Verification.escape_probability` is about."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,16 @@ class Verification:
 
     Not seen: which of the two infinities, or NaN, C holds where a factor's infinity decides; and what it holds where a
     row's sum over a group of columns (at least a quarter of C's, in whole chunks) may rightly have overflowed. Both are
-    counted in ``unchecked``. Nor is, among floats, an element that is wrong by less than ``tolerance`` times the scale
-    of its sum, sqrt(sum over l and j of |a_il b_lj|²) over the columns j of the group. For factors of random signs that
-    is sqrt(columns of the group) times the usual size of C's elements, and ``tolerance`` is 2 eps max(k, 4) + 2 eps'
-    sqrt(k), with eps of the type that sums are formed in and eps' of C's, and more for a lower precision.
+    counted in ``unchecked``.
+
+    In floats a row of C may deviate, over the columns of a group, by ``tolerance`` times the scale of its sum there.
+    The scale is about sqrt(sum over l and j of |a_il b_lj|²): for factors of random signs the norm of C's own elements
+    there. It is larger where factors are all alike, where numbers underflow, and where k is short and a float64 C wide.
+    With which chance larger errors escape says ``chance_to_escape``; each term, and the proofs, are in
+    docs/verification.md.
+
+    Integers are compared modulo 2 to the power of ``modulus_bits``. A single wrong element in a row never escapes, and
+    any other error as ``chance_to_escape`` says.
     """
 
     passed: bool
@@ -72,32 +80,50 @@ class Verification:
     """Whether anything could be compared; if not, ``passed`` is false and means nothing."""
     rounds: int
     largest_error: float
-    """The largest deviation, in units of its own scale, which is larger where numbers underflow; for integers the
-    number of sums that differ."""
+    """The largest deviation, in units of its own scale; for integers the number of sums that differ."""
     tolerance: float
     """The limit of ``largest_error``; 0 for integers."""
+    modulus_bits: int | None
+    """The bits of C's integers, modulo 2 to the power of which everything was compared exactly; None for floats."""
     unchecked: int
     """Elements of C that infinity or overflow kept from being compared."""
     worst: tuple[int, int, int] | None
-    """Row of C, and first and last + 1 column, where the largest deviation was found; None where there is none."""
+    """Row of C, and first and last + 1 column, where the largest deviation was found, for integers the first one; None
+    where there is none. The columns are those of the group for floats, and the first and last wrong one for
+    integers."""
     seconds: float
     cause: str = ""
     """Why it failed, where that is known: numbers where NaN or infinity leaves none, or an operand too large for the
     precision."""
-    modulo_bits: int | None = None
-    """For integers, whose sums may wrap, C was compared modulo 2 to this power; None for all else."""
+
+    def chance_to_escape(self, size: float) -> float:
+        """The most that the chance can be that an error in C passes so many rounds.
+
+        size: of the error, in multiples of what its sum may deviate by (``tolerance`` times the scale). The error is
+        the vector of the differences between a row of C and the exact product, over the columns of a group; its size is
+        the Euclidean norm of that, of complex numbers the norm of the real or of the imaginary parts, whichever is
+        larger. Of errors in many rows and groups the largest counts. 1 for errors up to the tolerance. Any error in
+        integers counts alike, whatever its size.
+        """
+        return chance_to_escape(self.rounds, self.modulus_bits is not None, size)
+
+    @property
+    def escape_probability(self) -> dict[int, float]:
+        """``chance_to_escape`` by size: of 10 and 1000 times the tolerance for floats; for integers, which have none,
+        of 0, which stands for any error."""
+        sizes = STATED_SIZES if self.modulus_bits is None else (0,)
+        return {size: self.chance_to_escape(size) for size in sizes}
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "escape_probability": self.escape_probability}
 
     def __str__(self) -> str:
         if not self.conclusive:
             return "verification could compare nothing: every element meets infinity, or may overflow"
-        exact = self.tolerance == 0
+        exact = self.modulus_bits is not None
         wrong = int(self.largest_error) if exact else 0
         measure = (
-            f"{counted(wrong, 'sum')} differ{'s' * (wrong == 1)}"
-            + (f" modulo 2^{self.modulo_bits}" if self.modulo_bits is not None else "")
+            f"{counted(wrong, 'sum')} differ{'s' * (wrong == 1)} modulo 2^{self.modulus_bits}"
             if exact
             else f"largest error {self.largest_error:.3g} of {self.tolerance:.3g} allowed"
         )
@@ -108,7 +134,10 @@ class Verification:
             else ""
         )
         if self.passed:
-            return f"verified in {counted(self.rounds, 'round')} and {self.seconds:.2f} s: {measure}{rest}"
+            size, chance = next(iter(self.escape_probability.items()))
+            error = "an error" if exact else f"one of {size} times that"
+            escape = f"{error} escapes with a chance of at most {chance:.2g}"
+            return f"verified in {counted(self.rounds, 'round')} and {self.seconds:.2f} s: {measure}{rest}; {escape}"
         assert self.worst is not None
         row, first, stop = self.worst
         return (
@@ -150,7 +179,7 @@ def verify_product(
         A chunk cannot be decoded; DamagedProductError where it is C's.
     """
     start = time.perf_counter()
-    left, right, result = Side(a, transpose_a), Side(b, transpose_b), Side(c, False)
+    left, right, result = StoredSide(a, transpose_a), StoredSide(b, transpose_b), StoredSide(c, False)
     (m, k), (k_right, n) = left.shape, right.shape
     if k != k_right or result.shape != (m, n):
         raise ShapeError(
@@ -160,51 +189,106 @@ def verify_product(
     dtype = c.dtype.newbyteorder("=")
     _check_kinds({"A": a, "B": b}, c)
     check.precision(precision, dtype)
-    empty = m * n == 0  # nothing to compare; where only k is 0 there is: C must be zeros
-    probe = draw_probe(n, k, dtype, rounds, as_stored_matrix(c).unit[1])
+    units = as_stored_matrix(b, transpose=transpose_b).unit[1], as_stored_matrix(c).unit[1]
+    probe = draw_probe(n, k, dtype, rounds, units[1])
     at_once = max(threads_of(client, waiting=_waiting(listener)).values())
     right_step, left_step, step = (side.step(probe.line_nbytes, at_once) for side in (right, left, result))
-    left_step = max(left_step, step)
-    right_rows = [slice(i, min(i + right_step, k)) for i in range(0, k, right_step) if not empty]
-    left_rows = [slice(i, min(i + left_step, m)) for i in range(0, m, left_step) if not empty]
-    nbytes = 0 if empty else sum(side.array.nbytes for side in (left, right, result))
+    column_step = right.transposed.step(line_nbytes(1, 1, probe.dtype), at_once)
+    found = check_sides(
+        _ClientTasks(client, listener),
+        left,
+        right,
+        result,
+        probe,
+        dtype,
+        precision,
+        Steps(right_step, max(left_step, step), column_step, min(units)),
+        listener,
+    )
+    seconds = time.perf_counter() - start
+    listener(WorkDone("verify", seconds))
+    return replace(found, rounds=rounds, seconds=seconds)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How a check is cut into tasks."""
+
+    right: int
+    """Rows of B."""
+    left: int
+    """Rows of A and C."""
+    columns: int
+    """Columns of B, where a row of C is computed anew."""
+    narrowest: int
+    """Columns of the narrowest blocks that B and C are read in."""
+
+
+def check_sides(
+    tasks: Tasks,
+    left: Side,
+    right: Side,
+    result: Side,
+    probe: Probe,
+    dtype: np.dtype,
+    precision: str,
+    steps: Steps,
+    listener: Listener = log_notices,
+) -> Verification:
+    """The outcome of the check that ``result``, of this dtype, is ``left`` (op(A)) times ``right`` (op(B)), wherever
+    these lie and the tasks run. Rounds and seconds are left to the caller."""
+    (m, k), n = left.shape, right.shape[1]
+    empty = m * n == 0  # nothing to compare; where only k is 0 there is: C must be zeros
+    right_rows = [] if empty else _pieces(k, steps.right)
+    left_rows = [] if empty else _pieces(m, steps.left)
+    nbytes = 0 if empty else sum(side.nbytes for side in (left, right, result))
     listener(WorkPlanned("verify", len(right_rows) + len(left_rows), 0, "panels", nbytes, 0))
-    tasks = _Tasks(client, listener)
-    image, special = _project_all(tasks, right, right_rows, probe, 0)
+    image = _Image.of_zeros(k, probe)
+    special = _project_all(tasks, right, right_rows, probe, image, range(probe.group_count), 0)
     first = len(right_rows)
-    if special is not None:
-        # Columns of op(B) that hold NaN or infinity would hide all others of their group: project again without them.
+    if special.any():
+        # Columns of op(B) that hold NaN or infinity would hide all others of their group: form its sums again without
+        # them. Of groups that have no others, nothing is left.
         probe = replace(probe, left_out=special)
-        listener(WorkPlanned("verify", 2 * first + len(left_rows), first, "panels", nbytes, 0))
-        image, _ = _project_all(tasks, right, right_rows, probe, first)
-        first *= 2
-    allowed = _allowed_of(image, k, dtype, precision, exact=probe.exact)
+        some, whole = probe.special_groups(special)
+        for group in (*some, *whole):
+            image.clear(group)
+        if some:
+            listener(WorkPlanned("verify", 2 * first + len(left_rows), first, "panels", nbytes, 0))
+            _project_all(tasks, right, right_rows, probe, image, some, first)
+            first *= 2
+    allowed = _allowed_of(image, k, dtype, precision, probe, steps.narrowest)
     outcomes = _compare_all(tasks, left, result, left_rows, image, allowed, probe, first)
     unchecked = sum(outcome.unchecked for outcome in outcomes)
     conclusive = empty or m * n > unchecked
     worst = max(outcomes, key=lambda outcome: (outcome.largest, -outcome.worst[0]), default=None)
     largest = 0.0 if worst is None else worst.largest
+    where = worst.worst if worst is not None and worst.largest > 0 else None
     if probe.exact:
         largest = float(sum(outcome.largest for outcome in outcomes))
+        if where is not None:
+            where = _located(tasks, left, right, result, where, probe, steps.columns)
     cause = ""
     if any(outcome.strays for outcome in outcomes):
         cause = "there are numbers where NaN or infinity in a factor leaves none"
     if precision in INPUT_LARGEST and largest == math.inf:
         cause = _too_large(tasks, {"A": (left, left_rows), "B": (right, right_rows)}, precision) or cause
-    seconds = time.perf_counter() - start
-    listener(WorkDone("verify", seconds))
     return Verification(
         passed=bool(largest <= allowed.relative and conclusive),
         conclusive=conclusive,
-        rounds=rounds,
+        rounds=0,
         largest_error=largest,
         tolerance=allowed.relative,
+        modulus_bits=probe.bits if probe.exact else None,
         unchecked=unchecked,
-        worst=worst.worst if worst is not None and worst.largest > 0 else None,
-        seconds=seconds,
+        worst=where,
+        seconds=0.0,
         cause=cause,
-        modulo_bits=8 * dtype.itemsize if probe.exact else None,
     )
+
+
+def _pieces(length: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
 def find_damaged(
@@ -216,7 +300,7 @@ def find_damaged(
 ) -> list[int]:
     """The places, in ascending order, of those regions of C with a chunk that cannot be decoded."""
     calls = ((c, region) for region in regions)
-    with closing(_Tasks(client, listener).run(_is_damaged, calls, (), 0, "damaged")) as found:
+    with closing(_ClientTasks(client, listener).run(_is_damaged, calls, (), 0, "damaged")) as found:
         return sorted(place for place, damaged in found if damaged)
 
 
@@ -235,7 +319,25 @@ def _waiting(listener: Listener) -> Tell:
     return on_waiting(listener, "verify", "ends the check and keeps the product")
 
 
-class _Tasks:
+class Tasks(Protocol):
+    """What runs the tasks of a check."""
+
+    def run(
+        self,
+        function: Callable[..., Result],
+        calls: Iterable[tuple[Any, ...]],
+        values: tuple[Any, ...],
+        nbytes: int,
+        name: str,
+    ) -> Generator[tuple[int, Result], None, None]:
+        """The results of all calls as they come, with their places; ``values``, of ``nbytes``, are added to each
+        call."""
+
+    def finished(self, index: int, side: Side, rows: slice) -> None:
+        """Tell the listener that these rows are done."""
+
+
+class _ClientTasks:
     """Runs a check's tasks on the workers, and tells its listener of them."""
 
     def __init__(self, client: Client, listener: Listener) -> None:
@@ -252,16 +354,13 @@ class _Tasks:
         nbytes: int,
         name: str,
     ) -> Generator[tuple[int, Result], None, None]:
-        """The results of all calls as they come, with their places; ``values``, of ``nbytes``, are added to each
-        call."""
         options: dict[str, Any] = {"key": f"{self._run}-{name}", "waiting": self._waiting, "lost": self._lost}
         if nbytes > SENT_NBYTES:  # long vectors go to each worker once, not along with each task
             return run_sent(self._client, function, calls, values, **options)
         return run_bounded(self._client, function, ((*call, *values) for call in calls), **options)
 
     def finished(self, index: int, side: Side, rows: slice) -> None:
-        """Tell the listener that these rows are done."""
-        nbytes = side.array.nbytes * (rows.stop - rows.start) // max(1, side.shape[0])
+        nbytes = side.nbytes * (rows.stop - rows.start) // max(1, side.shape[0])
         self._listener(UnitDone("verify", index, "", 0.0, nbytes, 0, {}))
 
 
@@ -270,61 +369,93 @@ class _Image:
     """B times the probe, and what is measured of B on the way."""
 
     thin: np.ndarray
-    """(groups × rounds) × k: B x of every group and round, one a row as the loops read them."""
+    """(groups × vectors) × k: B x of every group and vector, one a row as the loops read them."""
     norms: np.ndarray
     """(groups + 1) × k, float64: norms of B's rows by group, and a last row of ones, which gives the norms of A's rows;
     empty for integers."""
     column_squares: np.ndarray
     """For each group, float64: an upper bound of the sum of |element|² in any of its columns."""
 
+    @classmethod
+    def of_zeros(cls, k: int, probe: Probe) -> _Image:
+        groups = 0 if probe.exact else probe.group_count
+        norms = np.zeros((groups + 1 if groups else 0, k))
+        norms[groups:] = 1
+        thin = np.zeros((len(probe.vectors) * probe.group_count, k), probe.dtype)
+        return cls(thin, norms, np.zeros(groups))
+
     @property
     def nbytes(self) -> int:
         return self.thin.nbytes + self.norms.nbytes
 
+    def clear(self, group: int) -> None:
+        """Forget what is known of a group of floats."""
+        vectors = len(self.thin) // len(self.column_squares)
+        self.thin[vectors * group : vectors * (group + 1)] = 0
+        self.norms[group] = 0
+        self.column_squares[group] = 0
+
 
 def _project_all(
-    tasks: _Tasks, right: Side, pieces: Sequence[slice], probe: Probe, first: int
-) -> tuple[_Image, SpecialLines | None]:
-    """B times the probe, its rows in these pieces, and the columns of B that hold NaN or infinity, if any; ``first`` is
-    the first piece's number for the listener."""
-    k = right.shape[0]
-    groups = 0 if probe.exact else probe.group_count
-    image = _Image(
-        np.zeros((len(probe.vectors) * probe.group_count, k), probe.dtype),
-        np.ones((0 if probe.exact else groups + 1, k)),
-        np.zeros(groups),
-    )
-    special = SpecialLines.none(right.shape[1])
+    tasks: Tasks,
+    right: Side,
+    pieces: Sequence[slice],
+    probe: Probe,
+    image: _Image,
+    groups: Sequence[int],
+    first: int,
+) -> np.ndarray:
+    """Add B times the probe for these groups, its rows in these pieces, to the image. What B's columns hold, uint8, as
+    far as the probe does not know. ``first`` is the first piece's number for the listener."""
+    special = np.zeros(right.shape[1], np.uint8)
+    vectors, measured = len(probe.vectors), len(image.column_squares)
     calls = ((right, rows) for rows in pieces)
-    with closing(tasks.run(project, calls, (probe,), probe.vectors.nbytes, "b")) as projections:
+    values = probe, tuple(groups)
+    with closing(tasks.run(project, calls, values, probe.vectors.nbytes, "b")) as projections:
         for place, sums in projections:
-            image.thin[:, pieces[place]] = sums.thin.T
-            image.norms[:groups, pieces[place]] = sums.norms.T
+            for group in groups:
+                own = slice(vectors * group, vectors * (group + 1))
+                image.thin[own, pieces[place]] = sums.thin[:, own].T
+                if measured:
+                    image.norms[group, pieces[place]] = sums.norms[:, group]
             with np.errstate(all="ignore"):  # NaN and infinity pass through
                 np.add(image.column_squares, sums.column_squares, out=image.column_squares)
-            special.add(slice(None), sums.special)
+            if sums.special is not None:
+                np.maximum(special, sums.special, out=special)
             tasks.finished(first + place, right, pieces[place])
-    return image, special if special.any else None
+    return special
 
 
-def _allowed_of(image: _Image, k: int, dtype: np.dtype, precision: str, *, exact: bool) -> Tolerances:
+def _allowed_of(
+    image: _Image, k: int, dtype: np.dtype, precision: str, probe: Probe, narrowest: int
+) -> Tolerances:
     """What C may deviate by if it is of this dtype and was computed in this precision."""
     norms = image.norms[:-1]
     with np.errstate(all="ignore"):
         group_norms = np.sqrt(np.einsum("gl,gl->g", norms, norms))
-    return Tolerances(
-        0.0 if exact else relative_tolerance(k, dtype, precision),
-        0.0 if exact else tolerance_of_alike(k, dtype, precision),
-        precision,
-        k,
-        dtype,
-        np.sqrt(image.column_squares),
-        group_norms,
-    )
+    widest = max((stop - start for start, stop in probe.groups()), default=0)
+    return tolerances(k, dtype, precision, widest, narrowest, np.sqrt(image.column_squares), group_norms)
+
+
+def _located(
+    tasks: Tasks,
+    left: Side,
+    right: Side,
+    result: Side,
+    worst: tuple[int, int, int],
+    probe: Probe,
+    step: int,
+) -> tuple[int, int, int]:
+    """The first and last + 1 wrong column of the row of integers that ``worst`` names, computed anew."""
+    row, first, stop = worst
+    calls = ((left, right, result, row, columns) for columns in _pieces(result.shape[1], step))
+    with closing(tasks.run(wrong_columns, calls, (probe,), probe.vectors.nbytes, "row")) as found:
+        wrong = [column for _, columns in found for column in columns]
+    return (row, min(wrong), max(wrong) + 1) if wrong else (row, first, stop)
 
 
 def _compare_all(
-    tasks: _Tasks,
+    tasks: Tasks,
     left: Side,
     result: Side,
     pieces: Sequence[slice],
@@ -345,7 +476,7 @@ def _compare_all(
     return found
 
 
-def _too_large(tasks: _Tasks, factors: dict[str, tuple[Side, list[slice]]], precision: str) -> str:
+def _too_large(tasks: Tasks, factors: dict[str, tuple[Side, list[slice]]], precision: str) -> str:
     """A sentence about the factors that hold numbers too large for the precision, or an empty string. factors: each
     with its rows in pieces."""
     causes = []
@@ -355,7 +486,7 @@ def _too_large(tasks: _Tasks, factors: dict[str, tuple[Side, list[slice]]], prec
         ) as calls:
             most = max((found for _, found in calls), default=0.0)
         if most > INPUT_LARGEST[precision]:
-            causes.append(f"{role}, {name_of(side.array)}, holds {most:.6g}")
+            causes.append(f"{role}, {side.name}, holds {most:.6g}")
     if not causes:
         return ""
     return (
@@ -364,13 +495,8 @@ def _too_large(tasks: _Tasks, factors: dict[str, tuple[Side, list[slice]]], prec
     )
 
 
-def _largest(side: Side, rows: slice) -> float:
-    """The largest absolute value of these rows that is finite; 0 where none is."""
-    largest = 0.0
-    for _, _, part in side.parts(rows):
-        sizes = np.abs(side.load(part, np.dtype(np.float64), np.dtype(np.float64)), dtype=np.float64)
-        largest = max(largest, float(np.max(sizes, where=np.isfinite(sizes), initial=0.0)))
-    return largest
+def _largest(side: StoredSide, rows: slice) -> float:
+    return side.largest(rows)
 
 
 def _check_kinds(factors: dict[str, zarr.Array[Any]], c: zarr.Array[Any]) -> None:

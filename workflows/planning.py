@@ -28,13 +28,13 @@ from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import DeviceUnavailableError, DTypeError, OptionError, PlanError, ShapeError
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
-from tilewright.pipeline.freivalds import check_nbytes
 from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.ledger import Past
 from tilewright.pipeline.origin import is_same_array
 from tilewright.pipeline.output import check_given_output, group_note, partial_path
 from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.region_write import encoders_nbytes
+from tilewright.pipeline.sides import check_nbytes
 from tilewright.pipeline.store import Source
 from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.sums import planned_wrap

@@ -26,9 +26,9 @@ def verify(
 ) -> Verification:
     """Check that C (m × n) = op(A) (m × k) op(B) (k × n) by Freivalds' test.
 
-    Each task reads rows of an array, so A and C are read once, and B once, or twice where it holds NaN or infinity. But
-    a chunk whose rows are those of several tasks is decoded for each of them: A's may be, where C's chunks have other
-    rows, and all that have more rows than one task has memory for.
+    Each task reads rows of an array, so A and C are read once, and B once, or partly twice where it holds NaN or
+    infinity. But a chunk whose rows are those of several tasks is decoded for each of them: A's may be, where C's
+    chunks have other rows, and all that have more rows than one task has memory for.
 
     Parameters
     ----------
@@ -47,8 +47,9 @@ def verify(
     Returns
     -------
     Verification
-        ``passed`` says the outcome: a product that is wrong is an answer here, not an error. Its docstring says
-        what the check does not see: what meets NaN or infinity, and floats that are wrong by about a rounding error.
+        ``passed`` says the outcome: a product that is wrong is an answer here, not an error. ``escape_probability``
+        and ``chance_to_escape`` say what an error's chance to pass is. Its docstring says what the check does not see:
+        what meets NaN or infinity, and floats that are wrong by about a rounding error.
 
     Raises
     ------

@@ -30,6 +30,69 @@ def test_threads_that_come_first_at_once_share_one_loop(rng: np.random.Generator
     assert thin._compiled_loop.cache_info().misses == 1
 
 
+@pytest.mark.parametrize("dtype", ["i1", "u2", "i4", "u4", "i8", "u8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("sums", ["i4", "i8"])
+def test_chosen_sums_wrap(dtype: str, order: str, sums: str, rng: np.random.Generator) -> None:
+    """More columns, rows and masks than are taken together; numbers of the whole range, wider than the sums too."""
+    info = np.iinfo(dtype)
+    block = rng.integers(info.min, info.max, (37, 1100), dtype=dtype, endpoint=True).copy(order=order)
+    chosen = rng.integers(0, 2, (6, 1100)).astype(bool)
+    out = np.ones((37, 6), sums)
+    thin.add_chosen_sums(thin.widen(block, np.dtype(sums)), -chosen.astype(sums), out)
+    expected = 1 + block.astype(sums) @ chosen.T.astype(sums)
+    np.testing.assert_array_equal(out, expected)
+
+
+SPECIAL = [np.nan, np.inf, -np.inf, 1e200]
+"""The last one's square is infinite, but it is a number."""
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("suspected", [1, 5, 40])
+def test_special_columns_are_found(dtype: str, order: str, suspected: int, rng: np.random.Generator) -> None:
+    """One by one and many at once; of NaN and infinity in one column, in either order, NaN decides."""
+    block = np.ones((23, 40), dtype, order=order)
+    columns = rng.choice(40, suspected, replace=False)
+    for number, j in enumerate(columns):
+        for value in SPECIAL[number % 4 :]:
+            if dtype in ("f4", "c8") and value == 1e200:
+                continue
+            block[rng.integers(23), j] = value * (1j if dtype[0] == "c" and number % 2 else 1)
+    assert not np.isfinite(block).all()
+    expected = np.where(np.isnan(block).any(0), thin.NAN, np.where(np.isinf(block).any(0), thin.INFINITE, 0))
+    found = thin.find_special_columns(block, np.isin(np.arange(40), columns))
+    np.testing.assert_array_equal(found, expected)
+    assert not thin.find_special_columns(block, np.zeros(40, bool)).any()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("special", [2, 20, 40])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3.0])
+def test_numbers_where_there_must_be_none_are_found(
+    dtype: str, special: int, value: float, rng: np.random.Generator
+) -> None:
+    """In a product's rows and columns of every kind, each of its elements in turn."""
+    rows = np.array([thin.NUMBER, thin.INFINITE, thin.NAN, thin.NUMBER], np.uint8)
+    columns = np.zeros(40, np.uint8)
+    columns[rng.choice(40, special, replace=False)] = rng.integers(1, 3, special)
+    decides = np.maximum(rows[:, None], columns)
+    right = np.choose(decides, [7.0, np.inf, np.nan]).astype(dtype)
+    block = right.copy()
+    assert not thin.settle_special(block, rows, columns).any()
+    np.testing.assert_array_equal(block, np.where(decides == thin.NUMBER, right, 0))
+    for i in range(4):
+        for j in range(40):
+            wrong = right.copy()
+            wrong[i, j] = value
+            stray = (decides[i, j] == thin.NAN and not np.isnan(value)) or (
+                decides[i, j] == thin.INFINITE and np.isfinite(value)
+            )
+            found = thin.settle_special(wrong, rows, columns)
+            assert found.tolist() == [stray and row == i for row in range(4)]
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i8"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_norms_and_squares_of_rows_and_columns(dtype: str, order: str, rng: np.random.Generator) -> None:
@@ -37,7 +100,7 @@ def test_norms_and_squares_of_rows_and_columns(dtype: str, order: str, rng: np.r
     block = np.asarray(rng.integers(-9, 9, (37, 1100)) * (1 + 2j if dtype[0] == "c" else 1)).astype(
         dtype, order=order
     )
-    wide = thin.WIDE_DTYPES[block.dtype.kind if dtype[0] != "i" else "f"]
+    wide = thin.wide_dtype(block.dtype if dtype[0] != "i" else np.dtype("f8"))
     vectors, weights = rng.standard_normal((3, 1100)).astype(wide), rng.random((2, 1100))
     weights[1] = 0
     out, norms, squares = np.ones((37, 3), wide), np.full((37, 2), 5.0), np.ones(1100)

@@ -189,7 +189,7 @@ def test_sums_of_small_integers_do_not_wrap(
     assert found.dtype == run.plan.c_dtype == naive.stored_dtype(a_dtype, b_dtype, k)
     assert run.verification is not None
     assert run.verification.passed
-    assert run.verification.modulo_bits == 8 * found.dtype.itemsize
+    assert run.verification.modulus_bits == 8 * found.dtype.itemsize
 
 
 def test_the_default_dtype_follows_from_dtypes_and_k_alone(client: Client, tmp_path: Path) -> None:
