@@ -109,8 +109,8 @@ def _not_finite(
         causes = [
             f"{role}, {name_of(array)}, holds NaN or infinity in {count} of its {total} {lines}"
             for role, array, lines, count, total in (
-                ("A", factors.a, "rows", getattr(verification, "special_rows", 0), shape[0]),
-                ("B", factors.b, "columns", getattr(verification, "special_columns", 0), shape[1]),
+                ("A", factors.a, "rows", verification.special_rows, shape[0]),
+                ("B", factors.b, "columns", verification.special_columns, shape[1]),
             )
             if count
         ]

@@ -255,6 +255,8 @@ class Outcome:
     unchecked: int
     strays: bool
     """Whether there are numbers where there must be none."""
+    special_rows: int
+    """How many of the rows of A hold NaN or infinity."""
 
 
 def compare(
@@ -306,6 +308,7 @@ def compare(
         (rows.start + int(place_row), probe.cuts[int(place_group)], probe.cuts[int(place_group) + 1]),
         unchecked,
         bool(product.strays.any()),
+        int(np.count_nonzero(special != NUMBER)),
     )
 
 

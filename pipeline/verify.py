@@ -92,6 +92,10 @@ class Verification:
     where there is none. The columns are those of the group for floats, and the first and last wrong one for
     integers."""
     seconds: float
+    special_rows: int = 0
+    """Rows of op(A) that hold NaN or infinity, which decide what those of C hold."""
+    special_columns: int = 0
+    """The same for columns of op(B)."""
     cause: str = ""
     """Why it failed, where that is known: numbers where NaN or infinity leaves none, or an operand too large for the
     precision."""
@@ -283,6 +287,8 @@ def check_sides(
         unchecked=unchecked,
         worst=where,
         seconds=0.0,
+        special_rows=sum(outcome.special_rows for outcome in outcomes),
+        special_columns=int(np.count_nonzero(special)),
         cause=cause,
     )
 
