@@ -41,6 +41,7 @@ from tilewright.pipeline.freivalds import (
 from tilewright.pipeline.giving_up import reading_while
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.region_read import region_reads
+from tilewright.pipeline.sessions import changes_nbytes
 from tilewright.pipeline.store import as_stored_matrix, name_of
 from tilewright.pipeline.submit import Result, Tell, run_bounded, run_sent, threads_of
 
@@ -334,15 +335,20 @@ def _compare_all(
     first: int,
 ) -> list[Outcome]:
     """Compare C x with A (B x), their rows in these pieces; ``first`` is the first piece's number for the listener."""
-    calls = ((left, result, rows) for rows in pieces)
-    values = image.thin, image.norms, allowed, probe
-    nbytes = image.nbytes + probe.vectors.nbytes
+    calls = ((left, rows) for rows in pieces)
+    values = result, image.thin, image.norms, allowed, probe
+    nbytes = image.nbytes + probe.vectors.nbytes + changes_nbytes(result.array)
     found: list[Outcome] = []
-    with closing(tasks.run(compare, calls, values, nbytes, "a")) as outcomes:
+    with closing(tasks.run(_compare, calls, values, nbytes, "a")) as outcomes:
         for place, outcome in outcomes:
             found.append(outcome)
             tasks.finished(first + place, left, pieces[place])
     return found
+
+
+def _compare(left: Side, rows: slice, result: Side, *values: Any) -> Outcome:
+    """`compare`, with C among what is sent once where that is large: a fork carries all that was written to it."""
+    return compare(left, result, rows, *values)
 
 
 def _too_large(tasks: _Tasks, factors: dict[str, tuple[Side, list[slice]]], precision: str) -> str:

@@ -90,7 +90,8 @@ def matmul(
         Two-dimensional arrays of numbers: paths, URLs or open ``zarr.Array``s. op(A) is m × k, op(B) is k × n.
     out
         Where C (m × n) goes. A path gets its array only when C is whole (it grows under ``<out>.partial``);
-        a URL or an open array is written in place, and what an open array holds is replaced.
+        a URL or an open array is written in place, and what an open array holds is replaced. One that is open in a
+        writable session of icechunk gets C by its session once C is verified; committing that is up to the caller.
     transpose_a, transpose_b
         Take the transpose of A or B; nothing is stored transposed. One array by its own transpose gives a C that is
         symmetric to the bit: its tiles on and below the diagonal are computed, and each is stored twice.
@@ -415,7 +416,8 @@ def _fill(
             stack.enter_context(_telling_what_is_kept(job, plan, digest))
         record = ledger.record if ledger is not None else _forget
         try:
-            done = run_tiles(client, product, finished, job.listener, record)
+            keep = output.gathered.keep if output.gathered is not None else None
+            done = run_tiles(client, product, finished, job.listener, record, keep)
         except DeviceMemoryError as error:
             raise _TooLarge(plan, error) from None
         try:
@@ -483,7 +485,7 @@ def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) 
         client,
         wanted.a,
         wanted.b,
-        output.array,
+        output.whole,
         transpose_a=wanted.transpose_a,
         transpose_b=wanted.transpose_b,
         rounds=config.get("verify-rounds"),
@@ -497,10 +499,19 @@ def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) 
         if ledger is not None and output.partial is not None:
             ledger.remove(output.partial)
         raise VerificationError(
-            f"{verification}; the product is kept at {store.name_of(output.array)} for inspection,"
-            " and the next run computes it anew"
+            f"{verification}; the product is {_whereabouts(output)}, and the next run computes it anew"
         )
     return verification
+
+
+def _whereabouts(output: Output) -> str:
+    """Where a product is that is not to be trusted."""
+    name = store.name_of(output.array)
+    return (
+        f"kept at {name} for inspection"
+        if output.gathered is None
+        else f"not merged into the session of {name}"
+    )
 
 
 def _check_inputs_stayed(job: _Job, output: Output, ledger: Ledger | None) -> None:
@@ -514,9 +525,8 @@ def _check_inputs_stayed(job: _Job, output: Output, ledger: Ledger | None) -> No
     factors = {"A": wanted.a, "B": wanted.b}
     names = " and ".join(f"{role}, {store.name_of(factors[role])}," for role in changed)
     raise StoreError(
-        f"{names} changed while C was computed, so that C may be of neither the old nor the new; it is kept at"
-        f" {store.name_of(output.array)} for inspection, and the next run computes it anew: let nobody write to the"
-        " inputs until that is done"
+        f"{names} changed while C was computed, so that C may be of neither the old nor the new; it is"
+        f" {_whereabouts(output)}, and the next run computes it anew: let nobody write to the inputs until that is done"
     )
 
 
