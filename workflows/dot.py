@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import ShapeError
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
-from tilewright.pipeline.store import Source, check_shared, name_of, open_array
-from tilewright.pipeline.submit import survey, workers_held
+from tilewright.pipeline.store import Source, name_of, open_array
+from tilewright.pipeline.store_probe import check_read_alike, shared_inputs
+from tilewright.pipeline.submit import ask_all, survey, workers_held
 from tilewright.pipeline.sums import dtype_reason
 
 
@@ -113,8 +115,8 @@ def timed_dot(
     start = time.perf_counter()
     config.check_all()
     left, right = open_array(x, ndim=1, role="X"), open_array(y, ndim=1, role="Y")
-    check_shared(left, "X", copied=True)
-    check_shared(right, "Y", copied=True)
+    shared = shared_inputs({"X": left, "Y": right}, copied=True)
+    left, right = shared.values()
     if left.shape != right.shape:
         raise ShapeError(
             f"{name_of(left)} has {left.shape[0]} elements and {name_of(right)} has {right.shape[0]};"
@@ -135,6 +137,7 @@ def timed_dot(
         workers_held(client, waiting=on_waiting(listener, "dot", "ends it")),
     ):
         facts = survey(client, device)
+        check_read_alike(partial(ask_all, client), shared)
         listener(Notice(f"multiplying on {facts[0].name} with {counted(len(facts), 'worker')}"))
         if reason:
             listener(Notice(f"the sum is {reason}"))

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ from tilewright.pipeline.ledger import (
 )
 from tilewright.pipeline.output import (
     Output,
+    check_given_output,
     check_growing_place,
     check_output_free,
     create_output,
@@ -55,7 +56,13 @@ from tilewright.pipeline.product import Found, Product
 from tilewright.pipeline.region_write import stored_nbytes_of
 from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.store import Source
-from tilewright.pipeline.submit import survey, workers_held
+from tilewright.pipeline.store_probe import (
+    check_read_alike,
+    check_shared_output,
+    check_written_alike,
+    shared_inputs,
+)
+from tilewright.pipeline.submit import ask_all, survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts
 from tilewright.pipeline.verify import Verification, find_damaged, verify_product
 from tilewright.workflows.planning import Wanted, cautions, open_factors, plan_for, tell_once, wrap_note
@@ -133,10 +140,10 @@ def matmul(
     """
     config.check_all(device_memory=device_memory)
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
-    left, right, c_dtype = wanted.a, wanted.b, wanted.dtype
     _check_output(out, wanted, overwrite=overwrite)
-    store.check_shared(left, "A")
-    store.check_shared(right, "B")
+    shared = shared_inputs({"A": wanted.a, "B": wanted.b})
+    wanted = replace(wanted, a=shared["A"], b=shared["B"])
+    left, right, c_dtype = wanted.a, wanted.b, wanted.dtype
     job = _Job(wanted, out, verify, overwrite, listener, precision)
     job.warn_of_plan()
     # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
@@ -148,6 +155,10 @@ def matmul(
     ):
         facts = survey(client, device, loops=loops)
         job = replace(job, wanted=_as_computed(wanted, facts))
+        ask = partial(ask_all, client)
+        check_read_alike(ask, shared)
+        for note in check_written_alike(ask, out):
+            job.warn(note)
         found = _fingerprint(job.wanted, facts)
         job, digest = replace(job, found=found), found.digest
         try:
@@ -243,7 +254,14 @@ def _check_output(out: Source, wanted: Wanted, *, overwrite: bool) -> None:
     _check_distinct(out, wanted.a, wanted.b)
     if (path := store.local_path(out)) is not None:
         check_growing_place(path)
-    store.check_shared(out, "output", written=True)
+    if isinstance(out, zarr.Array):
+        check_given_output(out, _shape_of(wanted), wanted.dtype)
+    check_shared_output(out)
+
+
+def _shape_of(wanted: Wanted) -> tuple[int, int]:
+    """Of C."""
+    return wanted.a.shape[int(wanted.transpose_a)], wanted.b.shape[int(not wanted.transpose_b)]
 
 
 def _as_computed(wanted: Wanted, facts: list[WorkerFacts]) -> Wanted:
