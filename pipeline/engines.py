@@ -23,6 +23,7 @@ from tilewright.pipeline.peers import Arrival, Key, Peers
 from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.region_write import region_writes, stored_nbytes_of
+from tilewright.pipeline.sessions import changes_in, own_copy
 from tilewright.pipeline.store import place_of
 from tilewright.pipeline.stream import Engine
 from tilewright.pipeline.units import rounded
@@ -207,11 +208,13 @@ def collect_leftovers() -> None:
         gc.collect()
 
 
-def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> tuple[int, Contents]:
+def store_sum(
+    product: Product, tile: Tile, parts: Sequence[np.ndarray]
+) -> tuple[int, Contents, bytes | None]:
     """Store one tile as the sum of its parts over k, added in order: the same bits every time.
 
-    Returns its stored bytes, as ``TileReport.stored_nbytes``, and what it holds. Raises CancelledError when the run is
-    over, also between two pieces.
+    Returns its ``stored_nbytes``, as in ``TileReport``, what it holds, and its ``changes`` there. Raises CancelledError
+    when the run is over, also between two pieces.
     """
     total = parts[0].copy()
     for part in parts[1:]:
@@ -221,8 +224,9 @@ def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> tupl
         _check_goes_on(product)
         _sums.setdefault(product.run, []).append(product.c)
     try:
+        c = own_copy(product.c)
         for region, values in zip(regions, (total, total.T), strict=False):
-            for piece in region_writes(product.c, region, product.drafts):
+            for piece in region_writes(c, region, product.drafts):
                 with _engines_lock:
                     _check_goes_on(product)
                 piece.write([rounded(values[piece.source], np.dtype(product.plan.c_dtype))])
@@ -233,4 +237,4 @@ def store_sum(product: Product, tile: Tile, parts: Sequence[np.ndarray]) -> tupl
                 del _sums[product.run]
             _changed.notify_all()
     found = contents_of(total, product.look[2], overflow_of(np.dtype(product.plan.c_dtype)))
-    return stored_nbytes_of(product.c, regions) or 0, found.times(len(regions))
+    return stored_nbytes_of(c, regions) or 0, found.times(len(regions)), changes_in(c)

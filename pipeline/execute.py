@@ -105,11 +105,13 @@ def run_tiles(
     finished: Collection[int],
     listener: Listener,
     record: Callable[[int, int, Found], None],
+    keep: Callable[[bytes], None] | None = None,
 ) -> TilesDone:
     """Compute every tile of the plan that is not finished yet.
 
-    ``record`` is called with each tile's index, stored bytes and what was found, once it is stored. When this ends, by
-    success, error or Ctrl-C, the workers hold nothing of the run any more.
+    ``record`` is called with each tile's index, stored bytes and what was found, once it is stored; before that
+    ``keep``, where C is in a session's fork, with what the tile has changed there. When this ends, by success, error or
+    Ctrl-C, the workers hold nothing of the run any more.
 
     Raises
     ------
@@ -144,6 +146,8 @@ def run_tiles(
             for _, report in results:
                 if isinstance(report, DeviceMemoryError):
                     raise report
+                if keep is not None and report.changes is not None:
+                    keep(report.changes)
                 record(report.index, report.stored_nbytes, report.found)
                 found = found.merged(report.found)
                 kernels |= report.kernels

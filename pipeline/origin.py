@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import zarr
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 
-from tilewright.pipeline.store import beneath, location, protocols, unwrapped
+from tilewright.pipeline.sessions import session_of
+from tilewright.pipeline.store import beneath, kind_of, location, names_itself, protocols, unwrapped
 
 CREDENTIAL = re.compile(r"(?i)key|secret|token|passw|credential|auth|cookie|signature")
 """What the name of an option, or of a parameter of a URL, holds where its value says who asks, and not for what. Some
@@ -28,6 +30,8 @@ are new in every run."""
 SIGNED = re.compile(r"(?i)(x-(amz|goog)-)?(signature|sig)")
 SIGNING = re.compile(r"(?i)x-(amz|goog)-.*|sig|expires|policy|googleaccessid|s[eprstv]|spr|srt|sk[a-z]+")
 """The parameters of a signed URL of S3, Google, CloudFront or Azure that are new with every signature."""
+
+THIS_PROCESS = uuid.uuid4().hex
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,11 @@ def origin_of(array: zarr.Array[Any]) -> Origin:
         return _of_file_system(store.fs, f"{store.path}/{array.path}".rstrip("/"))
     if isinstance(store, ObjectStore):
         return _of_object_store(store.store, array)
+    session = session_of(array)
+    if session is not None and not session.has_uncommitted_changes:
+        return Origin(["icechunk", array.path, session.snapshot_id])  # random, and never changed
+    if not names_itself(store):  # an address in memory is another store's in another process
+        return Origin([kind_of(store), array.path, id(store), THIS_PROCESS])
     return Origin([type(store).__name__, str(array.store_path)])
 
 
@@ -69,7 +78,7 @@ def is_same_array(one: zarr.Array[Any], other: zarr.Array[Any]) -> bool:
         return False
     if kind is LocalStore:
         return location(one) == location(other)
-    if kind in (ZipStore, FsspecStore):
+    if kind in (ZipStore, FsspecStore) or session_of(one) is not None:
         return bool(origin_of(one).place == origin_of(other).place)
     return kind is ObjectStore and one.path == other.path and bool(one.store == other.store)
 

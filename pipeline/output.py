@@ -28,6 +28,7 @@ from zarr.storage import LocalStore
 from tilewright.pipeline.attributes import Names
 from tilewright.pipeline.chunks import DRAFT_NAME, DRAFTS_NAME, METADATA_NAMES, draft_of, new_drafts_name
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
+from tilewright.pipeline.sessions import Gathered, session_of
 from tilewright.pipeline.store import (
     UNREADABLE,
     Source,
@@ -65,6 +66,7 @@ class Output:
     """
 
     array: zarr.Array[Any]
+    """What tiles are written to."""
     final: Path | None
     """The local path that the finished array gets; None when it is written in place (a URL, an open array)."""
     overwrite: bool = False
@@ -74,6 +76,13 @@ class Output:
     """The folder, below the growing one, in which this run alone writes chunks before they get their names. Whoever
     takes the output over removes it first: workers that a dead run left behind can neither begin nor end a chunk there,
     wherever they are and whenever they come back. None where the array is written in place."""
+    gathered: Gathered | None = None
+    """What tiles write where the caller's array is open in a session of icechunk, which gets it by `publish`."""
+
+    @property
+    def whole(self) -> zarr.Array[Any]:
+        """The array to read finished tiles from."""
+        return self.array if self.gathered is None else self.gathered.whole
 
     @property
     def partial(self) -> Path | None:
@@ -85,7 +94,10 @@ class Output:
         With ``overwrite``, so is what killed runs had set aside when they replaced this output. ``then`` is called with
         the final path once the new array stands there, before anything is removed.
 
-        Returns a sentence for each thing that is left and should be gone: the product stands all the same.
+        An array of a session gets its tiles by it.
+
+        Returns a sentence for each thing that is left for the caller to do, such as to remove what should be gone: the
+        product stands all the same.
 
         Raises
         ------
@@ -93,8 +105,11 @@ class Output:
             Something came to stand there in the meantime, and replacing it was not asked for; or a run of another host,
             which does not see our lock, has taken the growing array over.
         StoreError
-            The folder cannot be renamed; what stood there stands there again, or the error says where it is.
+            The folder cannot be renamed; what stood there stands there again, or the error says where it is. Or the
+            array's session takes nothing any more.
         """
+        if self.gathered is not None:
+            return [self.gathered.publish()]
         if self.final is None or self.partial is None:
             return []
         # Listed before the growing folder is renamed: while we hold its lock, no living run is between its two renames
@@ -608,12 +623,16 @@ def create_output(
     OutputExistsError
         Another run writes there, or has finished it meanwhile and replacing it was not asked for.
     StoreError
-        The place cannot be written, also that of an open array on a local path.
+        The place cannot be written, also that of an open array on a local path; or an open array's session cannot be
+        forked for workers.
     OutputError
         An open array of another shape or dtype, or one that is read-only.
     """
     if isinstance(target, zarr.Array):
         check_given_output(target, shape, dtype)
+        if session_of(target) is not None:
+            gathered = Gathered(target)
+            return Output(gathered.empty, None, gathered=gathered)
         array = anchored(target)
         _check_takes_chunks(array)
         return Output(array, None)

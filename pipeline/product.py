@@ -83,3 +83,6 @@ class TileReport:
     """What it holds, and the panels that it looks at."""
     stored_nbytes: int = 0
     """Bytes of its chunks as stored; 0 where the tile is not stored, or stored in a remote array."""
+    changes: bytes | None = None
+    """What was written to its own fork of C's session, as `sessions.changes_in` gives it; None where the tile is in
+    C's store already."""

@@ -20,6 +20,7 @@ from tilewright.pipeline.giving_up import read_while
 from tilewright.pipeline.probe import Probe, group_width, line_nbytes, vector_count
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.region_read import READ_NBYTES, RegionRead, region_reads
+from tilewright.pipeline.sessions import changes_nbytes
 from tilewright.pipeline.store import as_stored_matrix, is_local, name_of
 from tilewright.pipeline.terms import StoredMatrix
 
@@ -55,6 +56,10 @@ class Side(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def sent_nbytes(self) -> int:
+        """Bytes that travel with it to a worker, beside its description."""
 
     @property
     def transposed(self) -> Side: ...
@@ -93,6 +98,10 @@ class StoredSide:
     @property
     def nbytes(self) -> int:
         return self.array.nbytes
+
+    @property
+    def sent_nbytes(self) -> int:
+        return changes_nbytes(self.array)
 
     @property
     def transposed(self) -> StoredSide:

@@ -47,8 +47,26 @@ def name_of(source: Source) -> str:
             # fsspec's archives keep the file that they lie in, without which all of them have one name.
             archive = getattr(getattr(fs, "of", None), "full_name", None)
             return "::".join(filter(None, [str(fs.unstrip_protocol(path)), archive]))
+        if not names_itself(source.store):
+            return f"/{source.path} in {kind_of(source.store)}"
         return str(source.store_path)
     return os.fspath(source)
+
+
+def names_itself(store: Any) -> bool:
+    """Whether a store's text is a name: one line, of more than its class and its address in memory."""
+    plain = type(store).__str__ is object.__str__ and type(store).__repr__ is object.__repr__
+    return not plain and "\n" not in str(store)
+
+
+def kind_of(store: Any) -> str:
+    """A store's class, for messages."""
+    return f"{type(store).__module__}.{type(store).__qualname__}"
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error's class and the first line of what it says."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def place_of(array: zarr.Array[Any]) -> str:
@@ -103,12 +121,17 @@ def anchored(array: zarr.Array[Any], given: str | None = None) -> zarr.Array[Any
         return array
     if folder.root.is_absolute():
         return array
-    # The caller's array is left unchanged; the copy keeps whatever it was opened with.
     moved = copy.copy(folder)
     moved.root = folder.root.absolute()
     setattr(moved, GIVEN_NAME, str(folder.root))
+    return in_store(array, moved)
+
+
+def in_store(array: zarr.Array[Any], store: Any) -> zarr.Array[Any]:
+    """The array at the same path of another store. The caller's is left unchanged; the copy keeps whatever it was
+    opened with."""
     inner = copy.copy(array._async_array)
-    object.__setattr__(inner, "store_path", StorePath(moved, array.path))
+    object.__setattr__(inner, "store_path", StorePath(store, array.path))
     return zarr.Array(inner)
 
 

@@ -51,6 +51,7 @@ from tilewright.pipeline.region_write import (
     region_writes,
     stored_nbytes_of,
 )
+from tilewright.pipeline.sessions import changes_in, own_copy
 from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.terms import accumulator_dtype
 from tilewright.pipeline.threads import run_all, submitted
@@ -90,6 +91,7 @@ class _Job:
     shared_nbytes: int = 0
     stored_nbytes: int = 0
     found: Found = NOTHING_FOUND
+    changes: bytes | None = None
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[Move]]:
@@ -688,6 +690,7 @@ class Engine:
                     tuple(Span(self._worker, *span) for span in job.spans),
                     job.found,
                     job.stored_nbytes,
+                    job.changes,
                 )
                 job.done.set_result(report)
         self._finished.put(None)  # for the other threads of this stage
@@ -707,6 +710,7 @@ class Engine:
         assert look is not None, "a job has one from when it has a tile"
         region, *mirrored = self._plan.regions(tile)
         dtype = np.dtype(self._plan.c_dtype)
+        c = own_copy(self._product.c)
         with job.clock("write", "download") as moves:
             if self._plan.on_diagonal(tile):
                 self._unit.mirror(placed, swap=False)
@@ -718,7 +722,7 @@ class Engine:
                     for piece in placed.pieces(slice(0, tile.rows), slice(0, tile.columns))
                 ]
             else:
-                pieces = region_writes(self._product.c, region, self._product.drafts)
+                pieces = region_writes(c, region, self._product.drafts)
             if self._plan.k_parts == 1 and self._product.look[2]:  # else the sum of all parts is looked at
                 look.at_tile(placed)
             calls = [partial(self._unit.save, piece, placed, dtype) for piece in pieces]
@@ -728,12 +732,13 @@ class Engine:
                 # The buffer holds a square, whose last rows are nobody's where the tile is cut short by C.
                 square = Placed(placed.flat, (tile.columns, tile.columns), placed.lines)
                 self._unit.mirror(square, swap=True)
-                pieces = region_writes(self._product.c, mirrored[0], self._product.drafts)
+                pieces = region_writes(c, mirrored[0], self._product.drafts)
                 moves += run_all(
                     self._writers, [partial(self._unit.save, piece, square, dtype) for piece in pieces]
                 )
         if self._plan.k_parts == 1:
-            job.stored_nbytes = stored_nbytes_of(self._product.c, self._plan.regions(tile)) or 0
+            job.stored_nbytes = stored_nbytes_of(c, self._plan.regions(tile)) or 0
+            job.changes = changes_in(c)
 
 
 def _gathered(out: np.ndarray, bands: Bands, fill: FillFile | None) -> None:

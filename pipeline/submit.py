@@ -892,8 +892,11 @@ def run_on_all(client: Client, function: Callable[..., Any], *arguments: Any) ->
     return answers
 
 
-def ask_all(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """The function's result on each worker, by address; workers lost meanwhile are left out.
+def ask_all(
+    client: Client, function: Callable[..., Any], *arguments: Any, workers: list[str] | None = None
+) -> dict[str, Any]:
+    """The function's result on each worker, or on those that are named, by address; workers lost meanwhile are left
+    out.
 
     Raises
     ------
@@ -901,7 +904,9 @@ def ask_all(client: Client, function: Callable[..., Any], *arguments: Any) -> di
         The scheduler does not answer, a worker runs another Tilewright than this process, or the function fails on one.
     """
     question = pickle.dumps((function, arguments))
-    return _answers_of(function, run_on_all(client, asking.answer, asking.HERE, question))
+    options = {"workers": workers, "on_error": "return"}
+    ask = partial(client.run, asking.answer, asking.HERE, question, **options)
+    return _answers_of(function, _answer_of(client, ask))
 
 
 def _answers_of(function: Callable[..., Any], answered: dict[str, Any]) -> dict[str, Any]:

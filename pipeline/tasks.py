@@ -260,7 +260,7 @@ def add_parts(
 
     def store(worker: str) -> TileReport:
         begin, start = time.time(), time.perf_counter()
-        stored, c = store_sum(
+        stored, c, changes = store_sum(
             product, tile, [report.partial for report in reports if report.partial is not None]
         )
         found = reduce(Found.merged, (report.found for report in reports), Found(c=c))
@@ -282,6 +282,7 @@ def add_parts(
             spans=tuple(spans),
             found=found,
             stored_nbytes=stored,
+            changes=changes,
         )
 
     return _unless_memory_is_short(product, store, f"the sum of tile {tile.index}")

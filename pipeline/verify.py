@@ -471,15 +471,20 @@ def _compare_all(
     first: int,
 ) -> list[Outcome]:
     """Compare C x with A (B x), their rows in these pieces; ``first`` is the first piece's number for the listener."""
-    calls = ((left, result, rows) for rows in pieces)
-    values = image.thin, image.norms, allowed, probe
-    nbytes = image.nbytes + probe.vectors.nbytes
+    calls = ((left, rows) for rows in pieces)
+    values = result, image.thin, image.norms, allowed, probe
+    nbytes = image.nbytes + probe.vectors.nbytes + result.sent_nbytes
     found: list[Outcome] = []
-    with closing(tasks.run(compare, calls, values, nbytes, "a")) as outcomes:
+    with closing(tasks.run(_compare, calls, values, nbytes, "a")) as outcomes:
         for place, outcome in outcomes:
             found.append(outcome)
             tasks.finished(first + place, left, pieces[place])
     return found
+
+
+def _compare(left: Side, rows: slice, result: Side, *values: Any) -> Outcome:
+    """`compare`, with C among what is sent once where that is large: a fork carries all that was written to it."""
+    return compare(left, result, rows, *values)
 
 
 def _too_large(tasks: Tasks, factors: dict[str, tuple[Side, list[slice]]], precision: str) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from tilewright.pipeline.errors import DamagedError, ShapeError, StoreError
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
 from tilewright.pipeline.file_changes import let_a_tick_pass
 from tilewright.pipeline.ledger import input_digest
-from tilewright.pipeline.store import Source, check_shared, name_of, open_array
-from tilewright.pipeline.submit import survey, workers_held
+from tilewright.pipeline.store import Source, name_of, open_array
+from tilewright.pipeline.store_probe import check_read_alike, shared_inputs
+from tilewright.pipeline.submit import ask_all, survey, workers_held
 from tilewright.pipeline.sums import dtype_reason
 
 
@@ -118,8 +120,8 @@ def timed_dot(
     start = time.perf_counter()
     config.check_all()
     left, right = open_array(x, ndim=1, role="X"), open_array(y, ndim=1, role="Y")
-    check_shared(left, "X", copied=True)
-    check_shared(right, "Y", copied=True)
+    shared = shared_inputs({"X": left, "Y": right}, copied=True)
+    left, right = shared.values()
     if left.shape != right.shape:
         raise ShapeError(
             f"{name_of(left)} has {left.shape[0]} elements and {name_of(right)} has {right.shape[0]};"
@@ -141,6 +143,7 @@ def timed_dot(
         workers_held(client, waiting=on_waiting(listener, "dot", "ends it")),
     ):
         facts = survey(client, device)
+        check_read_alike(partial(ask_all, client), shared)
         listener(Notice(f"multiplying on {facts[0].name} with {counted(len(facts), 'worker')}"))
         if reason:
             listener(Notice(f"the sum is {reason}"))

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ from tilewright.pipeline.ledger import (
 )
 from tilewright.pipeline.output import (
     Output,
+    check_given_output,
     check_growing_place,
     check_output_free,
     create_output,
@@ -55,7 +56,13 @@ from tilewright.pipeline.product import Found, Product
 from tilewright.pipeline.region_write import stored_nbytes_of
 from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.store import Source
-from tilewright.pipeline.submit import survey, workers_held
+from tilewright.pipeline.store_probe import (
+    check_read_alike,
+    check_shared_output,
+    check_written_alike,
+    shared_inputs,
+)
+from tilewright.pipeline.submit import ask_all, survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts
 from tilewright.pipeline.verify import Verification, find_damaged, verify_product
 from tilewright.workflows.planning import Wanted, cautions, open_factors, plan_for, tell_once, wrap_note
@@ -90,7 +97,8 @@ def matmul(
         Two-dimensional arrays of numbers: paths, URLs or open ``zarr.Array``s. op(A) is m × k, op(B) is k × n.
     out
         Where C (m × n) goes. A path gets its array only when C is whole (it grows under ``<out>.partial``);
-        a URL or an open array is written in place, and what an open array holds is replaced.
+        a URL or an open array is written in place, and what an open array holds is replaced. One that is open in a
+        writable session of icechunk gets C by its session once C is verified; committing that is up to the caller.
     transpose_a, transpose_b
         Take the transpose of A or B; nothing is stored transposed. One array by its own transpose gives a C that is
         symmetric to the bit: its tiles on and below the diagonal are computed, and each is stored twice.
@@ -132,10 +140,10 @@ def matmul(
     """
     config.check_all(device_memory=device_memory)
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
-    left, right, c_dtype = wanted.a, wanted.b, wanted.dtype
     _check_output(out, wanted, overwrite=overwrite)
-    store.check_shared(left, "A")
-    store.check_shared(right, "B")
+    shared = shared_inputs({"A": wanted.a, "B": wanted.b})
+    wanted = replace(wanted, a=shared["A"], b=shared["B"])
+    left, right, c_dtype = wanted.a, wanted.b, wanted.dtype
     job = _Job(wanted, out, verify, overwrite, listener, precision)
     job.warn_of_plan()
     # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
@@ -147,6 +155,10 @@ def matmul(
     ):
         facts = survey(client, device, loops=loops)
         job = replace(job, wanted=_as_computed(wanted, facts))
+        ask = partial(ask_all, client)
+        check_read_alike(ask, shared)
+        for note in check_written_alike(ask, out):
+            job.warn(note)
         found = _fingerprint(job.wanted, facts)
         job, digest = replace(job, found=found), found.digest
         try:
@@ -242,7 +254,14 @@ def _check_output(out: Source, wanted: Wanted, *, overwrite: bool) -> None:
     _check_distinct(out, wanted.a, wanted.b)
     if (path := store.local_path(out)) is not None:
         check_growing_place(path)
-    store.check_shared(out, "output", written=True)
+    if isinstance(out, zarr.Array):
+        check_given_output(out, _shape_of(wanted), wanted.dtype)
+    check_shared_output(out)
+
+
+def _shape_of(wanted: Wanted) -> tuple[int, int]:
+    """Of C."""
+    return wanted.a.shape[int(wanted.transpose_a)], wanted.b.shape[int(not wanted.transpose_b)]
 
 
 def _as_computed(wanted: Wanted, facts: list[WorkerFacts]) -> Wanted:
@@ -415,7 +434,8 @@ def _fill(
             stack.enter_context(_telling_what_is_kept(job, plan, digest))
         record = ledger.record if ledger is not None else _forget
         try:
-            done = run_tiles(client, product, finished, job.listener, record)
+            keep = output.gathered.keep if output.gathered is not None else None
+            done = run_tiles(client, product, finished, job.listener, record, keep)
         except DeviceMemoryError as error:
             raise _TooLarge(plan, error) from None
         try:
@@ -483,7 +503,7 @@ def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) 
         client,
         wanted.a,
         wanted.b,
-        output.array,
+        output.whole,
         transpose_a=wanted.transpose_a,
         transpose_b=wanted.transpose_b,
         rounds=config.get("verify-rounds"),
@@ -497,10 +517,19 @@ def _verified(client: Client, job: _Job, output: Output, ledger: Ledger | None) 
         if ledger is not None and output.partial is not None:
             ledger.remove(output.partial)
         raise VerificationError(
-            f"{verification}; the product is kept at {store.name_of(output.array)} for inspection,"
-            " and the next run computes it anew"
+            f"{verification}; the product is {_whereabouts(output)}, and the next run computes it anew"
         )
     return verification
+
+
+def _whereabouts(output: Output) -> str:
+    """Where a product is that is not to be trusted."""
+    name = store.name_of(output.array)
+    return (
+        f"kept at {name} for inspection"
+        if output.gathered is None
+        else f"not merged into the session of {name}"
+    )
 
 
 def _check_inputs_stayed(job: _Job, output: Output, ledger: Ledger | None) -> None:
@@ -514,9 +543,8 @@ def _check_inputs_stayed(job: _Job, output: Output, ledger: Ledger | None) -> No
     factors = {"A": wanted.a, "B": wanted.b}
     names = " and ".join(f"{role}, {store.name_of(factors[role])}," for role in changed)
     raise StoreError(
-        f"{names} changed while C was computed, so that C may be of neither the old nor the new; it is kept at"
-        f" {store.name_of(output.array)} for inspection, and the next run computes it anew: let nobody write to the"
-        " inputs until that is done"
+        f"{names} changed while C was computed, so that C may be of neither the old nor the new; it is"
+        f" {_whereabouts(output)}, and the next run computes it anew: let nobody write to the inputs until that is done"
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tilewright.pipeline import config
 from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
-from tilewright.pipeline.store import Source, check_shared, open_array
+from tilewright.pipeline.store import Source, open_array
+from tilewright.pipeline.store_probe import check_read_alike, shared_inputs
 from tilewright.pipeline.submit import ask_all, workers_held
 from tilewright.pipeline.verify import Verification, can_verify, verify_product
 
@@ -59,8 +62,8 @@ def verify(
     config.check_all(rounds=rounds)
     left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")
     product = open_array(c, ndim=2, role="C")
-    for role, array in (("A", left), ("B", right), ("C", product)):
-        check_shared(array, role, copied=True)
+    arrays = shared_inputs({"A": left, "B": right, "C": product}, copied=True)
+    for role, array in arrays.items():
         if note := packing_notice(role, array):
             listener(Caution(note))
     with (
@@ -69,11 +72,10 @@ def verify(
     ):
         # A worker that cannot import a task's function is ended by Dask, and the task waits for others for good.
         ask_all(client, can_verify)
+        check_read_alike(partial(ask_all, client), arrays)
         return verify_product(
             client,
-            left,
-            right,
-            product,
+            *arrays.values(),
             transpose_a=transpose_a,
             transpose_b=transpose_b,
             rounds=config.get("verify-rounds", rounds),

@@ -1,11 +1,12 @@
-"""One in-process cluster for all pipeline tests: starting one costs more than most of them."""
+"""One in-process cluster for all pipeline tests: starting one costs more than most of them. And one of processes, for
+what is other there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 from tilewright.pipeline.cluster import open_cluster
 
@@ -13,4 +14,12 @@ from tilewright.pipeline.cluster import open_cluster
 @pytest.fixture(scope="session")
 def client() -> Iterator[Client]:
     with open_cluster("local") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Client]:
+    """A client whose two workers are processes, of a thread each."""
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
         yield client

@@ -75,7 +75,7 @@ def folder_of_fsspec(folder: Path) -> bool:
     ("part", "looks", "user"),
     [
         ("distributed's ThreadPoolExecutor._threads, thread_state.proceed", pool_of_dask, "tasks._stay"),
-        ("zarr.Array._async_array, and its store_path", array_of_zarr, "store.anchored"),
+        ("zarr.Array._async_array, and its store_path", array_of_zarr, "store.in_store"),
         ("zarr.core.sync.sync", loop_of_zarr, "region_read._check_not_missed"),
         ("zarr's ZipStore._zmode", zip_of_zarr, "store.zip_mode"),
         ("zarr's WrapperStore._store", wrapper_of_zarr, "store.unwrapped"),

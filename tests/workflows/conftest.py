@@ -1,5 +1,5 @@
-"""The in-process cluster that the workflow tests share."""
+"""The clusters that the workflow tests share with those of the pipeline."""
 
-from tests.pipeline.conftest import client
+from tests.pipeline.conftest import client, processes
 
-__all__ = ["client"]
+__all__ = ["client", "processes"]

@@ -20,11 +20,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from distributed import Client, Nanny
+from zarr.abc.store import RangeByteRequest
 from zarr.storage import FsspecStore
 
 from tilewright.pipeline import execute, local_cluster, tasks
 from tilewright.pipeline.events import Event, Listener, UnitDone
 from tilewright.pipeline.output import Output
+from tilewright.pipeline.store_probe import HEAD_NBYTES
 from tilewright.workflows import cli, histogram, plots, progress
 from tilewright.workflows.bench.common import BenchReport
 from tilewright.workflows.cli import main
@@ -57,9 +59,14 @@ def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
 get, on_all = FsspecStore.get, execute.on_all
 
 
+def is_answered(key: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether this is asked before the first tile: for metadata, or for what tells whether workers read the same."""
+    return "zarr.json" in key or key.startswith(".") or RangeByteRequest(0, HEAD_NBYTES) in arguments
+
+
 async def silent(store: FsspecStore, key: str, *arguments: Any, **options: Any) -> Any:
-    """What a store gives, up to the first chunk: it never answers for that, and Ctrl-C comes then."""
-    if "zarr.json" in key or key.startswith("."):
+    """What a store gives, up to the first tile's chunk: it never answers for that, and Ctrl-C comes then."""
+    if is_answered(key, arguments) and not (place == "first silence" and "zarr.json" not in key):
         return await get(store, key, *arguments, **options)
     interrupt()
     await asyncio.Event().wait()
@@ -67,7 +74,7 @@ async def silent(store: FsspecStore, key: str, *arguments: Any, **options: Any) 
 
 async def standing_still(store: FsspecStore, key: str, *arguments: Any, **options: Any) -> Any:
     """The same of a store that leaves the event loop to nobody else, so that nothing can be cancelled."""
-    if "zarr.json" in key or key.startswith("."):
+    if is_answered(key, arguments):
         return await get(store, key, *arguments, **options)
     interrupt()
     threading.Event().wait()
@@ -120,7 +127,7 @@ if __name__ == "__main__":  # worker processes import this file too
         cli.print_result = interrupting(cli.print_result)
     elif place == "exit":
         atexit.register(interrupt)
-    elif place == "silence":
+    elif place in ("silence", "first silence"):
         FsspecStore.get = silent  # type: ignore[method-assign]
     elif place == "standstill":
         FsspecStore.get = standing_still  # type: ignore[method-assign]

@@ -227,6 +227,19 @@ def test_a_signal_ends_a_product_whose_input_does_not_answer(tmp_path: Path, by:
     )
 
 
+@pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
+def test_a_signal_ends_a_product_whose_input_does_not_answer_when_it_is_tried(
+    tmp_path: Path, by: str, word: str
+) -> None:
+    zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
+    url = f"simplecache::file://{tmp_path}/a.zarr"
+    command = ["matmul", url, url, "c.zarr", "--quiet"]
+    result = behind("first silence", *command, cwd=tmp_path, INTERRUPT_BY=by)
+    assert result.returncode == 128 + signal.Signals[by]
+    assert result.stderr == f"{word}: nothing was written\n"
+    assert not (tmp_path / "c.zarr.partial").exists()
+
+
 @pytest.mark.parametrize("command", [["dot", "{x}", "{x}"], ["verify", "{a}", "{a}", "{a}"]], ids=" ".join)
 def test_ctrl_c_ends_other_work_whose_input_does_not_answer(command: list[str], tmp_path: Path) -> None:
     zarr.save_array(str(tmp_path / "x.zarr"), np.ones(8))
