@@ -49,6 +49,10 @@ class Held:
         return self.array.nbytes
 
     @property
+    def sent_nbytes(self) -> int:
+        return 0
+
+    @property
     def transposed(self) -> Held:
         return Held(self.array.T, self.block[::-1])
 
