@@ -127,6 +127,11 @@ def settle_special(block: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> 
     return strays
 
 
+def clear_columns(block: np.ndarray, columns: np.ndarray) -> None:
+    """Set those columns of a block to 0 that, uint8, are not ``NUMBER``."""
+    _loop(_clear_columns)(block, columns, np.flatnonzero(columns))
+
+
 _loop_lock = threading.Lock()
 """Without it, threads that start together would each compile, or load, a loop of their own."""
 
@@ -353,3 +358,20 @@ def _settle_special(block: Any, rows: Any, columns: Any, special: Any, strays: A
                 wrong += np.uint8(number) & (np.uint8(finite) | np.uint8(columns[j] == NAN))
                 block[i, j] = 0
         strays[i] = wrong != 0
+
+
+def _clear_columns(block: Any, columns: Any, special: Any) -> None:
+    width = block.shape[1]
+    zero = block.dtype.type(0)
+    if block.strides[0] < block.strides[1]:
+        for s in range(special.shape[0]):
+            for i in range(block.shape[0]):
+                block[i, special[s]] = zero
+        return
+    for i in range(block.shape[0]):
+        if special.shape[0] > width // FEW_COLUMNS:  # without branches, for vector registers
+            for j in range(width):
+                block[i, j] = zero if columns[j] != NUMBER else block[i, j]
+        else:
+            for s in range(special.shape[0]):
+                block[i, special[s]] = zero

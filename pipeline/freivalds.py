@@ -38,6 +38,7 @@ from tilewright.kernels.thin import (
     NUMBER,
     add_chosen_sums,
     add_thin_product,
+    clear_columns,
     find_special_columns,
     settle_special,
 )
@@ -186,9 +187,10 @@ def _sums(
                 add_chosen_sums(part, probe.vectors[:, whole].astype(probe.dtype), thin[group])
                 continue
             if settling:
-                found = settle_special(part, decided[place], kinds[inside])
                 if of_product:
-                    strays[:, group] = found
+                    strays[:, group] = settle_special(part, decided[place], kinds[inside])
+                else:
+                    clear_columns(part, kinds[inside])
                 if kinds[inside].all():  # NUMBER is 0: nothing is left to be added up
                     continue
             add_thin_product(

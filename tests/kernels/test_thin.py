@@ -44,6 +44,19 @@ def test_chosen_sums_wrap(dtype: str, order: str, sums: str, rng: np.random.Gene
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "c16"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("count", [0, 1, 5, 40])
+def test_special_columns_are_cleared(dtype: str, order: str, count: int, rng: np.random.Generator) -> None:
+    block = rng.standard_normal((23, 40)).astype(dtype, order=order)
+    columns = np.zeros(40, np.uint8)
+    columns[rng.choice(40, count, replace=False)] = rng.integers(1, 3, count)
+    block[5, columns != thin.NUMBER] = np.nan
+    expected = np.where(columns == thin.NUMBER, block, 0)
+    thin.clear_columns(block, columns)
+    np.testing.assert_array_equal(block, expected)
+
+
 SPECIAL = [np.nan, np.inf, -np.inf, 1e200]
 """The last one's square is infinite, but it is a number."""
 
