@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.kernels.arguments import check_callable, check_choice
+from tilewright.kernels.device_choice import DEVICES
 from tilewright.pipeline import config
 from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
@@ -71,7 +73,9 @@ def dot(
     TilewrightError
         One of its subclasses: an array that is not there or holds no numbers, lengths that differ.
     """
-    config.check_all()
+    config.check_all(cluster_file=cluster_file)
+    check_choice("device", device, DEVICES)
+    check_callable("listener", listener)
     left, right = open_array(x, ndim=1, role="X"), open_array(y, ndim=1, role="Y")
     check_shared(left, "X", copied=True)
     check_shared(right, "Y", copied=True)
