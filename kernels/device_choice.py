@@ -11,6 +11,7 @@ import functools
 import os
 from typing import Any
 
+from tilewright.kernels.arguments import check_choice
 from tilewright.kernels.compiled import device_capability
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.errors import DeviceUnavailableError, OptionError
@@ -63,10 +64,9 @@ def resolve_device(device: str, *, device_arrays: bool = False) -> str:
     Raises OptionError for any other word, or for ``cpu`` with device arrays, and DeviceUnavailableError for
     ``cuda`` where no GPU can be used: never a silent fall-back.
     """
+    device = check_choice("device", device, DEVICES)
     if device == "auto" and device_arrays:
         return "cuda"
-    if device not in DEVICES:
-        raise OptionError(f"device={device!r} is unknown; it may be {', '.join(map(repr, DEVICES))}")
     if device_arrays:
         if device == "cpu":
             raise OptionError(

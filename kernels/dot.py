@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.arguments import check_flag, host_array
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.device_array import (
     address,
@@ -22,7 +23,7 @@ from tilewright.kernels.device_choice import current_device, resolve_device
 from tilewright.kernels.errors import DTypeError, OptionError, ShapeError
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
-from tilewright.kernels.streams import launch_stream
+from tilewright.kernels.streams import check_stream, launch_stream
 
 
 def dot(
@@ -46,13 +47,15 @@ def dot(
     Returns a NumPy scalar for NumPy arrays and a device array of shape () for device arrays. Raises
     ShapeError, DTypeError, OptionError or DeviceUnavailableError before anything is launched.
     """
+    conjugate = check_flag("conjugate", conjugate)
+    check_stream(stream)
     on_device = [is_device_array(x), is_device_array(y)]
     if on_device[0] != on_device[1]:
         raise OptionError("one of x and y lies on a GPU and the other does not; bring them to one side")
     if on_device[0]:
         x, y = as_device_array(x), as_device_array(y)
     else:
-        x, y = np.asarray(x), np.asarray(y)
+        x, y = host_array("x", x), host_array("y", y)
     result = _checked(x, y, dtype)
     where = resolve_device(device, device_arrays=on_device[0])
     if where == "cpu":

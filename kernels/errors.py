@@ -6,9 +6,22 @@ that speak of stores, plans and clusters.
 
 from __future__ import annotations
 
+import re
+
+LINE_BREAKS = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
 
 class TilewrightError(Exception):
-    """The base of every error that Tilewright raises on purpose."""
+    """The base of every error that Tilewright raises on purpose.
+
+    Its text is one line, without control characters, whatever names of files and words of other libraries it quotes:
+    logs and terminals get it as it is.
+    """
+
+    def __str__(self) -> str:
+        line = LINE_BREAKS.sub(" ", super().__str__()).strip()
+        return CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", line)
 
 
 class ShapeError(TilewrightError, ValueError):

@@ -43,6 +43,12 @@ def open_anything(path: str | os.PathLike[str]) -> int:
         return os.open(path, READ_FLAGS & ~os.O_NONBLOCK)
 
 
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """All of a small file. Raises as `open_file`."""
+    with os.fdopen(open_file(path), "rb") as file:
+        return file.read()
+
+
 def read_at(descriptor: int, target: memoryview, offset: int) -> int:
     """Read from a file that was opened with `READ_FLAGS` alone, as by `open_anything`; returns how many bytes, 0 at the
     end."""

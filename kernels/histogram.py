@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.arguments import check_host_out, host_array
 from tilewright.kernels.device_array import (
     address,
     as_device_array,
@@ -23,7 +24,7 @@ from tilewright.kernels.device_choice import current_device, resolve_device
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.histogram_offsets import DocumentOffsets, checked
 from tilewright.kernels.histogram_tokens import BIGRAM, KINDS, Kind, kind_named
-from tilewright.kernels.streams import as_stream, launch_stream
+from tilewright.kernels.streams import as_stream, check_stream, launch_stream
 
 __all__ = [
     "KINDS",
@@ -70,6 +71,7 @@ def histogram(
     ShapeError, OptionError, OutputError or DeviceUnavailableError before anything is launched.
     """
     kind = kind_named(by)
+    check_stream(stream)
     data = _checked_data(data)
     documents = _checked_offsets(offsets, len(data))
     shape = (kind.bins,) if offsets is None else (documents.documents, kind.bins)
@@ -117,7 +119,7 @@ def skipped_count(counts: Any, by: str, nbytes: int) -> int:
 
 def _checked_data(data: Any) -> Any:
     on_device = is_device_array(data)
-    array = as_device_array(data) if on_device else np.asarray(data)
+    array = as_device_array(data) if on_device else host_array("data", data)
     if array.dtype != np.uint8:
         raise DTypeError(
             f"data is {array.dtype}; a text is counted as uint8 "
@@ -153,9 +155,10 @@ def _checked_offsets(offsets: Any, nbytes: int) -> DocumentOffsets:
 def _checked_out(out: Any, shape: tuple[int, ...], data: Any) -> Any:
     """``out`` as an array with a row for each document, int64[(documents, bins)]."""
     on_device = is_device_array(data)
-    if is_device_array(out) != on_device or not (on_device or isinstance(out, np.ndarray)):
-        wanted = "a device array, as data is" if on_device else "a NumPy array, as data is"
-        raise OutputError(f"out is {type(out).__name__}; it must be {wanted}")
+    if not on_device:
+        check_host_out(out, "data is")
+    elif not is_device_array(out):
+        raise OutputError(f"out is {type(out).__name__}; it must be a device array, as data is")
     array = as_device_array(out) if on_device else out
     if tuple(array.shape) != shape or array.dtype != np.int64:
         raise OutputError(f"out is {array.dtype}{list(array.shape)}; it must be int64{list(shape)}")

@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit, uint32, uint64
 
 from tilewright.kernels import histogram_tokens as tokens
+from tilewright.kernels.arguments import new_host_array
 from tilewright.kernels.histogram_tokens import BIGRAM, CODEPOINT, Kind
 from tilewright.kernels.host_loops import cpu_threads, kept
 from tilewright.kernels.launch import ceil_div
@@ -204,7 +205,8 @@ def count_host(data: Any, kind: Kind, offsets: Any, start: int, stop: int) -> An
     small documents and pieces of large ones are counted by up to `cpu_threads` threads.
     """
     offsets = np.ascontiguousarray(offsets, np.int64)
-    counts = np.zeros((len(offsets) - 1, kind.bins), np.int64)
+    shape = len(offsets) - 1, kind.bins
+    counts = new_host_array(f"a histogram of {shape[0]} × {shape[1]}", shape, np.dtype(np.int64), zeros=True)
     # Read-only views, whatever came: one type to compile for.
     data, offsets = data.view(), offsets.view()
     data.flags.writeable = offsets.flags.writeable = False

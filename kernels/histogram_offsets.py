@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.arguments import host_array
 from tilewright.kernels.device_array import as_device_array, is_device_array
 from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.errors import DTypeError, ShapeError
@@ -80,13 +81,15 @@ def checked(offsets: Any) -> np.ndarray:
     """Offsets on the host, int64 and contiguous, ascending from 0 or above; ShapeError or DTypeError."""
     if is_device_array(offsets):
         offsets = as_device_array(offsets).copy_to_host()
-    array = np.asarray(offsets)
+    array = host_array("offsets", offsets)
     if array.ndim != 1 or len(array) == 0:
         raise ShapeError(
             f"offsets has shape {array.shape}; it must be one-dimensional with documents + 1 entries"
         )
     if not np.issubdtype(array.dtype, np.integer):
         raise DTypeError(f"offsets holds {array.dtype}; it must hold integers (int64)")
+    if array.max() > np.iinfo(np.int64).max:  # of uint64, which would wrap
+        raise ShapeError(f"offsets reach to {array.max()}; they must fit int64")
     array = np.ascontiguousarray(array, np.int64).view()  # the kernels read it as one piece
     if array[0] < 0:
         raise ShapeError(f"offsets begin at {array[0]}; the first byte of data is 0")

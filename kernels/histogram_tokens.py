@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.kernels.errors import OptionError
+from tilewright.kernels.arguments import check_choice
 
 BYTE, ASCII, LETTER, BIGRAM, CODEPOINT = range(5)
 """The kinds as kernels know them. Those below BIGRAM give each byte, by itself, the bin that `folded_bin` says."""
@@ -100,9 +100,7 @@ KINDS = {
 
 def kind_named(by: str) -> Kind:
     """The kind called ``by``; OptionError, with the names there are, for any other word."""
-    if by not in tuple(KINDS):  # a list, for example, cannot be looked up
-        raise OptionError(f"by={by!r} is no kind of histogram; it may be {', '.join(map(repr, KINDS))}")
-    return KINDS[by]
+    return KINDS[check_choice("by", by, tuple(KINDS), "kind of histogram")]
 
 
 def character_at(data: Any, i: Any, lo: Any, hi: Any) -> Any:

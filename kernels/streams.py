@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from tilewright.kernels.arguments import shown
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.errors import OptionError
@@ -19,18 +20,28 @@ PER_THREAD_DEFAULT_STREAM = 2
 """The handle that means another stream in each thread."""
 
 
+def check_stream(stream: Any) -> None:
+    """Raise OptionError for what cannot be a CUDA stream; no GPU is asked whether it is one."""
+    if stream is None:
+        return
+    handle = getattr(stream, "ptr", getattr(stream, "cuda_stream", stream))  # CuPy, PyTorch
+    if isinstance(handle, bool) or not (
+        (isinstance(handle, int) and handle >= 0) or hasattr(handle, "synchronize")
+    ):
+        raise OptionError(
+            f"stream={shown(stream)} is not a CUDA stream; pass one of Numba, CuPy or PyTorch, its handle, or None"
+        )
+
+
 def as_stream(stream: Any) -> Any:
     """A Numba stream from what a caller may pass: None, a handle, or a stream of Numba, CuPy or PyTorch."""
+    check_stream(stream)
     if stream is None or SIMULATOR:
         return DEFAULT_STREAM
     for attribute in ("ptr", "cuda_stream"):  # CuPy, PyTorch
         stream = getattr(stream, attribute, stream)
     if isinstance(stream, int):
         return cuda.external_stream(stream) if stream not in (0, LEGACY_DEFAULT_STREAM) else DEFAULT_STREAM
-    if not hasattr(stream, "synchronize"):
-        raise OptionError(
-            f"stream={stream!r} is not a CUDA stream; pass one of Numba, CuPy or PyTorch, its handle, or None"
-        )
     return stream
 
 

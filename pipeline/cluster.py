@@ -26,6 +26,7 @@ from distributed.deploy import Cluster as DeployCluster
 from distributed.security import Security
 from distributed.worker_memory import parse_memory_limit
 
+from tilewright.kernels.arguments import shown
 from tilewright.kernels.device_choice import cuda_available
 from tilewright.kernels.host_loops import start_compiler
 from tilewright.pipeline import config
@@ -62,8 +63,9 @@ def _keys_of(*takers: type) -> frozenset[str]:
     return frozenset(name for taker in takers for name in inspect.signature(taker).parameters)
 
 
-CLUSTER_KEYS = _keys_of(LocalCluster, Nanny, Worker, Server) - {"loop"}
-"""What a profile may say of a cluster on this host: the class hands on what it does not take itself."""
+CLUSTER_KEYS = _keys_of(LocalCluster, Nanny, Worker, Server) - {"loop", "scheduler_file"}
+"""What a profile may say of a cluster on this host: the class hands on what it does not take itself. Not a scheduler's
+file, which its workers would wait for."""
 
 ALONE = {"n_workers": 1, "processes": False}
 """What makes a cluster of kind local one worker in this process."""
@@ -133,7 +135,9 @@ def _read_profiles(path: Path) -> dict[str, Profile]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ClusterError(f"cannot read the profiles file {path}: {error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (
+        Exception
+    ) as error:  # text that is no UTF-8, and what YAML's types have to say, such as of a date without day
         raise ClusterError(f"{path} is not valid YAML: {error}") from error
     profiles = content.get("profiles") if isinstance(content, dict) else None
     if not isinstance(profiles, dict) or not profiles:
@@ -141,7 +145,9 @@ def _read_profiles(path: Path) -> dict[str, Profile]:
     for name, profile in profiles.items():
         kind = profile.get("kind") if isinstance(profile, dict) else None
         if kind not in KINDS:
-            raise ClusterError(f"profile {name!r} in {path} has kind {kind!r}; it may be {', '.join(KINDS)}")
+            raise ClusterError(
+                f"profile {shown(name)} in {path} has kind {shown(kind)}; it may be {', '.join(KINDS)}"
+            )
     return {str(name): Profile(profile, path) for name, profile in profiles.items()}
 
 
@@ -192,8 +198,8 @@ def open_cluster(
             if isinstance(cluster, AbstractContextManager):
                 hint = "; pass what its `with` gives: with tilewright.open_cluster('cpu') as client"
             raise ClusterError(
-                f"cluster={cluster!r}: it must be a profile's name, a scheduler's address, a distributed.Client, or a"
-                f" cluster of Dask's, such as distributed.LocalCluster{hint}"
+                f"cluster={shown(cluster)}: it must be a profile's name, a scheduler's address, a distributed.Client,"
+                f" or a cluster of Dask's, such as distributed.LocalCluster{hint}"
             )
         with _default_put_back, _client_of_theirs(cluster) as client:
             yield client
@@ -267,9 +273,26 @@ def _client_of_theirs(cluster: DeployCluster) -> Client:
             " (asyncio.to_thread), or give the scheduler's address in its place"
         )
     try:
-        return Client(cluster, timeout=CONNECT_SECONDS)
-    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
+        return _connected(cluster, timeout=CONNECT_SECONDS)
+    except (
+        Exception
+    ) as error:  # some libraries' clusters are not of Dask's class, and may lack what Dask asks of one
         raise ClusterError(f"cluster: cannot connect to the {what}: {error}; start one anew") from error
+
+
+def _connected(*arguments: Any, **options: Any) -> Client:
+    """``distributed.Client``, of which nothing is left where it cannot connect. Dask leaves its event loop running
+    then, and a client that Python's collector closes at some time, in whatever thread, where it may wait for itself."""
+    client = Client.__new__(Client)
+    try:
+        client.__init__(*arguments, **options)
+    except BaseException:
+        with suppress(Exception):
+            client.close(timeout=ANSWER_SECONDS)
+        with suppress(Exception):
+            client._loop_runner.stop()
+        raise
+    return client
 
 
 def _check_usable(client: Client) -> None:
@@ -450,6 +473,10 @@ def _check_keys(called: str, kind: str, options: dict[str, Any]) -> None:
         raise ClusterError(
             f"{called}: asynchronous: {options['asynchronous']!r} would have nobody wait for the cluster; leave it out"
         )
+    if not isinstance(options.get("processes", True), bool):  # 0 equals False, and Dask tells them apart
+        raise ClusterError(
+            f"{called}: processes: {shown(options['processes'])} is neither true nor false; say one, or leave it out"
+        )
     if kind == "local":
         for key, only in ALONE.items():
             if options.get(key, only) != only:
@@ -520,9 +547,16 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
             " address in place of a profile"
         )
     _check_times(called, options)
+    for key in ("address", "scheduler_file"):
+        given = options.pop(key, None)
+        if given:  # Dask waits for good for a file without a name
+            if not isinstance(given, str):
+                what = (
+                    "path" if key == "scheduler_file" else "scheduler's address, such as tcp://scheduler:8786"
+                )
+                raise ClusterError(f"{called}: {key}: {shown(given)} is no {what}; give it one")
+            options[key] = given
     scheduler_file = options.get("scheduler_file")
-    if not isinstance(scheduler_file, str | None):
-        raise ClusterError(f"{called}: scheduler_file: {scheduler_file!r} is no path; give it one")
     if scheduler_file and not Path(scheduler_file).is_file():
         raise ClusterError(f"{called}: there is no scheduler file at {scheduler_file}; is the scheduler up?")
     if "security" in options:
@@ -530,7 +564,7 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
     options = {"timeout": CONNECT_SECONDS} | options
     try:
         with _telling_who_is_waited_for(options.get("address") or scheduler_file, options["timeout"]):
-            return stack.enter_context(Client(**options))
+            return stack.enter_context(_connected(**options))
     except (AssertionError, KeyError) as error:
         # What Dask does about a file without JSON, or without an address.
         raise ClusterError(

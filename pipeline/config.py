@@ -17,6 +17,7 @@ from typing import Any
 import dask.config
 from dask.utils import parse_bytes
 
+from tilewright.kernels.arguments import as_count, shown
 from tilewright.pipeline.errors import OptionError
 
 
@@ -37,6 +38,9 @@ class Setting:
     def environment(self) -> str:
         return "DASK_" + self.name.upper().replace(".", "__").replace("-", "_")
 
+
+MOST_NBYTES = 2**63 - 1
+"""The largest size: what an offset in a file or a length in memory may be."""
 
 MOST_ROUNDS = 64
 """With as many, an error that one round misses with a probability of a half escapes once in 2^64 times."""
@@ -128,21 +132,25 @@ def get(name: str, override: Any = None) -> Any:
         return as_nbytes(value, where)
     if setting.unit in COUNTS:
         least, most = COUNTS[setting.unit], setting.most
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= (most or value):
+        count = as_count(value)
+        if count is None or not least <= count <= (most or count):
             allowed = f"from {least} to {most}" if most else f"{least} or more"
-            raise OptionError(f"{where}: {value!r} is not a number of {setting.unit}; it must be {allowed}")
-    elif setting.unit == "true or false" and not isinstance(value, bool):
-        raise OptionError(f"{where}: {value!r} is neither true nor false")
+            raise OptionError(
+                f"{where}: {shown(value)} is not a number of {setting.unit}; it must be {allowed}"
+            )
+        return count
+    if setting.unit == "true or false" and not isinstance(value, bool):
+        raise OptionError(f"{where}: {shown(value)} is neither true nor false")
     elif setting.unit == "fraction" and (
         isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1
     ):
-        raise OptionError(f"{where}: {value!r} is not a fraction; it must be more than 0 and at most 1")
+        raise OptionError(f"{where}: {shown(value)} is not a fraction; it must be more than 0 and at most 1")
     elif setting.unit == "seconds" and (
         isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf
     ):
-        raise OptionError(f"{where}: {value!r} is not a number of seconds; it must be 0 or more")
-    elif setting.unit == "path" and (not isinstance(value, (str, os.PathLike)) or not os.fspath(value)):
-        raise OptionError(f"{where}: {value!r} is not a path; name a file, or leave it unset")
+        raise OptionError(f"{where}: {shown(value)} is not a number of seconds; it must be 0 or more")
+    elif setting.unit == "path" and not path_text(value):
+        raise OptionError(f"{where}: {shown(value)} is not a path; name a file, or leave it unset")
     return value
 
 
@@ -182,6 +190,18 @@ def check_all(**arguments: Any) -> None:
             get(setting.name.partition(".")[2], arguments[setting.argument])
 
 
+def path_text(value: Any) -> str | None:
+    """The text of a path that names something; None for what does not: bytes, an empty text, one that no file's name
+    can hold, or anything else."""
+    if not isinstance(value, str | os.PathLike):
+        return None
+    try:
+        text = os.fspath(value)
+        return text if isinstance(text, str) and b"\0" not in os.fsencode(text) else None
+    except Exception:  # a surrogate that stands for no byte, or whatever a class does in its __fspath__
+        return None
+
+
 def as_nbytes(value: int | float | str, name: str) -> int:
     """Bytes from a number or a text such as ``8GiB``.
 
@@ -195,13 +215,19 @@ def as_nbytes(value: int | float | str, name: str) -> int:
             raise TypeError("a truth value")  # which Python counts as a number
         if isinstance(value, str) and not any(letter.isdigit() for letter in value):
             raise ValueError("no number")  # Dask reads the empty text as one byte
+        if (count := as_count(value)) is not None:
+            value = count  # NumPy's integers, which Dask does not know
         nbytes = int(parse_bytes(value))
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise OptionError(
-            f"{name}: {value!r} is no size in bytes; write a number, or say 512MiB or 8GiB"
+            f"{name}: {shown(value)} is no size in bytes; write a number, or say 512MiB or 8GiB"
         ) from error
     if nbytes <= 0:
-        raise OptionError(f"{name}: {value!r} is less than one byte; it must be more than 0 bytes")
+        raise OptionError(f"{name}: {shown(value)} is less than one byte; it must be more than 0 bytes")
+    if nbytes > MOST_NBYTES:
+        raise OptionError(
+            f"{name}: {shown(value)} is more than any machine has; it must be at most {MOST_NBYTES} bytes"
+        )
     number = value.strip().upper().removesuffix("B") if isinstance(value, str) else value
     try:
         whole = Fraction(number).denominator == 1

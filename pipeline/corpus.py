@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tilewright.kernels.arguments import shown
 from tilewright.kernels.files import KINDS, NotAFileError, check_is_file, open_anything, open_file, read_at
 from tilewright.kernels.launch import ceil_div
 from tilewright.pipeline import decompress
@@ -124,7 +125,7 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
         given = [os.fsdecode(path) for path in paths]
     except TypeError as error:
         raise CorpusError(
-            f"a corpus is named by one path or several, and {paths!r} is neither: {error}"
+            f"a corpus is named by one path or several, and {shown(paths)} is neither: {error}"
         ) from error
     if not given:
         raise CorpusError("no corpus was given; name files, or folders to be searched for files")

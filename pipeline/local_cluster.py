@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -71,8 +70,9 @@ ENDING = (Status.closing_gracefully, Status.closing, Status.closed, Status.faile
 LOST_TOPIC = "worker-fail-hard"
 """Under what Dask's workers tell the scheduler of errors that they end because of."""
 
-_started: weakref.WeakKeyDictionary[LocalCluster, frozenset[Any]] = weakref.WeakKeyDictionary()
-"""Clusters that were started here and are open, and the names of their workers."""
+_started: dict[int, frozenset[Any]] = {}
+"""Clusters that were started here and are open, by `id`, and the names of their workers. To Dask, clusters of one name
+are equal."""
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def client_of(server: LocalCluster, *, hushed: bool = False) -> Iterator[Client]
     loop = LoopRunner(loop=server.loop)  # whose last user stops it
     loop.start()
     seconds = CLOSE_SECONDS
-    _started[server] = frozenset(server.worker_spec)
+    _started[id(server)] = frozenset(server.worker_spec)
     try:
         try:
             with Client(server) as client:
@@ -103,7 +103,7 @@ def client_of(server: LocalCluster, *, hushed: bool = False) -> Iterator[Client]
             _close(server, seconds)
         sync(server.loop, asyncio.sleep, SETTLE_SECONDS)
     finally:
-        del _started[server]
+        del _started[id(server)]
         loop.stop()
 
 
@@ -115,7 +115,8 @@ def why_none_comes_back(client: Client) -> str:
     that takes longer than Dask waits (15 seconds) is ended and forgotten by the cluster.
     """
     server = client.cluster
-    if server not in _started or frozenset(server.worker_spec) != _started[server]:  # else somebody scales it
+    started = _started.get(id(server))
+    if started is None or frozenset(server.worker_spec) != started:  # else somebody scales it
         return ""
     workers = dict(server.workers)
     if any(worker.status not in ENDING for worker in workers.values()):
@@ -127,7 +128,7 @@ def why_none_comes_back(client: Client) -> str:
     except Exception as error:  # whatever it is, the workers are gone
         logger.debug("why workers ended is not known: %s: %s", type(error).__name__, error)
     return (
-        f"{counted(len(_started[server]), 'worker')} started for it, and none is left{last}; see what they wrote to"
+        f"{counted(len(started), 'worker')} started for it, and none is left{last}; see what they wrote to"
         " standard error; if they ran out of memory, give them more, or start fewer (n_workers, in a profile)"
     )
 

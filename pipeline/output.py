@@ -25,6 +25,7 @@ import zarr
 from zarr.errors import BaseZarrError, ContainsArrayError, ContainsGroupError
 from zarr.storage import LocalStore
 
+from tilewright.kernels.files import read_file
 from tilewright.pipeline.attributes import Names
 from tilewright.pipeline.chunks import DRAFT_NAME, DRAFTS_NAME, METADATA_NAMES, draft_of, new_drafts_name
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
@@ -228,10 +229,7 @@ def is_array_folder(path: Path) -> bool:
     """Whether a local folder is a Zarr array, of format 2 or 3; a group is not one."""
     if (path / ".zarray").is_file():
         return True
-    try:
-        return bool(json.loads((path / "zarr.json").read_bytes()).get("node_type") == "array")
-    except (OSError, ValueError, AttributeError):
-        return False
+    return _metadata(path).get("node_type") == "array"
 
 
 def group_note(path: Path) -> str | None:
@@ -299,11 +297,17 @@ def _make_groups(final: Path) -> list[str]:
 
 def _group_metadata(folder: Path) -> dict[str, Any] | None:
     """The metadata of a local group of format 3; None for anything else."""
+    found = _metadata(folder)
+    return found if found.get("node_type") == "group" else None
+
+
+def _metadata(folder: Path) -> dict[str, Any]:
+    """What the metadata of format 3 in a local folder say; nothing where there are none, or they cannot be read."""
     try:
-        found = json.loads((folder / METADATA_NAMES[3]).read_bytes())
-        return found if found.get("node_type") == "group" else None
-    except (OSError, ValueError, AttributeError):
-        return None
+        found = json.loads(read_file(folder / METADATA_NAMES[3]))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def lock_folder(path: Path, *, create: bool = False) -> int:
@@ -509,7 +513,7 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
         zarr.open(os.fspath(target), mode="r")
     except (FileNotFoundError, BaseZarrError):
         return
-    except (OSError, ImportError, ValueError) as error:
+    except Exception as error:  # a file system of fsspec's may raise anything
         raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
     raise exists_error(name_of(target))
 
@@ -646,9 +650,12 @@ def create_output(
         fill_value=0,
         dimension_names=dimension_names,
     )
-    try:
-        if path is None:
+    if path is None:
+        try:
             return Output(create(os.fspath(target), overwrite=overwrite), None)
+        except Exception as error:
+            raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
+    try:
         growing = partial_path(path)
         lock = lock_folder(growing, create=True)
         try:

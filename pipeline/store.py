@@ -6,8 +6,10 @@ Regions of them are read in `region_read.py` and written in `region_write.py`; n
 from __future__ import annotations
 
 import copy
+import math
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeAlias
 
@@ -15,6 +17,9 @@ import zarr
 from zarr.errors import BaseZarrError
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
+from tilewright.kernels.arguments import shown
+from tilewright.kernels.files import NotAFileError, check_is_file
+from tilewright.pipeline import config
 from tilewright.pipeline.chunks import METADATA_NAMES, layout_of
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.not_arrays import what_is_there
@@ -23,9 +28,26 @@ from tilewright.pipeline.terms import StoredMatrix
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """How a user may give an array: a path, a URL, or an open array."""
 
-UNREADABLE = (BaseZarrError, ValueError, KeyError, TypeError, AttributeError)
+UNREADABLE = (
+    BaseZarrError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    NotImplementedError,
+    RecursionError,
+)
 """What zarr-python raises for something that is not an array. It does not validate the metadata's form: a list in place
-of a mapping ends in an AttributeError."""
+of a mapping ends in an AttributeError, a thousand brackets in a RecursionError. No other RuntimeError: that there can
+be no new thread says nothing of the array."""
+
+METADATA_FILES = (*METADATA_NAMES.values(), ".zattrs", ".zgroup")
+"""The files of a local array or group that are read to open it."""
+
+MOST_NBYTES = 2**63 - 1
+"""The most bytes that an array, or a chunk of one, can have: offsets and sizes are of 64 bits."""
 
 LOCAL_URLS = ("file://", "local://")
 """How URLs of local paths begin, by fsspec's names."""
@@ -89,7 +111,7 @@ def location(source: Source) -> tuple[str, PurePath]:
 
         try:
             return _location(*url_to_fs(os.fspath(source)))
-        except (ImportError, ValueError, OSError):  # opening it says what is wrong
+        except Exception:  # a file system of fsspec's may raise anything; opening it says what is wrong
             return "", PurePosixPath(os.fspath(source))
     store = unwrapped(source.store)
     if isinstance(store, LocalStore):
@@ -141,17 +163,24 @@ def metadata_name(array: zarr.Array[Any]) -> str:
 
 def check_source(source: Any, role: str) -> None:
     """Raise StoreError for anything that does not name a stored array."""
-    if not isinstance(source, (str, os.PathLike, zarr.Array)):
+    if not isinstance(source, str | os.PathLike | zarr.Array):
         found = f"{type(source).__module__}.{type(source).__qualname__}"
         hint = (
             "store it first with .to_zarr(path), and give the path"
             if found.startswith("dask.array.")
             else "tilewright.kernels.matmul multiplies arrays in memory"
         )
+        if isinstance(source, bytes):
+            hint = "of a path in bytes, os.fsdecode makes text"
         raise StoreError(f"{role}: found {found}; it must be a path, a URL or a zarr.Array ({hint})")
     if isinstance(source, zarr.Array):
         return
-    text = os.fspath(source)
+    text = config.path_text(source)
+    if text is None:
+        raise StoreError(
+            f"{role}: {shown(source)} is no path: it has a null byte, a lone surrogate, or no text; give a path, a URL"
+            " or a zarr.Array"
+        )
     if not text:
         raise StoreError(f"{role}: found an empty name; it must be a path, a URL or a zarr.Array")
     path = _without_protocol(text)
@@ -195,8 +224,14 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
         raise StoreError(
             f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"
         ) from error
-    except (OSError, ImportError) as error:
+    except Exception as error:  # besides the system's, whatever a file system of fsspec's raises
         raise StoreError(f"{role}: cannot open {name}: {error}") from error
+    _check_sides(role, name, array)
+    if not isinstance(array.metadata.attributes, Mapping):
+        raise StoreError(
+            f"{role}: the attributes of {name} are {shown(array.metadata.attributes)}; they must be a mapping of names"
+            " to values: mend them"
+        )
     if array.ndim != ndim:
         raise ShapeError(
             f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}"
@@ -210,7 +245,28 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
         raise DTypeError(
             f"{role}: {name} holds {array.dtype}; only integers, floats and complex numbers can be used"
         )
+    try:
+        # Asks for each codec and its settings: a wrong one would be met chunk by chunk.
+        layout = layout_of(array, name)
+        if layout is not None:
+            _ = layout.zstd
+    except UNREADABLE as error:
+        raise StoreError(
+            f"{role}: the metadata of {name} name codecs that cannot be used ({error}); mend them, or write the array"
+            " again"
+        ) from error
     return array
+
+
+def _check_sides(role: str, name: str, array: zarr.Array[Any]) -> None:
+    """Raise StoreError for sides that no array has: zarr-python takes what the metadata say."""
+    for what, sides in (("shape", array.shape), ("chunks", array.chunks), ("shards", array.shards or ())):
+        whole = all(isinstance(side, int) and side >= 0 for side in sides)
+        if not whole or math.prod(sides) * array.dtype.itemsize > MOST_NBYTES:
+            raise StoreError(
+                f"{role}: the metadata of {name} say {what} {shown(tuple(sides))}, which no array of {array.dtype} can"
+                " have; mend them, or write the array again"
+            )
 
 
 def _opened(source: Source) -> zarr.Array[Any]:
@@ -219,9 +275,24 @@ def _opened(source: Source) -> zarr.Array[Any]:
     text, path = os.fspath(source), local_path(source)
     if path is None:
         return zarr.open_array(text, mode="r")
+    for entry in METADATA_FILES:
+        _check_no_other(path / entry)
     # A Path, not a string: in a string zarr would take a colon in a folder's name for part of a URL; and a URL of a
     # local path it would open by fsspec, by which nobody sees the files.
     return anchored(zarr.open_array(path.absolute(), mode="r"), text)
+
+
+def _check_no_other(file: Path) -> None:
+    """Raise NotAFileError for what stands in a metadata file's place and is none: reading a pipe may wait for good, a
+    device may have no end. Of a file that cannot be looked at, opening the array tells."""
+    try:
+        found = os.stat(file)
+    except (OSError, ValueError):
+        return
+    try:
+        check_is_file(found)
+    except NotAFileError as error:
+        raise NotAFileError(f"of {file.name} in it, {error}") from None
 
 
 def read_unit(array: zarr.Array[Any]) -> tuple[int, ...]:

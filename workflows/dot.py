@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import zarr
 
+from tilewright.kernels.arguments import check_callable, check_choice
+from tilewright.kernels.device_choice import DEVICES
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.pipeline import config
@@ -118,7 +120,9 @@ def timed_dot(
 ) -> DotRun:
     """``dot`` with what the command line prints besides the value."""
     start = time.perf_counter()
-    config.check_all()
+    config.check_all(cluster_file=cluster_file)
+    check_choice("device", device, DEVICES)
+    check_callable("listener", listener)
     left, right = open_array(x, ndim=1, role="X"), open_array(y, ndim=1, role="Y")
     shared = shared_inputs({"X": left, "Y": right}, copied=True)
     left, right = shared.values()

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag
+from tilewright.kernels.device_choice import DEVICES
 from tilewright.kernels.histogram import kind_named
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
@@ -89,7 +91,10 @@ def histogram(
         decompressed, and for files that were written to, replaced or removed before all were counted;
         OptionError, PlanError, ClusterError and DeviceUnavailableError as their names say.
     """
-    config.check_all()
+    config.check_all(cluster_file=cluster_file)
+    check_choice("device", device, DEVICES)
+    check_callable("listener", listener)
+    per_document, raw = check_flag("per_document", per_document), check_flag("raw", raw)
     kind_named(by)  # a wrong word is refused before a corpus of a million files is listed
     corpus = list_corpus([paths] if isinstance(paths, str | bytes | os.PathLike) else paths, raw=raw)
     for note in corpus.notes:

@@ -13,6 +13,8 @@ import numpy as np
 import zarr
 from distributed import Client
 
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag
+from tilewright.kernels.device_choice import DEVICES
 from tilewright.kernels.memory import format_nbytes, is_address_limit
 from tilewright.pipeline import config, store, tasks
 from tilewright.pipeline.attributes import product_names
@@ -138,7 +140,9 @@ def matmul(
         A worker ran out of memory under the plan, and under a smaller one that was made in its place; or half of C was
         finished already, which a plan with other tiles would have given up.
     """
-    config.check_all(device_memory=device_memory)
+    resume, verify, overwrite = _checked_options(
+        device, device_memory, cluster_file, resume, verify, overwrite, listener
+    )
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
     _check_output(out, wanted, overwrite=overwrite)
     shared = shared_inputs({"A": wanted.a, "B": wanted.b})
@@ -206,8 +210,12 @@ def plan_run(
     a run that was stopped, and where sums of integers could wrap in C's dtype. Raises as ``matmul`` does for factors
     and clusters, and PlanError where no tile fits or there would be too many.
     """
-    config.check_all(device_memory=device_memory)
+    resume, verify, overwrite = _checked_options(
+        device, device_memory, cluster_file, resume, verify, overwrite, listener
+    )
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
+    if not isinstance(out, zarr.Array) and config.path_text(out) is None:
+        store.check_source(out, "output")  # raises; names that are only refused are planned for
     job = _Job(wanted, out, verify, overwrite, listener, precision)
     job.warn_of_plan()
     try:
@@ -246,6 +254,23 @@ def plan_run(
         job.say("an earlier run left tiles that do not fit this product or its plan; they would be replaced")
     job.warn_of_plan(facts, plan, kept or (), replaced=kept is None)
     return plan
+
+
+def _checked_options(
+    device: str,
+    device_memory: int | str | None,
+    cluster_file: str | None,
+    resume: bool,
+    verify: bool,
+    overwrite: bool,
+    listener: Listener,
+) -> tuple[bool, bool, bool]:
+    """``resume``, ``verify`` and ``overwrite``, once these and the other options of a product, but for those of
+    `open_factors`, are found good."""
+    config.check_all(device_memory=device_memory, cluster_file=cluster_file)
+    check_choice("device", device, DEVICES)
+    check_callable("listener", listener)
+    return check_flag("resume", resume), check_flag("verify", verify), check_flag("overwrite", overwrite)
 
 
 def _check_output(out: Source, wanted: Wanted, *, overwrite: bool) -> None:

@@ -17,9 +17,11 @@ import numpy as np
 import zarr
 from distributed.comm import get_address_host
 
+from tilewright.kernels.arguments import as_count, check_choice, check_flag, shown
 from tilewright.kernels.bfloat16 import is_bfloat16
+from tilewright.kernels.device_choice import DEVICES
 from tilewright.kernels.gemm import check
-from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
+from tilewright.kernels.gemm.base import NUMPY_ELEMENTS, PRECISIONS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.host_loops import share_of_cores, usable_cores
 from tilewright.kernels.memory import format_nbytes
@@ -106,29 +108,33 @@ def plan_matmul(
     many, and OptionError for fewer workers than one, more than `MOST_WORKERS`, workers or their memory given beside a
     cluster, a file of profiles without one, or a wrong setting.
     """
-    config.check_all(device_memory=device_memory)
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise OptionError(f"workers={workers!r}: a product needs a whole number of workers, one or more")
-    if workers > MOST_WORKERS:
-        raise OptionError(f"workers={workers}: a plan is for {MOST_WORKERS} workers at most")
-    if cluster is not None and (workers != 1 or host_memory is not None):
-        named = f"workers={workers}" if workers != 1 else f"host_memory={host_memory!r}"
+    config.check_all(device_memory=device_memory, cluster_file=cluster_file)
+    check_choice("device", device, DEVICES)
+    count = as_count(workers)
+    if count is None or count < 1:
+        raise OptionError(f"workers={shown(workers)}: a product needs a whole number of workers, one or more")
+    if count > MOST_WORKERS:
+        raise OptionError(f"workers={shown(workers)}: a plan is for {MOST_WORKERS} workers at most")
+    if cluster is not None and (count != 1 or host_memory is not None):
+        named = f"workers={count}" if count != 1 else f"host_memory={shown(host_memory)}"
         raise OptionError(
             f"{named} beside a cluster: a plan is for the workers that are found there, and what they have; leave one"
             " of the two away"
         )
     if cluster is None and cluster_file is not None:
         raise OptionError(
-            f"cluster_file={cluster_file!r} without a cluster: the plan would be for this machine; name one of its"
+            f"cluster_file={shown(cluster_file)} without a cluster: the plan would be for this machine; name one of its"
             " profiles (cluster), or leave it away"
         )
+    if host_memory is not None:
+        host_memory = config.as_nbytes(host_memory, "host_memory (--host-memory)")
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
     told: set[str] = set()
     tell_once(listener, cautions(wanted, None, precision), told)
     if note := wrap_note(wanted):
         listener(Caution(note))
     if cluster is None:
-        facts = [_facts_here(device, host_memory, wanted.device_memory)] * workers
+        facts = [_facts_here(device, host_memory, wanted.device_memory)] * count
     else:
         with (
             open_cluster(cluster, cluster_file) as client,
@@ -222,6 +228,8 @@ def open_factors(
     device_memory: int | str | None,
 ) -> Wanted:
     """Open the factors, and check that they can be multiplied so. Raises as ``matmul`` does."""
+    transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)
+    check_choice("precision", precision, PRECISIONS)
     left = store.open_array(a, ndim=2, role="A")
     right = store.open_array(b, ndim=2, role="B")
     inner_left, inner_right = left.shape[0 if transpose_a else 1], right.shape[1 if transpose_b else 0]
@@ -338,7 +346,7 @@ def plan_for(
     return make(c_unit)
 
 
-def _facts_here(device: str, host_memory: int | str | None, device_memory: int | str | None) -> WorkerFacts:
+def _facts_here(device: str, host_memory: int | None, device_memory: int | str | None) -> WorkerFacts:
     """This machine in place of a worker, for a plan without a cluster."""
     from distributed.system import MEMORY_LIMIT
 
@@ -354,11 +362,7 @@ def _facts_here(device: str, host_memory: int | str | None, device_memory: int |
             f"{error}; to plan for GPUs elsewhere, give the memory they have free (device_memory, --device-memory)"
         ) from None
     cores = cores_here(), usable_cores(), os.cpu_count() or 1
-    limit = (
-        config.as_nbytes(host_memory, "host_memory (--host-memory)")
-        if host_memory is not None
-        else MEMORY_LIMIT
-    )
+    limit = MEMORY_LIMIT if host_memory is None else host_memory
     name, free = "CPU", None
     if elsewhere:
         name, free = "GPU", asked

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag
+from tilewright.kernels.gemm.base import PRECISIONS
 from tilewright.pipeline import config
 from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
@@ -59,7 +61,10 @@ def verify(
     TilewrightError
         One of its subclasses: an array that is not there, sides that do not match, ``rounds`` below 1 or above 64.
     """
-    config.check_all(rounds=rounds)
+    config.check_all(rounds=rounds, cluster_file=cluster_file)
+    transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)
+    check_choice("precision", precision, PRECISIONS)
+    check_callable("listener", listener)
     left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")
     product = open_array(c, ndim=2, role="C")
     arrays = shared_inputs({"A": left, "B": right, "C": product}, copied=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.arguments import check_choice, shown
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name, is_bfloat16
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
@@ -84,8 +85,8 @@ def element(dtype: Any, elements: Sequence[np.dtype] = ELEMENTS) -> np.dtype:
     allowed = ", ".join(dtype_name(one) for one in elements)
     try:
         wanted = BFLOAT16 if is_bfloat16(dtype) else np.dtype(dtype)
-    except (TypeError, ValueError, SyntaxError):  # NumPy has one for each way of spelling a type wrong
-        raise DTypeError(f"dtype={dtype!r} is not an element type; allowed are {allowed}") from None
+    except Exception:  # NumPy has one for each way of spelling a type wrong
+        raise DTypeError(f"dtype={shown(dtype)} is not an element type; allowed are {allowed}") from None
     if wanted not in elements:
         raise DTypeError(f"dtype={dtype_name(wanted)} cannot be a product's type; allowed are {allowed}")
     return wanted
@@ -113,8 +114,7 @@ def _default(a: np.dtype, b: np.dtype, names: tuple[str, str], k: int | None) ->
 
 
 def precision(name: str, result: np.dtype) -> None:
-    if name not in PRECISIONS:
-        raise OptionError(f"precision={name!r} is unknown; it may be {', '.join(map(repr, PRECISIONS))}")
+    check_choice("precision", name, PRECISIONS)
     if name != "full" and result != np.float32:
         raise OptionError(
             f"precision={name!r} is a choice for float32 products; this one is {dtype_name(result)}: "

@@ -16,6 +16,13 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels import device_choice, launch
+from tilewright.kernels.arguments import (
+    check_choice,
+    check_flag,
+    check_host_out,
+    host_array,
+    new_host_array,
+)
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.device_array import (
@@ -32,10 +39,10 @@ from tilewright.kernels.device_array import (
 )
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
 from tilewright.kernels.gemm import check, tuning
-from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem
+from tilewright.kernels.gemm.base import PRECISIONS, GemmKernel, Operand, Problem
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.recording import Place, Plan, Recording, Rehearsal
-from tilewright.kernels.streams import as_stream, launch_stream
+from tilewright.kernels.streams import as_stream, check_stream, launch_stream
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], np.dtype, int]
 """Shape, strides in bytes, dtype and address modulo `MAX_ALIGNMENT` of an array: all that a decision depends on."""
@@ -90,9 +97,13 @@ def matmul(
     PyTorch's tensors) are added up in float32 and rounded once; with ``dtype="float32"`` they are not rounded.
     NaN and infinity propagate as IEEE 754 says. k = 0 gives zeros, and an empty m or n an empty array.
 
-    Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError or
-    DeviceUnavailableError before anything is launched.
+    Returns ``out``, or the new array. Raises ShapeError, DTypeError, OptionError, OutputError,
+    DeviceUnavailableError or DeviceMemoryError before anything is launched. Masked arrays are refused.
     """
+    accumulate = check_flag("accumulate", accumulate)
+    transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)
+    check_choice("precision", precision, PRECISIONS)
+    check_stream(stream)
     on_device = _on_one_side(a, b, out)
     if accumulate and out is None:
         raise OptionError("accumulate=True adds to out, and no out was given")
@@ -105,7 +116,7 @@ def matmul(
     result = check.result_dtype(a.dtype, b.dtype, dtype)
     check.precision(precision, result)
     if out is None:
-        out = np.empty((m, n), result)
+        out = new_host_array(f"a product of {m} × {n}", (m, n), result)
     else:
         if not out.flags.writeable:
             raise OutputError("out is read-only; pass an array that can be written")
@@ -148,18 +159,11 @@ def _host_operands(a: Any, b: Any, out: Any) -> tuple[np.ndarray, np.ndarray, np
     """Inputs as NumPy arrays in the machine's byte order; ``out`` must be one already."""
     operands = [
         array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-        for array in (_as_numpy("a", a), _as_numpy("b", b))
+        for array in (host_array("a", a), host_array("b", b))
     ]
-    if out is not None and not isinstance(out, np.ndarray):
-        raise OutputError(f"out is {type(out).__name__}; it must be a NumPy array, as a and b are")
+    if out is not None:
+        check_host_out(out, "a and b are")
     return operands[0], operands[1], out
-
-
-def _as_numpy(name: str, value: Any) -> np.ndarray:
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise DTypeError(f"{name} is no array that NumPy understands: {error}") from None
 
 
 def _hashable(dtype: Any) -> Any:
@@ -457,7 +461,7 @@ def kernel_name(
             home = _home([memory for memory in memories if memory is not None])
         layouts = [None if memory is None else memory.layout for memory in memories]
     else:
-        a, b = _as_numpy("a", a), _as_numpy("b", b)
+        a, b = host_array("a", a), host_array("b", b)
         check.product_shape(a.shape, b.shape, transpose_a, transpose_b)
         layouts = [_copied_layout(a.T if transpose_a else a), _copied_layout(b.T if transpose_b else b), None]
         transpose_a = transpose_b = False

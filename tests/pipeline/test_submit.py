@@ -1026,7 +1026,7 @@ def test_workers_that_are_started_again_are_waited_for(
 
     client = Sparse(lambda second: 0)
     client.cluster = Pretended()
-    monkeypatch.setitem(local_cluster._started, client.cluster, frozenset("ab"))
+    monkeypatch.setitem(local_cluster._started, id(client.cluster), frozenset("ab"))
     lookout = submit._Lookout(client, lambda text: None)  # type: ignore[arg-type]
     with pytest.raises(ClusterError, match="2 workers started for it") if gone else nullcontext():
         lookout.look()

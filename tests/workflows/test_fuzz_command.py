@@ -1,0 +1,236 @@
+"""Wrong words on the command line: each command ends with status 0, 1 or 2, says what is wrong in one line, and leaves
+nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from distributed import Client
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzzing import TRACEBACK, Left, check_message, check_tree, names, tree
+from tests.workflows.fuzz_folder import PROFILES, place
+from tests.workflows.test_fuzz_api import new_parents
+from tilewright.pipeline.errors import TilewrightError
+from tilewright.workflows.cli import cli
+
+__all__ = ["place"]
+
+SHARED = "the shared scheduler"
+"""Stands for the address of the tests' cluster: one of its own would take each command half a second."""
+
+ARRAYS = (
+    *("A.zarr", "B.zarr", "C.zarr", "I.zarr", "x.zarr", "one.zarr", "scalar.zarr", "empty.zarr", "none.zarr"),
+    *(
+        "bool.zarr",
+        "date.zarr",
+        "group.zarr",
+        "group.zarr/inner",
+        "text.txt",
+        "junk.bin",
+        "folder",
+        "pipe",
+        "socket",
+    ),
+    *("loop", "dangling", "link.zarr", "big-endian.zarr", "file://A.zarr"),
+)
+arrays = st.sampled_from(ARRAYS) | names
+sizes = st.sampled_from(["8GiB", "1", "0", "-1", "8 GiBB", "nan", "1e400", "²", "1.5", "9" * 400, ""]) | names
+counts = st.sampled_from(["1", "2", "0", "-1", "65", "2.5", "True", "1e3", "9" * 30, "", "１"]) | names
+dtypes = (
+    st.sampled_from(["f4", "int64", "nonsense", ">f8", "O", "S4", "i4,f4", "bfloat16", "(2,3)f8", "a5"])
+    | names
+)
+devices = st.sampled_from(["auto", "cpu", "cuda", "gpu", "CPU"]) | names
+precisions = st.sampled_from(["full", "split", "tf32", "FULL"]) | names
+profiles = st.sampled_from([SHARED, "nope", "", "://", "tcp://", "tcp://127.0.0.1:1", "mine"]) | names
+files = st.sampled_from([*PROFILES, "folder", "loop", "socket", "A.zarr"]) | names
+corpora = (
+    st.sampled_from(["text.txt", "folder", "folder/bare", "junk.gz", "junk.zst", "pipe", "loop", "/dev/null"])
+    | names
+)
+tables = (
+    st.sampled_from(
+        ["h.csv", "h.json", "h.zarr", "h.png", "h", "C.zarr", "text.txt", "nowhere/h.csv", "folder/h.csv"]
+    )
+    | st.builds("{}.csv".format, names)
+    | st.builds("{}.zarr".format, names)
+)
+plots = st.sampled_from(["h.png", "h.csv", "nowhere/h.png", "folder"]) | st.builds("{}.png".format, names)
+
+SWITCHES = {
+    "--transpose-a",
+    "--transpose-b",
+    "--plan-only",
+    "--no-verify",
+    "--no-resume",
+    "--overwrite",
+    "--json",
+}
+FACTORS: dict[str, Any] = {"--transpose-a": None, "--transpose-b": None, "--precision": precisions}
+PLACED: dict[str, Any] = {"--profile": profiles, "--cluster-file": files}
+COMMON: dict[str, Any] = {"--json": None, "--debug": None, "--nonsense": None, "--help": None}
+RIGHT = {
+    "A": "A.zarr",
+    "B": "B.zarr",
+    "C": "result.zarr",
+    "X": "x.zarr",
+    "CORPUS": "text.txt",
+    "PRODUCT": "C.zarr",
+}
+COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "matmul": (
+        ("A", "B", "C"),
+        FACTORS
+        | PLACED
+        | {
+            "--dtype": dtypes,
+            "--device": devices,
+            "--device-memory": sizes,
+            "--plan-only": None,
+            "--no-verify": None,
+        }
+        | {"--no-resume": None, "--overwrite": None},
+    ),
+    "plan": (
+        ("A", "B"),
+        FACTORS
+        | {"--dtype": dtypes, "--device": devices, "--device-memory": sizes, "--workers": counts}
+        | {"--host-memory": sizes},
+    ),
+    "verify": (("A", "B", "PRODUCT"), FACTORS | PLACED | {"--rounds": counts}),
+    "histogram": (
+        ("CORPUS",),
+        PLACED
+        | {
+            "--by": st.sampled_from(["byte", "letter", "word", "BYTE"]) | names,
+            "--per-document": None,
+            "--raw": None,
+        }
+        | {"--out": tables, "--plot": plots, "--device": devices, "--overwrite": None}
+        | {"--bars": st.sampled_from(["percent", "counts", "rows"]) | names},
+    ),
+    "dot": (("X", "X"), PLACED | {"--device": devices}),
+    "devices": ((), {}),
+    "settings": ((), {}),
+}
+"""Each command, its arguments, and its options with what may follow them; None follows a switch."""
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """A command, of whose arguments and options some are wrong."""
+    command = draw(st.sampled_from(sorted(COMMANDS)))
+    arguments, options = COMMANDS[command]
+    words = []
+    for name in arguments:
+        wrong = draw(st.integers(0, 3)) == 0
+        values = corpora if name == "CORPUS" else arrays
+        words.append(draw(values) if wrong else RIGHT[name])
+    extent = draw(st.sampled_from([0, 0, 0, 0, 0, -1, 1]))
+    words = words[:-1] if extent < 0 else words + ["A.zarr"] * extent
+    options = options | COMMON
+    for name in draw(st.lists(st.sampled_from(sorted(options)), max_size=3)):
+        values = options[name]
+        words += [name] if values is None or draw(st.integers(0, 15)) == 0 else [name, draw(values)]
+    if "--profile" in options and "--profile" not in words:
+        words += ["--profile", SHARED]
+    return [command, "--quiet", *words]
+
+
+def check_command(place: Path, client: Client, line: list[str]) -> None:
+    """One case: the command runs in this process."""
+    line = [client.scheduler.address if word == SHARED else word for word in line]
+    before, left = tree(place), Left()
+    result = CliRunner().invoke(cli, line, prog_name="tilewright")
+    debug = "--debug" in line  # which asks for tracebacks
+    expected = (SystemExit, TilewrightError) if debug else SystemExit
+    assert result.exception is None or isinstance(result.exception, expected), repr(result.exception)
+    check_streams(result.exit_code, result.stdout, result.stderr, debug)
+    results = [os.path.normpath(f"here/{word.removeprefix('file://')}") for word in written(line)]
+    results = [result for result in results if result not in before or "--overwrite" in line]
+    allowed = results if result.exit_code == 0 else []
+    for name in list(allowed):
+        allowed += new_parents(name, before)
+    try:
+        check_tree(before, place, *allowed)
+        left.check()
+    finally:
+        for name in allowed:
+            if name not in before:
+                remove(place / name)
+
+
+def written(line: list[str]) -> Iterator[str]:
+    """What a command writes when all goes well."""
+    if line[0] == "matmul":
+        yield from line[2:]  # C is one of them
+    for option in ("--out", "--plot"):
+        if line[0] == "histogram" and option in line:
+            yield from line[line.index(option) + 1 :]
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def check_streams(status: int, out: str, errors: str, debug: bool = False) -> None:
+    assert status in (0, 1, 2), (status, errors)
+    if debug:
+        return
+    assert TRACEBACK not in out + errors
+    assert "not foreseen" not in errors
+    if status == 1 and not out:
+        check_message(errors.removesuffix("\n"))
+        assert errors.startswith("error: ")
+    if status == 2:
+        assert re.search(r"^Error: \S", errors, re.MULTILINE)
+
+
+def test_wrong_command_lines(place: Path, client: Client) -> None:
+    @settings(max_examples=150)
+    @given(command_lines())
+    def test(line: list[str]) -> None:
+        check_command(place, client, line)
+
+    test()
+
+
+@pytest.mark.slow
+def test_more_wrong_command_lines(place: Path, client: Client) -> None:
+    @settings(max_examples=10_000, derandomize=False, suppress_health_check=list(HealthCheck))
+    @given(command_lines())
+    def test(line: list[str]) -> None:
+        check_command(place, client, line)
+
+    test()
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ([b"matmul", b"A.zarr", b"B.zarr", b"\xff\xfe/C.zarr", b"--device-memory", b"1"], 1),
+        ([b"matmul", b"\xff", b"B.zarr", b"C\n.zarr"], 1),
+        ([b"verify", b"A.zarr", b"B.zarr", b"C.zarr", b"--rounds", b"2.5"], 2),
+    ],
+)
+def test_processes_end_as_well(line: list[bytes], status: int, place: Path) -> None:
+    before = tree(place)
+    command = [os.fsencode(sys.executable), b"-m", b"tilewright", *line]
+    done = subprocess.run(command, cwd=place / "here", capture_output=True, timeout=120)
+    assert done.returncode == status, done.stderr
+    check_streams(done.returncode, done.stdout.decode(), done.stderr.decode(errors="surrogateescape"))
+    check_tree(before, place)
