@@ -318,7 +318,7 @@ def test_a_host_decompresses_on_all_its_cores(
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
     threads = {f"tcp://10.0.0.1:{place}": 2 for place in range(workers)}
 
-    def run(function: Any, *arguments: Any, on_error: str) -> dict[str, Any]:
+    def run(function: Any, *arguments: Any, on_error: str, workers: None) -> dict[str, Any]:
         assert on_error == "return"
         return {worker: asyncio.run(function(*arguments, dask_worker=None)) for worker in threads}
 

@@ -368,7 +368,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
     ),
     "dot": (
         lambda x, y, **options: tw.dot(x, y, **options),
-        {name: (st.sampled_from(VECTOR), sources) for name in "xy"} | DEVICE | PLACED,
+        {name: (st.sampled_from(VECTOR), sources) for name in "xy"}
+        | {"dtype": (None, dtypes)} | DEVICE | PLACED,
     ),
     "open_cluster": (
         lambda cluster, config: _entered(cluster, config),

@@ -120,7 +120,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         | {"--out": tables, "--plot": plots, "--device": devices, "--overwrite": None}
         | {"--bars": st.sampled_from(["percent", "counts", "rows"]) | names},
     ),
-    "dot": (("X", "X"), PLACED | {"--device": devices}),
+    "dot": (("X", "X"), PLACED | {"--device": devices, "--dtype": dtypes}),
     "devices": ((), {}),
     "settings": ((), {}),
 }
