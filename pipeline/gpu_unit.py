@@ -183,7 +183,7 @@ class _Looks:
         for place, dtype in enumerate(self.dtypes):
             self._empty[place] = contents_device.empty_words(dtype)
         self.masks = [
-            tuple(map(cuda.to_device, contents_device.mask_arrays(dtype, sought.masks)))
+            tuple(map(cuda.to_device, contents_device.mask_arrays(dtype, sought.masks))) if sought else ()
             for dtype, sought in zip(self.dtypes, self.sought, strict=True)
         ]
 

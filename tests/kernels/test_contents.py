@@ -139,7 +139,7 @@ def compiled_variants() -> list[Any]:
         return []
     from tilewright.kernels.contents_device import variants
 
-    return sampled(list(variants()), 4)
+    return sampled(list(variants()), 6)
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")

@@ -94,7 +94,7 @@ a = np.arange(12).reshape(3, 4) << 20
 assert (matmul(a, a.T, device="cpu") == a @ a.T).all()
 assert dot(a[0], a[0], device="cpu") == a[0] @ a[0]
 assert histogram(np.arange(9, dtype=np.uint8), by="codepoint", device="cpu").sum() == 9
-assert thin._compiled_loop()
+assert thin._compiled_loop(thin._add_thin_product)
 assert zstd_loop._loop()
 print("whole")
 """
