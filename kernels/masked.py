@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,9 @@ class Masks:
     the dtype, on from its smallest, and ends at ``most``. Missing are those above ``most`` and below ``least``."""
     names: str = ""
     """For messages: the attributes that say so, with their values."""
+    largest: float = field(default=0.0, compare=False)
+    """The largest absolute value of all that is named as missing, also outside the range; not of what the range alone
+    excludes."""
 
 
 def count_masked(block: np.ndarray, masks: Masks) -> int:

@@ -40,7 +40,7 @@ MOST_VALUES = 100
 """The most masks that one attribute may name: every stored number is compared with each, and a longer list has another
 use."""
 
-NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?|nan)", re.ASCII | re.IGNORECASE)
+NUMBER = re.compile(r"[+-]?((\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf(inity)?|nan)", re.ASCII | re.IGNORECASE)
 """A number as a text: NaN and infinity, which JSON has not, or what somebody wrote by hand."""
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"
@@ -62,6 +62,8 @@ class _Reading:
     """Of these, those that make missing ones of them."""
     values: set[Any] = field(default_factory=set)
     """As in `Masks`; in a set 0.0 and -0.0 are one, as they are where stored numbers are compared."""
+    largest: float = 0.0
+    """As in `Masks`."""
     least: Any = None
     most: Any = None
 
@@ -117,7 +119,7 @@ def masks_of(array: zarr.Array[Any]) -> Masks | None:
         return None
     values = sorted(reading.values, key=lambda value: (value.real, value.imag))
     names = _texts({name: reading.found[name] for name in reading.masking})
-    return Masks(tuple(values), reading.least, reading.most, names)
+    return Masks(tuple(values), reading.least, reading.most, names, reading.largest)
 
 
 def masked_caution(found: Mapping[str, int], masks: Mapping[str, Masks], result: str) -> str | None:
@@ -192,6 +194,7 @@ def _read_mask(reading: _Reading, name: str, value: Any, dtype: np.dtype, turned
     kept = [cast for number in numbers if (cast := _cast(number, dtype, turned)) is not None]
     if kept:
         reading.values.update(kept)
+        reading.largest = max(reading.largest, *(float(abs(number)) for number in kept))
         reading.masking.append(name)
         reading.found[name] = numbers[0] if isinstance(value, str) else value
 

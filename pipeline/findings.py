@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import zarr
 
-from tilewright.kernels.contents import Contents, Sought
+from tilewright.kernels.contents import Contents, Sought, overflow_of
+from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.masked import Masks
 from tilewright.pipeline.attributes import masked_caution, masks_of
 from tilewright.pipeline.product import Found
@@ -31,6 +32,10 @@ class Factors:
     dtype: np.dtype
     """C's."""
     k: int
+    transposed: tuple[bool, bool] = (False, False)
+    """Whether A, and B, is multiplied by its transpose."""
+    symmetric: bool = False
+    """Whether B is A, by its transpose."""
 
     @property
     def roles(self) -> dict[str, zarr.Array[Any]]:
@@ -44,7 +49,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Findings:
-    """What is said of a finished product."""
+    """What is said of a product whose tiles are computed."""
 
     wraps: str = "no"
     """As ``MatmulRun.wraps``."""
@@ -63,21 +68,13 @@ def sought_in(factors: Factors) -> tuple[Sought, Sought, Sought]:
     )
 
 
-def findings_of(
-    factors: Factors, found: Found, shape: tuple[int, int], verification: Verification | None
-) -> Findings:
-    """What a run found, in words. shape: C's. verification: of the product, if it was verified."""
-    cautions = []
+def findings_of(factors: Factors, found: Found) -> Findings:
+    """What was found in the factors, in words."""
     wraps = _wraps(factors, found)
-    if wraps:
-        cautions.append(wraps)
     masks = {role: masks for role, array in factors.roles.items() if (masks := masks_of(array)) is not None}
     masked = {role: {"A": found.a, "B": found.b}[role].masked for role in masks}
-    if missing := masked_caution(masked, masks, "C"):
-        cautions.append(missing)
-    if found.c.not_finite:
-        cautions.append(_not_finite(factors, found, shape, verification))
-    return Findings("possible" if wraps else "no", masked, tuple(cautions))
+    cautions = (wraps, masked_caution(masked, masks, "C"))
+    return Findings("possible" if wraps else "no", masked, tuple(filter(None, cautions)))
 
 
 def _wraps(factors: Factors, found: Found) -> str | None:
@@ -95,38 +92,73 @@ def _largest(contents: Contents) -> int | None:
     return max(abs(contents.least), abs(contents.most))
 
 
-def _not_finite(
+def not_finite_caution(
     factors: Factors, found: Found, shape: tuple[int, int], verification: Verification | None
-) -> str:
-    """How much of C is not finite, and why."""
-    size = math.prod(shape)
-    kinds = [
-        f"{count} {name}" for count, name in ((found.c.nan, "NaN"), (found.c.infinite, "infinite")) if count
-    ]
-    text = f"{found.c.not_finite / size:.2%} of C's {size} elements are not finite ({', '.join(kinds)})"
-    causes = []
-    if verification is not None:
-        causes = [
-            f"{role}, {name_of(array)}, holds NaN or infinity in {count} of its {total} {lines}"
-            for role, array, lines, count, total in (
-                ("A", factors.a, "rows", verification.special_rows, shape[0]),
-                ("B", factors.b, "columns", verification.special_columns, shape[1]),
-            )
-            if count
-        ]
-    for role, array, contents in (("A", factors.a, found.a), ("B", factors.b, found.b)):
+) -> str | None:
+    """One sentence about elements of C that are not finite, and why they are not; None where all are.
+
+    shape: C's. verification: of the product, None where nobody asked for it: then nobody knows which factors hold NaN
+    or infinity.
+    """
+    if not found.c.not_finite:
+        return None
+    (rows, columns), size = shape, math.prod(shape)
+    counts = (found.c.nan, "NaN"), (found.c.infinite, "infinite")
+    kinds = ", ".join(f"{count} {name}" for count, name in counts if count)
+    text = f"{_share(found.c.not_finite, size)} of C's {size} elements are not finite ({kinds})"
+    if verification is None:
+        hint = "with a check, which was not asked for, the run would say which of A and B they come from"
+        overflow = _overflow(factors, found) if found.c.infinite else ""
+        return f"{text}; {overflow + '; ' if overflow else ''}{hint}"
+    causes = _special(factors, verification, shape)
+    special_rows, special_columns = verification.special_rows, verification.special_columns
+    explained = special_rows * columns + special_columns * rows - special_rows * special_columns
+    if found.c.not_finite > explained:
+        causes.append(f"sums overflow {factors.dtype}")
+        if overflow := _overflow(factors, found):
+            causes[-1] += f" ({overflow})"
+    return f"{text}: {' and '.join(causes)}"
+
+
+def _special(factors: Factors, verification: Verification, shape: tuple[int, int]) -> list[str]:
+    """What of each factor holds NaN or infinity, as it is stored."""
+    told = []
+    sides = (
+        ("A", verification.special_rows, shape[0], ("rows", "columns")[factors.transposed[0]]),
+        ("B", verification.special_columns, shape[1], ("columns", "rows")[factors.transposed[1]]),
+    )
+    for (role, count, total, lines), dtype in zip(sides, factors.dtypes, strict=True):
+        if not count or (role == "B" and factors.symmetric):
+            continue
+        large = ""
+        if dtype.kind in "fc" and np.finfo(dtype).max > np.finfo(compute_dtype(factors.dtype)).max:
+            large = f", or numbers too large for {compute_dtype(factors.dtype)},"
+        name = name_of(factors.roles[role])
+        told.append(f"{role}, {name}, holds NaN or infinity{large} in {count} of its {total} {lines}")
+    return told
+
+
+def _overflow(factors: Factors, found: Found) -> str:
+    """A clause about numbers that stand for missing ones and whose products may be too large for C; empty where there
+    are none."""
+    roles = []
+    for (role, array), contents in zip(factors.roles.items(), (found.a, found.b), strict=True):
         masks = masks_of(array)
-        if contents.masked and masks is not None and _overflows(masks, factors.dtype):
-            causes.append(f"products of what stands for missing numbers in {role} ({masks.names}) overflow")
-    if causes:
-        return f"{text}: {' and '.join(causes)}"
-    if verification is not None:
-        return f"{text}, though A and B hold neither NaN nor infinity: sums overflow {factors.dtype}"
-    return f"{text}; with a check, which was not asked for, the run would say which of A and B they come from"
+        if contents.masked and masks is not None and _may_overflow(masks, factors):
+            roles.append(f"{role} ({masks.names})")
+    return f"as those of what stands for missing numbers in {' and '.join(roles)} may" if roles else ""
 
 
-def _overflows(masks: Masks, dtype: np.dtype) -> bool:
-    """Whether two of such numbers multiplied are too large for a type."""
-    largest = max((abs(value) for value in masks.values), default=0.0)
-    with np.errstate(over="ignore"):
-        return bool(float(largest) * float(largest) > float(np.finfo(dtype).max))
+def _may_overflow(masks: Masks, factors: Factors) -> bool:
+    """Whether k products of two such numbers may be too large for C. Of numbers beyond a valid range nobody knows how
+    large they are."""
+    if masks.least is not None or masks.most is not None:
+        return True
+    limit = min(overflow_of(factors.dtype), float(np.finfo(factors.dtype).max))
+    return factors.k * masks.largest**2 > limit
+
+
+def _share(count: int, size: int) -> str:
+    """A share of a whole in per cent."""
+    share = f"{count / size:.2%}"
+    return "less than 0.01%" if share == "0.00%" else share

@@ -200,6 +200,10 @@ class _Looks:
     def begin(self, slot: int, stream: Any) -> None:
         upload_rectangle(self._empty, self.words(slot), self._empty.strides[0], stream)
 
+    def settle(self) -> None:
+        self._cuda.current_context()  # attaches the thread to the GPU
+        self.tile_stream.synchronize()
+
     def fetched(self, slot: int) -> np.ndarray:
         """A tile's words, once its panels were multiplied and its tile was looked at."""
         self._cuda.current_context()  # attaches the thread to the GPU
@@ -253,6 +257,10 @@ class _Look:
             for place, (dtype, sought) in enumerate(zip(looks.dtypes, looks.sought, strict=True))
         )
         return Found(a, b, c.times(times))
+
+    def settle(self) -> None:
+        # The next job of this slot begins on the stream of the panels, which does not wait for that of the tiles.
+        self._looks.settle()
 
 
 class CudaUnit:

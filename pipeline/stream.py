@@ -672,6 +672,9 @@ class Engine:
                     self._write_tile(job)
                 except BaseException as error:
                     job.error = error
+            if job.error is not None and job.look is not None:
+                with suppress(Exception):  # a GPU that is lost looks at nothing any more
+                    job.look.settle()
             self._tile_slots.put(job.target)
             job.target = job.look = None
             if job.error is not None:

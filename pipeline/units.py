@@ -59,6 +59,9 @@ class Look(Protocol):
     def found(self, times: int = 1) -> Found:
         """What was found; waits for it. times: how often the tile is stored in C."""
 
+    def settle(self) -> None:
+        """Wait until nothing is looked at any more, of a job whose findings nobody asks for."""
+
 
 class Unit(Protocol):
     """A device that multiplies: its buffers, and the moves between them and the store."""
@@ -195,6 +198,9 @@ class HostLook:
     def found(self, times: int = 1) -> Found:
         a, b, c = self._found
         return Found(a, b, c.times(times))
+
+    def settle(self) -> None:
+        """Nothing to wait for: what is looked at is looked at once."""
 
 
 def whole_lines(matrix: Placed) -> list[tuple[slice, slice]]:

@@ -118,9 +118,9 @@ precision_option = click.option("--precision", type=click.Choice(PRECISIONS), de
 dtype_option = click.option(
     "--dtype",
     help="dtype of C, wider or narrower; A and B are cast to it. Without it, integers get the smallest of int32,"
-    " uint32, int64 and uint64 in which no sum can wrap, if any is large enough; all else gets numpy.matmul's. Unsigned"
-    " integers may become any type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers"
-    " complex ones.",
+    " uint32, int64 and uint64 in which no sum can wrap, and where none is large enough NumPy's widened to 64 bits; all"
+    " else gets numpy.matmul's. Unsigned integers may become any type, signed ones any but unsigned, floats any floats"
+    " or complex numbers, complex numbers complex ones.",
 )
 sum_dtype_option = click.option(
     "--dtype",
@@ -146,7 +146,8 @@ def cli() -> None:
 @click.option(
     "--plan-only",
     is_flag=True,
-    help="Print the plan that would be followed, what of C would be kept or refused, and all warnings; write nothing.",
+    help="Print the plan that would be followed, what of C would be kept or refused, and what would be warned of;"
+    " write nothing.",
 )
 @click.option("--no-verify", is_flag=True, help="Do not check the product.")
 @click.option("--no-resume", is_flag=True, help="Compute every tile, also those that a stopped run has left.")
@@ -302,8 +303,8 @@ def histogram(
 def dot(x: str, y: str, as_json: bool, **shared: Any) -> None:
     """Print the sum of conj(x) y over two one-dimensional Zarr arrays.
 
-    Integers are added up in the smallest of int32, uint32, int64 and uint64 in which their sum cannot wrap, if any is
-    large enough; all else as numpy.vdot does.
+    Without --dtype the sum of integers has the smallest of int32, uint32, int64 and uint64 in which it cannot wrap, and
+    where none is large enough NumPy's type widened to 64 bits; all else has numpy.vdot's dtype.
     """
     from tilewright.workflows.dot import timed_dot
     from tilewright.workflows.progress import listening

@@ -84,9 +84,9 @@ def dot(
         One-dimensional arrays of numbers of equal length n: paths, URLs or open ``zarr.Array``s.
     dtype
         The result's dtype. Without it, integers get the smallest of int32, uint32, int64 and uint64 that holds n times
-        the largest product of the two dtypes (and no narrower one than NumPy's; NumPy's of 64 bits where none does),
-        and all else ``numpy.result_type(x, y)``. Unsigned integers may become any type, signed ones any but unsigned,
-        floats any floats or complex numbers, complex numbers complex ones.
+        the largest product of the two dtypes (and no narrower one than NumPy's; NumPy's type widened to 64 bits where
+        none does), and all else ``numpy.result_type(x, y)``. Unsigned integers may become any type, signed ones any but
+        unsigned, floats any floats or complex numbers, complex numbers complex ones.
     cluster
         A profile of ``cluster_file``, a scheduler's address, a ``distributed.Client``, or a cluster of Dask's,
         such as a ``distributed.LocalCluster``, which is left open.

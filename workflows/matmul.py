@@ -31,7 +31,7 @@ from tilewright.pipeline.errors import (
 )
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
 from tilewright.pipeline.execute import on_all, run_tiles
-from tilewright.pipeline.findings import Factors, findings_of, sought_in
+from tilewright.pipeline.findings import Factors, findings_of, not_finite_caution, sought_in
 from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.ledger import (
     FILE_NAME,
@@ -43,6 +43,7 @@ from tilewright.pipeline.ledger import (
     fingerprint,
     read_past,
 )
+from tilewright.pipeline.origin import is_same_array
 from tilewright.pipeline.output import (
     Output,
     check_given_output,
@@ -107,11 +108,11 @@ def matmul(
     dtype
         C's dtype. Without it, that of ``numpy.matmul``, but for integers the smallest of int32, uint32, int64 and
         uint64 that holds k times the largest product of the two dtypes, and is no narrower than NumPy's; where none
-        does, NumPy's of 64 bits. It follows from the dtypes and k alone: int32 for int8 factors up to k = 131071.
-        A and B are cast to it as NumPy casts ``same_kind``, also to fewer bits, where integers wrap and floats are
-        rounded or overflow (for float16 to float32, which its sums are formed in). Unsigned integers may become any
-        type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers complex ones. Not
-        bfloat16, which zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
+        does, NumPy's type widened to 64 bits. It follows from the dtypes and k alone: int32 for int8 factors up to
+        k = 131071. A and B are cast to it as NumPy casts ``same_kind``, also to fewer bits, where integers wrap and
+        floats are rounded or overflow (for float16 to float32, which its sums are formed in). Unsigned integers may
+        become any type, signed ones any but unsigned, floats any floats or complex numbers, complex numbers complex
+        ones. Not bfloat16, which zarr-python does not store; `tilewright.kernels.matmul` multiplies arrays of it.
     precision
         ``full`` multiplies every dtype as itself; ``split``, ``tf32``, ``bf16`` and ``fp16`` use tensor cores, where
         ``fp16`` takes operands of at most 65504, and rounds those below 6.1e-5 to multiples of 6e-8. On a CPU all of
@@ -135,7 +136,7 @@ def matmul(
     Raises
     ------
     TilewrightError
-        One of its subclasses, for everything a caller can cause; nothing half-written stands at ``out`` then.
+        One of its subclasses, for everything a caller can cause; at a path ``out`` nothing half-written stands then.
     DeviceMemoryError
         A worker ran out of memory under the plan, and under a smaller one that was made in its place; or half of C was
         finished already, which a plan with other tiles would have given up.
@@ -214,6 +215,8 @@ def plan_run(
         device, device_memory, cluster_file, resume, verify, overwrite, listener
     )
     wanted = open_factors(a, b, transpose_a, transpose_b, dtype, precision, device_memory)
+    shared = shared_inputs({"A": wanted.a, "B": wanted.b})
+    wanted = replace(wanted, a=shared["A"], b=shared["B"])
     if not isinstance(out, zarr.Array) and config.path_text(out) is None:
         store.check_source(out, "output")  # raises; names that are only refused are planned for
     job = _Job(wanted, out, verify, overwrite, listener, precision)
@@ -436,7 +439,8 @@ def _fill(
             rest = "only the check is left" if job.verify else "none is left to compute"
         job.say(f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; {rest}")
     job.warn_of_plan(facts, plan, finished)
-    factors = Factors(wanted.a, wanted.b, wanted.dtype, plan.k)
+    transposed = wanted.transpose_a, wanted.transpose_b
+    factors = Factors(wanted.a, wanted.b, wanted.dtype, plan.k, transposed, plan.symmetric)
     product = Product(
         a=wanted.a,
         b=wanted.b,
@@ -463,6 +467,17 @@ def _fill(
             done = run_tiles(client, product, finished, job.listener, record, keep)
         except DeviceMemoryError as error:
             raise _TooLarge(plan, error) from None
+        except DamagedError:
+            _check_inputs_stayed(
+                job, output, ledger
+            )  # an input that is being rewritten cannot be decoded either
+            raise
+        found = reduce(Found.merged, (stored.found for stored in finished.values()), done.found)
+        if plan.symmetric:  # nobody looked at B, which is A
+            found = replace(found, b=found.a)
+        findings = findings_of(factors, found)
+        for caution in findings.cautions:
+            job.warn(caution)
         try:
             verification = _verified(client, job, output, ledger) if job.verify else None
             _check_inputs_stayed(job, output, ledger)
@@ -473,12 +488,11 @@ def _fill(
             raise DamagedError(
                 f"{error}; the same command computes {tiles} of it again, and keeps the rest"
             ) from error
-        found = reduce(Found.merged, (stored.found for stored in finished.values()), done.found)
-        if plan.symmetric:  # nobody looked at B, which is A
-            found = replace(found, b=found.a)
-        findings = findings_of(factors, found, (plan.m, plan.n), verification)
-        for caution in findings.cautions:
-            job.warn(caution)
+        except DamagedError:
+            _check_inputs_stayed(job, output, ledger)
+            raise
+        if told := not_finite_caution(factors, found, (plan.m, plan.n), verification):
+            job.warn(told)
         # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
         for left in output.publish(ledger.remove) if ledger is not None else output.publish():
             job.say(left)
@@ -600,6 +614,8 @@ def _check_distinct(out: Source, left: zarr.Array[Any], right: zarr.Array[Any]) 
     path, name = store.local_path(out), store.name_of(out)
     kind, ours = store.location(out)
     for role, factor in (("A", left), ("B", right)):
+        if isinstance(out, zarr.Array) and is_same_array(out, factor):
+            raise OutputError(f"output: {name} is also {role}; C needs a place of its own")
         factor_kind, theirs = store.location(factor)
         if kind != factor_kind:
             continue

@@ -52,9 +52,9 @@ def verify(
     Returns
     -------
     Verification
-        ``passed`` says the outcome: a product that is wrong is an answer here, not an error. ``escape_probability``
-        and ``chance_to_escape`` say what an error's chance to pass is. Its docstring says what the check does not see:
-        what meets NaN or infinity, and floats that are wrong by about a rounding error.
+        ``passed`` says the outcome: a product that is wrong is an answer here, not an error. The docstring of
+        ``Verification`` says what the check does not see: which infinity, or NaN, an element is that meets infinity,
+        sums that may rightly overflow, and floats that are wrong by about a rounding error.
 
     Raises
     ------

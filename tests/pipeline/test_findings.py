@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tilewright.kernels.contents import NOTHING, Contents
 from tilewright.kernels.widths import can_wrap, largest_sum
-from tilewright.pipeline.findings import Factors, findings_of, sought_in
+from tilewright.pipeline.findings import Factors, findings_of, not_finite_caution, sought_in
 from tilewright.pipeline.ledger import Ledger, Stored, read_past
 from tilewright.pipeline.product import Found
 
@@ -32,7 +32,7 @@ def test_wrapping_is_possible_just_where_the_bound_says_so(
     factors = Factors(pair, pair, np.dtype(np.int64), k)
     found = Found(Contents(min(a), max(a)), Contents(min(b), max(b)), NOTHING)
     bound = k * max(map(abs, a)) * max(map(abs, b))
-    findings = findings_of(factors, found, (3, 3), None)
+    findings = findings_of(factors, found)
     assert largest_sum(k, max(map(abs, a)), max(map(abs, b))) == bound
     assert findings.wraps == ("possible" if bound > 2**63 - 1 else "no")
     assert len(findings.cautions) == (findings.wraps == "possible")
@@ -62,3 +62,12 @@ def test_the_record_keeps_what_was_found(tmp_path: Path) -> None:
     past = read_past(tmp_path, "abc")
     assert past is not None
     assert past.finished == {0: Stored(10, found), 1: Stored(11)}
+
+
+def test_a_share_too_small_for_its_digits_is_not_none(pair: zarr.Array) -> None:
+    factors = Factors(pair, pair, np.dtype(np.float32), 3)
+    found = Found(c=Contents(nan=1))
+    assert not_finite_caution(factors, Found(), (1000, 1000), None) is None
+    caution = not_finite_caution(factors, found, (1000, 1000), None)
+    assert caution is not None
+    assert caution.startswith("less than 0.01% of C's 1000000 elements are not finite (1 NaN)")

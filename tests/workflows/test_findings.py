@@ -127,13 +127,65 @@ def test_nan_is_told_with_its_share_and_where_it_comes_from(
     assert "1 of its 90 columns" in message
 
 
-def test_infinity_that_a_fill_value_makes(tmp_path: Path, multiply: Any, said: list[str]) -> None:
-    a = np.ones((50, 40), np.float32)
-    a[3, 4] = 1e20
-    path = store(tmp_path, "X", a, _FillValue=1e20)
+@pytest.mark.parametrize(
+    ("dtype", "attributes", "rows"),
+    [
+        ("float32", {"_FillValue": 1e20}, 1),
+        ("float32", {"_FillValue": 1e20, "valid_max": 1000.0}, 1),  # the range says it already
+        ("float32", {"valid_max": 1000.0}, 1),
+        ("float16", {"_FillValue": -99.0}, 10),  # not two of them multiplied, but ten added up
+    ],
+    ids=["fill value", "beyond a range", "range", "many"],
+)
+def test_infinity_that_a_fill_value_makes(
+    dtype: str, attributes: dict[str, Any], rows: int, tmp_path: Path, multiply: Any, said: list[str]
+) -> None:
+    a = np.ones((50, 40), dtype)
+    a[:rows, 4] = attributes.get("_FillValue", 1e20)
+    path = store(tmp_path, "X", a, **attributes)
     run = multiply(path, path, transpose_a=True)
     assert run.not_finite == 1
-    assert any("overflow" in message and "_FillValue" in message and "finite" in message for message in said)
+    (message,) = [message for message in said if "finite" in message]
+    assert f"sums overflow {dtype}" in message
+    assert next(iter(attributes)) in message
+
+
+def test_a_fill_value_is_no_cause_where_nothing_is_left_to_explain(
+    tmp_path: Path, multiply: Any, said: list[str]
+) -> None:
+    a, b = np.ones((9, 5), np.float32), np.ones((5, 7), np.float32)
+    a[2, 3], b[1, 4] = 1e20, np.nan
+    multiply(store(tmp_path, "A", a, _FillValue=1e20), store(tmp_path, "B", b))
+    (message,) = [message for message in said if "finite" in message]
+    assert "overflow" not in message
+    assert message.endswith("holds NaN or infinity in 1 of its 7 columns")
+
+
+def test_each_of_two_causes_is_told(tmp_path: Path, multiply: Any, said: list[str]) -> None:
+    a, b = np.array([[np.nan], [3e38]], np.float32), np.array([[10]], np.float32)
+    multiply(store(tmp_path, "A", a), store(tmp_path, "B", b))
+    (message,) = said
+    assert "in 1 of its 2 rows and sums overflow float32" in message
+
+
+def test_lines_are_those_of_the_stored_factor(tmp_path: Path, multiply: Any, said: list[str]) -> None:
+    x = np.ones((300, 20))
+    x[7, 3] = np.nan
+    path, other = store(tmp_path, "X", x), store(tmp_path, "Y", np.ones((40, 20)))
+    multiply(path, path, transpose_a=True)
+    assert said.pop().endswith("X, holds NaN or infinity in 1 of its 20 columns")
+    multiply(other, path, transpose_b=True)
+    assert said.pop().endswith("X, holds NaN or infinity in 1 of its 300 rows")
+
+
+def test_numbers_too_large_for_c_are_not_called_infinite_alone(
+    tmp_path: Path, multiply: Any, said: list[str]
+) -> None:
+    a = np.ones((9, 5))
+    a[2, 3] = 1e300
+    multiply(store(tmp_path, "A", a), store(tmp_path, "B", np.ones((5, 7))), dtype="float32")
+    (message,) = said
+    assert "holds NaN or infinity, or numbers too large for float32, in 1 of its 9 rows" in message
 
 
 def test_sums_that_overflow_by_themselves(tmp_path: Path, multiply: Any, said: list[str]) -> None:

@@ -19,10 +19,11 @@ from zarr.storage import LoggingStore
 import tilewright as tw
 from tests.pipeline.odd_stores import OddStore
 from tilewright.pipeline import sessions, sides, store_probe, stream, tiling, verify
-from tilewright.pipeline.errors import StoreError, TaskError, VerificationError
+from tilewright.pipeline.errors import OutputError, StoreError, TaskError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.origin import THIS_PROCESS, origin_of
 from tilewright.pipeline.submit import ask_all
+from tilewright.workflows.matmul import plan_run
 
 M, K, N = 70, 50, 90
 SMALL = {"device": "cpu", "device_memory": 40_000}
@@ -201,6 +202,29 @@ def test_an_input_in_a_session_with_changes_is_refused_by_its_role(
         with pytest.raises(StoreError, match=f"^{role}{match}"):
             tw.verify(*factors, c, cluster=client)
     assert not (tmp_path / "c").exists()
+
+
+def test_an_output_that_is_also_a_factor_is_refused_however_it_was_opened(
+    repository: icechunk.Repository, client: Client
+) -> None:
+    """A session gives another store, of another name, each time it is asked for one."""
+    session = repository.writable_session("main")
+    group = zarr.open_group(session.store, mode="r+")
+    group.create_array("X", data=np.eye(16), chunks=(16, 16))
+    session.commit("a square")
+    session = repository.writable_session("main")
+    (x,), (again,) = opened(session, "X"), opened(session, "X")
+    with pytest.raises(OutputError, match="is also A"):
+        tw.matmul(x, x, again, cluster=client, device="cpu", listener=lambda event: None)
+
+
+def test_a_plan_refuses_the_factors_that_the_product_would_refuse(repository: icechunk.Repository) -> None:
+    session = repository.writable_session("main")
+    a, b, c = opened(session, "A", "B", "C")
+    a[0, 0] = 1
+    for what in (tw.matmul, plan_run):
+        with pytest.raises(StoreError, match="cannot be forked"):
+            what(a, b, c, device="cpu", listener=lambda event: None)
 
 
 def test_a_fork_is_read_as_it_is(
