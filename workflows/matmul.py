@@ -468,9 +468,8 @@ def _fill(
         except DeviceMemoryError as error:
             raise _TooLarge(plan, error) from None
         except DamagedError:
-            _check_inputs_stayed(
-                job, output, ledger
-            )  # an input that is being rewritten cannot be decoded either
+            # An input that is being rewritten cannot be decoded either, and the tiles may be of both.
+            _check_inputs_stayed(job, output, ledger)
             raise
         found = reduce(Found.merged, (stored.found for stored in finished.values()), done.found)
         if plan.symmetric:  # nobody looked at B, which is A
@@ -488,9 +487,6 @@ def _fill(
             raise DamagedError(
                 f"{error}; the same command computes {tiles} of it again, and keeps the rest"
             ) from error
-        except DamagedError:
-            _check_inputs_stayed(job, output, ledger)
-            raise
         if told := not_finite_caution(factors, found, (plan.m, plan.n), verification):
             job.warn(told)
         # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
