@@ -92,7 +92,7 @@ def packing_notice(role: str, array: zarr.Array[Any], *, written: bool = False) 
         doubt = f" ({' and '.join(reading.unclear)} cannot be understood for {array.dtype})"
     # xarray masks nothing by ranges, makes nothing of flags, and keeps both where it unpacks an array.
     passed_over = [name for name in reading.found if name in (*RANGES, *FLAGS)]
-    reader = "xarray, or another" if len(passed_over) < len(reading.found) else "a"
+    reader = "xarray or another" if len(passed_over) < len(reading.found) else "a"
     has = (
         f"{role}: {name_of(array)} has {_texts(reading.found)}{doubt}, by which {reader} reader of CF's conventions"
         " unpacks or masks its numbers;"

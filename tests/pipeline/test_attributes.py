@@ -292,7 +292,7 @@ def test_the_way_out_that_is_named_is_one(tmp_path: Path) -> None:
             packed, encoding=encoding, zarr_format=3, consolidated=False
         )
         told = str(packing_notice("A", zarr.open_array(packed / "x")))
-        assert ("by which xarray, or another reader" in told) is True
+        assert ("by which xarray or another reader" in told) is True
         assert ("ds.drop_encoding().to_zarr(path)" in told) is hinted
         xarray.open_zarr(packed, consolidated=False).drop_encoding().to_zarr(unpacked, consolidated=False)
         assert (packing_notice("A", zarr.open_array(unpacked / "x")) is None) is hinted
