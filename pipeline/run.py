@@ -78,7 +78,21 @@ class MatmulRun:
         ]
         if self.verification is not None:
             lines.append(str(self.verification))
+        if doubts := self._doubts():
+            lines.append(f"but {', and '.join(doubts)}")
         return "\n".join(lines)
+
+    def _doubts(self) -> list[str]:
+        """Why numbers that are right may not be what the user means."""
+        found = []
+        if self.wraps != "no":
+            found.append(f"sums may have wrapped in {self.plan.c_dtype}")
+        if missing := [f"{count} of {role}" for role, count in self.masked.items() if count]:
+            found.append(f"elements that stand for missing ones were multiplied ({', '.join(missing)})")
+        if self.not_finite:
+            share = self.not_finite / (self.plan.m * self.plan.n)
+            found.append(f"{share:.3g} of C's elements are not finite")
+        return found
 
     def _busy(self) -> str:
         """One line: the share of the time each thread of a worker was busy, and which of them the others wait for."""

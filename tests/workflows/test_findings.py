@@ -236,3 +236,19 @@ def test_the_default_listener_logs_them_as_warnings(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         tw.matmul(store(tmp_path, "A", a), store(tmp_path, "B", a), tmp_path / "C")
     assert any("not finite" in record.message for record in caplog.records)
+
+
+def test_the_result_itself_says_what_the_warnings_said(tmp_path: Path, multiply: Any) -> None:
+    """Its text is all that is left of a run that was quiet."""
+    a = np.ones((20, 10), np.float32)
+    run = multiply(store(tmp_path, "A", a), store(tmp_path, "B", a.T.copy()))
+    assert "but " not in str(run)
+    a[0, 0], a[1, 1] = np.nan, -9999
+    run = multiply(store(tmp_path, "D", a, _FillValue=-9999.0), store(tmp_path, "E", a.T.copy()))
+    last = str(run).splitlines()[-1]
+    assert last.startswith(
+        "but elements that stand for missing ones were multiplied (1 of A), and 0.0975 of C's"
+    )
+    b = np.full((20, 10), 100, np.int8)
+    run = multiply(store(tmp_path, "F", b), store(tmp_path, "G", b.T.copy()), dtype="int16")
+    assert str(run).splitlines()[-1] == "but sums may have wrapped in int16"
