@@ -84,7 +84,7 @@ def in_parts_of_k() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_c_is_symmetric_to_the_bit(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -180,7 +180,7 @@ def test_workers_do_not_change_a_bit(
         assert len(found) == 1
 
 
-@pytest.mark.parametrize("memory", [24_000, 60_000])
+@pytest.mark.parametrize("memory", [24_000, pytest.param(60_000, marks=pytest.mark.slow)])
 def test_workers_do_not_change_a_bit_where_k_is_in_parts(
     memory: int, clusters: dict[int, Client], tmp_path: Path, rng: np.random.Generator
 ) -> None:
