@@ -30,7 +30,7 @@ class MatmulRun:
     """Busy seconds by stage, summed over workers. Stages overlap, so they can add up to more than ``seconds``. Time in
     which a stage moves several panels or tiles at once counts once."""
     read_nbytes: int
-    """Bytes of A and B that were read, counted after decoding: what the plan says, a little more where tiles overtake
+    """Bytes of A and B that were read, counted after decoding: what the plan says, more where tiles overtake
     each other, and less where panels came from other workers."""
     shared_nbytes: int
     """Bytes of A and B that workers copied from each other's GPUs rather than read."""

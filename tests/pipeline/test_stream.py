@@ -199,6 +199,35 @@ def test_tiles_of_a_symmetric_product_are_stored_twice(
     assert len(files) == 8 * 15
 
 
+def test_what_is_read_depends_on_the_order_of_tiles(tmp_path: Path, rng: np.random.Generator) -> None:
+    """The bytes of a plan are those of its own order; tiles that overtake each other read more, and give the same C."""
+    x = rng.standard_normal((M, K))
+    stored = zarr.create_array(tmp_path / "x", data=x, chunks=(20, 20))
+    c = zarr.create_array(tmp_path / "c", shape=(M, M), chunks=(20, 20), dtype="f8")
+    plan = plan_tiles(
+        as_stored_matrix(stored),
+        as_stored_matrix(stored, transpose=True),
+        np.dtype("f8"),
+        (20, 20),
+        Limits(1, 100_000),
+        transpose_b=True,
+        symmetric=True,
+        keep=Geometry(40, 40, 20, 1, 40, 40),
+    )
+    plan = replace(plan, read_threads=2, write_threads=1)
+    tiles = list(plan.tiles())
+    read, found = [], set()
+    for name, order in (("planned", tiles), ("swapped", [*tiles[1::2], *tiles[::2]])):
+        worker = Engine(Product(stored, stored, c, plan, "cpu", "full", name), "here")
+        try:
+            read.append(sum(worker.multiply(tile).read_nbytes for tile in order))
+        finally:
+            worker.close()
+        found.add(c[...].tobytes())
+    assert read[0] == plan.read_nbytes < read[1] <= sum(map(plan.tile_read_nbytes, tiles))
+    assert len(found) == 1
+
+
 def poisoned(size: int, dtype: np.dtype, device: str) -> Any:
     flat = np.full(size, np.nan, dtype)
     if device == "cpu":

@@ -466,8 +466,9 @@ def test_c_is_symmetric_on_a_gpu(
             assert run.plan.symmetric
             assert run.device != "CPU"
             assert_symmetric_product(out[...], x)
-        # Tiles under way may overtake each other; a panel that was let go of by then is read again.
-        assert run.read_nbytes <= 1.25 * run.plan.read_nbytes
+        # A GPU has several tiles under way, whose order is not the plan's for certain (`test_stream.py` shows what
+        # another order reads). In any order a tile reads no more than its own panels.
+        assert run.read_nbytes <= sum(map(run.plan.tile_read_nbytes, run.plan.tiles()))
         assert run.verification is not None
         assert run.verification.passed
 
