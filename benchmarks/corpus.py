@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tilewright.kernels.device import devices
+from tilewright.kernels.gpu.device import devices
 from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.pipeline.histogram import share_here
 from tilewright.workflows.bench.corpus import STORAGES, describe_floors, run_corpus

@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from tilewright.kernels.device_choice import cuda_available
+from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.workflows.bench.dot import run_dot
 
 GPU_NBYTES = 2 << 30

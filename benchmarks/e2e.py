@@ -77,7 +77,7 @@ def cpu_cases() -> list[Case]:
 
 
 def main(folder: Path, store: Path, compressed: bool) -> None:
-    from tilewright.kernels.device import devices
+    from tilewright.kernels.gpu.device import devices
     from tilewright.workflows.bench.e2e import report_of, run_e2e
     from tilewright.workflows.bench.timeline import plot_timelines
 

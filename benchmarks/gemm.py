@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tilewright.kernels.device_choice import cuda_available
+from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.workflows.bench.gemm import DTYPES, run_gemm
 
 SKINNY = ((64, 16384, 16384), (16384, 64, 16384), (64, 64, 1 << 20), (16384, 16384, 64))

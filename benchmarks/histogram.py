@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from tilewright.kernels.device_choice import cuda_available
+from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.workflows.bench.histogram import TEXTS, run_histogram, run_sweep
 

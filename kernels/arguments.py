@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
-from tilewright.kernels.memory import allocating
+from tilewright.kernels.gpu.memory import allocating
 
 MOST_SHOWN = 80
 """Characters of a value that a message shows: an array's or a graph's text may have thousands."""

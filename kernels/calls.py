@@ -17,7 +17,7 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from tilewright.kernels.device_choice import SIMULATOR, driver_library
+from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library
 
 MONOTONIC = 1
 SEEK_END = 2

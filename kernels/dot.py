@@ -12,18 +12,18 @@ import numpy as np
 
 from tilewright.kernels.arguments import check_flag, host_array
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.device_array import (
+from tilewright.kernels.errors import DTypeError, OptionError, ShapeError
+from tilewright.kernels.gemm import check
+from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
+from tilewright.kernels.gpu.device_array import (
     address,
     as_device_array,
     check_alignment,
     device_index,
     is_device_array,
 )
-from tilewright.kernels.device_choice import current_device, resolve_device
-from tilewright.kernels.errors import DTypeError, OptionError, ShapeError
-from tilewright.kernels.gemm import check
-from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
-from tilewright.kernels.streams import check_stream, launch_stream
+from tilewright.kernels.gpu.device_choice import current_device, resolve_device
+from tilewright.kernels.gpu.streams import check_stream, launch_stream
 
 
 def dot(

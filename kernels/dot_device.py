@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numba import cuda, types
 
-from tilewright.kernels import launch
-from tilewright.kernels.compiled import compile_kernel
-from tilewright.kernels.device_array import Memory, address, strided_view
-from tilewright.kernels.device_choice import SIMULATOR, current_device
 from tilewright.kernels.elements import numba_type
 from tilewright.kernels.errors import OptionError
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu import launch
+from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.gpu.device_array import Memory, address, strided_view
+from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
+from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM, keep_until_passed
 from tilewright.kernels.mutex import lock, unlock
-from tilewright.kernels.streams import DEFAULT_STREAM, keep_until_passed
 from tilewright.kernels.widths import is_integer
 
 THREADS = 32 if SIMULATOR else 256

@@ -15,10 +15,10 @@ import numpy as np
 from numba import cuda, types, uint32, uint64
 from numba.np.numpy_support import from_dtype
 
-from tilewright.kernels import launch
-from tilewright.kernels.compiled import compile_kernel
-from tilewright.kernels.device_array import address
 from tilewright.kernels.dot_device import THREADS, block_sum_of
+from tilewright.kernels.gpu import launch
+from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.ptx.floats import half_value
 from tilewright.kernels.ptx.integers import byte_dot, signed_byte_dot, signed_half
 from tilewright.kernels.ptx.memory import global_array, load_vector

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16, device_functions
 from tilewright.kernels.deferred import cuda, numba
-from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 
 @functools.cache

@@ -37,8 +37,8 @@ from tilewright.kernels.file_rectangles import (
     name_table,
 )
 from tilewright.kernels.files import READ_FLAGS
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.host_loops import compiled
-from tilewright.kernels.launch import ceil_div
 
 _OFFSET, _FILE_NBYTES, _ROWS, _WIDTH, _STRIDE, _TARGET, _PITCH, _TALL, _WIDE, _SPAN = range(10)
 """Columns of the loop's table: a `Rectangle`, then the rows and bytes of a row that one block takes, and whether it

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.arguments import check_host_out, host_array
-from tilewright.kernels.device_array import (
+from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
+from tilewright.kernels.gpu.device_array import (
     address,
     as_device_array,
     device_index,
     is_device_array,
     strided_view,
 )
-from tilewright.kernels.device_choice import current_device, resolve_device
-from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
+from tilewright.kernels.gpu.device_choice import current_device, resolve_device
+from tilewright.kernels.gpu.streams import as_stream, check_stream, launch_stream
 from tilewright.kernels.histogram_offsets import DocumentOffsets, checked
 from tilewright.kernels.histogram_tokens import BIGRAM, KINDS, Kind, kind_named
-from tilewright.kernels.streams import as_stream, check_stream, launch_stream
 
 __all__ = [
     "KINDS",

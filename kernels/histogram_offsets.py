@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.arguments import host_array
-from tilewright.kernels.device_array import as_device_array, is_device_array
-from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.errors import DTypeError, ShapeError
+from tilewright.kernels.gpu.device_array import as_device_array, is_device_array
+from tilewright.kernels.gpu.device_choice import current_device
 
 
 class DocumentOffsets:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.device_array import Memory, address
-from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_array import Memory, address
+from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu.streams import keep_until_passed
+from tilewright.kernels.gpu.transfer import upload
 from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_portable import launch_portable
 from tilewright.kernels.histogram_tokens import BIGRAM, Kind
-from tilewright.kernels.streams import keep_until_passed
-from tilewright.kernels.transfer import upload
 
 ALONE_NBYTES = 1 << 20
 """A document of this many bytes has its pairs or characters counted by a launch of its own, ..."""

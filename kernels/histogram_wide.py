@@ -30,10 +30,11 @@ from numba import cuda, int32, int64, types, uint8, uint32, uint64
 
 from tilewright.kernels import histogram_bytes as narrow
 from tilewright.kernels import histogram_tokens as tokens
-from tilewright.kernels import launch
-from tilewright.kernels.compiled import compile_kernel, multiprocessors
-from tilewright.kernels.device_array import address
-from tilewright.kernels.device_choice import current_device
+from tilewright.kernels.gpu import launch
+from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.histogram_bytes import (
     BYTES,
     COLUMNS,
@@ -43,7 +44,6 @@ from tilewright.kernels.histogram_bytes import (
     count_word,
 )
 from tilewright.kernels.histogram_tokens import BIGRAM, CODE_MASK, REPLACEMENT, Kind
-from tilewright.kernels.launch import ceil_div
 from tilewright.kernels.ptx.integers import byte_dot, byte_permute, funnel_right
 from tilewright.kernels.ptx.memory import (
     global_array,

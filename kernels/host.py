@@ -22,6 +22,7 @@ import numpy as np
 from tilewright.kernels.deferred import numba
 from tilewright.kernels.gemm import digits
 from tilewright.kernels.gemm.base import compute_dtype
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.host_loops import (
     blocks,
     by_memory,
@@ -31,7 +32,6 @@ from tilewright.kernels.host_loops import (
     source_type,
     target_type,
 )
-from tilewright.kernels.launch import ceil_div
 
 if TYPE_CHECKING:
     from tilewright.kernels import host_integer

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import numba
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 
 PIECES = 4
 """Pieces of a loop for each thread: BLAS's threads spin on for a while, and delay any thread that shares their core."""
@@ -79,7 +79,7 @@ def _disk_cache() -> Any:
     ends."""
     from numba.core.caching import FunctionCache
 
-    from tilewright.kernels import fingerprint
+    from tilewright.kernels.gpu import fingerprint
 
     class DiskCache(FunctionCache):
         def __init__(self, function: Any) -> None:

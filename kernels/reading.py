@@ -7,12 +7,12 @@ from typing import Any
 
 from numba import cuda, types, uint32, uint64
 
-from tilewright.kernels import launch
-from tilewright.kernels.compiled import compile_kernel
-from tilewright.kernels.device_array import address
-from tilewright.kernels.device_choice import current_device
+from tilewright.kernels.gpu import launch
+from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.ptx.memory import global_array, load_vector
-from tilewright.kernels.streams import DEFAULT_STREAM
 
 THREADS = 512
 UNROLL = 4

@@ -15,9 +15,9 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import Variant
-from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.gpu.launch import ceil_div, enqueue
 
 SIDE = 32
 """Side of the blocks: a warp reads and writes whole lines of one."""

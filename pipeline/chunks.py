@@ -25,7 +25,7 @@ import zstandard
 from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore
 
-from tilewright.kernels.memory import is_out_of_memory
+from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.zstd import encoder_nbytes
 
 KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")

@@ -27,7 +27,7 @@ from distributed.security import Security
 from distributed.worker_memory import parse_memory_limit
 
 from tilewright.kernels.arguments import shown
-from tilewright.kernels.device_choice import cuda_available
+from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.kernels.host_loops import start_compiler
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
@@ -522,7 +522,7 @@ def _refused(called: str, profile: dict[str, Any], error: BaseException) -> Clus
 
 def _cuda_cluster() -> tuple[type[LocalCluster], int]:
     """Dask's class, and how many workers it starts unless it is told."""
-    from tilewright.kernels.device import devices, why_no_gpu
+    from tilewright.kernels.gpu.device import devices, why_no_gpu
 
     gpus = len(devices())
     if not gpus:

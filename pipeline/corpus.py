@@ -22,7 +22,7 @@ import numpy as np
 
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.files import KINDS, NotAFileError, check_is_file, open_anything, open_file, read_at
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline import decompress
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.events import counted

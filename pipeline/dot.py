@@ -18,7 +18,7 @@ import zarr
 from distributed import Client
 
 from tilewright.kernels import dot
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.masked import Masks, count_masked
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ShapeError

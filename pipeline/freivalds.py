@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.kernels.gemm.base import compute_dtype
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.thin import (
     BLOCK_COLUMNS,
     INFINITE,

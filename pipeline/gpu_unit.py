@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
-from tilewright.kernels import peer_memory
 from tilewright.kernels.contents import overflow_of
-from tilewright.kernels.device_array import Memory, address, as_device_array
 from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
-from tilewright.kernels.memory import allocating
-from tilewright.kernels.transfer import (
+from tilewright.kernels.gpu import peer_memory
+from tilewright.kernels.gpu.device_array import Memory, address, as_device_array
+from tilewright.kernels.gpu.memory import allocating
+from tilewright.kernels.gpu.transfer import (
     download_rectangle,
     download_stream,
     pinned_bytes,

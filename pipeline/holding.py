@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline.layout import PANEL_BUFFERS, Memory
 from tilewright.pipeline.terms import Columns, Geometry, StoredMatrix
 from tilewright.pipeline.triangle import block_reads

@@ -22,17 +22,17 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels import file_upload
-from tilewright.kernels.device_array import address
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.kernels.file_upload import Upload
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
+from tilewright.kernels.gpu.transfer import pinned_bytes, upload_stream
 from tilewright.kernels.histogram_offsets import DocumentOffsets
 from tilewright.kernels.histogram_select import add_counts, clear, count_on_device
 from tilewright.kernels.histogram_tokens import Kind
 from tilewright.kernels.lane_copies import lane_words
-from tilewright.kernels.launch import ceil_div
-from tilewright.kernels.lock_keeping import LockKeepingStream
-from tilewright.kernels.transfer import pinned_bytes, upload_stream
 from tilewright.pipeline.blocks import EXTRA_NBYTES, Block, with_margins
 from tilewright.pipeline.corpus import Piece
 from tilewright.pipeline.lane_blocks import move_nbytes

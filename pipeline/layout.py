@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline import triangle
 from tilewright.pipeline.terms import Limits
 

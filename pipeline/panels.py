@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.device_array import DeviceRegion, address
+from tilewright.kernels.gpu.device_array import DeviceRegion, address
 from tilewright.pipeline.layout import Lines
 from tilewright.pipeline.peers import Arrival
 

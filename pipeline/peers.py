@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from distributed import Worker
 
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline.peers import Sharers, host_of
 from tilewright.pipeline.plan import MatmulPlan, Tile
 

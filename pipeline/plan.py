@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.launch import ceil_div
-from tilewright.kernels.memory import format_nbytes
+from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.pipeline import triangle
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.events import counted

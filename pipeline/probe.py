@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.kernels.gemm.base import compute_dtype
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.thin import NUMBER, wide_dtype
 from tilewright.pipeline import config
 

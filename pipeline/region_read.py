@@ -34,7 +34,7 @@ from tilewright.kernels.file_rectangles import (
     StoredChunk,
 )
 from tilewright.kernels.files import NotAFileError, open_file
-from tilewright.kernels.memory import is_out_of_memory
+from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.pipeline.byte_ranges import ByteRanges, byte_ranges_of, lines_of
 from tilewright.pipeline.chunks import (
     ChunkLayout,

@@ -21,7 +21,7 @@ import zarr
 import zstandard
 from zarr.storage import LocalStore
 
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.zstd import encoder_nbytes
 from tilewright.pipeline.chunks import (
     ChunkLayout,

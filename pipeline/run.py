@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tilewright.kernels.memory import format_nbytes
+from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.pipeline.events import LEAST_BUSY_SHARE, counted
 from tilewright.pipeline.plan import MatmulPlan
 from tilewright.pipeline.product import THREADS

@@ -26,7 +26,7 @@ from distributed.comm import CommClosedError
 from distributed.protocol import pickle
 from distributed.scheduler import KilledWorker
 
-from tilewright.kernels.memory import is_out_of_memory
+from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.pipeline import asking, config, tasks
 from tilewright.pipeline.errors import (
     ClusterError,

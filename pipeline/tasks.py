@@ -20,8 +20,8 @@ from distributed import get_worker, rejoin, secede
 from distributed.threadpoolexecutor import thread_state, threads_lock
 
 from tilewright.kernels.gemm import scratch
+from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.host_loops import start_compiler, usable_cores
-from tilewright.kernels.memory import allocating
 from tilewright.pipeline.asking import address_of
 from tilewright.pipeline.engines import (
     arrival_of,
@@ -98,7 +98,7 @@ async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFact
     A TilewrightError (``cuda`` was asked for and this worker has no usable GPU) is returned, not raised: the worker
     would log a raised one at length.
     """
-    from tilewright.kernels.device_choice import resolve_device
+    from tilewright.kernels.gpu.device_choice import resolve_device
 
     limit = dask_worker.memory_manager.memory_limit
     pause = pause_nbytes(limit, dask_worker.memory_manager.memory_pause_fraction)

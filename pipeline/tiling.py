@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline import triangle
 from tilewright.pipeline.holding import hold, reads
 from tilewright.pipeline.layout import PANEL_BUFFERS, Memory

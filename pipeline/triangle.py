@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline.terms import Columns
 
 

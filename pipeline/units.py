@@ -19,7 +19,7 @@ import zarr
 from tilewright.kernels import host, matmul
 from tilewright.kernels.contents import NOTHING, contents_of, overflow_of
 from tilewright.kernels.gemm import kernel_name, prepare
-from tilewright.kernels.memory import allocating
+from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.transpose_host import transpose
 from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed

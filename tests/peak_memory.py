@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from tilewright.kernels.memory import peak_nbytes
+from tilewright.kernels.gpu.memory import peak_nbytes
 
 P = ParamSpec("P")
 R = TypeVar("R")

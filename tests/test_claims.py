@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.bfloat16 import BFLOAT16
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm.base import Operand, Problem
 from tilewright.kernels.gemm.select import ladder, select
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.workflows.bench import cublas, gemm_peers, io
 
 ROOT = Path(__file__).resolve().parent.parent

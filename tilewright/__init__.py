@@ -47,7 +47,7 @@ _ERRORS = (
 )
 
 _HOME = {
-    "Device": "tilewright.kernels.device",
+    "Device": "tilewright.kernels.gpu.device",
     "Histogram": "tilewright.pipeline.histogram",
     "MatmulPlan": "tilewright.pipeline.plan",
     "MatmulRun": "tilewright.pipeline.run",
@@ -64,7 +64,7 @@ _HOME = {
 __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
-    from tilewright.kernels.device import Device as Device
+    from tilewright.kernels.gpu.device import Device as Device
     from tilewright.pipeline.cluster import open_cluster as open_cluster
     from tilewright.pipeline.errors import ClusterError as ClusterError
     from tilewright.pipeline.errors import CompressedError as CompressedError

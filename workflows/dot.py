@@ -13,9 +13,9 @@ import numpy as np
 import zarr
 
 from tilewright.kernels.arguments import check_callable, check_choice
-from tilewright.kernels.device_choice import DEVICES
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
+from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.pipeline import config
 from tilewright.pipeline.attributes import masked_caution, masks_of, packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster

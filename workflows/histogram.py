@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
-from tilewright.kernels.device_choice import DEVICES
+from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.histogram import kind_named
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster

@@ -14,8 +14,8 @@ import zarr
 from distributed import Client
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
-from tilewright.kernels.device_choice import DEVICES
-from tilewright.kernels.memory import format_nbytes, is_address_limit
+from tilewright.kernels.gpu.device_choice import DEVICES
+from tilewright.kernels.gpu.memory import format_nbytes, is_address_limit
 from tilewright.pipeline import config, store, tasks
 from tilewright.pipeline.attributes import product_names
 from tilewright.pipeline.cluster import Cluster, open_cluster

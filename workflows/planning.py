@@ -19,12 +19,12 @@ from distributed.comm import get_address_host
 
 from tilewright.kernels.arguments import as_count, check_choice, check_flag, shown
 from tilewright.kernels.bfloat16 import is_bfloat16
-from tilewright.kernels.device_choice import DEVICES
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS, PRECISIONS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
+from tilewright.kernels.gpu.device_choice import DEVICES
+from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.kernels.host_loops import share_of_cores, usable_cores
-from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config, store
 from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
@@ -350,8 +350,8 @@ def _facts_here(device: str, host_memory: int | None, device_memory: int | str |
     """This machine in place of a worker, for a plan without a cluster."""
     from distributed.system import MEMORY_LIMIT
 
-    from tilewright.kernels.device import devices
-    from tilewright.kernels.device_choice import cuda_available, resolve_device
+    from tilewright.kernels.gpu.device import devices
+    from tilewright.kernels.gpu.device_choice import cuda_available, resolve_device
 
     asked = config.get("device-memory", device_memory)
     elsewhere = device == "cuda" and asked is not None and not cuda_available()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import click
 
-from tilewright.kernels.memory import format_nbytes
+from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.pipeline.events import (
     LEAST_BUSY_SHARE,
     Event,

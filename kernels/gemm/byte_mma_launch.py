@@ -8,7 +8,6 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.gemm.base import Capability, Variant
 from tilewright.kernels.gemm.byte_mma import (
     ARGUMENTS,
@@ -26,7 +25,8 @@ from tilewright.kernels.gemm.wgmma_launch import (
     compile_launchable,
     persistent_grid,
 )
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.launch import ceil_div
 
 AMPERE: Capability = (8, 0)
 """The first compute capability with ``mma.m16n8k32`` of bytes and ``cp.async``."""

@@ -36,14 +36,14 @@ import numpy as np
 from numba import cuda
 from numba.cuda import libdevice, types
 
-from tilewright.kernels.compiled import compile_kernel, multiprocessors
-from tilewright.kernels.device_choice import capability, current_device
 from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.warp_tiled_launch import THIN_STRIPS, matrix
-from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.gpu.device_choice import capability, current_device
+from tilewright.kernels.gpu.launch import ceil_div, enqueue
 from tilewright.kernels.ptx import async_copy, memory, warp_mma
 
 FLOAT64 = np.dtype(np.float64)

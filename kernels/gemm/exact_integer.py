@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 from numba.cuda import types
 
-from tilewright.kernels.compiled import compile_together, device_capability, multiprocessors
-from tilewright.kernels.device_array import address
-from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.gemm import byte_mma, byte_mma_launch, byte_planes
 from tilewright.kernels.gemm.base import INTEGERS, PLANES_NBYTES, Capability, GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.residue_epilogue import WORKSPACE_NBYTES
@@ -45,7 +42,10 @@ from tilewright.kernels.gemm.wgmma_launch import (
     pass_variant,
     variant,
 )
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.compiled import compile_together, device_capability, multiprocessors
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.launch import ceil_div
 
 LINE_UNIT = 128
 """Lines of a plane begin at multiples of it (bytes), as suits the copy engine and the memory."""

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.compiled import multiprocessors
-from tilewright.kernels.device_array import address
-from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.gemm import float_planes
 from tilewright.kernels.gemm.base import PLANES_NBYTES
 from tilewright.kernels.gemm.wgmma_launch import Launchable, Output, Planes, compile_launchable
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.compiled import multiprocessors
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.launch import ceil_div
 
 DEPTH_UNIT = 64
 """Panels are multiples of it deep: whole lines of shared memory in every form, without padding."""

@@ -14,7 +14,6 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.elements import conversion, reading
 from tilewright.kernels.gemm.base import (
     ELEMENTS,
@@ -24,7 +23,8 @@ from tilewright.kernels.gemm.base import (
     compute_dtype,
     strided_signature,
 )
-from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.gpu.launch import ceil_div, enqueue
 
 BLOCK = (32, 8)
 """Threads along a row of C and along a column: a warp writes 32 neighbours of a row-major C."""

@@ -1,7 +1,7 @@
 """The public product: check everything, then hand the problem to a kernel or to the CPU twin.
 
 What depends only on shapes, strides, dtypes, options and alignment is decided once and remembered, down to the packed
-arguments of the launches (`tilewright.kernels.recording`), so that a small product of device arrays costs little more
+arguments of the launches (`tilewright.kernels.gpu.recording`), so that a small product of device arrays costs little more
 than its launch.
 """
 
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels import device_choice, launch
 from tilewright.kernels.arguments import (
     check_choice,
     check_flag,
@@ -25,7 +24,12 @@ from tilewright.kernels.arguments import (
 )
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.device_array import (
+from tilewright.kernels.errors import DTypeError, OptionError, OutputError
+from tilewright.kernels.gemm import check, tuning
+from tilewright.kernels.gemm.base import PRECISIONS, GemmKernel, Operand, Problem
+from tilewright.kernels.gemm.scratch import borrowed
+from tilewright.kernels.gpu import device_choice, launch
+from tilewright.kernels.gpu.device_array import (
     Memory,
     alignment,
     as_device_array,
@@ -37,12 +41,8 @@ from tilewright.kernels.device_array import (
     to_host,
     transposed,
 )
-from tilewright.kernels.errors import DTypeError, OptionError, OutputError
-from tilewright.kernels.gemm import check, tuning
-from tilewright.kernels.gemm.base import PRECISIONS, GemmKernel, Operand, Problem
-from tilewright.kernels.gemm.scratch import borrowed
-from tilewright.kernels.recording import Place, Plan, Recording, Rehearsal
-from tilewright.kernels.streams import as_stream, check_stream, launch_stream
+from tilewright.kernels.gpu.recording import Place, Plan, Recording, Rehearsal
+from tilewright.kernels.gpu.streams import as_stream, check_stream, launch_stream
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], np.dtype, int]
 """Shape, strides in bytes, dtype and address modulo `MAX_ALIGNMENT` of an array: all that a decision depends on."""

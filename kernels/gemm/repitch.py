@@ -18,9 +18,9 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.base import Variant
-from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.gpu.launch import ceil_div, enqueue
 from tilewright.kernels.ptx.memory import VECTOR_NBYTES
 
 SCRATCH_NBYTES = 272 * 2**20

@@ -21,7 +21,7 @@ from tilewright.kernels.gemm.residues import (
     MODULI,
     modulus_set,
 )
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.ptx import memory
 from tilewright.kernels.ptx.unroll import unroll
 

@@ -11,11 +11,11 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels.bfloat16 import dtype_name
-from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.elements import conversion, numba_type, reading
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gemm.repitch import Matrix
-from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.gpu.launch import ceil_div, enqueue
 
 FLOAT32 = np.dtype(np.float32)
 THREADS = 256

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.errors import DeviceMemoryError
-from tilewright.kernels.memory import allocating
-from tilewright.kernels.recording import Recording, Rehearsal
-from tilewright.kernels.streams import DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.memory import allocating
+from tilewright.kernels.gpu.recording import Recording, Rehearsal
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 
 _buffers: dict[tuple[int, int, int], Any] = {}
 """By device, handle of the stream and, where a handle means a stream of its own in each thread, the thread."""

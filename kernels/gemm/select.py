@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm import tuning
 from tilewright.kernels.gemm.base import GemmKernel, Problem
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 
 def _portable() -> tuple[GemmKernel, ...]:

@@ -21,9 +21,9 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels.compiled import compile_kernel
 from tilewright.kernels.gemm.register_arithmetic import product_adder, real_dtype
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.ptx import async_copy, memory
 
 LINE_NBYTES = 128

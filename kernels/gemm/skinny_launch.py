@@ -26,8 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.compiled import multiprocessors
-from tilewright.kernels.device_choice import capability, current_device
 from tilewright.kernels.gemm import double_tensor_core as tensor
 from tilewright.kernels.gemm import matvec, skinny
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
@@ -36,7 +34,9 @@ from tilewright.kernels.gemm.skinny import CHUNK_NBYTES, LINE_CHUNKS, LINE_NBYTE
 from tilewright.kernels.gemm.warp_tiled_cut import MAX_PARTIAL_NBYTES
 from tilewright.kernels.gemm.warp_tiled_launch import Matrix, as_unsigned, enqueue_sum, matrix
 from tilewright.kernels.gemm.warp_tiled_launch import supports as tiled_supports
-from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.compiled import multiprocessors
+from tilewright.kernels.gpu.device_choice import capability, current_device
+from tilewright.kernels.gpu.launch import ceil_div, enqueue
 
 WIDEST = 64
 """The thin side's greatest length."""

@@ -45,7 +45,7 @@ from tilewright.kernels.gemm.wgmma_launch import (
     pass_variant,
     variant,
 )
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 
 PLAN_NBYTES = 256
 FLAGS_UNIT = 256

@@ -16,8 +16,6 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.compiled import compile_kernel
-from tilewright.kernels.device_array import transposed
 from tilewright.kernels.elements import conversion, numba_type, reading
 from tilewright.kernels.gemm.base import (
     ELEMENTS,
@@ -27,7 +25,9 @@ from tilewright.kernels.gemm.base import (
     compute_dtype,
     strided_signature,
 )
-from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.gpu.device_array import transposed
+from tilewright.kernels.gpu.launch import ceil_div, enqueue
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.kernels import user_cache
 from tilewright.kernels.bfloat16 import dtype_name
 from tilewright.kernels.gemm.base import Problem
+from tilewright.kernels.gpu import user_cache
 
 generation = 0
 """How often this process has measured; when it changes, decisions are made anew."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.kernels.gemm.warp_tiling import ALONG_K, VECTOR, WARP, Tiling
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 
 DTYPES = tuple(np.dtype(code) for code in ("f4", "c8", "u4", "u8"))
 """What is multiplied; signed integers are multiplied as unsigned ones."""

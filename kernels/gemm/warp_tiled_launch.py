@@ -11,9 +11,6 @@ import numba
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels.compiled import compile_kernel, multiprocessors
-from tilewright.kernels.device_array import address
-from tilewright.kernels.device_choice import current_device
 from tilewright.kernels.gemm import repitch
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.repitch import Matrix
@@ -36,7 +33,10 @@ from tilewright.kernels.gemm.warp_tiling import (
     shared_nbytes,
     vector_elements,
 )
-from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.launch import ceil_div, enqueue
 from tilewright.kernels.ptx.memory import VECTOR_NBYTES
 
 MAX_SIDE = 2**31 - 1

@@ -17,14 +17,14 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from tilewright.kernels.compiled import compile_kernel, multiprocessors
-from tilewright.kernels.device_array import address
-from tilewright.kernels.device_choice import current_device
-from tilewright.kernels.driver_error import checked
 from tilewright.kernels.gemm.base import Capability, Variant
 from tilewright.kernels.gemm.wgmma import ARGUMENTS, kernel_function
 from tilewright.kernels.gemm.wgmma_config import Config
-from tilewright.kernels.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.driver_error import checked
+from tilewright.kernels.gpu.launch import ceil_div, enqueue
 
 HOPPER = (9, 0)
 TENSOR_MAP_NBYTES = 128

@@ -156,8 +156,8 @@ def device_twin(view: np.ndarray) -> tuple[Any, Callable[[], np.ndarray]]:
     """
     from numba import cuda
 
-    from tilewright.kernels.device_array import to_device
-    from tilewright.kernels.device_choice import SIMULATOR
+    from tilewright.kernels.gpu.device_array import to_device
+    from tilewright.kernels.gpu.device_choice import SIMULATOR
 
     whole = base_of(view)
     flat = np.array(whole.ravel(order="K"))

@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 
 from tests.kernels import naive
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.histogram_tokens import KINDS
-from tilewright.kernels.streams import DEFAULT_STREAM
 
 TOOLS = ("memcheck", "racecheck")
 DOT_DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "int8", "int32", "int64")

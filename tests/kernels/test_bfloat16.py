@@ -16,13 +16,13 @@ from numba import cuda
 from tests.kernels import naive
 from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, EPSILON, SMALLEST_SUBNORMAL, dtype_name, is_bfloat16
-from tilewright.kernels.device_array import as_device_array
-from tilewright.kernels.device_choice import SIMULATOR, capability, current_device
 from tilewright.kernels.elements import conversion, reading
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.gemm.check import result_dtype
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.device_array import as_device_array
+from tilewright.kernels.gpu.device_choice import SIMULATOR, capability, current_device
+from tilewright.kernels.gpu.launch import ceil_div
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -216,7 +216,7 @@ sys.modules["ml_dtypes"] = None  # as if it were not installed
 import numpy as np
 from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
-from tilewright.kernels.device_array import as_device_array
+from tilewright.kernels.gpu.device_array import as_device_array
 from tilewright.kernels.gemm.check import result_dtype
 
 class Tensor:

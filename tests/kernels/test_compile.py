@@ -8,9 +8,9 @@ import pytest
 from numba import cuda
 
 from tests.kernels.machine_code import assemble, assert_no_spills
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm.base import GemmKernel, Variant
 from tilewright.kernels.gemm.select import ladder
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 

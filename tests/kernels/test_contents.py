@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as arrays
 from tests.kernels.machine_code import assemble, assert_no_spills, sampled
 from tilewright.kernels import contents
 from tilewright.kernels.contents import Contents, Sought, contents_of, overflow_of
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm.base import COMPLEX, FLOATS, INTEGERS
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.masked import Masks
 
 DTYPES = [dtype for dtype in INTEGERS + FLOATS + COMPLEX if dtype.name != "bfloat16"]

@@ -13,9 +13,9 @@ from numba import cuda
 
 from tilewright.kernels import dot
 from tilewright.kernels import dot_host as host_module
-from tilewright.kernels.device_choice import SIMULATOR, cuda_available
 from tilewright.kernels.dot_device import FINISHES, on_device
 from tilewright.kernels.errors import DeviceUnavailableError, DTypeError, OptionError, ShapeError
+from tilewright.kernels.gpu.device_choice import SIMULATOR, cuda_available
 
 DEVICE = "cuda" if SIMULATOR else "cpu"
 pytestmark = pytest.mark.simulator if SIMULATOR else []

@@ -14,7 +14,7 @@ from numba import cuda
 from tests.kernels import lane_by_lane
 from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels import dot, dot_vectors
-from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)

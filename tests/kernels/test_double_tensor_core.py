@@ -13,11 +13,11 @@ from numba import cuda
 
 from tests.kernels import lane_by_lane, naive
 from tests.kernels.machine_code import assemble, assert_no_spills, sampled
-from tilewright.kernels.device_array import strided_view
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm import double_tensor_core as module
 from tilewright.kernels.gemm import skinny_launch
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
+from tilewright.kernels.gpu.device_array import strided_view
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator has no tensor cores", allow_module_level=True)

@@ -14,16 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.kernels import naive
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm import residues
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator has no tensor cores", allow_module_level=True)
 
 from numba import cuda
 
-from tilewright.kernels.device_array import transposed
-from tilewright.kernels.device_choice import capability, current_device
 from tilewright.kernels.gemm import (
     byte_mma,
     byte_mma_launch,
@@ -34,6 +32,8 @@ from tilewright.kernels.gemm import (
     tuning,
 )
 from tilewright.kernels.gemm.base import Operand, Problem
+from tilewright.kernels.gpu.device_array import transposed
+from tilewright.kernels.gpu.device_choice import capability, current_device
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 COUNTS = range(1, len(residues.MODULI) + 1)

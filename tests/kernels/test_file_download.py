@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.pretended_driver import BLOCK, Driver, lanes
+from tests.kernels.gpu.pretended_driver import BLOCK, Driver, lanes
 from tilewright.kernels import file_download
-from tilewright.kernels.device_choice import SIMULATOR, driver_library
 from tilewright.kernels.file_download import DRIVER, store
+from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library
 
 
 @contextmanager

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
 from tests.kernels.pipes import pipe_at
-from tests.kernels.pretended_driver import BLOCK, Driver, run
 from tilewright.kernels import calls, file_upload
-from tilewright.kernels.device_choice import SIMULATOR, driver_library
 from tilewright.kernels.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.kernels.file_upload import DRIVER, LONGEST_RUN, Upload, _run_length
+from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library
 
 
 @pytest.fixture

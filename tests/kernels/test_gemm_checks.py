@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from tilewright.kernels import matmul
-from tilewright.kernels.device_array import strided_view
-from tilewright.kernels.device_choice import SIMULATOR, cuda_available
 from tilewright.kernels.errors import (
     DeviceUnavailableError,
     DTypeError,
@@ -23,6 +21,8 @@ from tilewright.kernels.errors import (
 from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.gemm.base import ELEMENTS, INTEGERS
 from tilewright.kernels.gemm.check import elements_apart, result_dtype
+from tilewright.kernels.gpu.device_array import strided_view
+from tilewright.kernels.gpu.device_choice import SIMULATOR, cuda_available
 
 A = np.arange(6.0).reshape(2, 3)
 B = np.arange(12.0).reshape(3, 4)

@@ -18,7 +18,7 @@ from tilewright.kernels.gemm.base import PRECISIONS, GemmKernel
 from tilewright.kernels.gemm.product import describe
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gemm.tiled import TILED
-from tilewright.kernels.launch import CUDATimer
+from tilewright.kernels.gpu.launch import CUDATimer
 from tilewright.kernels.tolerance import tolerance
 
 pytestmark = [pytest.mark.gpu]

@@ -15,7 +15,7 @@ from tilewright.kernels.gemm import global_memory, kernel_name, tiled
 from tilewright.kernels.gemm.base import GemmKernel
 from tilewright.kernels.gemm.product import describe
 from tilewright.kernels.gemm.select import ladder
-from tilewright.kernels.launch import CUDATimer
+from tilewright.kernels.gpu.launch import CUDATimer
 
 pytestmark = [
     pytest.mark.simulator,

@@ -13,10 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.kernels import fake_gpu
+from tests.kernels.gpu import fake_gpu
 from tilewright.kernels import DocumentOffsets, histogram, histogram_host
-from tilewright.kernels.device_array import address
-from tilewright.kernels.device_choice import SIMULATOR, cuda_available
 from tilewright.kernels.errors import (
     DeviceUnavailableError,
     DTypeError,
@@ -24,6 +22,8 @@ from tilewright.kernels.errors import (
     OutputError,
     ShapeError,
 )
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import SIMULATOR, cuda_available
 from tilewright.kernels.histogram import KINDS, piece_counts, skipped_count
 from tilewright.kernels.histogram_tokens import ASCII, CODEPOINT, LETTER, Kind, folded_bin
 

@@ -18,10 +18,10 @@ from tests.kernels.lane_by_lane import (
     byte_permute,
     byte_rotate,
 )
-from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_tokens import KINDS
-from tilewright.kernels.launch import ceil_div
 
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)

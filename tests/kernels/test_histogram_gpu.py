@@ -16,8 +16,8 @@ from numba import cuda
 
 from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels import DocumentOffsets, histogram
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.errors import OptionError, OutputError, ShapeError
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histogram import KINDS, piece_counts
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_portable import KERNELS, launch_portable

@@ -15,7 +15,7 @@ from tests.kernels import lane_by_lane
 from tests.kernels.lane_by_lane import INTEGER_PTX, INTEGER_TYPES, _current, _FlatIntegers, _IntegerCuda
 from tests.kernels.test_histogram import EDGES, MALFORMED, WELL_FORMED
 from tilewright.kernels import histogram_tokens as tokens
-from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)

@@ -16,7 +16,8 @@ from typing import Any
 import numba
 import pytest
 
-from tilewright.kernels import fingerprint, host_loops
+from tilewright.kernels import host_loops
+from tilewright.kernels.gpu import fingerprint
 
 LOOP = "def loop(value):\n    return add(value)\n"
 

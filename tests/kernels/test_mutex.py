@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.mutex import lock, unlock
 
 pytestmark = pytest.mark.simulator if SIMULATOR else pytest.mark.gpu

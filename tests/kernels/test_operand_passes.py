@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator has no inline PTX", allow_module_level=True)

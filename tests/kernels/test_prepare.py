@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewright.kernels import launch, matmul
+from tilewright.kernels import matmul
 from tilewright.kernels.gemm import prepare, product, scratch
+from tilewright.kernels.gpu import launch
 
 pytestmark = pytest.mark.gpu
 

@@ -14,10 +14,10 @@ from numba import cuda
 
 from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16
-from tilewright.kernels.device_array import to_device, to_host
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm import rounded_sums
 from tilewright.kernels.gemm.repitch import Matrix
+from tilewright.kernels.gpu.device_array import to_device, to_host
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 NARROW = [pytest.param(FLOAT16, id="float16"), pytest.param(BFLOAT16, id="bfloat16")]

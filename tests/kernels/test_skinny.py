@@ -14,13 +14,13 @@ from numba import cuda
 
 from tests.kernels import lane_by_lane, naive
 from tests.kernels.machine_code import assemble, assert_no_spills, sampled
-from tilewright.kernels.device_array import transposed
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm import register_arithmetic, skinny
 from tilewright.kernels.gemm import skinny_launch as module
 from tilewright.kernels.gemm import warp_tiled_launch as launching
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
 from tilewright.kernels.gemm.warp_tiled_launch import Matrix
+from tilewright.kernels.gpu.device_array import transposed
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the kernel copies asynchronously, which the simulator cannot", allow_module_level=True)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.kernels import naive
 from tests.kernels.machine_code import assemble, assert_no_spills
-from tilewright.kernels.device_array import to_device
-from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_array import to_device
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.tolerance import tolerance
 
 if SIMULATOR:

@@ -13,8 +13,8 @@ from numba import cuda
 
 from tests.kernels.machine_code import assemble, assert_no_spills
 from tilewright.kernels import transpose_device, transpose_host
-from tilewright.kernels.device_array import DeviceRegion, as_device_array
-from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_array import DeviceRegion, as_device_array
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 on_gpu = pytest.mark.simulator if SIMULATOR else pytest.mark.gpu
 DTYPES = ["i1", "u2", "f4", "i8", "c16"]

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from tests.kernels import naive
 from tests.kernels.machine_code import assemble
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm import warp_tiling
 from tilewright.kernels.gemm.warp_tiled_cut import (
     DTYPES,
@@ -30,6 +29,7 @@ from tilewright.kernels.gemm.warp_tiled_cut import (
     split_depth,
 )
 from tilewright.kernels.gemm.warp_tiling import LAYOUTS, Tiling, shared_nbytes, slab_copy
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 if not SIMULATOR:
     from numba import cuda
@@ -442,7 +442,7 @@ def place(value: np.ndarray, order: str, offset: int) -> Any:
 
 
 def transposed(array: Any) -> Any:
-    from tilewright.kernels.device_array import transposed as transpose
+    from tilewright.kernels.gpu.device_array import transposed as transpose
 
     return transpose(array)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.lane_by_lane import replace_instructions
-from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator has no tensor cores", allow_module_level=True)

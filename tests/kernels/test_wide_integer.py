@@ -13,7 +13,7 @@ import pytest
 from tests.kernels import lane_by_lane
 from tests.kernels.lane_by_lane import INTEGER_TYPES, _copy, _current
 from tests.kernels.machine_code import assemble, assert_no_spills
-from tilewright.kernels.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the kernel copies asynchronously, which the simulator cannot", allow_module_level=True)

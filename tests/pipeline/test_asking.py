@@ -47,7 +47,7 @@ def of_another_version(package: Path) -> None:
 
 
 def of_other_sources(package: Path) -> None:
-    changed(package, "kernels/launch.py", r"\Z", "# edited\n")
+    changed(package, "kernels/gpu/launch.py", r"\Z", "# edited\n")
 
 
 def without_a_function(package: Path) -> None:

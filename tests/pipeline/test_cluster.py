@@ -725,8 +725,8 @@ def test_a_scheduler_that_answers_is_not_said_to_be_waited_for(
 
 
 def test_the_cuda_profile_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.kernels.device.devices", list)
-    monkeypatch.setattr("tilewright.kernels.device.why_no_gpu", lambda: "No GPU: it was sold.")
+    monkeypatch.setattr("tilewright.kernels.gpu.device.devices", list)
+    monkeypatch.setattr("tilewright.kernels.gpu.device.why_no_gpu", lambda: "No GPU: it was sold.")
     with (
         pytest.raises(DeviceUnavailableError, match=r"the cuda profile needs a GPU: it was sold; use"),
         open_cluster("cuda"),

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.pipeline.test_stream import engine, factors
-from tilewright.kernels import device_choice
+from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline import engines, tasks
 from tilewright.pipeline.engines import store_sum
 from tilewright.pipeline.product import Product

@@ -24,7 +24,7 @@ from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.pretended_driver import BLOCK, Driver, run
+from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
 from tests.pipeline.test_lanes_text import HostTally
 from tests.pipeline.test_lanes_text import count as count_on_host
 from tests.pipeline.test_reduce_histogram import count, dense, naive_counts

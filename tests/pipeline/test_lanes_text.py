@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.pretended_driver import BLOCK, Driver, run
+from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
 from tests.pipeline.test_reduce_histogram import dense, naive_counts
 from tilewright.kernels.file_upload import Upload
 from tilewright.kernels.histogram_tokens import KINDS

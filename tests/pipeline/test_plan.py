@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tilewright.kernels.gemm import skinny_launch, warp_tiled_cut
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
-from tilewright.kernels.memory import format_nbytes
+from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.pipeline import plan as plan_module
 from tilewright.pipeline import tiling
 from tilewright.pipeline.errors import PlanError, ShapeError

@@ -32,7 +32,7 @@ from distributed.threadpoolexecutor import secede as leave_pool
 from distributed.threadpoolexecutor import thread_state
 
 import tilewright as tw
-from tilewright.kernels import device_choice
+from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline import histogram, local_cluster, submit, tasks, tiling
 from tilewright.pipeline.cluster import open_cluster
 from tilewright.pipeline.corpus import list_corpus

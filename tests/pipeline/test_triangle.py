@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline import tiling, triangle
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.layout import LINE_NBYTES

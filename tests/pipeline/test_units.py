@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tilewright.kernels import file_download, file_upload, peer_memory, zstd_chunks
+from tilewright.kernels import file_download, file_upload, zstd_chunks
+from tilewright.kernels.gpu import peer_memory
 from tilewright.pipeline import gpu_unit, lanes
 from tilewright.pipeline.gpu_unit import CudaUnit
 from tilewright.pipeline.layout import LINE_NBYTES, Lines

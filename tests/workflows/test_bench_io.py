@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tilewright.kernels.device_choice import cuda_available
 from tilewright.kernels.errors import DeviceUnavailableError, DTypeError, OptionError
+from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.pipeline.region_read import RegionRead, region_reads
 from tilewright.pipeline.region_write import RegionWrite, region_writes
 from tilewright.pipeline.units import HostUnit

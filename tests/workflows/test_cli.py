@@ -24,8 +24,8 @@ from click.testing import CliRunner, Result
 from distributed import LocalCluster
 from zarr.storage import LocalStore
 
-from tilewright.kernels.device_choice import DEVICES
 from tilewright.kernels.gemm import base
+from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.histogram_tokens import KINDS
 from tilewright.pipeline import config, tiling
 from tilewright.pipeline.events import UnitDone

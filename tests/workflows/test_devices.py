@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 from rich.console import Console
 
-from tilewright.kernels.device import Device, devices
+from tilewright.kernels.gpu.device import Device, devices
 from tilewright.workflows.devices import device_table
 
 DEVICE = Device(

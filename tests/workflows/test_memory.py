@@ -31,8 +31,8 @@ from tests.workflows.test_matmul import (
     small_chunks,
     stop_after,
 )
-from tilewright.kernels import memory
-from tilewright.kernels.memory import format_nbytes, peak_nbytes
+from tilewright.kernels.gpu import memory
+from tilewright.kernels.gpu.memory import format_nbytes, peak_nbytes
 from tilewright.pipeline import engines, ledger, store, stream, tiling
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import DeviceMemoryError, TaskError

@@ -18,7 +18,7 @@ from zarr.storage import MemoryStore
 
 import tilewright as tw
 from tests.workflows.test_matmul import put
-from tilewright.kernels import device_choice
+from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline import ledger, tasks, tiling
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import click
 import numpy as np
 
-from tilewright.kernels.device_choice import current_device
-from tilewright.kernels.launch import CUDATimer
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.launch import CUDATimer
 from tilewright.pipeline.errors import TilewrightError
 from tilewright.workflows.console import Outputs, on_interrupt, print_result
 
@@ -617,7 +617,7 @@ def machine(on_gpu: bool) -> dict[str, str]:
         "python": platform.python_version(),
     }
     if on_gpu:
-        from tilewright.kernels.device import devices
+        from tilewright.kernels.gpu.device import devices
 
         gpu = devices()[current_device()]
         found["gpu"] = f"{gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})"

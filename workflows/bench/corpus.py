@@ -29,10 +29,10 @@ import numpy as np
 import zstandard
 from distributed import Client
 
+from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_tokens import BIGRAM, KINDS, Kind, folded_bin, kind_named
-from tilewright.kernels.launch import ceil_div
-from tilewright.kernels.memory import format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import Document, list_corpus, read_range, reader
@@ -298,7 +298,7 @@ def _rate(client: Client, measure: Callable[[], float]) -> float:
 
 def reading_rate(documents: Sequence[Document], threads: int, pinned: bool) -> float:
     """Bytes a second that so many threads read from files, each into a block of its own; best of some turns."""
-    from tilewright.kernels.transfer import pinned_bytes
+    from tilewright.kernels.gpu.transfer import pinned_bytes
 
     documents = _some(documents, threads)
     blocks = [
@@ -388,8 +388,8 @@ def counting_rate(document: Document, by: str, gpu: bool) -> float:
         return _best(count, 1)
     from numba import cuda
 
+    from tilewright.kernels.gpu.launch import CUDATimer
     from tilewright.kernels.histogram_select import add_counts
-    from tilewright.kernels.launch import CUDATimer
 
     held, counts = cuda.to_device(data), cuda.to_device(np.zeros(kind.bins, np.int64))
     best = 0.0

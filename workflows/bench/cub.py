@@ -149,7 +149,7 @@ def _ready(
 ) -> Ready:
     from numba import cuda
 
-    from tilewright.kernels.device_array import address
+    from tilewright.kernels.gpu.device_array import address
 
     result = cuda.device_array(shape, kind)
     nbytes = ctypes.c_size_t()

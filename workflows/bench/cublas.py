@@ -353,7 +353,7 @@ def opened() -> Iterator[Cublas]:
     """cuBLAS as CuPy or PyTorch have loaded it, else as it is installed; raises OSError where it is nowhere."""
     from numba import cuda
 
-    from tilewright.kernels.device_array import address
+    from tilewright.kernels.gpu.device_array import address
 
     blas, lt = (ctypes.CDLL(library_path(name)) for name in ("cublas", "cublasLt"))
     workspace = cuda.device_array(WORKSPACE_NBYTES, np.uint8)

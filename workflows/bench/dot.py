@@ -19,10 +19,16 @@ import click
 import numpy as np
 
 from tilewright.kernels import dot
-from tilewright.kernels.device_choice import DEVICES, SIMULATOR, capability, current_device, resolve_device
 from tilewright.kernels.dot_host import dot_host
 from tilewright.kernels.errors import OptionError
-from tilewright.kernels.streams import DEFAULT_STREAM
+from tilewright.kernels.gpu.device_choice import (
+    DEVICES,
+    SIMULATOR,
+    capability,
+    current_device,
+    resolve_device,
+)
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.workflows.bench.common import (
     SECONDS,
     BenchReport,

@@ -30,9 +30,9 @@ import numpy as np
 import zarr
 from distributed import Client, LocalCluster
 
+from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.gpu.memory import format_nbytes, peak_nbytes
 from tilewright.kernels.host_loops import usable_cores
-from tilewright.kernels.launch import ceil_div
-from tilewright.kernels.memory import format_nbytes, peak_nbytes
 from tilewright.pipeline.chunks import layout_of
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted
@@ -234,7 +234,7 @@ def cluster_of(workers: int, gpu: bool) -> Iterator[Client]:
     options = {"n_workers": workers, "threads_per_worker": threads, "dashboard_address": ":0"}
     kind: type[LocalCluster] = LocalCluster
     if gpu:
-        from tilewright.kernels.device import devices
+        from tilewright.kernels.gpu.device import devices
 
         if len(devices()) < workers:
             raise DeviceUnavailableError(
@@ -611,7 +611,7 @@ def command(
     """The whole job, Zarr to Zarr, beside dask.array on the same cluster."""
     import tempfile
 
-    from tilewright.kernels.device_choice import resolve_device
+    from tilewright.kernels.gpu.device_choice import resolve_device
 
     if plot is not None and timeline is not None and plot.resolve() == timeline.resolve():
         raise click.UsageError("--plot and --timeline name the same file: give each its own")

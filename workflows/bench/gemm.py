@@ -24,8 +24,6 @@ import numpy as np
 
 from tilewright.kernels import matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
-from tilewright.kernels.device_array import to_device
-from tilewright.kernels.device_choice import DEVICES, SIMULATOR, current_device, model, resolve_device
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gemm import tuning
 from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
@@ -33,7 +31,9 @@ from tilewright.kernels.gemm.check import result_dtype
 from tilewright.kernels.gemm.product import describe, kernel_name
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gemm.tiled import TILED
-from tilewright.kernels.streams import DEFAULT_STREAM
+from tilewright.kernels.gpu.device_array import to_device
+from tilewright.kernels.gpu.device_choice import DEVICES, SIMULATOR, current_device, model, resolve_device
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.tolerance import tolerance
 from tilewright.workflows.bench import gemm_peers
 from tilewright.workflows.bench.common import (

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16
-from tilewright.kernels.device_array import address, strided_view, to_device
+from tilewright.kernels.gpu.device_array import address, strided_view, to_device
 from tilewright.workflows.bench import cublas
 from tilewright.workflows.bench.common import Contestant
 from tilewright.workflows.bench.cublas import Arithmetic, Call, Cublas, CublasError, Sides, Stored
@@ -410,7 +410,7 @@ def turning_seconds(problem: Problem) -> float | None:
     """How long CuPy takes to turn B from rows to columns, the median of five; None without it."""
     import statistics
 
-    from tilewright.kernels.launch import CUDATimer
+    from tilewright.kernels.gpu.launch import CUDATimer
 
     cupy = library("cupy")
     if cupy is None:

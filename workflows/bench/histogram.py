@@ -18,13 +18,20 @@ from typing import Any
 import click
 import numpy as np
 
-from tilewright.kernels import DocumentOffsets, histogram, launch
-from tilewright.kernels.device_array import address
-from tilewright.kernels.device_choice import DEVICES, SIMULATOR, capability, current_device, resolve_device
+from tilewright.kernels import DocumentOffsets, histogram
 from tilewright.kernels.errors import OptionError
+from tilewright.kernels.gpu import launch
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import (
+    DEVICES,
+    SIMULATOR,
+    capability,
+    current_device,
+    resolve_device,
+)
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 from tilewright.kernels.histogram_host import count_host
 from tilewright.kernels.histogram_tokens import KINDS, Kind, kind_named
-from tilewright.kernels.streams import DEFAULT_STREAM
 from tilewright.workflows.bench.common import (
     SECONDS,
     BenchReport,
@@ -332,8 +339,8 @@ def run_sweep(nbytes: int = DEFAULT_NBYTES) -> Any:
     from numba import cuda
 
     from tilewright.kernels import histogram_bytes
-    from tilewright.kernels.compiled import multiprocessors
-    from tilewright.kernels.sweep import sweep
+    from tilewright.kernels.gpu.compiled import multiprocessors
+    from tilewright.kernels.gpu.sweep import sweep
 
     if resolve_device("cuda") != "cuda":
         raise OptionError("a sweep needs a GPU")

@@ -27,9 +27,9 @@ from zarr.buffer import default_buffer_prototype
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore
 
-from tilewright.kernels.device_choice import resolve_device
 from tilewright.kernels.errors import DTypeError, OptionError
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.device_choice import resolve_device
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline.events import counted
 from tilewright.pipeline.gpu_unit import CudaUnit
 from tilewright.pipeline.layout import Lines

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tilewright.kernels import device_choice
 from tilewright.kernels.errors import OptionError
+from tilewright.kernels.gpu import device_choice
 
 pytestmark = pytest.mark.skipif(device_choice.SIMULATOR, reason="the simulator counts as a GPU")
 

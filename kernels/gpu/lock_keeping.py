@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.device_array import address
-from tilewright.kernels.device_choice import SIMULATOR, driver_library
-from tilewright.kernels.driver_error import driver_error
-from tilewright.kernels.driver_launch import describe_launch, packed_arguments
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library
+from tilewright.kernels.gpu.driver_error import driver_error
+from tilewright.kernels.gpu.driver_launch import describe_launch, packed_arguments
 
 
 class LockKeepingStream:

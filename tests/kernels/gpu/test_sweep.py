@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from numba import cuda
 
-from tilewright.kernels import sweep as module
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.errors import OptionError
-from tilewright.kernels.sweep import Sweep, SweepPoint, sweep
+from tilewright.kernels.gpu import sweep as module
+from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu.sweep import Sweep, SweepPoint, sweep
 
 pytestmark = pytest.mark.simulator if SIMULATOR else []
 

@@ -12,9 +12,9 @@ import os
 from typing import Any
 
 from tilewright.kernels.arguments import check_choice
-from tilewright.kernels.compiled import device_capability
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.errors import DeviceUnavailableError, OptionError
+from tilewright.kernels.gpu.compiled import device_capability
 
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM", "0").strip() not in ("", "0")
 """Whether this process runs Numba's CUDA simulator (``NUMBA_ENABLE_CUDASIM=1``) in place of a GPU."""

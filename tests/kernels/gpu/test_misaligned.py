@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels import fake_gpu, naive
-from tests.kernels.fake_gpu import Array
+from tests.kernels import naive
+from tests.kernels.gpu import fake_gpu
+from tests.kernels.gpu.fake_gpu import Array
 from tilewright.kernels import dot, histogram, matmul
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.errors import ShapeError
 from tilewright.kernels.gemm.base import ELEMENTS
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="its device arrays are NumPy's")
 

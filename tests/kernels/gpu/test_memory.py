@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba.cuda.cudadrv.driver import CudaAPIError
 
-from tilewright.kernels import memory
-from tilewright.kernels.driver_error import DriverError, driver_error
 from tilewright.kernels.errors import DeviceMemoryError, TilewrightError
 from tilewright.kernels.gemm import scratch
-from tilewright.kernels.memory import allocating, is_out_of_memory
-from tilewright.kernels.streams import PER_THREAD_DEFAULT_STREAM
+from tilewright.kernels.gpu import memory
+from tilewright.kernels.gpu.driver_error import DriverError, driver_error
+from tilewright.kernels.gpu.memory import allocating, is_out_of_memory
+from tilewright.kernels.gpu.streams import PER_THREAD_DEFAULT_STREAM
 
 
 class CUDAError(Exception):

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.errors import DeviceUnavailableError
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 
 def available() -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tilewright.kernels import device
-from tilewright.kernels.device import Device, devices, why_no_gpu
-from tilewright.kernels.device_choice import model
+from tilewright.kernels.gpu import device
+from tilewright.kernels.gpu.device import Device, devices, why_no_gpu
+from tilewright.kernels.gpu.device_choice import model
 
 
 def fake_bindings(count: int, status: str = "") -> tuple[Any, Any]:

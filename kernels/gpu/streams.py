@@ -10,8 +10,8 @@ from typing import Any
 
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.errors import OptionError
+from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 DEFAULT_STREAM = 0
 LEGACY_DEFAULT_STREAM = 1

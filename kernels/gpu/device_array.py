@@ -14,10 +14,10 @@ import numpy as np
 
 from tilewright.kernels.bfloat16 import BFLOAT16, dtype_name, is_bfloat16
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.device_choice import SIMULATOR, current_device, device_count, driver_bindings
 from tilewright.kernels.errors import OptionError, ShapeError
-from tilewright.kernels.recording import ALIGNMENT
-from tilewright.kernels.streams import DEFAULT_STREAM, external_stream
+from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device, device_count, driver_bindings
+from tilewright.kernels.gpu.recording import ALIGNMENT
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM, external_stream
 
 MAX_ALIGNMENT = ALIGNMENT
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tilewright.kernels import streams
-from tilewright.kernels.streams import keep_until_passed
+from tilewright.kernels.gpu import streams
+from tilewright.kernels.gpu.streams import keep_until_passed
 
 
 class _Event:

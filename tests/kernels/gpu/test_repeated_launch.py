@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels import fake_gpu
-from tests.kernels.fake_gpu import Array, FakeGPU
-from tilewright.kernels import device_choice, matmul
-from tilewright.kernels.device_array import DeviceRegion, memory_of
+from tests.kernels.gpu import fake_gpu
+from tests.kernels.gpu.fake_gpu import Array, FakeGPU
+from tilewright.kernels import matmul
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.gemm import kernel_name, prepare, product, tuning
 from tilewright.kernels.gemm.repitch import Matrix
 from tilewright.kernels.gemm.select import ladder, select
-from tilewright.kernels.recording import Place
+from tilewright.kernels.gpu import device_choice
+from tilewright.kernels.gpu.device_array import DeviceRegion, memory_of
+from tilewright.kernels.gpu.recording import Place
 
 pytestmark = pytest.mark.skipif(device_choice.SIMULATOR, reason="the simulator launches in its own way")
 

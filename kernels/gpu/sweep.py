@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.kernels.errors import OptionError
-from tilewright.kernels.launch import CUDATimer
-from tilewright.kernels.streams import DEFAULT_STREAM
+from tilewright.kernels.gpu.launch import CUDATimer
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewright.kernels import launch, lock_keeping
-from tilewright.kernels.device_choice import SIMULATOR
-from tilewright.kernels.lock_keeping import LockKeepingStream
+from tilewright.kernels.gpu import launch, lock_keeping
+from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator launches in its own way")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.launch import ceil_div
 
 
 @pytest.mark.parametrize(

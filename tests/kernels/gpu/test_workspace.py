@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.kernels.bfloat16 import BFLOAT16
-from tilewright.kernels.device_array import alignment
-from tilewright.kernels.device_choice import SIMULATOR
 from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS, GemmKernel, Operand, Problem
 from tilewright.kernels.gemm.repitch import Matrix
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
-from tilewright.kernels.launch import ceil_div
+from tilewright.kernels.gpu.device_array import alignment
+from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu.launch import ceil_div
 
 if SIMULATOR:
     pytest.skip("the simulator has none of the kernels that borrow", allow_module_level=True)

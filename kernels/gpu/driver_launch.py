@@ -9,8 +9,8 @@ import threading
 from typing import Any
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.device_choice import driver_bindings
-from tilewright.kernels.driver_error import driver_error
+from tilewright.kernels.gpu.device_choice import driver_bindings
+from tilewright.kernels.gpu.driver_error import driver_error
 
 
 class _Frame(threading.local):

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from numba import cuda, types
 
-from tilewright.kernels import code_cache, compiled, fingerprint
-from tilewright.kernels.code_cache import MachineCode
-from tilewright.kernels.compiled import CompiledKernel, compile_kernel, compile_together
-from tilewright.kernels.device_choice import SIMULATOR
-from tilewright.kernels.driver_error import DriverError
 from tilewright.kernels.gemm.select import ladder
+from tilewright.kernels.gpu import code_cache, compiled, fingerprint
+from tilewright.kernels.gpu.code_cache import MachineCode
+from tilewright.kernels.gpu.compiled import CompiledKernel, compile_kernel, compile_together
+from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu.driver_error import DriverError
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
@@ -163,7 +163,7 @@ def test_every_kernel_of_the_ladder_has_a_fingerprint() -> None:
 def test_fingerprints_are_the_same_in_every_process(tmp_path: Path) -> None:
     text = (
         "from tilewright.kernels.gemm.select import ladder\n"
-        "from tilewright.kernels.fingerprint import fingerprint, surroundings\n"
+        "from tilewright.kernels.gpu.fingerprint import fingerprint, surroundings\n"
         "for rung in ladder():\n"
         "    for variant in list(rung.variants())[::9]:\n"  # the first of each, and of many one more
         "        print(fingerprint(variant.function, surroundings()))\n"
@@ -254,7 +254,7 @@ def test_the_folder_does_not_grow_for_ever(folder: Path, monkeypatch: pytest.Mon
 RACE = """
 import sys, time
 from tilewright.kernels import code_cache
-from tilewright.kernels.code_cache import MachineCode
+from tilewright.kernels.gpu.code_cache import MachineCode
 seed = int(sys.argv[1])
 until = time.monotonic() + 1.5
 rounds = 0
@@ -299,7 +299,7 @@ def test_real_machine_code_is_found_by_another_process(folder: Path) -> None:
     """Compiles for sm_90a here, and finds the same code in a process in which compiling fails."""
     text = (
         "import sys; sys.path.insert(0, {path!r})\n"
-        "from tests.kernels.test_code_cache import HOPPER, kernel\n"
+        "from tests.kernels.gpu.test_code_cache import HOPPER, kernel\n"
         "from tilewright.kernels import compiled\n"
         "if {forbidden}:\n"
         "    compiled.compile_function = None\n"
@@ -309,7 +309,7 @@ def test_real_machine_code_is_found_by_another_process(folder: Path) -> None:
     told = []
     for forbidden in (False, True):
         done = subprocess.run(
-            [sys.executable, "-c", text.format(path=str(Path(__file__).parents[2]), forbidden=forbidden)],
+            [sys.executable, "-c", text.format(path=str(Path(__file__).parents[3]), forbidden=forbidden)],
             env=os.environ | {"PYTHONHASHSEED": "0"},
             capture_output=True,
             text=True,

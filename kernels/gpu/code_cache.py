@@ -1,7 +1,7 @@
 """Machine code of kernels, kept on disk between processes: it makes a process's first call faster, and is never needed.
 
 One file a kernel, in ``$XDG_CACHE_HOME/tilewright/code``, by default below ``~/.cache``; its name is the hash of
-everything that the code depends on (`tilewright.kernels.fingerprint`), so no file ever goes stale.
+everything that the code depends on (`tilewright.kernels.gpu.fingerprint`), so no file ever goes stale.
 ``TILEWRIGHT_CODE_CACHE`` names another folder; ``off`` keeps nothing. A file is written beside its place and renamed,
 so any number of processes may read and write. A damaged file counts as missing, and is replaced; a folder that cannot
 be read or written costs the time of compiling, nothing else.
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tilewright.kernels import user_cache
+from tilewright.kernels.gpu import user_cache
 
 ENVIRONMENT = "TILEWRIGHT_CODE_CACHE"
 OFF = ("off", "0", "no", "false")

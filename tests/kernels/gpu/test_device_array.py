@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewright.kernels import device_array
-from tilewright.kernels.device_array import (
+from tilewright.kernels.errors import OptionError
+from tilewright.kernels.gpu import device_array
+from tilewright.kernels.gpu.device_array import (
     DeviceRegion,
     address,
     alignment,
@@ -16,9 +17,8 @@ from tilewright.kernels.device_array import (
     is_device_array,
     memory_of,
 )
-from tilewright.kernels.device_choice import SIMULATOR
-from tilewright.kernels.errors import OptionError
-from tilewright.kernels.streams import DEFAULT_STREAM, as_stream
+from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM, as_stream
 
 
 class Exporter:

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tilewright.kernels.compiled import CompiledKernel, argument_layout
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.device_array import address, as_kernel_argument
-from tilewright.kernels.device_choice import SIMULATOR, current_device
-from tilewright.kernels.driver_launch import start_kernel
-from tilewright.kernels.lock_keeping import LockKeepingStream
-from tilewright.kernels.recording import Plan, Recording, Rehearsal
-from tilewright.kernels.streams import DEFAULT_STREAM
+from tilewright.kernels.gpu.compiled import CompiledKernel, argument_layout
+from tilewright.kernels.gpu.device_array import address, as_kernel_argument
+from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
+from tilewright.kernels.gpu.driver_launch import start_kernel
+from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
+from tilewright.kernels.gpu.recording import Plan, Recording, Rehearsal
+from tilewright.kernels.gpu.streams import DEFAULT_STREAM
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 

@@ -2,7 +2,7 @@
 
 Numba turns the function into LLVM's language, one kernel at a time; NVIDIA's libraries turn that into machine code,
 which takes as long, but on several threads (`compile_together`). Machine code kept on disk
-(`tilewright.kernels.code_cache`) is loaded as it is, without Numba.
+(`tilewright.kernels.gpu.code_cache`) is loaded as it is, without Numba.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tilewright.kernels import code_cache
-from tilewright.kernels.code_cache import MachineCode
 from tilewright.kernels.deferred import cuda, numba
-from tilewright.kernels.driver_error import DriverError, checked
-from tilewright.kernels.memory import is_out_of_memory
+from tilewright.kernels.gpu import code_cache
+from tilewright.kernels.gpu.code_cache import MachineCode
+from tilewright.kernels.gpu.driver_error import DriverError, checked
+from tilewright.kernels.gpu.memory import is_out_of_memory
 
 COMPILING_THREADS = 8
 """The most kernels whose machine code is made at once."""
@@ -92,7 +92,7 @@ class CompiledKernel:
 
     def _key(self, capability: Capability) -> str | None:
         """The name of the code on disk; None where it is not to be kept."""
-        from tilewright.kernels import fingerprint
+        from tilewright.kernels.gpu import fingerprint
 
         if code_cache.directory() is None:
             return None
@@ -199,7 +199,7 @@ def compile_function(
 def compile_kernel(
     function: Any, signature: Any, *, launch_bounds: tuple[int, int] | None = None, shared_nbytes: int = 0
 ) -> Any:
-    """A kernel of one signature for `tilewright.kernels.launch.enqueue`, compiled at its first launch on a GPU.
+    """A kernel of one signature for `tilewright.kernels.gpu.launch.enqueue`, compiled at its first launch on a GPU.
 
     shared_nbytes: the most dynamic shared memory of its launches; it may be left out up to 48 KiB. In the simulator
     this is Numba's own kernel.

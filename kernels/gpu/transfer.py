@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.device_array import address
-from tilewright.kernels.device_choice import current_device
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import current_device
 
 
 def pinned_bytes(nbytes: int) -> np.ndarray:

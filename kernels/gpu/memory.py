@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tilewright.kernels.driver_error import OUT_OF_MEMORY, DriverError
 from tilewright.kernels.errors import DeviceMemoryError
+from tilewright.kernels.gpu.driver_error import OUT_OF_MEMORY, DriverError
 
 ZSTD_OUT_OF_MEMORY = "Allocation error : not enough memory"
 """libzstd's words for it (``ZSTD_getErrorName``)."""
