@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import zarr
 
-from tilewright.kernels.masked import Masks
+from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline.events import counted
 from tilewright.pipeline.store import name_of
 

@@ -19,7 +19,7 @@ from distributed import Client
 
 from tilewright.kernels import dot
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.masked import Masks, count_masked
+from tilewright.kernels.passes.masked import Masks, count_masked
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ShapeError
 from tilewright.pipeline.events import Caution, Listener

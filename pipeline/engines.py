@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from tilewright.kernels.contents import Contents, contents_of, overflow_of
+from tilewright.kernels.passes.contents import Contents, contents_of, overflow_of
 from tilewright.pipeline.peers import Arrival, Key, Peers
 from tilewright.pipeline.plan import Tile
 from tilewright.pipeline.product import Product

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import zarr
 
-from tilewright.kernels.contents import Contents, Sought, overflow_of
 from tilewright.kernels.gemm.base import compute_dtype
-from tilewright.kernels.masked import Masks
+from tilewright.kernels.passes.contents import Contents, Sought, overflow_of
+from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline.attributes import masked_caution, masks_of
 from tilewright.pipeline.product import Found
 from tilewright.pipeline.store import name_of

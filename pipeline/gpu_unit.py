@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
-from tilewright.kernels.contents import overflow_of
 from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
 from tilewright.kernels.gpu import peer_memory
 from tilewright.kernels.gpu.device_array import Memory, address, as_device_array
@@ -29,6 +28,7 @@ from tilewright.kernels.gpu.transfer import (
     upload_rectangle,
     upload_stream,
 )
+from tilewright.kernels.passes.contents import overflow_of
 from tilewright.pipeline.lane_blocks import move_nbytes
 from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed, shaped
@@ -169,7 +169,7 @@ class _Looks:
     def __init__(self, product: Product, stream: Any) -> None:
         from numba import cuda
 
-        from tilewright.kernels import contents_device
+        from tilewright.kernels.passes import contents_device
 
         self._cuda, self.kernels = cuda, contents_device
         self.panel_stream, self.tile_stream = stream, cuda.stream()
@@ -412,7 +412,7 @@ class CudaUnit:
         return _Look(self._looks, self._slots[id(slot)])
 
     def mirror(self, tile: Placed, *, swap: bool) -> None:
-        from tilewright.kernels.transpose_device import transpose
+        from tilewright.kernels.passes.transpose_device import transpose
 
         self._cuda.current_context()  # attaches the thread to the GPU
         for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):

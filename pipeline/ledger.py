@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import zarr
 
 from tilewright import __version__
-from tilewright.kernels.contents import NOTHING, Contents
+from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.origin import origin_of
 from tilewright.pipeline.plan import MatmulPlan

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from tilewright.kernels.contents import NOTHING, UNSOUGHT, Contents, Sought
+from tilewright.kernels.passes.contents import NOTHING, UNSOUGHT, Contents, Sought
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan import MatmulPlan
 

@@ -17,10 +17,10 @@ import numpy as np
 import zarr
 
 from tilewright.kernels import host, matmul
-from tilewright.kernels.contents import NOTHING, contents_of, overflow_of
 from tilewright.kernels.gemm import kernel_name, prepare
 from tilewright.kernels.gpu.memory import allocating
-from tilewright.kernels.transpose_host import transpose
+from tilewright.kernels.passes.contents import NOTHING, contents_of, overflow_of
+from tilewright.kernels.passes.transpose_host import transpose
 from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed
 from tilewright.pipeline.peers import Part

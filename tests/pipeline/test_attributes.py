@@ -13,7 +13,7 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.kernels.masked import Masks, count_masked
+from tilewright.kernels.passes.masked import Masks, count_masked
 from tilewright.pipeline.attributes import (
     FLAGS,
     MASKS,

@@ -10,7 +10,7 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.kernels.contents import NOTHING, Contents
+from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.kernels.widths import can_wrap, largest_sum
 from tilewright.pipeline.findings import Factors, findings_of, not_finite_caution, sought_in
 from tilewright.pipeline.ledger import Ledger, Stored, read_past

@@ -14,7 +14,7 @@ import zarr
 from distributed import Client
 
 from tilewright.kernels import dot_host
-from tilewright.kernels.masked import Masks
+from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline import dot as dotting
 from tilewright.pipeline import submit
 from tilewright.pipeline.dot import DotSum, dot_stored

@@ -225,7 +225,7 @@ def _gpu(
 ) -> tuple[list[Contestant], list[Contestant]]:
     """The settings of peers to search, and ours, on vectors that repeat x and y; ``ladder``: every way to finish."""
     from tilewright.kernels.dot_device import FINISHES, on_device
-    from tilewright.kernels.reading import read
+    from tilewright.kernels.passes.reading import read
 
     judge_peer, judge = _judges(x, y, length)
     left, right = _repeated(x, length), _repeated(y, length)

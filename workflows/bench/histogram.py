@@ -232,7 +232,7 @@ def _rungs(kind: Kind) -> dict[str, Callable[[Any], Any]]:
 
 def reading(held: Any) -> Contestant:
     """Reading every byte once and doing nothing with it: the floor of every kernel here."""
-    from tilewright.kernels.reading import read
+    from tilewright.kernels.passes.reading import read
 
     return Contestant("reading alone", functools.partial(read, held), lambda: None)
 

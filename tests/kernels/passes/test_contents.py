@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tests.kernels.machine_code import assemble, assert_no_spills, sampled
-from tilewright.kernels import contents
-from tilewright.kernels.contents import Contents, Sought, contents_of, overflow_of
 from tilewright.kernels.gemm.base import COMPLEX, FLOATS, INTEGERS
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.masked import Masks
+from tilewright.kernels.passes import contents
+from tilewright.kernels.passes.contents import Contents, Sought, contents_of, overflow_of
+from tilewright.kernels.passes.masked import Masks
 
 DTYPES = [dtype for dtype in INTEGERS + FLOATS + COMPLEX if dtype.name != "bfloat16"]
 ALL = Sought(extent=True, not_finite=True)
@@ -116,7 +116,7 @@ pytest_device = pytest.mark.parametrize(
 def test_the_kernel_finds_what_the_cpu_finds(device: str, dtype: np.dtype, rng: np.random.Generator) -> None:
     from numba import cuda
 
-    from tilewright.kernels import contents_device as device_side
+    from tilewright.kernels.passes import contents_device as device_side
 
     shape = (5, 150) if device == "simulator" else (700, 3001)
     matrix, masks = planted(dtype, shape, rng)
@@ -137,7 +137,7 @@ def test_the_kernel_finds_what_the_cpu_finds(device: str, dtype: np.dtype, rng: 
 def compiled_variants() -> list[Any]:
     if SIMULATOR:
         return []
-    from tilewright.kernels.contents_device import variants
+    from tilewright.kernels.passes.contents_device import variants
 
     return sampled(list(variants()), 6)
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numba import cuda
 
 from tests.kernels.machine_code import assemble, assert_no_spills
-from tilewright.kernels import transpose_device, transpose_host
 from tilewright.kernels.gpu.device_array import DeviceRegion, as_device_array
 from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.passes import transpose_device, transpose_host
 
 on_gpu = pytest.mark.simulator if SIMULATOR else pytest.mark.gpu
 DTYPES = ["i1", "u2", "f4", "i8", "c16"]

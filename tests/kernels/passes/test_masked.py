@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.naive import COMPLEX, INTEGERS
-from tilewright.kernels import masked
-from tilewright.kernels.masked import Masks, count_masked
+from tilewright.kernels.passes import masked
+from tilewright.kernels.passes.masked import Masks, count_masked
 
 FLOATS = ("f2", "f4", "f8")
 ORDERED = INTEGERS + FLOATS

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.kernels.masked import Masks, count_masked
+from tilewright.kernels.passes.masked import Masks, count_masked
 
 PIECE_NBYTES = 2**18
 """What is looked at at once: it and what NumPy makes of it stay in a core's second-level cache."""

@@ -16,13 +16,13 @@ import numpy as np
 from numba import cuda
 
 from tilewright.kernels.bfloat16 import BFLOAT16
-from tilewright.kernels.contents import Contents, Sought
 from tilewright.kernels.elements import numba_type
 from tilewright.kernels.gemm.base import COMPLEX, FLOATS, INTEGERS, Variant
 from tilewright.kernels.gpu.compiled import compile_kernel
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
 from tilewright.kernels.gpu.launch import ceil_div, enqueue
-from tilewright.kernels.masked import Masks
+from tilewright.kernels.passes.contents import Contents, Sought
+from tilewright.kernels.passes.masked import Masks
 
 THREADS = 32 if SIMULATOR else 256
 EACH = 8
