@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewright.kernels import calls, lane_copies
 from tilewright.kernels.calls import call1, long_call4, nanoseconds
-from tilewright.kernels.host_loops import compiled
+from tilewright.kernels.cpu.loops import compiled
 
 WRITE, CLOCK, WAIT, RECORD, COPY, COPY_ROWS = range(6)
 """Indices of the system's and the driver's functions in the table of addresses."""

@@ -29,6 +29,7 @@ from tilewright.kernels.calls import (
     nanoseconds,
     take_numbers,
 )
+from tilewright.kernels.cpu.loops import compiled
 from tilewright.kernels.file_rectangles import (
     ANY_LENGTH,
     LEAST_USEFUL_SHARE,
@@ -38,7 +39,6 @@ from tilewright.kernels.file_rectangles import (
 )
 from tilewright.kernels.files import READ_FLAGS
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.host_loops import compiled
 
 _OFFSET, _FILE_NBYTES, _ROWS, _WIDTH, _STRIDE, _TARGET, _PITCH, _TALL, _WIDE, _SPAN = range(10)
 """Columns of the loop's table: a `Rectangle`, then the rows and bytes of a row that one block takes, and whether it

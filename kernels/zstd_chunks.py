@@ -34,9 +34,9 @@ from tilewright.kernels.calls import (
     nanoseconds,
     take_numbers,
 )
+from tilewright.kernels.cpu.loops import compiled
 from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk, name_table
 from tilewright.kernels.files import READ_FLAGS
-from tilewright.kernels.host_loops import compiled
 from tilewright.kernels.zstd import (
     ADDRESS,
     IN,

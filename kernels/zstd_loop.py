@@ -20,7 +20,7 @@ import numba
 import numpy as np
 
 from tilewright.kernels.calls import long_call3, long_call4
-from tilewright.kernels.host_loops import compiled
+from tilewright.kernels.cpu.loops import compiled
 from tilewright.kernels.zstd import (
     ADDRESS,
     FILLED,

@@ -27,8 +27,8 @@ from distributed.security import Security
 from distributed.worker_memory import parse_memory_limit
 
 from tilewright.kernels.arguments import shown
+from tilewright.kernels.cpu.loops import start_compiler
 from tilewright.kernels.gpu.device_choice import cuda_available
-from tilewright.kernels.host_loops import start_compiler
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 from tilewright.pipeline.local_cluster import allow_open_files, client_of, details_wanted, quiet, start

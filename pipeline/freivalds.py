@@ -29,9 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.kernels.gemm.base import compute_dtype
-from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.thin import (
+from tilewright.kernels.cpu.thin import (
     BLOCK_COLUMNS,
     INFINITE,
     NAN,
@@ -42,6 +40,8 @@ from tilewright.kernels.thin import (
     find_special_columns,
     settle_special,
 )
+from tilewright.kernels.gemm.base import compute_dtype
+from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.tolerance import OPERAND_ROUNDOFF, OPERAND_UNDERFLOW, unit_roundoff
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
 from tilewright.pipeline.probe import UNIT_VARIANCE, Probe
@@ -126,7 +126,7 @@ class Sums:
     """For each group, float64: the largest sum of |element|² over these rows in one of its columns; of B only, and
     empty for integers."""
     special: np.ndarray | None
-    """What B's columns hold in these rows, uint8 (`tilewright.kernels.thin`); None where that is numbers alone, or the
+    """What B's columns hold in these rows, uint8 (`tilewright.kernels.cpu.thin`); None where that is numbers alone, or the
     probe knows."""
     strays: np.ndarray
     """rows × groups, bool: where C holds a number though there must be none."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.kernels.cpu.thin import NUMBER, wide_dtype
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.thin import NUMBER, wide_dtype
 from tilewright.pipeline import config
 
 IMAGE_NBYTES = 256 * 2**20
@@ -53,7 +53,7 @@ class Probe:
     """What C's elements are formed in."""
     threads: int
     left_out: np.ndarray | None = None
-    """What the columns of op(B) hold, uint8 (`tilewright.kernels.thin`): all but those of ``NUMBER`` count as zeros, in
+    """What the columns of op(B) hold, uint8 (`tilewright.kernels.cpu.thin`): all but those of ``NUMBER`` count as zeros, in
     C too."""
 
     def inside(self, columns: slice) -> Iterator[tuple[int, slice, slice]]:

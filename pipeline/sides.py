@@ -12,10 +12,10 @@ import numpy as np
 import zarr
 from distributed import get_worker
 
+from tilewright.kernels.cpu.loops import usable_cores
+from tilewright.kernels.cpu.thin import wide_dtype, widen
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.host_loops import usable_cores
-from tilewright.kernels.thin import wide_dtype, widen
 from tilewright.pipeline.giving_up import read_while
 from tilewright.pipeline.probe import Probe, group_width, line_nbytes, vector_count
 from tilewright.pipeline.reduce import end_if_given_up

@@ -19,9 +19,9 @@ from dask.system import CPU_COUNT
 from distributed import get_worker, rejoin, secede
 from distributed.threadpoolexecutor import thread_state, threads_lock
 
+from tilewright.kernels.cpu.loops import start_compiler, usable_cores
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.gpu.memory import allocating
-from tilewright.kernels.host_loops import start_compiler, usable_cores
 from tilewright.pipeline.asking import address_of
 from tilewright.pipeline.engines import (
     arrival_of,

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
-from tilewright.kernels import host, matmul
+from tilewright.kernels import matmul
+from tilewright.kernels.cpu import product as host
 from tilewright.kernels.gemm import kernel_name, prepare
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.passes.contents import NOTHING, contents_of, overflow_of

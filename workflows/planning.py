@@ -19,12 +19,12 @@ from distributed.comm import get_address_host
 
 from tilewright.kernels.arguments import as_count, check_choice, check_flag, shown
 from tilewright.kernels.bfloat16 import is_bfloat16
+from tilewright.kernels.cpu.loops import share_of_cores, usable_cores
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS, PRECISIONS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.gpu.memory import format_nbytes
-from tilewright.kernels.host_loops import share_of_cores, usable_cores
 from tilewright.pipeline import config, store
 from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster

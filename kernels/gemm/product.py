@@ -133,7 +133,7 @@ def matmul(
             )
     op_a, op_b = a.T if transpose_a else a, b.T if transpose_b else b
     if where == "cpu":
-        from tilewright.kernels import host
+        from tilewright.kernels.cpu import product as host
 
         host.matmul(op_a, op_b, out, accumulate=accumulate)
     else:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.cpu.loops import by_memory, compiled, source_type
 from tilewright.kernels.deferred import numba
-from tilewright.kernels.host_loops import by_memory, compiled, source_type
 
 PIECE = 4096
 """Elements compared with one value after the other while they are in the first-level cache: 32 KiB at most, but for

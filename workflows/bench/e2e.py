@@ -30,9 +30,9 @@ import numpy as np
 import zarr
 from distributed import Client, LocalCluster
 
+from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.gpu.memory import format_nbytes, peak_nbytes
-from tilewright.kernels.host_loops import usable_cores
 from tilewright.pipeline.chunks import layout_of
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone, counted

@@ -16,7 +16,7 @@ from typing import Any
 import numba
 import pytest
 
-from tilewright.kernels import host_loops
+from tilewright.kernels.cpu import loops as host_loops
 from tilewright.kernels.gpu import fingerprint
 
 LOOP = "def loop(value):\n    return add(value)\n"
@@ -104,7 +104,7 @@ print("whole")
 def test_where_nothing_can_be_written_loops_are_compiled_anew(tmp_path: Path) -> None:
     """A read-only installation and a user without a home. Files stand where folders would be made, since nothing else
     stops root."""
-    package = Path(__file__).parents[2] / "tilewright"
+    package = Path(__file__).parents[3] / "tilewright"
     shutil.copytree(package, tmp_path / "tilewright", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in [path for path in tmp_path.rglob("*") if path.is_dir()]:
         (folder / "__pycache__").touch()

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tilewright.kernels import thin
+from tilewright.kernels.cpu import thin
 
 
 def test_threads_that_come_first_at_once_share_one_loop(rng: np.random.Generator) -> None:

@@ -18,9 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels import naive
-from tilewright.kernels import host, host_integer, matmul
-from tilewright.kernels.host_integer import LIMB, NARROW, WIDE, WORDS_A, WORDS_B, IfmaProduct, Tiling
-from tilewright.kernels.host_loops import cpu_threads, target_type
+from tilewright.kernels import matmul
+from tilewright.kernels.cpu import integer as host_integer
+from tilewright.kernels.cpu import product as host
+from tilewright.kernels.cpu.integer import LIMB, NARROW, WIDE, WORDS_A, WORDS_B, IfmaProduct, Tiling
+from tilewright.kernels.cpu.loops import cpu_threads, target_type
 
 # Nothing but the instructions themselves needs such a CPU: the packing, and all else of a product of blocks, is tested
 # with them as Python integers, and whole products without them in test_host_matmul.py.

@@ -3,7 +3,7 @@
 Floating point goes to BLAS, which writes straight into ``out`` where it can. Integers are split into digits whose
 products are exact in floating point (`tilewright.kernels.gemm.digits`) and go to BLAS too, which is two orders of
 magnitude faster than NumPy's own integer product. Where the CPU has AVX-512's 52-bit multiply-adds, wide integers go to
-those instead (`tilewright.kernels.host_integer`) as soon as they are less work than the digits that the values need; on
+those instead (`tilewright.kernels.cpu.integer`) as soon as they are less work than the digits that the values need; on
 any other CPU digits do all of it.
 
 Everything here may be called from several threads at once: the loops run on threads of their own, not in Numba's thread
@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.kernels.deferred import numba
-from tilewright.kernels.gemm import digits
-from tilewright.kernels.gemm.base import compute_dtype
-from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.host_loops import (
+from tilewright.kernels.cpu.loops import (
     blocks,
     by_memory,
     compiled,
@@ -32,9 +28,13 @@ from tilewright.kernels.host_loops import (
     source_type,
     target_type,
 )
+from tilewright.kernels.deferred import numba
+from tilewright.kernels.gemm import digits
+from tilewright.kernels.gemm.base import compute_dtype
+from tilewright.kernels.gpu.launch import ceil_div
 
 if TYPE_CHECKING:
-    from tilewright.kernels import host_integer
+    from tilewright.kernels.cpu import integer as host_integer
 
 BLOCK = 1280
 """Side of the blocks that integers are split in: large enough for BLAS, and 15 of them in float64 are 200 MB."""
@@ -70,7 +70,7 @@ def kernel_name(dtype: np.dtype) -> str:
     """What multiplies matrices with this result dtype; for integers, the candidates (the values decide)."""
     if dtype.kind not in "iu":
         return "BLAS"
-    from tilewright.kernels import host_integer
+    from tilewright.kernels.cpu import integer as host_integer
 
     return "52-bit multiply-adds or exact digits" if host_integer.available() else "BLAS on exact digits"
 
@@ -327,7 +327,7 @@ def _integers(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -
     a, b = _ring(a), _ring(b)
     # Signed, because Numba would make float64 of int64 + uint64; sums wrap to the same bits.
     target = out.view(f"i{out.dtype.itemsize}")
-    from tilewright.kernels import host_integer  # not above: floats have no use for its loops
+    from tilewright.kernels.cpu import integer as host_integer  # not above: floats have no use for its loops
 
     if not accumulate:
         target[...] = 0

@@ -16,7 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels import naive
-from tilewright.kernels import host, host_integer, host_loops, matmul
+from tilewright.kernels import matmul
+from tilewright.kernels.cpu import integer as host_integer
+from tilewright.kernels.cpu import loops as host_loops
+from tilewright.kernels.cpu import product as host
 from tilewright.kernels.errors import DTypeError
 from tilewright.kernels.gemm import digits
 from tilewright.kernels.gemm.base import ELEMENTS

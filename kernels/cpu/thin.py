@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.kernels.cpu.loops import kept
 from tilewright.kernels.deferred import numba
-from tilewright.kernels.host_loops import kept
 
 NUMBER, INFINITE, NAN = 0, 1, 2
 """What a line of a matrix holds, as uint8: numbers alone, also infinity, also NaN (with or without infinity). Of two
