@@ -36,7 +36,7 @@ gpu-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'gpu or multigpu'
 
 sanitize: $(INSTALLED)
-	$(BIN)/python -m tests.kernels.sanitized
+	$(BIN)/python -m tests.kernels.gemm.sanitized
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ length. Results of up to 32 bits need the first sum alone.
 
 The loops are Goto's (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008): both
 operands are packed into panels, and a tile of the product stays in registers while k passes. The digits of
-`tilewright.kernels.gemm.digits` do the same work where a CPU lacks the instructions, or numbers are small.
+`tilewright.kernels.gemm.exact.digits` do the same work where a CPU lacks the instructions, or numbers are small.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The CPU twins of the public kernels: the same answers, from BLAS and compiled loops.
 
 Floating point goes to BLAS, which writes straight into ``out`` where it can. Integers are split into digits whose
-products are exact in floating point (`tilewright.kernels.gemm.digits`) and go to BLAS too, which is two orders of
+products are exact in floating point (`tilewright.kernels.gemm.exact.digits`) and go to BLAS too, which is two orders of
 magnitude faster than NumPy's own integer product. Where the CPU has AVX-512's 52-bit multiply-adds, wide integers go to
 those instead (`tilewright.kernels.cpu.integer`) as soon as they are less work than the digits that the values need; on
 any other CPU digits do all of it.
@@ -29,8 +29,8 @@ from tilewright.kernels.cpu.loops import (
     target_type,
 )
 from tilewright.kernels.deferred import numba
-from tilewright.kernels.gemm import digits
 from tilewright.kernels.gemm.base import compute_dtype
+from tilewright.kernels.gemm.exact import digits
 from tilewright.kernels.gpu.launch import ceil_div
 
 if TYPE_CHECKING:

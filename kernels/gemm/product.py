@@ -242,7 +242,7 @@ def _decide(
 
 def _open_matrix(base: int, layout: Layout) -> Any:
     """A matrix of the given layout with a `Place` for its address."""
-    from tilewright.kernels.gemm.repitch import Matrix
+    from tilewright.kernels.gemm.cores.repitch import Matrix
 
     shape, strides, dtype, remainder = layout
     place: Any = Place(base, 0, remainder)

@@ -14,20 +14,20 @@ from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 
 def _portable() -> tuple[GemmKernel, ...]:
-    from tilewright.kernels.gemm.global_memory import GLOBAL_MEMORY
-    from tilewright.kernels.gemm.tiled import TILED
+    from tilewright.kernels.gemm.ladder.global_memory import GLOBAL_MEMORY
+    from tilewright.kernels.gemm.ladder.tiled import TILED
 
     return (TILED, GLOBAL_MEMORY)
 
 
 def _specialised() -> tuple[GemmKernel, ...]:
-    from tilewright.kernels.gemm.double_tensor_core import DOUBLE_TENSOR_CORE
-    from tilewright.kernels.gemm.exact_integer import EXACT_INTEGER, EXACT_INTEGER_MMA
-    from tilewright.kernels.gemm.half_tensor_core import ASKED, BFLOAT, HALF
-    from tilewright.kernels.gemm.register_blocked import REGISTER_BLOCKED
-    from tilewright.kernels.gemm.skinny_launch import SKINNY
-    from tilewright.kernels.gemm.split_float import SPLIT
-    from tilewright.kernels.gemm.warp_tiled_launch import WARP_TILED
+    from tilewright.kernels.gemm.cores.skinny_launch import SKINNY
+    from tilewright.kernels.gemm.cores.warp_tiled_launch import WARP_TILED
+    from tilewright.kernels.gemm.exact.exact_integer import EXACT_INTEGER, EXACT_INTEGER_MMA
+    from tilewright.kernels.gemm.hopper.half_tensor_core import ASKED, BFLOAT, HALF
+    from tilewright.kernels.gemm.hopper.split_float import SPLIT
+    from tilewright.kernels.gemm.ladder.register_blocked import REGISTER_BLOCKED
+    from tilewright.kernels.gemm.tensor.double_tensor_core import DOUBLE_TENSOR_CORE
 
     return (
         EXACT_INTEGER,

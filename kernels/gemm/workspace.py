@@ -50,13 +50,9 @@ def workspace_nbytes(
     partial sums of a small C, or of a strip of a large one, with a long k. Each kernel keeps to a bound of its own, and
     gives back what it borrowed before the next begins.
     """
-    from tilewright.kernels.gemm import (
-        exact_integer,
-        float_operand,
-        repitch,
-        skinny_launch,
-        warp_tiled_launch,
-    )
+    from tilewright.kernels.gemm.cores import repitch, skinny_launch, warp_tiled_launch
+    from tilewright.kernels.gemm.exact import exact_integer
+    from tilewright.kernels.gemm.hopper import float_operand
 
     if m * n * k == 0:
         return 0
@@ -90,7 +86,7 @@ def _aligned(m: int, n: int, k: int, itemsize: int, parent: Parent | None) -> bo
 
 def _reduced_nbytes(m: int, n: int, k: int, precision: str, parent: Parent | None) -> int:
     """The same for float32 on the tensor cores."""
-    from tilewright.kernels.gemm import float_operand, half_tensor_core, split_float
+    from tilewright.kernels.gemm.hopper import float_operand, half_tensor_core, split_float
 
     if precision == "split":
         return split_float.most_nbytes(m, n, k)

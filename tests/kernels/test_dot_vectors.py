@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from tests.kernels import lane_by_lane
-from tests.kernels.machine_code import assemble, assert_no_spills
+from tests.kernels.gemm import lane_by_lane
+from tests.kernels.gemm.machine_code import assemble, assert_no_spills
 from tilewright.kernels import dot, dot_vectors
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.gemm.pipes import pipe_at
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
-from tests.kernels.pipes import pipe_at
 from tilewright.kernels import calls, file_upload
 from tilewright.kernels.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.kernels.file_upload import DRIVER, LONGEST_RUN, Upload, _run_length

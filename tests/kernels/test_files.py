@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.pipes import pipe_at
+from tests.kernels.gemm.pipes import pipe_at
 from tilewright.kernels import files
 from tilewright.kernels.files import READ_FLAGS, NotAFileError, open_file, read_at
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels import lane_by_lane
-from tests.kernels.lane_by_lane import (
+from tests.kernels.gemm import lane_by_lane
+from tests.kernels.gemm.lane_by_lane import (
     WARP,
     Block,
     _current,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from tests.kernels.machine_code import assemble, assert_no_spills
+from tests.kernels.gemm.machine_code import assemble, assert_no_spills
 from tilewright.kernels import DocumentOffsets, histogram
 from tilewright.kernels.errors import OptionError, OutputError, ShapeError
 from tilewright.kernels.gpu.device_choice import SIMULATOR

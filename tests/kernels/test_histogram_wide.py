@@ -11,8 +11,8 @@ import numba
 import numpy as np
 import pytest
 
-from tests.kernels import lane_by_lane
-from tests.kernels.lane_by_lane import INTEGER_PTX, INTEGER_TYPES, _current, _FlatIntegers, _IntegerCuda
+from tests.kernels.gemm import lane_by_lane
+from tests.kernels.gemm.lane_by_lane import INTEGER_PTX, INTEGER_TYPES, _current, _FlatIntegers, _IntegerCuda
 from tests.kernels.test_histogram import EDGES, MALFORMED, WELL_FORMED
 from tilewright.kernels import histogram_tokens as tokens
 from tilewright.kernels.gpu.device_choice import SIMULATOR

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.pipes import pipe_at
+from tests.kernels.gemm.pipes import pipe_at
 from tilewright.kernels import zstd, zstd_loop
 from tilewright.kernels.zstd import Decompress, FrameError, Frames
 

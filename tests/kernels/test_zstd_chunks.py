@@ -14,8 +14,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.gemm.pipes import pipe_at
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, lanes, run
-from tests.kernels.pipes import pipe_at
 from tilewright.kernels import file_download, file_upload, zstd, zstd_chunks
 from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk
 from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library

@@ -16,7 +16,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.pipes import pipe_at
+from tests.kernels.gemm.pipes import pipe_at
 from tilewright.pipeline import corpus
 from tilewright.pipeline.corpus import (
     Document,

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.kernels.gemm import skinny_launch, warp_tiled_cut
+from tilewright.kernels.gemm.cores import skinny_launch, warp_tiled_cut
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.pipeline import plan as plan_module

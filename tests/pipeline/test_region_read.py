@@ -23,7 +23,7 @@ from numcodecs.abc import Codec
 from zarr.storage import FsspecStore
 
 import tilewright as tw
-from tests.kernels.pipes import pipe_at
+from tests.kernels.gemm.pipes import pipe_at
 from tests.pipeline.stored_arrays import (
     CODECS,
     KINDS,

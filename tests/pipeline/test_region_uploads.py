@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, Crc32cCodec, TransposeCodec, ZstdCodec
 
+from tests.kernels.gemm.pipes import pipe_at
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
-from tests.kernels.pipes import pipe_at
 from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
 from tilewright.kernels.file_upload import Upload
 from tilewright.kernels.zstd_chunks import ChunkUpload

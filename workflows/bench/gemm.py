@@ -28,9 +28,9 @@ from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gemm import tuning
 from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS
 from tilewright.kernels.gemm.check import result_dtype
+from tilewright.kernels.gemm.ladder.tiled import TILED
 from tilewright.kernels.gemm.product import describe, kernel_name
 from tilewright.kernels.gemm.select import ladder
-from tilewright.kernels.gemm.tiled import TILED
 from tilewright.kernels.gpu.device_array import to_device
 from tilewright.kernels.gpu.device_choice import DEVICES, SIMULATOR, current_device, model, resolve_device
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM

@@ -21,8 +21,8 @@ from tilewright.kernels.cpu import integer as host_integer
 from tilewright.kernels.cpu import loops as host_loops
 from tilewright.kernels.cpu import product as host
 from tilewright.kernels.errors import DTypeError
-from tilewright.kernels.gemm import digits
 from tilewright.kernels.gemm.base import ELEMENTS
+from tilewright.kernels.gemm.exact import digits
 
 sides = st.integers(0, 23)
 layouts = st.sampled_from(sorted(naive.HOST_LAYOUTS))

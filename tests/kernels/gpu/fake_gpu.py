@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tilewright.kernels.gemm import double_tensor_core, product, scratch, skinny_launch, warp_tiled_launch
+from tilewright.kernels.gemm import product, scratch
+from tilewright.kernels.gemm.cores import skinny_launch, warp_tiled_launch
+from tilewright.kernels.gemm.tensor import double_tensor_core
 from tilewright.kernels.gpu import compiled, device_array, device_choice, driver_launch, launch
 
 SCRATCH = 0x600000000000

@@ -17,7 +17,7 @@ from tests.kernels.gpu.fake_gpu import Array, FakeGPU
 from tilewright.kernels import matmul
 from tilewright.kernels.errors import DTypeError, OptionError, OutputError, ShapeError
 from tilewright.kernels.gemm import kernel_name, prepare, product, tuning
-from tilewright.kernels.gemm.repitch import Matrix
+from tilewright.kernels.gemm.cores.repitch import Matrix
 from tilewright.kernels.gemm.select import ladder, select
 from tilewright.kernels.gpu import device_choice
 from tilewright.kernels.gpu.device_array import DeviceRegion, memory_of

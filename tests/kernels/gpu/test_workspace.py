@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tilewright.kernels.bfloat16 import BFLOAT16
 from tilewright.kernels.gemm.base import ELEMENTS, PRECISIONS, GemmKernel, Operand, Problem
-from tilewright.kernels.gemm.repitch import Matrix
+from tilewright.kernels.gemm.cores.repitch import Matrix
 from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.device_array import alignment
@@ -28,21 +28,18 @@ from tilewright.kernels.gpu.launch import ceil_div
 if SIMULATOR:
     pytest.skip("the simulator has none of the kernels that borrow", allow_module_level=True)
 
-from tilewright.kernels.gemm import (
-    byte_mma_launch,
-    double_tensor_core,
-    exact_integer,
+from tilewright.kernels.gemm import scratch
+from tilewright.kernels.gemm.cores import repitch, skinny_launch, warp_tiled_launch
+from tilewright.kernels.gemm.exact import exact_integer
+from tilewright.kernels.gemm.hopper import (
     float_operand,
     half_tensor_core,
-    register_blocked,
-    repitch,
     rounded_sums,
-    scratch,
-    skinny_launch,
     split_float,
-    warp_tiled_launch,
     wgmma_launch,
 )
+from tilewright.kernels.gemm.ladder import register_blocked
+from tilewright.kernels.gemm.tensor import byte_mma_launch, double_tensor_core
 
 HOPPER = (9, 0)
 SCRATCH = 0x600000000000

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tests.kernels.machine_code import assemble, assert_no_spills, sampled
+from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
 from tilewright.kernels.gemm.base import COMPLEX, FLOATS, INTEGERS
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.passes import contents

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda
 
-from tests.kernels.machine_code import assemble, assert_no_spills
+from tests.kernels.gemm.machine_code import assemble, assert_no_spills
 from tilewright.kernels.gpu.device_array import DeviceRegion, as_device_array
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.passes import transpose_device, transpose_host

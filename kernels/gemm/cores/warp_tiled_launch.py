@@ -1,0 +1,355 @@
+"""The warp-tiled kernel's record: what it supports, how its parts are launched, and the sum of split products."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numba
+import numpy as np
+from numba import cuda
+
+from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
+from tilewright.kernels.gemm.cores import repitch
+from tilewright.kernels.gemm.cores.repitch import Matrix
+from tilewright.kernels.gemm.cores.warp_tiled import warp_tiled_function
+from tilewright.kernels.gemm.cores.warp_tiled_cut import (
+    DTYPES,
+    SHORT,
+    Part,
+    candidates,
+    cut,
+    most_partial_nbytes,
+)
+from tilewright.kernels.gemm.cores.warp_tiling import (
+    ALONG_K,
+    ALONG_OUTER,
+    LAYOUTS,
+    VECTOR,
+    Tiling,
+    shared_nbytes,
+    vector_elements,
+)
+from tilewright.kernels.gemm.scratch import borrowed
+from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.ptx.memory import VECTOR_NBYTES
+
+MAX_SIDE = 2**31 - 1
+"""Sides are counted in 32 bits, k too; addresses have 64."""
+REDUCING_THREADS = 256
+ACCEPTED = (*DTYPES, np.dtype("i4"), np.dtype("i8"))
+
+
+def as_unsigned(dtype: np.dtype) -> np.dtype:
+    """The dtype, or for signed integers the unsigned one, whose sums and products have the same bits."""
+    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "i" else dtype
+
+
+def matrix(array: Any) -> Matrix:
+    """A device array as a matrix; integers as unsigned ones."""
+    return Matrix(address(array), array.shape, array.strides, as_unsigned(array.dtype))
+
+
+def layout(outer: int, outer_stride: int, k_stride: int, pointer: int, itemsize: int) -> str:
+    """How an operand is read, from its extent, strides (bytes) and address. One stride is an element's."""
+    if outer_stride != itemsize:
+        return ALONG_K
+    aligned = pointer % VECTOR_NBYTES == 0 and k_stride % VECTOR_NBYTES == 0
+    return VECTOR if aligned and outer % vector_elements(itemsize) == 0 else ALONG_OUTER
+
+
+def layouts(a: Matrix, b: Matrix) -> tuple[str, str]:
+    itemsize = a.dtype.itemsize
+    return (
+        layout(a.shape[0], a.strides[0], a.strides[1], a.pointer, itemsize),
+        layout(b.shape[1], b.strides[1], b.strides[0], b.pointer, itemsize),
+    )
+
+
+@functools.cache
+def signature(dtype: np.dtype) -> Any:
+    strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
+    return numba.void(strided, strided, strided, numba.int64, numba.boolean, numba.boolean)
+
+
+@functools.cache
+def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str, short: bool) -> tuple[Any, int]:
+    """The kernel, and its bytes of shared memory."""
+    function = warp_tiled_function(dtype, tiling, a_layout, b_layout, short)
+    nbytes = shared_nbytes(tiling, dtype.itemsize)
+    bounds = tiling.launch_bounds
+    return compile_kernel(function, signature(dtype), launch_bounds=bounds, shared_nbytes=nbytes), nbytes
+
+
+def sum_function(dtype: np.dtype) -> Any:
+    """The plain function of the kernel that adds split products, in the order of k.
+
+    ``c (+)= partial[0] + partial[1] + ...`` for partial (splits × m × n, contiguous), c (m × n, any strides,
+    written). Grid: ceil(m n / REDUCING_THREADS). Block: REDUCING_THREADS.
+    """
+    number = numba.from_dtype(dtype)
+
+    def sum_kernel(partial: Any, c: Any, splits: int, accumulate: bool) -> None:
+        m, n = numba.uint64(c.shape[0]), numba.uint64(c.shape[1])
+        i = numba.uint64(cuda.blockIdx.x) * numba.uint64(REDUCING_THREADS) + numba.uint64(cuda.threadIdx.x)
+        if i < m * n:
+            row, column = i // n, i % n
+            total = partial[row, column]
+            for s in range(1, splits):
+                total = number(total + partial[numba.uint64(s) * m + row, column])
+            if accumulate:
+                total = number(c[row, column] + total)
+            c[row, column] = total
+
+    return sum_kernel
+
+
+SUM_WAYS = 16
+"""Threads that share the partial sums of an element where there are many."""
+MANY_SPLITS = 16
+"""From this many partial sums on, one thread that adds them one by one waits longer for memory than the product
+took."""
+
+
+def shared_sum_function(dtype: np.dtype) -> Any:
+    """The same for many partial sums: `SUM_WAYS` threads an element, each adding every `SUM_WAYS`-th of them.
+
+    ``c (+)= partial[0] + partial[1] + ...`` as `sum_function`; thread w adds partials w, w + SUM_WAYS, ..., and the
+    threads' sums are added in the order of w: the order of all is fixed by ``splits``. Grid:
+    ceil(m n SUM_WAYS / REDUCING_THREADS). Block: REDUCING_THREADS. Shared memory: an element a thread.
+    """
+    number = numba.from_dtype(dtype)
+    columns = REDUCING_THREADS // SUM_WAYS
+
+    def shared_sum_kernel(partial: Any, c: Any, splits: int, accumulate: bool) -> None:
+        sums = cuda.shared.array(REDUCING_THREADS, number)
+        m, n = numba.uint64(c.shape[0]), numba.uint64(c.shape[1])
+        thread = numba.uint64(cuda.threadIdx.x)
+        way = thread // numba.uint64(columns)
+        i = numba.uint64(cuda.blockIdx.x) * numba.uint64(columns) + thread % numba.uint64(columns)
+        row, column = i // n, i % n
+        total = number(0)
+        if i < m * n:
+            for s in range(way, numba.uint64(splits), numba.uint64(SUM_WAYS)):
+                total = number(total + partial[s * m + row, column])
+        sums[thread] = total
+        cuda.syncthreads()  # every thread's sum has been written
+        if way == 0 and i < m * n:
+            for w in range(1, SUM_WAYS):
+                total = number(total + sums[thread + numba.uint64(w * columns)])
+            if accumulate:
+                total = number(c[row, column] + total)
+            c[row, column] = total
+
+    return shared_sum_kernel
+
+
+@functools.cache
+def sum_signature(dtype: np.dtype) -> Any:
+    strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
+    return numba.void(strided, strided, numba.int64, numba.boolean)
+
+
+@functools.cache
+def _sum_kernel(dtype: np.dtype) -> Any:
+    return compile_kernel(sum_function(dtype), sum_signature(dtype))
+
+
+@functools.cache
+def _shared_sum_kernel(dtype: np.dtype) -> Any:
+    return compile_kernel(shared_sum_function(dtype), sum_signature(dtype))
+
+
+def enqueue_sum(partial: Matrix, c: Matrix, splits: int, accumulate: bool, stream: Any) -> None:
+    """Enqueue ``c (+)=`` the sum of ``splits`` partial products, which follow each other in memory."""
+    many = splits >= MANY_SPLITS
+    kernel = (_shared_sum_kernel if many else _sum_kernel)(c.dtype)
+    grid = ceil_div(c.size * (SUM_WAYS if many else 1), REDUCING_THREADS)
+    enqueue(kernel, grid, REDUCING_THREADS, stream, 0, partial, c, splits, accumulate)
+
+
+def _multiply(
+    a: Matrix,
+    b: Matrix,
+    c: Matrix,
+    part: Part,
+    accumulate: bool,
+    stream: Any,
+    ways: tuple[str, str] | None = None,
+) -> None:
+    """Enqueue one part, ``c`` being where its (or its splits') products go.
+
+    ``ways`` are the layouts of A and B where these do not follow from their sides and strides: for padded copies.
+    """
+    m, n, itemsize, tiling = a.shape[0], b.shape[1], a.dtype.itemsize, part.tiling
+    c_vectors = (
+        c.pointer % VECTOR_NBYTES == 0
+        and c.strides[0] % VECTOR_NBYTES == 0
+        and n % vector_elements(itemsize) == 0
+    )
+    kernel, nbytes = _kernel(a.dtype, tiling, *(ways or layouts(a, b)), a.shape[1] < tiling.block_k)
+    grid = (ceil_div(m, tiling.block_m) * ceil_div(n, tiling.block_n), 1, part.splits)
+    enqueue(kernel, grid, tiling.threads, stream, nbytes, a, b, c, part.depth, accumulate, c_vectors)
+
+
+def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
+    """Enqueue one part of ``c (+)= a b``; the matrices are the whole ones, C with contiguous rows."""
+    rows, columns, target = a, b, c
+    if (part.m, part.n) != c.shape:
+        k = a.shape[1]
+        rows, columns = a.slice(part.row, part.m, 0, k), b.slice(0, k, part.column, part.n)
+        target = c.slice(part.row, part.m, part.column, part.n)
+    if part.splits == 1:
+        _multiply(rows, columns, target, part, accumulate, stream)
+        return
+    itemsize, lines = c.dtype.itemsize, part.splits * part.m
+    with borrowed(lines * part.n * itemsize, stream) as scratch:
+        partial = Matrix(scratch, (lines, part.n), (part.n * itemsize, itemsize), c.dtype)
+        _multiply(rows, columns, partial, part, False, stream)
+        enqueue_sum(partial, target, part.splits, accumulate, stream)
+
+
+THIN_STRIPS = 32
+"""Strips of C of up to this many rows or columns go to the kernel of thin products, where it takes the dtype: those of
+`double_tensor_core` too. How wide a strip is cut off here, for whichever kernel, is `warp_tiled_cut.STRIP`."""
+
+
+def _thin(part: Part, c: Matrix) -> bool:
+    return (
+        min(part.m, part.n) <= THIN_STRIPS < max(part.m, part.n)
+        and c.dtype.kind in "fc"
+        and (part.m, part.n) != c.shape
+    )
+
+
+def _launch_thin(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
+    from tilewright.kernels.gemm.cores import skinny_launch  # which imports this module
+
+    k = a.shape[1]
+    skinny_launch.launch(
+        a.slice(part.row, part.m, 0, k),
+        b.slice(0, k, part.column, part.n),
+        c.slice(part.row, part.m, part.column, part.n),
+        accumulate,
+        stream,
+    )
+
+
+def _copied(a: Matrix, b: Matrix, part: Part) -> tuple[bool, bool]:
+    """Which of A (as k × m) and B are copied to aligned lines first: those whose lines across k are not aligned, where
+    each element is used often enough and has four bytes. For wider elements a copy did not pay.
+    """
+    return tuple(  # type: ignore[return-value]
+        part.splits == 1
+        and used >= repitch.LEAST_SIDE
+        and operand.dtype.itemsize == 4
+        and layout(operand.shape[1], operand.strides[1], operand.strides[0], operand.pointer, 4)
+        == ALONG_OUTER
+        for operand, used in ((a, part.n), (b, part.m))
+    )
+
+
+def _launch_part_aligned(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
+    """Enqueue one part, from aligned copies of panels of operands where that pays."""
+    k = a.shape[1]
+    left, right = a.slice(part.row, part.m, 0, k).transposed(), b.slice(0, k, part.column, part.n)
+    copies = _copied(left, right, part)
+    line_nbytes = sum(
+        repitch.pitch(operand.shape[1], operand.dtype.itemsize)
+        for operand, copied in zip((left, right), copies, strict=True)
+        if copied
+    )
+    depth = repitch.panel_depth(k, line_nbytes)
+    if not any(copies) or depth is None:
+        launch_part(a, b, c, part, accumulate, stream)
+        return
+    target = c.slice(part.row, part.m, part.column, part.n)
+    with borrowed(depth * line_nbytes, stream) as scratch:
+        for first, length in repitch.panels(k, depth):
+            panels, place = [], scratch
+            for operand, copied in zip((left, right), copies, strict=True):
+                panel = operand.slice(first, length, 0, operand.shape[1])
+                if copied:
+                    panel = repitch.copy(panel, place, stream)
+                    place += length * panel.strides[0]
+                panels.append(panel)
+            rows, columns = panels[0].transposed(), panels[1]
+            ways = [
+                VECTOR if copied else found
+                for copied, found in zip(copies, layouts(rows, columns), strict=True)
+            ]
+            add = accumulate or first > 0
+            _multiply(rows, columns, target, replace(part, depth=length), add, stream, (ways[0], ways[1]))
+
+
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
+    """Enqueue ``c (+)= a b``."""
+    left, right, target = matrix(a), matrix(b), matrix(c)
+    if target.strides[1] != target.dtype.itemsize:
+        # The transposed product: the kernel stores C by rows.
+        left, right, target = right.transposed(), left.transposed(), target.transposed()
+    (m, k), n = left.shape, right.shape[1]
+    for part in cut(m, n, k, target.dtype, layouts(left, right), multiprocessors(current_device())):
+        if _thin(part, target):
+            _launch_thin(left, right, target, part, accumulate, stream)
+        else:
+            _launch_part_aligned(left, right, target, part, accumulate, stream)
+
+
+def most_nbytes(m: int, n: int, k: int, dtype: np.dtype) -> int:
+    """An upper bound for the partial sums of a product of these sides or smaller ones."""
+    return most_partial_nbytes(m, n, k, as_unsigned(dtype))
+
+
+def _readable(outer: int, outer_stride: int, k: int, k_stride: int) -> bool:
+    """Whether an operand with these strides (elements) can be copied: one is 1, none runs backwards."""
+    return min(outer_stride, k_stride) >= 0 and 1 in (outer_stride, k_stride) and max(outer, k) <= MAX_SIDE
+
+
+def supports(problem: Problem) -> bool:
+    a, b, c = problem.a, problem.b, problem.c
+    return (
+        c.dtype in ACCEPTED
+        and a.dtype == b.dtype == c.dtype
+        and min(operand.alignment for operand in (a, b, c)) >= c.dtype.itemsize
+        and problem.precision == "full"
+        and problem.capability is not None
+        and problem.capability >= (8, 0)
+        and _readable(problem.m, a.strides[0], problem.k, a.strides[1])
+        and _readable(problem.n, b.strides[1], problem.k, b.strides[0])
+        and 1 in c.strides
+        and min(c.strides) > 0
+    )
+
+
+def variants() -> Iterable[Variant]:
+    yield from repitch.variants()
+    for dtype in DTYPES:
+        yield Variant(f"warp-tiled {dtype} sum of splits", sum_function(dtype), sum_signature(dtype))
+        yield Variant(f"warp-tiled {dtype} shared sum", shared_sum_function(dtype), sum_signature(dtype))
+        for a_layout in LAYOUTS:
+            for b_layout in LAYOUTS:
+                tilings = [(candidate.tiling, False) for candidate in candidates(dtype, a_layout, b_layout)]
+                for tiling, short in [*tilings, (SHORT[dtype].tiling, True)]:
+                    yield Variant(
+                        f"warp-tiled {dtype} {tiling.block_m}x{tiling.block_n} {a_layout} {b_layout}"
+                        + short * " short",
+                        warp_tiled_function(dtype, tiling, a_layout, b_layout, short),
+                        signature(dtype),
+                        options={"launch_bounds": tiling.launch_bounds},
+                    )
+
+
+WARP_TILED = GemmKernel(
+    name="warp-tiled",
+    summary="warp tiles, multi-stage asynchronous copies, fragments in registers; the ordinary cores",
+    supports=supports,
+    launch=launch,
+    recordable=True,
+    variants=variants,
+)

@@ -1,0 +1,497 @@
+"""Exact products of integers of any width on int8 tensor cores: Hopper's ``wgmma``, or ``mma.sync``.
+
+8-bit operands are multiplied as they are. Wider ones go through a pass that keeps their lowest bytes and
+finds their range, on the device; a plan made there says whether one byte of each was enough, or how many
+residues are needed. Every kernel that could be needed is enqueued, and those that the plan does not need return at
+once: the host never waits for the range.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba.cuda import types
+
+from tilewright.kernels.gemm.base import INTEGERS, PLANES_NBYTES, Capability, GemmKernel, Problem, Variant
+from tilewright.kernels.gemm.exact import byte_planes
+from tilewright.kernels.gemm.exact.residue_epilogue import WORKSPACE_NBYTES
+from tilewright.kernels.gemm.exact.residues import (
+    DEPTH_LIMIT,
+    MODULI,
+    PLAN_LENGTH,
+    RESIDUES,
+    SINGLE_DEPTH_LIMIT,
+    SINGLE_KINDS,
+)
+from tilewright.kernels.gemm.hopper.wgmma_config import Config
+from tilewright.kernels.gemm.hopper.wgmma_launch import (
+    HOPPER,
+    Launchable,
+    Output,
+    Planes,
+    compile_launchable,
+    compiled,
+    launch_product,
+    output_of,
+    pass_variant,
+    variant,
+)
+from tilewright.kernels.gemm.scratch import borrowed
+from tilewright.kernels.gemm.tensor import byte_mma, byte_mma_launch
+from tilewright.kernels.gpu.compiled import compile_together, device_capability, multiprocessors
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.launch import ceil_div
+
+LINE_UNIT = 128
+"""Lines of a plane begin at multiples of it (bytes), as suits the copy engine and the memory."""
+LEAST_WORK = 1 << 28
+"""m n k below which the passes and launches cost more than the simple kernels. That `half_tensor_core` begins at the
+same size, though it may need no pass, is by chance."""
+LEAST_SIDE = 64
+BLOCKS_PER_MULTIPROCESSOR = 8
+TURN_RESIDENT_BLOCKS = 6
+"""Blocks on a multiprocessor of the pass that only turns bytes: 40 registers a thread."""
+MOST_MULTIPROCESSORS = 192
+"""No GPU so far has more; each keeps residues of its own."""
+CLUSTER = 2
+CLUSTER_SIDE = 256
+"""Rows, and columns, of C that the blocks of a cluster work on together: asserted below."""
+PLAN_NBYTES = 256
+_C_TYPES = {1: types.int8, 2: types.int16, 4: types.int32, 8: types.int64}
+"""How C's elements are written, by their size: modulo 2**bits a signed number is an unsigned one."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A main loop on some tensor cores; the planes, the plan and what is done with the sums are shared.
+
+    Its blocks, one a multiprocessor, work on tiles of ``residue_epilogue.TILE_ELEMENTS``.
+    """
+
+    config: Callable[..., Any]
+    """``config(kind_a, kind_b, c_type, plan_kind=-1)``: what `launch_product` takes first."""
+    launch_product: Callable[..., None]
+    """As `wgmma_launch.launch_product`."""
+    compiled: Callable[[Any], Launchable]
+    """``compiled(config)``: what `launch_product` launches."""
+
+
+WGMMA = Engine(Config, launch_product, compiled)
+"""Hopper's, compute capability 9.0 alone."""
+MMA = Engine(byte_mma_launch.config_here, byte_mma_launch.launch_product, byte_mma_launch.compiled)
+"""``mma.sync``, which every GPU since 8.0 has."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A matrix as the passes and the tensor cores take it: lines (rows of A, columns of B) of k elements."""
+
+    address: int
+    dtype: np.dtype
+    lines: int
+    depth: int
+    line_stride: int
+    """In elements, as k_stride."""
+    k_stride: int
+
+    @property
+    def turned(self) -> bool:
+        """Whether neighbours in memory are neighbouring lines, not neighbours in k."""
+        return self.line_stride == 1 and self.k_stride != 1
+
+    @property
+    def turned_by_vectors(self) -> bool:
+        """Whether it is a matrix of bytes that `byte_planes.turn_function` takes."""
+        aligned = self.address % 16 == 0 and self.k_stride % 16 == 0
+        return self.turned and self.dtype.itemsize == 1 and aligned
+
+    def panel(self, first: int, depth: int) -> Lines:
+        """The stretch of k that begins at ``first``."""
+        start = self.address + first * self.k_stride * self.dtype.itemsize
+        return Lines(start, self.dtype, self.lines, depth, self.line_stride, self.k_stride)
+
+    def bytes_in_place(self, kind: str) -> Planes | None:
+        """An 8-bit matrix as the copy engine can load it where it lies; None if it cannot."""
+        if self.dtype.itemsize != 1 or self.k_stride != 1:
+            return None
+        planes = Planes(
+            self.address,
+            self.depth,
+            self.lines,
+            1,
+            self.line_stride,
+            self.line_stride * self.lines,
+            kind,
+        )
+        return planes if planes.loadable and self.line_stride >= self.depth else None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie in the scratch memory, and how long a panel of k is. All in bytes but the depths."""
+
+    single_depth: int
+    """Elements of k in a panel whose elements are one byte each."""
+    residue_depth: int
+    """Elements of k in a panel of residues."""
+    planes_a: int
+    planes_b: int
+    nbytes: int
+
+
+def layout(m: int, n: int, k: int, processors: int, *, residues: bool) -> Layout:
+    """How the scratch memory of a product is used on a GPU of ``processors`` multiprocessors; at most PLANES_NBYTES
+    for planes where that is possible. Which of A and B lies along C's rows makes no difference: the tiles of a cluster
+    form a square.
+    """
+    longest = ceil_div(k, LINE_UNIT) * LINE_UNIT
+    affordable = PLANES_NBYTES // (m + n) // LINE_UNIT * LINE_UNIT
+    single = max(LINE_UNIT, min(longest, SINGLE_DEPTH_LIMIT, affordable))
+    count = len(MODULI) if residues else 1
+    affordable = PLANES_NBYTES // (count * (m + n)) // LINE_UNIT * LINE_UNIT
+    residue = max(LINE_UNIT, min(single, DEPTH_LIMIT, affordable))
+    line_nbytes = max(single, count * residue) if residues else single
+    clusters = ceil_div(m, CLUSTER_SIDE) * ceil_div(n, CLUSTER_SIDE)
+    blocks = min(processors, CLUSTER * clusters)
+    planes_a = PLAN_NBYTES + (blocks * WORKSPACE_NBYTES if residues else 0)
+    planes_b = planes_a + m * line_nbytes
+    return Layout(single, residue, planes_a, planes_b, planes_b + n * line_nbytes)
+
+
+def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
+    """An upper bound for the device memory that a product of these sides or smaller ones borrows, for operands of up
+    to ``itemsize`` bytes an element; nothing where it is too small for the tensor cores.
+
+    A smaller product may borrow more than a larger one: of a longer side, fewer whole units of k fit.
+    """
+    if min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK:
+        return 0
+    residues = itemsize > 1
+    deepest = min(ceil_div(k, LINE_UNIT) * LINE_UNIT, SINGLE_DEPTH_LIMIT)
+    if residues:
+        deepest = max(deepest, len(MODULI) * min(deepest, DEPTH_LIMIT))
+    exact = layout(m, n, k, MOST_MULTIPROCESSORS, residues=residues)
+    return max(exact.nbytes, exact.planes_a + min(PLANES_NBYTES, (m + n) * deepest))
+
+
+def _resident_blocks(turned: bool, residues: bool) -> int:
+    """Blocks of a pass on a multiprocessor: what a tile keeps in registers leaves no room for more."""
+    if turned:
+        return 1 if residues else 2
+    return 3 if residues else 4
+
+
+@functools.cache
+def _pass(dtype: np.dtype, turned: bool, residues: bool) -> Launchable:
+    return compile_launchable(
+        byte_planes.pass_function(dtype, turned=turned, residues=residues),
+        byte_planes.ARGUMENTS,
+        threads=byte_planes.THREADS,
+        blocks_per_multiprocessor=_resident_blocks(turned, residues),
+    )
+
+
+@functools.cache
+def _turn() -> Launchable:
+    return compile_launchable(
+        byte_planes.turn_function(),
+        byte_planes.ARGUMENTS,
+        threads=byte_planes.THREADS,
+        blocks_per_multiprocessor=TURN_RESIDENT_BLOCKS,
+    )
+
+
+@functools.cache
+def _reset() -> Launchable:
+    return compile_launchable(byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, threads=1)
+
+
+@functools.cache
+def _decide() -> Launchable:
+    return compile_launchable(byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, threads=1)
+
+
+def _make_planes(
+    matrix: Lines,
+    target: int,
+    line_nbytes: int,
+    plan: int,
+    side: int,
+    stream: Any,
+    *,
+    residues: bool,
+    ranged: bool = True,
+) -> None:
+    """Enqueue the pass that writes the planes of ``matrix`` at ``target`` and, if ``ranged``, finds its range."""
+    if matrix.turned_by_vectors and not residues and not ranged:
+        kernel, extent = _turn(), byte_planes.TURN_SIDE
+        blocks = ceil_div(matrix.lines, extent) * ceil_div(matrix.depth, extent)
+    else:
+        kernel, work = _pass(matrix.dtype, matrix.turned, residues), matrix.lines
+        if matrix.turned:
+            tiles = ceil_div(matrix.lines, byte_planes.TURN_LINES)
+            work = tiles * ceil_div(matrix.depth, byte_planes.TURN_QUADS * byte_planes.QUAD)
+        blocks = min(work, multiprocessors(current_device()) * BLOCKS_PER_MULTIPROCESSOR)
+    kernel.launch(
+        blocks,
+        stream,
+        matrix.address,
+        matrix.line_stride,
+        matrix.k_stride,
+        matrix.lines,
+        matrix.depth,
+        target,
+        line_nbytes // 4,
+        matrix.lines * line_nbytes // 4,
+        plan,
+        side,
+    )
+
+
+def _planes(target: int, matrix: Lines, line_nbytes: int, count: int, kind: str) -> Planes:
+    return Planes(target, matrix.depth, matrix.lines, count, line_nbytes, matrix.lines * line_nbytes, kind)
+
+
+def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, engine: Engine = WGMMA) -> None:
+    """See ``GemmKernel.launch``. Integers of any width and layout; C wraps modulo 2**bits."""
+    itemsize = c.dtype.itemsize
+    output = output_of(c, _C_TYPES[itemsize])
+    left, right = _lines(a, 0, itemsize), _lines(b, 1, itemsize)
+    if output.transposed:  # column-major C: its transpose is B's transpose times A's
+        left, right = right, left
+    multiply = _bytes if left.dtype.itemsize == right.dtype.itemsize == 1 else _wide
+    multiply(left, right, output, accumulate, stream, engine)
+
+
+def _lines(matrix: Any, k_axis_is_first: int, result_itemsize: int) -> Lines:
+    itemsize = matrix.dtype.itemsize
+    strides = [stride // itemsize for stride in matrix.strides]
+    line_axis, k_axis = (1, 0) if k_axis_is_first else (0, 1)
+    # Modulo 2**bits of the result a wider or equally wide operand may as well be read as signed: the numbers are
+    # then smaller, and fewer residues hold the product.
+    signed = itemsize >= result_itemsize
+    dtype = np.dtype(f"i{itemsize}") if signed else matrix.dtype
+    return Lines(
+        address(matrix),
+        dtype,
+        matrix.shape[line_axis],
+        matrix.shape[k_axis],
+        strides[line_axis],
+        strides[k_axis],
+    )
+
+
+def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, engine: Engine) -> None:
+    """8-bit operands: no range to find, and no pass where the copy engine can load them as they lie."""
+    kinds = tuple("s8" if matrix.dtype.kind == "i" else "u8" for matrix in (a, b))
+    config = engine.config(kinds[0], kinds[1], output.c_type)
+    where = layout(a.lines, b.lines, a.depth, 0, residues=False)
+    in_place = all(matrix.bytes_in_place("s8") is not None for matrix in (a, b))
+    # A result of at most 32 bits may wrap inside the tensor cores; a wider one is added up panel by panel.
+    wraps = output.c_type.bitwidth <= 32
+    depth = a.depth if in_place and wraps else where.single_depth
+    needed = PLAN_NBYTES if in_place else where.nbytes
+    with borrowed(needed, stream) as scratch:
+        targets = scratch + where.planes_a, scratch + where.planes_b
+        for first in range(0, a.depth, depth):
+            length = min(depth, a.depth - first)
+            loaded = []
+            for side, matrix in enumerate((a, b)):
+                panel = matrix.panel(first, length)
+                planes = panel.bytes_in_place(kinds[side])
+                if planes is None:
+                    _make_planes(
+                        panel,
+                        targets[side],
+                        where.single_depth,
+                        scratch,
+                        side,
+                        stream,
+                        residues=False,
+                        ranged=False,
+                    )
+                    planes = _planes(targets[side], panel, where.single_depth, 1, kinds[side])
+                loaded.append(planes)
+            add = accumulate or first > 0
+            engine.launch_product(config, loaded[0], loaded[1], output, length, add, stream)
+
+
+@functools.cache
+def _compile_wide(
+    a: tuple[np.dtype, bool], b: tuple[np.dtype, bool], c_type: Any, engine: Engine, device: int
+) -> None:
+    """Have the kernels that `_wide` enqueues compiled, beside each other: one by one they take 20 s.
+
+    a, b: dtype of an operand, and whether it is turned.
+    """
+    configs = [engine.config(*names, c_type, plan_kind=kind) for kind, names in enumerate(SINGLE_KINDS)]
+    configs.append(engine.config("s8", "s8", c_type, plan_kind=RESIDUES))
+    needed = [engine.compiled(config) for config in configs]
+    needed += [_pass(*operand, residues) for operand in (a, b) for residues in (False, True)]
+    needed += [_reset(), _decide()]
+    compile_together({launchable.kernel for launchable in needed}, device_capability(device))
+
+
+def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, engine: Engine) -> None:
+    """Wider operands: find the range, then one product of bytes or one for each modulus, as the plan says."""
+    device = current_device()
+    where = layout(a.lines, b.lines, a.depth, multiprocessors(device), residues=True)
+    _compile_wide((a.dtype, a.turned), (b.dtype, b.turned), output.c_type, engine, device)
+    with borrowed(where.nbytes, stream) as scratch:
+        targets = scratch + where.planes_a, scratch + where.planes_b
+        for first in range(0, a.depth, where.single_depth):
+            length = min(where.single_depth, a.depth - first)
+            panels = a.panel(first, length), b.panel(first, length)
+            add = accumulate or first > 0
+            residue_depth = min(where.residue_depth, length)
+            _reset().launch(1, stream, scratch)
+            for side, panel in enumerate(panels):
+                _make_planes(panel, targets[side], where.single_depth, scratch, side, stream, residues=False)
+            _decide().launch(1, stream, scratch, residue_depth)
+            for kind, names in enumerate(SINGLE_KINDS):
+                single = [
+                    _planes(targets[side], panels[side], where.single_depth, 1, names[side])
+                    for side in range(2)
+                ]
+                config = engine.config(names[0], names[1], output.c_type, plan_kind=kind)
+                engine.launch_product(config, single[0], single[1], output, length, add, stream, plan=scratch)
+            for start in range(0, length, residue_depth):
+                depth = min(residue_depth, length - start)
+                parts = a.panel(first + start, depth), b.panel(first + start, depth)
+                _residues(parts, targets, output, where, scratch, add or start > 0, stream, engine)
+
+
+def _residues(
+    panels: tuple[Lines, Lines],
+    targets: tuple[int, int],
+    output: Output,
+    where: Layout,
+    scratch: int,
+    accumulate: bool,
+    stream: Any,
+    engine: Engine,
+) -> None:
+    """One panel of a product by residues; all of it returns at once where the plan says otherwise."""
+    planes = []
+    for side, panel in enumerate(panels):
+        _make_planes(panel, targets[side], where.residue_depth, scratch, side, stream, residues=True)
+        planes.append(_planes(targets[side], panel, where.residue_depth, len(MODULI), "s8"))
+    engine.launch_product(
+        engine.config("s8", "s8", output.c_type, plan_kind=RESIDUES),
+        planes[0],
+        planes[1],
+        output,
+        panels[0].depth,
+        accumulate,
+        stream,
+        plan=scratch,
+        workspace=scratch + PLAN_NBYTES,
+    )
+
+
+def _worthwhile(problem: Problem) -> bool:
+    """Integers, large enough that the passes over the operands are small against the product."""
+    operands = (problem.a, problem.b, problem.c)
+    return (
+        all(operand.dtype in INTEGERS for operand in operands)
+        and min(problem.m, problem.n) >= LEAST_SIDE
+        and problem.m * problem.n * problem.k >= LEAST_WORK
+        and max(problem.m, problem.n, problem.k) < 1 << 31
+    )
+
+
+def supports(problem: Problem) -> bool:
+    """What is worthwhile, on Hopper."""
+    return problem.capability == HOPPER and _worthwhile(problem)
+
+
+def supports_mma(problem: Problem) -> bool:
+    """What is worthwhile, on any GPU with these tensor cores (on Hopper too, where the ladder prefers the
+    other)."""
+    capable = problem.capability is not None and problem.capability >= byte_mma_launch.AMPERE
+    return capable and _worthwhile(problem)
+
+
+def _passes(minimum: Capability) -> Iterable[Variant]:
+    """The passes for the narrowest and widest elements."""
+    for dtype, turned, residues in itertools.product(
+        (np.int8, np.uint32, np.int64), (False, True), (False, True)
+    ):
+        yield pass_variant(
+            f"{np.dtype(dtype).name} to {'residues' if residues else 'bytes'}{', turned' if turned else ''}",
+            byte_planes.pass_function(np.dtype(dtype), turned=turned, residues=residues),
+            byte_planes.ARGUMENTS,
+            byte_planes.THREADS,
+            _resident_blocks(turned, residues),
+            minimum,
+        )
+    turn = byte_planes.turn_function()
+    yield pass_variant(
+        "bytes turned by vectors",
+        turn,
+        byte_planes.ARGUMENTS,
+        byte_planes.THREADS,
+        TURN_RESIDENT_BLOCKS,
+        minimum,
+    )
+    yield pass_variant("plan", byte_planes.plan_function(), byte_planes.PLAN_ARGUMENTS, 1, 1, minimum)
+    yield pass_variant("reset", byte_planes.reset_function(), byte_planes.RESET_ARGUMENTS, 1, 1, minimum)
+
+
+def variants() -> Iterable[Variant]:
+    """The products for every width of C, and the passes."""
+    for nbytes, c_type in _C_TYPES.items():
+        bits = 8 * nbytes
+        yield variant(f"bytes to int{bits}", Config("s8", "u8", c_type))
+        yield variant(f"residues to int{bits}", Config("s8", "s8", c_type, plan_kind=RESIDUES))
+    yield variant("planned bytes to int64", Config("u8", "u8", types.int64, plan_kind=3))
+    yield from _passes(HOPPER)
+
+
+def variants_mma() -> Iterable[Variant]:
+    """The same with every tile. The passes come in between, so that the first and the last variant have different
+    tiles."""
+    *larger, small = byte_mma_launch.TILES
+
+    def products(tile: byte_mma.Tile) -> Iterable[Variant]:
+        for nbytes, c_type in _C_TYPES.items():
+            for name, kinds, plan_kind in (
+                ("bytes", ("s8", "u8"), -1),
+                ("planned bytes", ("u8", "s8"), 1),
+                ("residues", ("s8", "s8"), RESIDUES),
+            ):
+                config = byte_mma.Config(*kinds, c_type, plan_kind, tile)
+                shape = f"{tile.stages} × {tile.depth} bytes deep"
+                yield byte_mma_launch.variant(f"{name} to int{8 * nbytes}, {shape}", config)
+
+    yield from products(small)
+    yield from _passes(byte_mma_launch.AMPERE)
+    for tile in larger:
+        yield from products(tile)
+
+
+EXACT_INTEGER = GemmKernel(
+    name="exact-integer-wgmma",
+    summary="int8 tensor cores; wider integers by their lowest byte or by residues, as their range asks",
+    supports=supports,
+    launch=launch,
+    variants=variants,
+)
+EXACT_INTEGER_MMA = GemmKernel(
+    name="exact-integer-mma",
+    summary="the same by mma.sync, for the GPUs that have int8 tensor cores but not Hopper's",
+    supports=supports_mma,
+    launch=functools.partial(launch, engine=MMA),
+    variants=variants_mma,
+)
+
+_ANY = Config("s8", "s8", types.int32)
+assert PLAN_LENGTH * 8 <= PLAN_NBYTES
+assert _ANY.cluster == CLUSTER
+assert _ANY.cluster * _ANY.tile_m == _ANY.tile_n == CLUSTER_SIDE

@@ -1,0 +1,220 @@
+"""The Hopper matrix kernel: bulk copies, barriers in shared memory, warpgroup tensor cores, persistent
+blocks.
+
+One warpgroup (the producer) keeps a ring of stages in shared memory full; the others (consumers) multiply
+64 rows each and write their part of C. Two blocks form a cluster, lie below each other in C, and share B:
+each loads half of B's tile and the copy engine writes it to both. The blocks are persistent and walk C in
+bands a few cluster tiles high, so that what they read at one time stays in the second-level cache.
+
+Sources: the structure is CUTLASS's warp-specialised cooperative kernel for sm_90; the steps, one by one,
+are explained in P. Shankhdhar, "Outperforming cuBLAS on H100: a worklog" (2024). The instructions: PTX ISA 9.7.9 (bulk
+copies), 9.7.13 (mbarrier), 9.7.15 (wgmma).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda
+from numba.cuda import types
+
+from tilewright.kernels.gemm.exact.residue_epilogue import WORKSPACE_NBYTES, residue_epilogue
+from tilewright.kernels.gemm.exact.residues import PLAN_KIND, PLAN_PLANES, RESIDUES
+from tilewright.kernels.gemm.hopper.wgmma_config import (
+    C_BOX_LINES,
+    C_BOX_NBYTES,
+    ROWS_PER_WARPGROUP,
+    WARPGROUP,
+    Config,
+)
+from tilewright.kernels.gemm.hopper.wgmma_epilogue import box_store, column_store, conversions, sum_store
+from tilewright.kernels.gemm.hopper.wgmma_mainloop import filler, part_multiplier, plane_multiplier
+from tilewright.kernels.gemm.hopper.wgmma_registers import register_multiplier
+from tilewright.kernels.ptx import barriers, bulk_copy, memory, warpgroup_mma
+
+PRODUCER_REGISTERS = 56
+CONSUMER_REGISTERS = 224
+
+ARGUMENTS = (
+    types.uint64,  # map_a
+    types.uint64,  # map_b
+    types.uint64,  # c
+    types.int64,  # row_stride, in elements
+    types.int64,  # column_stride
+    types.int32,  # m
+    types.int32,  # n
+    types.int32,  # k_steps
+    types.int32,  # paired
+    types.int32,  # accumulate
+    types.uint64,  # plan
+    types.uint64,  # workspace
+    types.uint64,  # map_c
+)
+"""What every variant takes: scalars only, so that one compilation serves all layouts."""
+
+
+@cuda.jit(device=True, inline="always")
+def cluster_tile(index: Any, tiles_m: Any, tiles_n: Any, group: Any) -> Any:
+    """Where in C, in cluster tiles, step ``index`` of the walk lies: down a band of ``group`` tiles, then
+    right."""
+    per_band = group * tiles_n
+    band = index // per_band
+    first = band * group
+    height = min(tiles_m - first, group)
+    within = index - band * per_band
+    column = within // height
+    return first + within - column * height, column
+
+
+def kernel_function(config: Config) -> Callable[..., Any]:
+    """The kernel of ``config`` as a function of ``ARGUMENTS``, for ``cuda.jit`` or ``cuda.compile_ptx``.
+
+    A is m × k and B is k × n, given by tensor maps with boxes ``config.box_a`` and ``config.box_b``, one plane or
+    several. C is m × n with the given strides; every element is written (added to when ``accumulate``), unless the plan
+    says that the work is another kernel's. What lies outside A and B counts as zero, so ragged sides need no special
+    case. ``paired``: two neighbours in a row of C (in a column, where ``config.c_by_columns``) can be written at once.
+    ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
+    ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are written.
+
+    Grid: a multiple of ``config.cluster`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
+    ``config.shared_nbytes``. Registers: 168 at entry, then 224 a consumer and 56 a producer, no spills.
+    """
+    consumers, stages, cluster, group = config.consumers, config.stages, config.cluster, config.group
+    tile_m, tile_n, stage_nbytes, parts = config.tile_m, config.tile_n, config.stage_nbytes, config.parts
+    registers = tile_n // 2
+    config_kind = config.plan_kind
+    guarded, residues = config_kind >= 0, config_kind == RESIDUES
+    kept_words = WORKSPACE_NBYTES // 4
+    c_type = config.c_type
+    sum_type = types.int32 if config.integer else types.float32
+    fill, multiply_parts = filler(config), part_multiplier(config)
+    in_registers, by_columns = config.a_in_registers, config.c_by_columns
+    multiply_plane = register_multiplier(config) if in_registers else plane_multiplier(config)
+    row_step, second_row = (2, 1) if in_registers else (1, 8)
+    boxed, boxes_offset = config.boxes > 0, config.boxes_offset
+    warp_nbytes = config.boxes * C_BOX_NBYTES
+    if by_columns:
+        store = column_store(tile_n, conversions(config))
+    else:
+        store = sum_store(
+            tile_n, conversions(config), flagged_only=config.flagged_only, second_row=second_row
+        )
+    store_boxes = box_store(config)
+    wait_stores = bulk_copy.bulk_wait(0, read=False)
+    keep_residues, add_residues = residue_epilogue(WARPGROUP * consumers, tile_n, 1, c_type)
+    give_registers = warpgroup_mma.register_budget(PRODUCER_REGISTERS, grow=False)
+    take_registers = warpgroup_mma.register_budget(CONSUMER_REGISTERS, grow=True)
+    i32, i64, u32 = types.int32, types.int64, types.uint32
+
+    def kernel(  # type: ignore[no-untyped-def]
+        map_a, map_b, c, row_stride, column_stride, m, n, k_steps, paired, accumulate, plan, workspace, map_c
+    ):
+        planes = i64(1)
+        if guarded:
+            settings = memory.global_array(plan, i64)
+            if settings[PLAN_KIND] != config_kind:
+                return
+            planes = settings[PLAN_PLANES]
+        ring = u32((memory.shared_address(cuda.shared.array(0, types.uint8)) + u32(1023)) & u32(0xFFFFFC00))
+        thread = cuda.threadIdx.x
+        rank = barriers.cluster_rank()
+        if thread == 0:
+            full = ring + u32(stages * stage_nbytes)
+            for stage in range(stages):
+                barriers.barrier_init(full + u32(8 * stage), 1)
+                # One arrival for each consumer warp of all blocks of the cluster: all have read the stage before it is
+                # refilled.
+                barriers.barrier_init(full + u32(8 * stages + 8 * stage), 4 * consumers * cluster)
+            barriers.barrier_init_fence()
+        # No block may signal another's barriers before they are initialised.
+        barriers.cluster_barrier()
+
+        tiles_m = i32((m + cluster * tile_m - 1) // (cluster * tile_m))
+        tiles_n = i32((n + tile_n - 1) // tile_n)
+        first_tile, tile_stride = i32(cuda.blockIdx.x // cluster), i32(cuda.gridDim.x // cluster)
+        place, parity = u32(0), u32(0)
+        if thread < WARPGROUP:
+            give_registers()
+            if thread == 0:
+                bulk_copy.tensor_map_acquire(map_a)
+                bulk_copy.tensor_map_acquire(map_b)
+                for tile in range(first_tile, tiles_m * tiles_n, tile_stride):
+                    tile_row, tile_column = cluster_tile(tile, tiles_m, tiles_n, group)
+                    place, parity = fill(
+                        map_a,
+                        map_b,
+                        ring,
+                        i32((tile_row * cluster + rank) * tile_m),
+                        i32(tile_column * tile_n),
+                        planes,
+                        k_steps,
+                        rank,
+                        place,
+                        parity,
+                    )
+        else:
+            take_registers()
+            warpgroup, lane = thread // WARPGROUP - 1, thread % 32
+            sums = cuda.local.array(registers, sum_type)
+            totals = cuda.local.array(registers, sum_type)
+            if boxed and map_c != 0:
+                bulk_copy.tensor_map_acquire(map_c)
+            out = memory.global_array(c, c_type)
+            kept = memory.global_array(workspace, u32)
+            kept_first = cuda.blockIdx.x * kept_words + 4 * (thread - WARPGROUP)
+            for tile in range(first_tile, tiles_m * tiles_n, tile_stride):
+                if parts == 1:
+                    for plane in range(planes):
+                        place, parity = multiply_plane(sums, ring, k_steps, warpgroup, lane, place, parity)
+                        if residues:
+                            keep_residues(sums, plane, planes, kept, kept_first)
+                else:
+                    place, parity = multiply_parts(
+                        totals, sums, ring, k_steps, warpgroup, lane, place, parity
+                    )
+                tile_row, tile_column = cluster_tile(tile, tiles_m, tiles_n, group)
+                warp_row = (tile_row * cluster + rank) * tile_m + warpgroup * ROWS_PER_WARPGROUP
+                warp_row = warp_row + thread % WARPGROUP // 32 * C_BOX_LINES
+                tile_first = tile_column * tile_n
+                row, column = i64(warp_row + row_step * (lane // 4)), i64(tile_first + 2 * (lane % 4))
+                if residues:
+                    add_residues(
+                        planes,
+                        kept,
+                        kept_first,
+                        out,
+                        row * row_stride + column * column_stride,
+                        row_stride,
+                        column_stride,
+                        m - row,
+                        n - column,
+                        accumulate,
+                    )
+                elif boxed and map_c != 0:
+                    warp = u32((thread - WARPGROUP) // 32)
+                    staging = ring + u32(boxes_offset) + warp * u32(warp_nbytes)
+                    store_boxes(sums, staging, map_c, i32(warp_row), i32(tile_first), lane)
+                else:
+                    whole = warp_row + C_BOX_LINES <= m if by_columns else tile_first + tile_n <= n
+                    in_pairs = paired != 0 and whole
+                    store(
+                        sums if parts == 1 else totals,
+                        0,
+                        out,
+                        row,
+                        column,
+                        row_stride,
+                        column_stride,
+                        m,
+                        n,
+                        in_pairs,
+                        accumulate,
+                        workspace,
+                    )
+            if boxed and map_c != 0 and lane == 0:
+                wait_stores()
+        # A block must not end while another may still signal its barriers or write its ring.
+        barriers.cluster_barrier()
+
+    return kernel

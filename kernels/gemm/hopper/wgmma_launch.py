@@ -1,0 +1,315 @@
+"""Launching kernels that Numba's launcher cannot: with clusters, 200 KB of shared memory and tensor maps.
+
+A kernel is compiled by Numba (scalar arguments only) and launched through ``cuLaunchKernelEx``. Tensor
+maps, which tell the copy engine how a matrix lies in memory, are kept in device memory and made once for
+each layout.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numba.cuda import types
+
+from tilewright.kernels.gemm.base import Capability, Variant
+from tilewright.kernels.gemm.hopper.wgmma import ARGUMENTS, kernel_function
+from tilewright.kernels.gemm.hopper.wgmma_config import Config
+from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
+from tilewright.kernels.gpu.device_array import address
+from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.driver_error import checked
+from tilewright.kernels.gpu.launch import ceil_div, enqueue
+
+HOPPER = (9, 0)
+TENSOR_MAP_NBYTES = 128
+TENSOR_MAPS_KEPT = 1024
+"""Tensor maps in device memory at a time; when all are taken, the host waits for the device and they are made anew."""
+
+
+@dataclass(frozen=True)
+class Launchable:
+    """A kernel of scalars and how it is launched."""
+
+    kernel: Any
+    threads: int
+    shared_nbytes: int
+    cluster: int
+
+    def launch(self, grid: int, stream: Any, *arguments: int) -> None:
+        """Enqueue ``grid`` blocks (a multiple of the cluster) on ``stream``."""
+        enqueue(self.kernel, grid, self.threads, stream, self.shared_nbytes, *arguments, cluster=self.cluster)
+
+
+def compile_launchable(
+    function: Callable[..., Any],
+    argument_types: tuple[Any, ...],
+    *,
+    threads: int,
+    shared_nbytes: int = 0,
+    cluster: int = 1,
+    blocks_per_multiprocessor: int = 1,
+) -> Launchable:
+    """``function`` of scalars, compiled for a GPU by its first launch there, or together with others."""
+    kernel = compile_kernel(
+        function,
+        types.void(*argument_types),
+        launch_bounds=(threads, blocks_per_multiprocessor),
+        shared_nbytes=shared_nbytes,
+    )
+    return Launchable(kernel, threads, shared_nbytes, cluster)
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Matrices of one shape, one after the other, as the copy engine sees them: lines of contiguous elements."""
+
+    address: int
+    """Of the first element; a multiple of 16."""
+    width: int
+    """Elements of a line, contiguous."""
+    lines: int
+    planes: int
+    line_nbytes: int
+    """From line to line; a multiple of 16."""
+    plane_nbytes: int
+    kind: str
+    """PTX operand type: s8, u8, bf16, f16 or tf32."""
+
+    @property
+    def loadable(self) -> bool:
+        """Whether the copy engine takes it: alignment of 16 bytes everywhere."""
+        return self.address % 16 == 0 and self.line_nbytes % 16 == 0 and 0 < self.line_nbytes < 1 << 40
+
+
+class _MapStore:
+    """The tensor maps of one device."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[Planes, tuple[int, int]], int] = {}
+        self.memory = cuda.device_array(TENSOR_MAP_NBYTES * TENSOR_MAPS_KEPT, np.uint8)
+        self.stream = _own_stream()
+
+    def addresses(self, wanted: tuple[tuple[Planes, tuple[int, int]], ...]) -> list[int]:
+        """The device addresses of tensor maps of planes with boxes of (width, lines)."""
+        missing = [key for key in wanted if key not in self.places]
+        if len(self.places) + len(missing) > TENSOR_MAPS_KEPT:
+            cuda.synchronize()  # kernels under way may still read maps that are about to be overwritten
+            self.places.clear()
+            missing = list(wanted)
+        for key in missing:
+            place = self.memory.device_ctypes_pointer.value + len(self.places) * TENSOR_MAP_NBYTES
+            self._write(place, *key)
+            self.places[key] = place
+        return [self.places[key] for key in wanted]
+
+    def _write(self, address: int, planes: Planes, box: tuple[int, int]) -> None:
+        from cuda.bindings import driver
+
+        cuda.current_context()  # a thread that has not touched the GPU yet gets its context
+        encoded = encode_tensor_map(planes, box)
+        copied = driver.cuMemcpyHtoDAsync(address, encoded.ctypes.data, TENSOR_MAP_NBYTES, self.stream)
+        checked("copying a tensor map to the GPU", copied)
+        # Any stream may use it from now on.
+        checked("waiting for a tensor map", driver.cuStreamSynchronize(self.stream))
+
+
+def _own_stream() -> Any:
+    """A stream of the driver's that does not wait for the default stream, as Numba's do: waiting for it would then be
+    waiting for all that was enqueued there."""
+    from cuda.bindings import driver
+
+    flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    return checked("making a stream", driver.cuStreamCreate(int(flags)))
+
+
+@functools.cache
+def _map_store(device: int) -> _MapStore:
+    return _MapStore()
+
+
+_maps_lock = threading.Lock()
+"""Held from looking up tensor maps until the kernel that reads them is enqueued, so that none is overwritten."""
+
+
+def encode_tensor_map(planes: Planes, box: tuple[int, int]) -> np.ndarray:
+    """The 128 bytes of a tensor map: three dimensions, 128-byte swizzle, zeros outside."""
+    from cuda.bindings import driver
+
+    kind = driver.CUtensorMapDataType
+    element = {
+        "s8": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        "u8": kind.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        "bf16": kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        "f16": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        "tf32": kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    }[planes.kind]
+    wide, narrow = driver.cuuint64_t, driver.cuuint32_t
+    encoded = checked(
+        "encoding a tensor map",
+        driver.cuTensorMapEncodeTiled(
+            element,
+            3,
+            planes.address,
+            [wide(planes.width), wide(planes.lines), wide(planes.planes)],
+            [wide(planes.line_nbytes), wide(planes.plane_nbytes)],
+            [narrow(box[0]), narrow(box[1]), narrow(1)],
+            [narrow(1)] * 3,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+    )
+    return np.array([int(word) for word in encoded.opaque], np.uint64).view(np.uint8)
+
+
+def persistent_grid(tiles: int, cluster: int) -> int:
+    """Blocks for ``tiles`` cluster tiles: one a multiprocessor, whole clusters, none without work."""
+    clusters = multiprocessors(current_device()) // cluster
+    return cluster * max(1, min(tiles, clusters))
+
+
+def variant(name: str, config: Config) -> Variant:
+    """What a test needs to compile ``config`` without a GPU."""
+    return Variant(
+        name,
+        kernel_function(config),
+        types.void(*ARGUMENTS),
+        minimum=HOPPER,
+        options={"launch_bounds": (config.threads, 1)},
+    )
+
+
+def pass_variant(
+    name: str,
+    function: Any,
+    arguments: tuple[Any, ...],
+    threads: int,
+    blocks: int,
+    minimum: Capability = HOPPER,
+) -> Variant:
+    """The same for a pass over an operand."""
+    signature = types.void(*arguments)
+    return Variant(name, function, signature, minimum=minimum, options={"launch_bounds": (threads, blocks)})
+
+
+@functools.cache
+def compiled(config: Config) -> Launchable:
+    return compile_launchable(
+        kernel_function(config),
+        ARGUMENTS,
+        threads=config.threads,
+        shared_nbytes=config.shared_nbytes,
+        cluster=config.cluster,
+    )
+
+
+@dataclass(frozen=True)
+class Output:
+    """C as the kernel writes it, perhaps transposed, so that rows are contiguous."""
+
+    address: int
+    rows: int
+    columns: int
+    row_stride: int
+    """In elements, as column_stride."""
+    column_stride: int
+    c_type: Any
+    """Numba scalar type of the elements."""
+    transposed: bool
+
+    @property
+    def flipped(self) -> Output:
+        """The transpose of the same memory."""
+        return replace(
+            self,
+            rows=self.columns,
+            columns=self.rows,
+            row_stride=self.column_stride,
+            column_stride=self.row_stride,
+            transposed=not self.transposed,
+        )
+
+    def part(self, row: int, rows: int, column: int, columns: int) -> Output:
+        """``rows`` rows from ``row`` on, and ``columns`` columns from ``column`` on."""
+        offset = (row * self.row_stride + column * self.column_stride) * self.c_type.bitwidth // 8
+        return replace(self, address=self.address + offset, rows=rows, columns=columns)
+
+    @property
+    def paired(self) -> bool:
+        """Whether two neighbours of a row can be written at once."""
+        pair_nbytes = 2 * self.c_type.bitwidth // 8
+        return self.column_stride == 1 and self.row_stride % 2 == 0 and self.address % pair_nbytes == 0
+
+    @property
+    def planes(self) -> Planes | None:
+        """C of 16-bit elements for the copy engine, if it takes it."""
+        line = 2 * self.row_stride
+        planes = Planes(self.address, self.columns, self.rows, 1, line, line * self.rows, STORED_KIND)
+        aligned = self.column_stride == 1 and self.row_stride >= self.columns
+        return planes if aligned and planes.loadable else None
+
+
+STORED_KIND = "bf16"
+"""A tensor map's element type for any elements of 16 bits, which are stored as they are."""
+
+
+def output_of(c: Any, c_type: Any) -> Output:
+    """A device array as an output of ``c_type``; transposed if it is column-major."""
+    itemsize = c.dtype.itemsize
+    row_stride, column_stride = (stride // itemsize for stride in c.strides)
+    rows, columns = c.shape
+    transposed = row_stride == 1 and column_stride != 1
+    if transposed:
+        rows, columns, row_stride, column_stride = columns, rows, column_stride, row_stride
+    return Output(address(c), rows, columns, row_stride, column_stride, c_type, transposed)
+
+
+def launch_product(
+    config: Config,
+    a: Planes,
+    b: Planes,
+    output: Output,
+    depth: int,
+    accumulate: bool,
+    stream: Any,
+    *,
+    plan: int = 0,
+    workspace: int = 0,
+) -> None:
+    """Enqueue C = A B (+ C) on Hopper's tensor cores.
+
+    a: m lines of k, or k lines of m when ``config.m_major_a``; b: n lines of k, or k lines of n when
+    ``config.n_major_b``; depth: k. plan, workspace: device addresses, for the variants that use them.
+    """
+    tiles = ceil_div(output.rows, config.tile_m * config.cluster) * ceil_div(output.columns, config.tile_n)
+    kernel = compiled(config)
+    wanted = [(a, config.box_a), (b, config.box_b)]
+    planes_c = output.planes if config.boxes and not accumulate else None
+    if planes_c is not None:
+        wanted.append((planes_c, config.box_c))
+    with _maps_lock:
+        map_a, map_b, *map_c = _map_store(current_device()).addresses(tuple(wanted))
+        kernel.launch(
+            persistent_grid(tiles, config.cluster),
+            stream,
+            map_a,
+            map_b,
+            output.address,
+            output.row_stride,
+            output.column_stride,
+            output.rows,
+            output.columns,
+            ceil_div(depth, config.depth),
+            int(output.flipped.paired if config.c_by_columns else output.paired),
+            int(accumulate),
+            plan,
+            workspace,
+            *(map_c or (0,)),
+        )

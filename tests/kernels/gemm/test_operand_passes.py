@@ -1,0 +1,384 @@
+"""The passes over operands, thread by thread in Python: every layout, ragged edges, and where bytes go."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewright.kernels.gpu.device_choice import SIMULATOR
+
+if SIMULATOR:
+    pytest.skip("the simulator has no inline PTX", allow_module_level=True)
+
+from tests.kernels.gemm import lane_by_lane
+from tilewright.kernels.gemm.exact import byte_planes
+from tilewright.kernels.gemm.exact.residues import PLAN_KIND
+from tilewright.kernels.gemm.hopper import float_operand, float_planes, wgmma
+
+SENTINEL = 0xA5
+WARP = 32
+
+
+class Memory:
+    """Host memory at a multiple of 128 bytes, which may be read and written nowhere else."""
+
+    def __init__(self, nbytes: int) -> None:
+        held = np.full(nbytes + 128, SENTINEL, np.uint8)
+        start = -held.ctypes.data % 128
+        self.bytes = held[start : start + nbytes]
+        self.address = self.bytes.ctypes.data
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        return self.address <= address and address + nbytes <= self.address + self.bytes.size
+
+
+@pytest.fixture
+def memories() -> list[Memory]:
+    """What a kernel may touch."""
+    return []
+
+
+@pytest.fixture
+def shared_accesses(memories: list[Memory], monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, int]]]:
+    """Python in the place of the device; and for each thread, its accesses to shared memory: what, which word."""
+    types = SimpleNamespace(**vars(lane_by_lane.INTEGER_TYPES), float32=np.float32)
+    seen: list[list[tuple[str, int]]] = [[] for _ in range(float_planes.THREADS)]
+
+    class Flat:
+        def __init__(self, address: int, kind: Any) -> None:
+            self.address, self.kind = int(address), kind
+            self.dtype = kind.dtype if isinstance(kind, lane_by_lane.Integer) else np.dtype(kind)
+
+        def place(self, index: Any, count: int = 1) -> np.ndarray:
+            assert int(index) == index
+            nbytes = count * self.dtype.itemsize
+            address = self.address + int(index) * self.dtype.itemsize
+            assert count == 1 or address % 16 == 0, "a vector that is not aligned"
+            memory = next((memory for memory in memories if memory.holds(address, nbytes)), None)
+            assert memory is not None, "an access outside of the matrices"
+            start = address - memory.address
+            return memory.bytes[start : start + nbytes].view(self.dtype)
+
+        def __getitem__(self, index: Any) -> Any:
+            value = self.place(index)[0]
+            return int(value) if isinstance(self.kind, lane_by_lane.Integer) else value
+
+        def __setitem__(self, index: Any, value: Any) -> None:
+            self.place(index)[0] = value
+
+    def load_vector(registers: Any, first: int, array: Any, index: Any) -> None:
+        if isinstance(array, Flat):
+            found = array.place(index, 4)
+        else:
+            assert index % 4 == 0
+            seen[lane_by_lane._current.thread].append(("load", index))
+            found = array.words[index : index + 4]
+        for lane in range(4):
+            registers[first + lane] = int(found[lane]) if found.dtype.kind == "u" else found[lane]
+
+    def store_vector(array: Any, index: Any, registers: Any, first: int) -> None:
+        if isinstance(array, Flat):
+            array.place(index, 4)[:] = registers[first : first + 4]
+        else:
+            assert index % 4 == 0
+            seen[lane_by_lane._current.thread].append(("store", index))
+            array.words[index : index + 4] = registers[first : first + 4]
+
+    class Shared:
+        """The block's shared memory as words."""
+
+        def __init__(self, count: int, dtype: Any, alignment: int) -> None:
+            self.words = lane_by_lane._current.block.shared
+            assert (count, dtype, alignment) == (self.words.size, types.uint32, 16)
+
+        def __setitem__(self, index: int, word: int) -> None:
+            seen[lane_by_lane._current.thread].append(("store", index))
+            self.words[index] = word
+
+    def byte_permute(low: int, high: int, selector: int) -> int:
+        data = low.to_bytes(4, "little") + high.to_bytes(4, "little")
+        return int.from_bytes(bytes(data[selector >> 4 * i & 15] for i in range(4)), "little")
+
+    def float_bits(value: Any) -> int:
+        return int(np.float32(value).view(np.uint32))
+
+    def bits_float(bits: int) -> np.float32:
+        return np.uint32(bits).view(np.float32)
+
+    instructions = SimpleNamespace(
+        unroll=lane_by_lane.INTEGER_PTX.unroll,
+        global_array=Flat,
+        load_vector=load_vector,
+        store_vector=store_vector,
+        float_bits=float_bits,
+        bits_float=bits_float,
+        half_bits=lambda value: int(np.float16(value).view(np.uint16)),
+        tf32_bits=lambda value: (float_bits(value) + 0x1000) & 0xFFFFE000,
+        byte_permute=byte_permute,
+    )
+    cuda = lane_by_lane._IntegerCuda()
+    cuda.shared = SimpleNamespace(array=Shared)
+    for module in (float_planes, byte_planes):
+        monkeypatch.setattr(module, "cuda", cuda)
+        lane_by_lane.replace_instructions(monkeypatch, module, instructions)
+        monkeypatch.setattr(module, "types", types)
+        monkeypatch.setattr(module, "cluster_tile", wgmma.cluster_tile.py_func)
+    monkeypatch.setattr(byte_planes, "turn_words", byte_planes.turn_words.py_func)
+    for name in ("bfloat16_bits", "bfloat16_or_special", "is_finite", "sign_bits"):
+        monkeypatch.setattr(float_planes, name, getattr(float_planes, name).py_func)
+    return seen
+
+
+def held(values: np.ndarray, pitch: int, shift: int = 0) -> tuple[Memory, int]:
+    """Rows ``pitch`` elements apart from ``shift`` elements behind an aligned address on; the address."""
+    rows, columns = values.shape
+    memory = Memory((shift + (rows - 1) * pitch + columns) * values.itemsize)
+    flat = memory.bytes.view(values.dtype)
+    for row in range(rows):
+        start = shift + row * pitch
+        flat[start : start + columns] = values[row]
+    return memory, memory.address + shift * values.itemsize
+
+
+def tf32(values: np.ndarray) -> np.ndarray:
+    return (values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """The bits of the nearest bfloat16, ties to even."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def widened(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def lines_of(
+    target: Memory, lines: int, width: int, line_nbytes: int, dtype: Any, plane: int = 0
+) -> np.ndarray:
+    """A plane's lines; nothing is written more than three elements behind them."""
+    whole = target.bytes.reshape(-1, line_nbytes)[plane * lines : (plane + 1) * lines]
+    written = (width + 3) // 4 * 4 * np.dtype(dtype).itemsize
+    assert (whole[:, written:] == SENTINEL).all(), "more than a quad written behind a line"
+    return np.ascontiguousarray(whole[:, : width * np.dtype(dtype).itemsize]).view(dtype)
+
+
+def assert_no_bank_conflicts(accesses: list[list[tuple[str, int]]], together: int, nbytes: int) -> None:
+    """What so many neighbouring threads access at once, ``nbytes`` each, fills a line of all banks."""
+    words = nbytes // 4
+    for first in range(0, len(accesses), together):
+        for group in zip(*accesses[first : first + together], strict=True):
+            assert len({what for what, _ in group}) == 1
+            assert len({word // words % (32 // words) for _, word in group}) == together, "a bank conflict"
+
+
+@pytest.mark.parametrize(
+    ("lines", "width", "pitch", "shift"),
+    [
+        (128, 64, 128, 0),  # whole tiles of vectors
+        (128, 64, 132, 4),
+        (64, 64, 65, 0),  # rows that no vector access can use
+        (64, 128, 64, 3),
+        (70, 67, 72, 0),  # ragged both ways
+        (1, 5, 1, 1),
+    ],
+)
+def test_turned(
+    lines: int,
+    width: int,
+    pitch: int,
+    shift: int,
+    memories: list[Memory],
+    shared_accesses: list[list[tuple[str, int]]],
+    rng: np.random.Generator,
+) -> None:
+    source = rng.standard_normal((width, lines)).astype(np.float32)
+    memory, address = held(source, pitch, shift)
+    line_nbytes = float_operand.line_nbytes(width, "tf32")
+    target = Memory(lines * line_nbytes)
+    memories += [memory, target]
+    side = float_planes.TURN_SIDE
+    blocks = -(-lines // side) * -(-width // side)
+    arguments = (address, 1, pitch, lines, width, target.address, line_nbytes // 4, 0, 0, 0, 1)
+    lane_by_lane.run(
+        float_planes.turn_function(),
+        (blocks, 1),
+        float_planes.THREADS,
+        4 * side * side,
+        np.uint32,
+        arguments,
+        late=False,
+    )
+    found = lines_of(target, lines, width, line_nbytes, np.uint32)
+    np.testing.assert_array_equal(found, tf32(source.T.copy()))
+    assert {len(accesses) for accesses in shared_accesses} == {8 * blocks}
+    assert_no_bank_conflicts(shared_accesses, together=8, nbytes=16)
+
+
+BYTE_TILE = byte_planes.TURN_SIDE
+
+
+@pytest.mark.parametrize(
+    ("lines", "depth", "k_stride", "shift"),
+    [
+        (2 * BYTE_TILE, BYTE_TILE, 2 * BYTE_TILE + 16, 16),
+        (BYTE_TILE + 5, BYTE_TILE + 1, BYTE_TILE + 16, 0),  # whole and ragged tiles
+        (3, 70, 16, 0),
+    ],
+)
+def test_bytes_turned(
+    lines: int,
+    depth: int,
+    k_stride: int,
+    shift: int,
+    memories: list[Memory],
+    shared_accesses: list[list[tuple[str, int]]],
+    rng: np.random.Generator,
+) -> None:
+    source = rng.integers(0, 256, (depth, lines)).astype(np.uint8)
+    memory, address = held(source, k_stride, shift)
+    line_nbytes = (depth + 127) // 128 * 128
+    target = Memory(lines * line_nbytes)
+    memories += [memory, target]
+    blocks = -(-lines // BYTE_TILE) * -(-depth // BYTE_TILE)
+    arguments = (address, 1, k_stride, lines, depth, target.address, line_nbytes // 4, 0, 0, 0)
+    function = byte_planes.turn_function()
+    lane_by_lane.run(
+        function, (blocks, 1), byte_planes.THREADS, BYTE_TILE**2, np.uint32, arguments, late=False
+    )
+    written = target.bytes.reshape(lines, line_nbytes)
+    np.testing.assert_array_equal(written[:, :depth], source.T)
+    assert (written[:, (depth + 15) // 16 * 16 :] == SENTINEL).all()
+    if lines % BYTE_TILE == depth % BYTE_TILE == 0:
+        stores, loads = (
+            [[access for access in accesses if access[0] == what] for accesses in shared_accesses]
+            for what in ("store", "load")
+        )
+        assert {len(accesses) for accesses in stores} == {16 * blocks}
+        assert_no_bank_conflicts(stores, together=WARP, nbytes=4)
+        assert_no_bank_conflicts(loads, together=8, nbytes=16)
+
+
+def test_a_band_of_tiles_ends_ragged() -> None:
+    """Blocks of the turning pass cover every tile once, in a band that is not full too."""
+    tiles_down, tiles_across = 2 * float_planes.TURN_BAND + 3, 5
+    visited = {
+        wgmma.cluster_tile.py_func(i, tiles_down, tiles_across, float_planes.TURN_BAND)
+        for i in range(tiles_down * tiles_across)
+    }
+    assert visited == {(i, j) for i in range(tiles_down) for j in range(tiles_across)}
+
+
+LAYOUTS = [
+    pytest.param(3, 8, 8, 1, 0, id="vectors, one segment"),
+    pytest.param(2, float_planes.SEGMENT + 20, float_planes.SEGMENT + 24, 1, 4, id="vectors, two segments"),
+    pytest.param(2, 1030, 1032, 1, 0, id="ragged width"),
+    pytest.param(3, 100, 101, 1, 0, id="odd rows"),
+    pytest.param(3, 100, 104, 1, 2, id="begins between vectors"),
+    pytest.param(3, 50, 120, 2, 0, id="nothing side by side"),
+]
+
+
+def run_pass(
+    form: str,
+    source: np.ndarray,
+    layout: tuple[int, int, int],
+    memories: list[Memory],
+    blocks: int,
+    plan: int = 0,
+    flags: int = 0,
+) -> tuple[Memory, int]:
+    """The target and its bytes a line, of ``source`` held as (pitch, stride, shift) says."""
+    lines, width = source.shape
+    pitch, stride, shift = layout
+    spread = np.zeros((lines, (width - 1) * stride + 1), source.dtype)
+    spread[:, ::stride] = source
+    memory, address = held(spread, pitch, shift)
+    line_nbytes = float_operand.line_nbytes(width, form)
+    itemsize = float_planes.itemsize(form)
+    target = Memory((3 if form == "split" else 1) * lines * line_nbytes)
+    memories += [memory, target]
+    arguments = (
+        address,
+        pitch,
+        stride,
+        lines,
+        width,
+        target.address,
+        line_nbytes // itemsize,
+        lines * line_nbytes // itemsize,
+        plan,
+        flags,
+        1,
+    )
+    function = float_planes.pass_function(form)
+    lane_by_lane.run(function, (blocks, 1), float_planes.THREADS, 0, np.uint32, arguments, late=False)
+    return target, line_nbytes
+
+
+@pytest.mark.usefixtures("shared_accesses")
+@pytest.mark.parametrize(
+    ("lines", "width", "pitch", "stride", "shift", "form"),
+    [
+        # In every run each layout in two of the forms, by turns.
+        pytest.param(
+            *layout.values, form, id=f"{layout.id}-{form}", marks=pytest.mark.slow if (i + j) % 2 else ()
+        )
+        for i, layout in enumerate(LAYOUTS)
+        for j, form in enumerate(["bf16", "f16", "tf32", "copy"])
+    ],
+)
+def test_rounded(
+    form: str,
+    lines: int,
+    width: int,
+    pitch: int,
+    stride: int,
+    shift: int,
+    memories: list[Memory],
+    rng: np.random.Generator,
+) -> None:
+    source = rng.standard_normal((lines, width)).astype(np.float32)
+    if form == "copy":
+        source = source.astype(np.float16)
+    target, line_nbytes = run_pass(form, source, (pitch, stride, shift), memories, blocks=2)
+    expected = {
+        "bf16": bfloat16,
+        "f16": lambda values: values.astype(np.float16).view(np.uint16),
+        "tf32": tf32,
+        "copy": lambda values: values.view(np.uint16),
+    }[form](source)
+    found = lines_of(target, lines, width, line_nbytes, expected.dtype)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.usefixtures("shared_accesses")
+@pytest.mark.parametrize(("lines", "width", "pitch", "stride", "shift"), LAYOUTS)
+def test_split(
+    lines: int,
+    width: int,
+    pitch: int,
+    stride: int,
+    shift: int,
+    memories: list[Memory],
+    rng: np.random.Generator,
+) -> None:
+    """Three parts add up to the number; what is not finite is zero, its line flagged, and the plan says so."""
+    source = rng.standard_normal((lines, width)).astype(np.float32)
+    source[1, width - 1], source[1, 2] = np.inf, np.nan
+    plan, flags = Memory(256), Memory(lines)
+    plan.bytes[:], flags.bytes[:] = 0, 0
+    memories += [plan, flags]
+    target, line_nbytes = run_pass(
+        "split", source, (pitch, stride, shift), memories, 3, plan.address, flags.address
+    )
+    parts = [widened(lines_of(target, lines, width, line_nbytes, np.uint16, plane)) for plane in range(3)]
+    finite = np.where(np.isfinite(source), source, np.float32(0))
+    np.testing.assert_array_equal(parts[0], widened(bfloat16(finite)))
+    np.testing.assert_array_equal(sum(part.astype(np.float64) for part in parts), finite)
+    assert flags.bytes.tolist() == [line == 1 for line in range(lines)]
+    assert plan.bytes.view(np.int64)[PLAN_KIND] == float_planes.NONFINITE

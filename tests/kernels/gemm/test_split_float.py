@@ -1,0 +1,162 @@
+"""``precision="split"``: as accurate as float32 on matrices that are hard in different ways, and IEEE's
+specials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewright.kernels.gpu.device_choice import SIMULATOR
+
+if SIMULATOR:
+    pytest.skip("the simulator has no tensor cores", allow_module_level=True)
+
+from numba import cuda
+
+from tilewright.kernels.gemm.hopper import split_float
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def bfloat16(x: np.ndarray) -> np.ndarray:
+    """Rounded to nearest even, as the pass does it."""
+    bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return (((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16).astype(np.uint32).view(np.float32)
+
+
+def test_three_parts_hold_a_float32(rng: np.random.Generator) -> None:
+    x = (rng.standard_normal(100_000) * 10.0 ** rng.integers(-25, 25, 100_000)).astype(np.float32)
+    high = bfloat16(x)
+    middle = bfloat16(x - high)
+    low = bfloat16(x - high - middle)
+    np.testing.assert_array_equal(high.astype(np.float64) + middle + low, x)
+    assert (np.abs(middle) <= np.abs(x) * 2.0**-8).all()
+    assert (np.abs(low) <= np.abs(x) * 2.0**-16).all()
+
+
+def normal(rng: np.random.Generator, n: int, k: int) -> Pair:
+    return rng.standard_normal((n, k)), rng.standard_normal((k, n))
+
+
+def positive(rng: np.random.Generator, n: int, k: int) -> Pair:
+    return rng.random((n, k)), rng.random((k, n))
+
+
+def graded_along_k(rng: np.random.Generator, n: int, k: int) -> Pair:
+    scale = 2.0 ** np.linspace(-20, 20, k)
+    a, b = normal(rng, n, k)
+    return a * scale, b / scale[:, None]
+
+
+def graded_rows(rng: np.random.Generator, n: int, k: int) -> Pair:
+    scale = 10.0 ** np.linspace(-10, 10, n)
+    a, b = normal(rng, n, k)
+    return a * scale[:, None], b * scale
+
+
+def cancelling(rng: np.random.Generator, n: int, k: int) -> Pair:
+    a, b = normal(rng, n, k // 2)
+    return np.hstack([a, -a]), np.vstack([b, b + 1e-3 * rng.standard_normal(b.shape)])
+
+
+def wild_exponents(rng: np.random.Generator, n: int, k: int) -> Pair:
+    a, b = normal(rng, n, k)
+    return a * np.exp(4 * rng.standard_normal(a.shape)), b * np.exp(4 * rng.standard_normal(b.shape))
+
+
+MATRICES = [normal, positive, graded_along_k, graded_rows, cancelling, wild_exponents]
+
+
+def split_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    c = cuda.to_device(np.full((a.shape[0], b.shape[1]), np.nan, np.float32))
+    split_float.launch(cuda.to_device(a), cuda.to_device(b), c, False, 0)
+    return c.copy_to_host()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("matrices", MATRICES)
+@pytest.mark.parametrize(("n", "k"), [(512, 64), (2048, 512), (2048, 4096)])
+def test_no_larger_error_than_float32(
+    matrices: Callable[..., Pair], n: int, k: int, rng: np.random.Generator
+) -> None:
+    """Against the float32 kernel, where it adds up k in one piece: the largest and the root-mean-square
+    error."""
+    from tilewright.kernels import matmul
+    from tilewright.kernels.gemm.cores.warp_tiled_cut import cut
+    from tilewright.kernels.gemm.cores.warp_tiling import ALONG_K, VECTOR
+
+    by_rows = ALONG_K, VECTOR
+    processors = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    parts = cut(n, n, k, np.dtype(np.float32), by_rows, processors)
+    assert all(part.splits == 1 for part in parts), "sums of pieces would be compared with sums of all of k"
+    a, b = (x.astype(np.float32) for x in matrices(rng, n, k))
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    exact, scale = wide_a @ wide_b, np.abs(wide_a) @ np.abs(wide_b)
+    full = np.abs(matmul(a, b, device="cuda") - exact) / scale
+    split = np.abs(split_product(a, b) - exact) / scale
+    assert split.max() <= full.max()
+    assert np.sqrt(np.mean(split**2)) <= np.sqrt(np.mean(full**2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 40])
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_infinities_and_nan(count: int, by_columns: bool, accumulate: bool, rng: np.random.Generator) -> None:
+    m, n, k = 300, 333, 400
+    a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
+    for x in (a, b):
+        x[rng.integers(x.shape[0]), :] = 0  # zero times infinity is NaN
+        x[:, rng.integers(x.shape[1])] = 0
+        for _ in range(count):
+            place = rng.integers(x.shape[0]), rng.integers(x.shape[1])
+            x[place] = rng.choice(np.array([np.inf, -np.inf, np.nan], np.float32))
+    with np.errstate(all="ignore"):
+        expected = a.astype(np.float64) @ b.astype(np.float64) + accumulate
+    order: Any = "F" if by_columns else "C"
+    c = cuda.to_device(np.ones((m, n), np.float32))
+    split_float.launch(
+        cuda.to_device(np.asarray(a, order=order)),
+        cuda.to_device(np.asarray(b, order=order)),
+        c,
+        accumulate,
+        0,
+    )
+    found = c.copy_to_host()
+    finite = np.isfinite(expected)
+    assert finite.all() == (count == 0)
+    np.testing.assert_array_equal(found[~finite], expected[~finite].astype(np.float32))
+    np.testing.assert_allclose(found[finite], expected[finite], rtol=0, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_infinity_in_one_panel_only(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    from tilewright.kernels.gemm.hopper import float_operand
+
+    monkeypatch.setattr(float_operand, "PLANES_NBYTES", 1 << 20)
+    a, b = (
+        rng.standard_normal((200, 3000)).astype(np.float32),
+        rng.standard_normal((3000, 301)).astype(np.float32),
+    )
+    for place, value in (((7, 10), np.inf), ((9, 1500), np.nan), ((11, 2900), -np.inf)):
+        a[place] = value
+    with np.errstate(all="ignore"):
+        expected = a.astype(np.float64) @ b.astype(np.float64)
+    found = split_product(a, b)
+    flagged = [7, 9, 11]
+    np.testing.assert_array_equal(found[flagged], expected[flagged].astype(np.float32))
+    rest = np.setdiff1d(np.arange(200), flagged)
+    np.testing.assert_allclose(found[rest], expected[rest], rtol=0, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("largest", [3.4028234e38, 1e38, 1.0, 1e-25])
+def test_range(largest: float, rng: np.random.Generator) -> None:
+    """Times the identity, a number comes out as it is, from the largest down to 2**-102, below which parts
+    underflow."""
+    b = rng.uniform(0.5, 1, (128, 256)).astype(np.float32) * np.float32(largest)
+    b[0, 0] = largest
+    np.testing.assert_array_equal(split_product(np.eye(128, dtype=np.float32), b), b)
