@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.kernels.gpu.device import devices
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.histogram import share_here
 from tilewright.workflows.bench.corpus import STORAGES, describe_floors, run_corpus
 from tilewright.workflows.bench.e2e import cluster_of

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from tilewright.kernels.gpu.device_choice import cuda_available
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.workflows.bench.histogram import TEXTS, run_histogram, run_sweep
 
 GPU_NBYTES = 2 << 30

@@ -7,6 +7,6 @@ that define them, and Python binds a submodule's name only when it is first load
 
 from tilewright.kernels.dot import dot
 from tilewright.kernels.gemm import matmul
-from tilewright.kernels.histogram import DocumentOffsets, histogram
+from tilewright.kernels.histograms.api import DocumentOffsets, histogram
 
 __all__ = ["DocumentOffsets", "dot", "histogram", "matmul"]

@@ -1,7 +1,7 @@
 """The text of a piece as blocks that are counted in one go: whole documents, or stretches of one with margins.
 
 A piece is read at once into memory of its size, or as a stream through smaller buffers. Wherever it is cut, the counts
-are the same: a stretch includes the bytes that tokens at its edges reach to (`tilewright.kernels.histogram_tokens`).
+are the same: a stretch includes the bytes that tokens at its edges reach to (`tilewright.kernels.histograms.tokens`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.kernels.histogram_tokens import Kind
+from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline.corpus import Document, Piece, read_range, reader
 from tilewright.pipeline.decompress import Fill
 

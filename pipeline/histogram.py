@@ -22,8 +22,8 @@ from tilewright.kernels import histogram as count
 from tilewright.kernels.cpu.loops import share_of_cores, usable_cores
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.gpu.memory import format_nbytes, is_out_of_memory
-from tilewright.kernels.histogram import kind_named, piece_counts, skipped_count
-from tilewright.kernels.histogram_tokens import Kind
+from tilewright.kernels.histograms.api import kind_named, piece_counts, skipped_count
+from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline import config
 from tilewright.pipeline.blocks import (
     EXTRA_NBYTES,

@@ -29,9 +29,9 @@ from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
 from tilewright.kernels.gpu.transfer import pinned_bytes, upload_stream
-from tilewright.kernels.histogram_offsets import DocumentOffsets
-from tilewright.kernels.histogram_select import add_counts, clear, count_on_device
-from tilewright.kernels.histogram_tokens import Kind
+from tilewright.kernels.histograms.offsets import DocumentOffsets
+from tilewright.kernels.histograms.select import add_counts, clear, count_on_device
+from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.lane_copies import lane_words
 from tilewright.pipeline.blocks import EXTRA_NBYTES, Block, with_margins
 from tilewright.pipeline.corpus import Piece

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import tilewright as tw
 from tilewright import kernels
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import events
 from tilewright.workflows.cli import cli
 

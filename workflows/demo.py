@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.histogram_tokens import LETTERS
+from tilewright.kernels.histograms.tokens import LETTERS
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import CorpusError, OutputExistsError, StoreError, TilewrightError
 from tilewright.pipeline.events import Listener, log_notices

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gpu.device_choice import DEVICES
-from tilewright.kernels.histogram import kind_named
+from tilewright.kernels.histograms.api import kind_named
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import list_corpus

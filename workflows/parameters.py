@@ -59,6 +59,6 @@ class Kinds(click.Choice):
 
     @cached_property
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
-        from tilewright.kernels.histogram_tokens import KINDS
+        from tilewright.kernels.histograms.tokens import KINDS
 
         return tuple(KINDS)

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from tests.peak_memory import grown_by, in_new_process
 from tests.pipeline.test_reduce_histogram import count, dense, documents, naive_counts
 from tilewright.kernels import zstd
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import blocks as reading
 from tilewright.pipeline import corpus, decompress
 from tilewright.pipeline import histogram as counting

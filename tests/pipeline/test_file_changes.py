@@ -30,7 +30,7 @@ from tests.pipeline.test_lanes_text import count as count_on_host
 from tests.pipeline.test_reduce_histogram import count, dense, naive_counts
 from tilewright.kernels import zstd
 from tilewright.kernels.file_upload import Upload
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import corpus as listing
 from tilewright.pipeline import histogram as counting
 from tilewright.pipeline import lanes

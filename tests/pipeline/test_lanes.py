@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.test_reduce_histogram import dense, documents, naive_counts
-from tilewright.kernels.histogram_tokens import CODE_MASK, KINDS, character_at
+from tilewright.kernels.histograms.tokens import CODE_MASK, KINDS, character_at
 from tilewright.pipeline import histogram
 from tilewright.pipeline.blocks import EXTRA_NBYTES, Block, stream
 from tilewright.pipeline.corpus import Piece, list_corpus, share_out

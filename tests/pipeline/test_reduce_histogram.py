@@ -17,7 +17,7 @@ from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import histogram as counting
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import CorpusError, PlanError

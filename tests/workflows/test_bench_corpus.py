@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.pipeline.test_reduce_histogram import dense, naive_counts
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.workflows.bench import corpus
 from tilewright.workflows.bench.common import WrongAnswer
 from tilewright.workflows.bench.corpus import (

@@ -26,7 +26,7 @@ from zarr.storage import LocalStore
 
 from tilewright.kernels.gemm import base
 from tilewright.kernels.gpu.device_choice import DEVICES
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import config, tiling
 from tilewright.pipeline.events import UnitDone
 from tilewright.pipeline.histogram import Histogram

@@ -15,7 +15,7 @@ import zstandard
 from distributed import Client
 
 from tests.kernels import naive
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.corpus import Corpus, list_corpus
 from tilewright.pipeline.dot import BLOCK
 from tilewright.pipeline.errors import CorpusError

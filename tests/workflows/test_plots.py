@@ -8,7 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import OptionError, StoreError
 from tilewright.pipeline.histogram import LABELS, Histogram
 from tilewright.workflows import plots

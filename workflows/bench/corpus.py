@@ -31,8 +31,8 @@ from distributed import Client
 
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.gpu.memory import format_nbytes
-from tilewright.kernels.histogram_host import count_host
-from tilewright.kernels.histogram_tokens import BIGRAM, KINDS, Kind, folded_bin, kind_named
+from tilewright.kernels.histograms.host import count_host
+from tilewright.kernels.histograms.tokens import BIGRAM, KINDS, Kind, folded_bin, kind_named
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import Document, list_corpus, read_range, reader
@@ -389,7 +389,7 @@ def counting_rate(document: Document, by: str, gpu: bool) -> float:
     from numba import cuda
 
     from tilewright.kernels.gpu.launch import CUDATimer
-    from tilewright.kernels.histogram_select import add_counts
+    from tilewright.kernels.histograms.select import add_counts
 
     held, counts = cuda.to_device(data), cuda.to_device(np.zeros(kind.bins, np.int64))
     best = 0.0

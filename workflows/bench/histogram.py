@@ -30,8 +30,8 @@ from tilewright.kernels.gpu.device_choice import (
     resolve_device,
 )
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
-from tilewright.kernels.histogram_host import count_host
-from tilewright.kernels.histogram_tokens import KINDS, Kind, kind_named
+from tilewright.kernels.histograms.host import count_host
+from tilewright.kernels.histograms.tokens import KINDS, Kind, kind_named
 from tilewright.workflows.bench.common import (
     SECONDS,
     BenchReport,
@@ -218,8 +218,8 @@ def _gpu(case: Case) -> list[Contestant]:
 
 def _rungs(kind: Kind) -> dict[str, Callable[[Any], Any]]:
     """The lower rungs of the ladder as functions of a device array."""
-    from tilewright.kernels.histogram_portable import KERNELS, launch_portable
-    from tilewright.kernels.histogram_select import zeros
+    from tilewright.kernels.histograms.portable import KERNELS, launch_portable
+    from tilewright.kernels.histograms.select import zeros
 
     def count(name: str, data: Any) -> Any:
         counts = zeros((1, kind.bins), DEFAULT_STREAM)
@@ -320,7 +320,7 @@ def _prepared_counts(documents: int) -> Any:
 
 def _prepared(held: Any, offsets: np.ndarray) -> Callable[[], Any]:
     """The documents' launch with offsets and counts already on the device."""
-    from tilewright.kernels.histogram_documents import launch_slices
+    from tilewright.kernels.histograms.documents import launch_slices
 
     kind = KINDS["byte"]
     counts = _prepared_counts(len(offsets) - 1)
@@ -338,9 +338,9 @@ def run_sweep(nbytes: int = DEFAULT_NBYTES) -> Any:
     """Time the byte kernel over numbers of blocks and of threads, on English-like text; a `Sweep`."""
     from numba import cuda
 
-    from tilewright.kernels import histogram_bytes
     from tilewright.kernels.gpu.compiled import multiprocessors
     from tilewright.kernels.gpu.sweep import sweep
+    from tilewright.kernels.histograms import bytes as histogram_bytes
 
     if resolve_device("cuda") != "cuda":
         raise OptionError("a sweep needs a GPU")

@@ -35,7 +35,7 @@ import numpy as np
 
 from tests.kernels import naive
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.tokens import KINDS
 
 TOOLS = ("memcheck", "racecheck")
 DOT_DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "int8", "int32", "int64")
@@ -87,9 +87,9 @@ def histogram_cases(by: str) -> Iterator[str]:
     """Every length and alignment through the public function, pieces, and the portable kernels."""
     from numba import cuda
 
-    from tilewright.kernels.histogram import histogram, piece_counts
-    from tilewright.kernels.histogram_host import count_host
-    from tilewright.kernels.histogram_portable import KERNELS, launch_portable
+    from tilewright.kernels.histograms.api import histogram, piece_counts
+    from tilewright.kernels.histograms.host import count_host
+    from tilewright.kernels.histograms.portable import KERNELS, launch_portable
 
     kind = KINDS[by]
     rng = np.random.default_rng(1)
@@ -115,8 +115,8 @@ def documents_cases() -> Iterator[str]:
     from numba import cuda
 
     from tilewright.kernels import DocumentOffsets, histogram
-    from tilewright.kernels.histogram_documents import LARGE
-    from tilewright.kernels.histogram_host import count_host
+    from tilewright.kernels.histograms.documents import LARGE
+    from tilewright.kernels.histograms.host import count_host
 
     rng = np.random.default_rng(1)
     lengths = [0, 1, 15, 16, 17, 4096, 4096, 4095, 6144, LARGE, LARGE + 1, 0, 3 * LARGE, *[37] * 300, 0]

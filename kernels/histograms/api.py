@@ -1,7 +1,7 @@
 """Histograms of text on one device: what is checked, which kernel counts, and how a piece is counted.
 
 `histogram` counts whole documents. `piece_counts` counts a piece of one, such that the counts of a document's
-pieces add up to the document's, wherever it was cut (`tilewright.kernels.histogram_tokens` says why). Both
+pieces add up to the document's, wherever it was cut (`tilewright.kernels.histograms.tokens` says why). Both
 return counts alone; the tokens that a kind leaves out are `skipped_count`.
 """
 
@@ -23,8 +23,8 @@ from tilewright.kernels.gpu.device_array import (
 )
 from tilewright.kernels.gpu.device_choice import current_device, resolve_device
 from tilewright.kernels.gpu.streams import as_stream, check_stream, launch_stream
-from tilewright.kernels.histogram_offsets import DocumentOffsets, checked
-from tilewright.kernels.histogram_tokens import BIGRAM, KINDS, Kind, kind_named
+from tilewright.kernels.histograms.offsets import DocumentOffsets, checked
+from tilewright.kernels.histograms.tokens import BIGRAM, KINDS, Kind, kind_named
 
 __all__ = [
     "KINDS",
@@ -210,7 +210,7 @@ def _count(
     arguments."""
     on_device = is_device_array(data)
     if resolve_device(device, device_arrays=on_device) == "cpu":
-        from tilewright.kernels.histogram_host import count_host
+        from tilewright.kernels.histograms.host import count_host
 
         return _filled(out, count_host(data, kind, documents.host, start, stop))
     if on_device:
@@ -241,7 +241,7 @@ def _on_device(
 ) -> Any:
     from numba import cuda
 
-    from tilewright.kernels.histogram_select import count_on_device
+    from tilewright.kernels.histograms.select import count_on_device
 
     home = device_index(data)
     with contextlib.nullcontext() if home == current_device() else cuda.gpus[home]:

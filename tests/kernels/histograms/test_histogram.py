@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gpu import fake_gpu
-from tilewright.kernels import DocumentOffsets, histogram, histogram_host
+from tilewright.kernels import DocumentOffsets, histogram
 from tilewright.kernels.errors import (
     DeviceUnavailableError,
     DTypeError,
@@ -24,8 +24,9 @@ from tilewright.kernels.errors import (
 )
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import SIMULATOR, cuda_available
-from tilewright.kernels.histogram import KINDS, piece_counts, skipped_count
-from tilewright.kernels.histogram_tokens import ASCII, CODEPOINT, LETTER, Kind, folded_bin
+from tilewright.kernels.histograms import host as histogram_host
+from tilewright.kernels.histograms.api import KINDS, piece_counts, skipped_count
+from tilewright.kernels.histograms.tokens import ASCII, CODEPOINT, LETTER, Kind, folded_bin
 
 DEVICES = ["cuda"] if SIMULATOR else ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 pytestmark = pytest.mark.simulator if SIMULATOR else []

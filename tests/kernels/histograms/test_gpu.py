@@ -18,16 +18,18 @@ from tests.kernels.gemm.machine_code import assemble, assert_no_spills
 from tilewright.kernels import DocumentOffsets, histogram
 from tilewright.kernels.errors import OptionError, OutputError, ShapeError
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.histogram import KINDS, piece_counts
-from tilewright.kernels.histogram_host import count_host
-from tilewright.kernels.histogram_portable import KERNELS, launch_portable
-from tilewright.kernels.histogram_select import _portions
+from tilewright.kernels.histograms.api import KINDS, piece_counts
+from tilewright.kernels.histograms.host import count_host
+from tilewright.kernels.histograms.portable import KERNELS, launch_portable
+from tilewright.kernels.histograms.select import _portions
 
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
-from tilewright.kernels import histogram_bytes, histogram_documents, histogram_wide
-from tilewright.kernels.histogram_documents import GROUP, GROUPS, HALF, LARGE, MIN_SLICE, OVERHEAD
+from tilewright.kernels.histograms import bytes as histogram_bytes
+from tilewright.kernels.histograms import documents as histogram_documents
+from tilewright.kernels.histograms import wide as histogram_wide
+from tilewright.kernels.histograms.documents import GROUP, GROUPS, HALF, LARGE, MIN_SLICE, OVERHEAD
 
 CHUNK = GROUPS * GROUP * HALF * 16
 """Bytes that a warp counts before its counters of eight bits could overflow."""

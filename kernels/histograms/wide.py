@@ -28,14 +28,14 @@ from typing import Any
 
 from numba import cuda, int32, int64, types, uint8, uint32, uint64
 
-from tilewright.kernels import histogram_bytes as narrow
-from tilewright.kernels import histogram_tokens as tokens
 from tilewright.kernels.gpu import launch
 from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.histogram_bytes import (
+from tilewright.kernels.histograms import bytes as narrow
+from tilewright.kernels.histograms import tokens
+from tilewright.kernels.histograms.bytes import (
     BYTES,
     COLUMNS,
     VECTOR,
@@ -43,7 +43,7 @@ from tilewright.kernels.histogram_bytes import (
     count_byte,
     count_word,
 )
-from tilewright.kernels.histogram_tokens import BIGRAM, CODE_MASK, REPLACEMENT, Kind
+from tilewright.kernels.histograms.tokens import BIGRAM, CODE_MASK, REPLACEMENT, Kind
 from tilewright.kernels.ptx.integers import byte_dot, byte_permute, funnel_right
 from tilewright.kernels.ptx.memory import (
     global_array,

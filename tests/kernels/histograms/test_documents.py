@@ -20,14 +20,14 @@ from tests.kernels.gemm.lane_by_lane import (
 )
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.histogram_host import count_host
-from tilewright.kernels.histogram_tokens import KINDS
+from tilewright.kernels.histograms.host import count_host
+from tilewright.kernels.histograms.tokens import KINDS
 
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
 
-from tilewright.kernels import histogram_documents as module
+from tilewright.kernels.histograms import documents as module
 
 BASE = 0x400
 """Where the table begins in the block's shared window: not at its beginning."""

@@ -13,14 +13,14 @@ import pytest
 
 from tests.kernels.gemm import lane_by_lane
 from tests.kernels.gemm.lane_by_lane import INTEGER_PTX, INTEGER_TYPES, _current, _FlatIntegers, _IntegerCuda
-from tests.kernels.test_histogram import EDGES, MALFORMED, WELL_FORMED
-from tilewright.kernels import histogram_tokens as tokens
+from tests.kernels.histograms.test_histogram import EDGES, MALFORMED, WELL_FORMED
 from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.histograms import tokens
 
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
-from tilewright.kernels import histogram_wide as module
+from tilewright.kernels.histograms import wide as module
 
 THREADS = 160
 """A block here: more than there are rows to add up, no more so that a lane has several vectors."""

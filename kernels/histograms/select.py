@@ -12,9 +12,9 @@ from tilewright.kernels.gpu.device_array import Memory, address
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.gpu.streams import keep_until_passed
 from tilewright.kernels.gpu.transfer import upload
-from tilewright.kernels.histogram_offsets import DocumentOffsets
-from tilewright.kernels.histogram_portable import launch_portable
-from tilewright.kernels.histogram_tokens import BIGRAM, Kind
+from tilewright.kernels.histograms.offsets import DocumentOffsets
+from tilewright.kernels.histograms.portable import launch_portable
+from tilewright.kernels.histograms.tokens import BIGRAM, Kind
 
 ALONE_NBYTES = 1 << 20
 """A document of this many bytes has its pairs or characters counted by a launch of its own, ..."""
@@ -101,11 +101,11 @@ def add_counts(
         launch_portable(name, data, offsets, start, stop, kind, counts.reshape(1, kind.bins), queue)
         return
     if kind.code < BIGRAM:
-        from tilewright.kernels.histogram_bytes import launch_bytes
+        from tilewright.kernels.histograms.bytes import launch_bytes
 
         launch_bytes(data, start, stop, kind, counts, queue)
     else:
-        from tilewright.kernels.histogram_wide import launch_wide
+        from tilewright.kernels.histograms.wide import launch_wide
 
         launch_wide(data, start, stop, lo, hi, kind, counts, queue)
 
@@ -118,7 +118,7 @@ def _count_together(
     places = _places(documents, first, last, queue)
     start, stop = int(offsets[0]), int(offsets[-1])
     if kind.code < BIGRAM:
-        from tilewright.kernels.histogram_documents import LARGE, launch_documents
+        from tilewright.kernels.histograms.documents import LARGE, launch_documents
 
         launch_documents(data, places, stop - start, documents.longest > LARGE, kind, rows, queue)
     else:

@@ -2,7 +2,7 @@
 
 A document of four kilobytes cannot pay for clearing and adding up 32 bits for each byte value and lane. So
 four byte values share a word, every lane has a column of 64 such words, and the 16 lanes of half a warp take
-a document: 4 KiB of counters for 4 KiB of text. As in `tilewright.kernels.histogram_bytes`, a lane meets no
+a document: 4 KiB of counters for 4 KiB of text. As in `tilewright.kernels.histograms.bytes`, a lane meets no
 other in its bank, whatever the text.
 
 A lane counts up to 16 × 16 + 2 bytes before the columns are added up, which a counter of eight bits does not
@@ -37,8 +37,8 @@ from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gpu.device_array import address, strided_view
 from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.histogram_bytes import VECTOR, WORDS
-from tilewright.kernels.histogram_tokens import ASCII, BYTE, LETTER, LETTERS, Kind
+from tilewright.kernels.histograms.bytes import VECTOR, WORDS
+from tilewright.kernels.histograms.tokens import ASCII, BYTE, LETTER, LETTERS, Kind
 from tilewright.kernels.ptx.integers import byte_dot, byte_permute, byte_rotate
 from tilewright.kernels.ptx.memory import global_array, load_vector, shared_add, shared_address, store_vector
 
