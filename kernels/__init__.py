@@ -5,7 +5,7 @@ that define them, and Python binds a submodule's name only when it is first load
 ``from tilewright.kernels import histogram`` always mean the function.
 """
 
-from tilewright.kernels.dot import dot
+from tilewright.kernels.dots.api import dot
 from tilewright.kernels.gemm import matmul
 from tilewright.kernels.histograms.api import DocumentOffsets, histogram
 

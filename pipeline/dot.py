@@ -197,7 +197,7 @@ def multiply_piece(
     partial_dtype = np.dtype(np.float32) if dtype == np.float16 else dtype
     partials, most = [], [0, 0]
     if ranged:
-        from tilewright.kernels.dot_host import largest_of  # needs Numba, which a client has no use for
+        from tilewright.kernels.dots.host import largest_of  # needs Numba, which a client has no use for
     for block in range(0, stop - start, BLOCK):
         parts = [array[block : block + BLOCK] for array in (left, right)]
         if ranged:

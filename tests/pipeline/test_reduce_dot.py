@@ -13,7 +13,7 @@ import pytest
 import zarr
 from distributed import Client
 
-from tilewright.kernels import dot_host
+from tilewright.kernels.dots import host as dot_host
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline import dot as dotting
 from tilewright.pipeline import submit

@@ -19,7 +19,7 @@ import click
 import numpy as np
 
 from tilewright.kernels import dot
-from tilewright.kernels.dot_host import dot_host
+from tilewright.kernels.dots.host import dot_host
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gpu.device_choice import (
     DEVICES,
@@ -224,7 +224,7 @@ def _gpu(
     x: np.ndarray, y: np.ndarray, length: int, ladder: bool
 ) -> tuple[list[Contestant], list[Contestant]]:
     """The settings of peers to search, and ours, on vectors that repeat x and y; ``ladder``: every way to finish."""
-    from tilewright.kernels.dot_device import FINISHES, on_device
+    from tilewright.kernels.dots.device import FINISHES, on_device
     from tilewright.kernels.passes.reading import read
 
     judge_peer, judge = _judges(x, y, length)

@@ -139,7 +139,7 @@ def dot_cases(name: str) -> Iterator[str]:
     from numba import cuda
 
     from tilewright.kernels import dot
-    from tilewright.kernels.dot_device import FINISHES, on_device
+    from tilewright.kernels.dots.device import FINISHES, on_device
 
     dtype = np.dtype(name)
     rng = np.random.default_rng(1)

@@ -192,7 +192,7 @@ def on_device(
     out = cuda.device_array((), result, stream=queue)
     element = _one_element(out)
     if finish == "second-pass" and _vectorised(x, y, result):
-        from tilewright.kernels import dot_vectors
+        from tilewright.kernels.dots import vectors as dot_vectors
         from tilewright.kernels.gemm.scratch import borrowed
 
         with borrowed(blocks * wide.itemsize, queue) as scratch:
@@ -242,7 +242,7 @@ def _vectorised(x: Any, y: Any, result: np.dtype) -> bool:
         or (x.dtype.kind == "c") != (result.kind == "c")
     ):
         return False
-    from tilewright.kernels import dot_vectors
+    from tilewright.kernels.dots import vectors as dot_vectors
 
     return dot_vectors.suits(x, y)
 
@@ -253,7 +253,7 @@ def _first_pass(
     """Leave the sum of each block's products in ``partials``."""
     accumulator = accumulator_type(result)
     if _vectorised(x, y, result):
-        from tilewright.kernels import dot_vectors
+        from tilewright.kernels.dots import vectors as dot_vectors
 
         dot_vectors.launch_partials(x, y, accumulator, conjugate, blocks, partials, queue)
         return

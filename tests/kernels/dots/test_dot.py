@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numba import cuda
 
 from tilewright.kernels import dot
-from tilewright.kernels import dot_host as host_module
-from tilewright.kernels.dot_device import FINISHES, on_device
+from tilewright.kernels.dots import host as host_module
+from tilewright.kernels.dots.device import FINISHES, on_device
 from tilewright.kernels.errors import DeviceUnavailableError, DTypeError, OptionError, ShapeError
 from tilewright.kernels.gpu.device_choice import SIMULATOR, cuda_available
 
@@ -290,7 +290,7 @@ def test_device_arrays_stay_on_the_device(rng: np.random.Generator) -> None:
 @on_gpu
 def test_host_vectors_go_in_pieces(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     # The package's name ``dot`` is the function, so the module is reached by its full name.
-    monkeypatch.setattr(sys.modules["tilewright.kernels.dot_device"], "PIECE_NBYTES", 640)
+    monkeypatch.setattr(sys.modules["tilewright.kernels.dots.device"], "PIECE_NBYTES", 640)
     for length in (79, 80, 81, 999):
         x, y = vector(rng, length, "float64"), vector(rng, length, "float64")
         check(dot(x, y, device="cuda"), x, y)

@@ -13,14 +13,15 @@ from numba import cuda
 
 from tests.kernels.gemm import lane_by_lane
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills
-from tilewright.kernels import dot, dot_vectors
+from tilewright.kernels import dot
+from tilewright.kernels.dots import vectors as dot_vectors
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
-from tilewright.kernels.dot_device import MAX_BLOCKS, THREADS, accumulator_type
-from tilewright.kernels.dot_vectors import UNROLL, launch_bounds, signature, source, suits
+from tilewright.kernels.dots.device import MAX_BLOCKS, THREADS, accumulator_type
+from tilewright.kernels.dots.vectors import UNROLL, launch_bounds, signature, source, suits
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DTYPES = [*INTEGERS, "float16", "float32", "float64", "complex64", "complex128"]

@@ -1,6 +1,6 @@
 """The dot product on one device: its checks, and the choice of GPU or CPU.
 
-`tilewright.kernels.dot_device` has the GPU's part, `tilewright.kernels.dot_host` the CPU's.
+`tilewright.kernels.dots.device` has the GPU's part, `tilewright.kernels.dots.host` the CPU's.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def dot(
     result = _checked(x, y, dtype)
     where = resolve_device(device, device_arrays=on_device[0])
     if where == "cpu":
-        from tilewright.kernels.dot_host import dot_host
+        from tilewright.kernels.dots.host import dot_host
 
         return dot_host(x, y, result, conjugate)
-    from tilewright.kernels import dot_device
+    from tilewright.kernels.dots import device as dot_device
 
     if not on_device[0]:
         return dot_device.from_host(x, y, result, conjugate)  # has streams of its own

@@ -15,7 +15,7 @@ import numpy as np
 from numba import cuda, types, uint32, uint64
 from numba.np.numpy_support import from_dtype
 
-from tilewright.kernels.dot_device import THREADS, block_sum_of
+from tilewright.kernels.dots.device import THREADS, block_sum_of
 from tilewright.kernels.gpu import launch
 from tilewright.kernels.gpu.compiled import compile_kernel
 from tilewright.kernels.gpu.device_array import address
