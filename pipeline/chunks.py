@@ -26,7 +26,7 @@ from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore
 
 from tilewright.kernels.gpu.memory import is_out_of_memory
-from tilewright.kernels.zstd import encoder_nbytes
+from tilewright.pipeline.transfer.zstd import encoder_nbytes
 
 KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")
 """Bytes-to-bytes codecs, by numcodecs' names. Zarr's format 3 has some under these names, and the rest, as zarr-python

@@ -21,12 +21,19 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewright.kernels.arguments import shown
-from tilewright.kernels.files import KINDS, NotAFileError, check_is_file, open_anything, open_file, read_at
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline import decompress
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.events import counted
 from tilewright.pipeline.file_changes import same_time
+from tilewright.pipeline.transfer.files import (
+    KINDS,
+    NotAFileError,
+    check_is_file,
+    open_anything,
+    open_file,
+    read_at,
+)
 
 MOST_DOCUMENTS = 4096
 """The most documents of one piece: opening more would take its task long, however small they are."""

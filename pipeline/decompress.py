@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilewright.kernels import zstd_loop
-from tilewright.kernels.zstd import WINDOW_BITS, FrameError, Frames
+from tilewright.pipeline.transfer import zstd_loop
+from tilewright.pipeline.transfer.zstd import WINDOW_BITS, FrameError, Frames
 
 BLOCK_NBYTES = 2**20
 """The most bytes that are decompressed at a time where the library allocates the output: a few kilobytes can expand to

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
-from tilewright.kernels.file_rectangles import Rectangle, StoredChunk
 from tilewright.kernels.gpu import peer_memory
 from tilewright.kernels.gpu.device_array import Memory, address, as_device_array
 from tilewright.kernels.gpu.memory import allocating
@@ -29,7 +28,6 @@ from tilewright.kernels.gpu.transfer import (
     upload_stream,
 )
 from tilewright.kernels.passes.contents import overflow_of
-from tilewright.pipeline.lane_blocks import move_nbytes
 from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed, shaped
 from tilewright.pipeline.peers import Part
@@ -38,6 +36,8 @@ from tilewright.pipeline.product import NOTHING_FOUND, Found, Product
 from tilewright.pipeline.region_read import FilePart, RegionRead, region_reads, region_uploads
 from tilewright.pipeline.region_write import RegionWrite
 from tilewright.pipeline.terms import accumulator_dtype
+from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
+from tilewright.pipeline.transfer.lane_blocks import move_nbytes
 from tilewright.pipeline.units import (
     BLOCK_NBYTES,
     SharedMemory,
@@ -54,9 +54,9 @@ from tilewright.pipeline.units import (
 )
 
 if TYPE_CHECKING:
-    from tilewright.kernels.file_upload import Upload
-    from tilewright.kernels.zstd_chunks import ChunkUpload
     from tilewright.pipeline.chunks import Zstd
+    from tilewright.pipeline.transfer.file_upload import Upload
+    from tilewright.pipeline.transfer.zstd_chunks import ChunkUpload
 
 LOOP_BLOCK_NBYTES = 2**20
 """`BLOCK_NBYTES` for loops outside the interpreter that write, or that decode and encode with a thread for each core.
@@ -69,7 +69,7 @@ class _Lane:
     def __init__(self) -> None:
         from numba import cuda
 
-        from tilewright.kernels.lane_copies import lane_words
+        from tilewright.pipeline.transfer.lane_copies import lane_words
 
         with allocating("pinned memory for one thread that reads or writes", LANE_NBYTES, on_gpu=False):
             memory = pinned_bytes(LANE_NBYTES)
@@ -269,7 +269,7 @@ class CudaUnit:
     def __init__(self, product: Product) -> None:
         from numba import cuda
 
-        from tilewright.kernels import file_download, file_upload, zstd_chunks
+        from tilewright.pipeline.transfer import file_download, file_upload, zstd_chunks
 
         self._product = product
         self._cuda, self._upload, self._download = cuda, file_upload, file_download

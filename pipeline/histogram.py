@@ -17,7 +17,6 @@ import numpy as np
 from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
-from tilewright.kernels import file_upload
 from tilewright.kernels import histogram as count
 from tilewright.kernels.cpu.loops import share_of_cores, usable_cores
 from tilewright.kernels.gpu.launch import ceil_div
@@ -46,12 +45,13 @@ from tilewright.pipeline.corpus import (
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener, counted, on_waiting
 from tilewright.pipeline.file_changes import let_a_tick_pass
-from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.plan import LANE_NBYTES
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.submit import ask_all, threads_of
 from tilewright.pipeline.thread_buffers import thread_buffer
 from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.transfer import file_upload
+from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 
 if TYPE_CHECKING:
     from tilewright.pipeline.lanes import Tally

@@ -21,9 +21,6 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from tilewright.kernels import file_upload
-from tilewright.kernels.file_rectangles import ANY_LENGTH, Rectangle
-from tilewright.kernels.file_upload import Upload
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.gpu.launch import ceil_div
@@ -32,11 +29,14 @@ from tilewright.kernels.gpu.transfer import pinned_bytes, upload_stream
 from tilewright.kernels.histograms.offsets import DocumentOffsets
 from tilewright.kernels.histograms.select import add_counts, clear, count_on_device
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.kernels.lane_copies import lane_words
 from tilewright.pipeline.blocks import EXTRA_NBYTES, Block, with_margins
 from tilewright.pipeline.corpus import Piece
-from tilewright.pipeline.lane_blocks import move_nbytes
 from tilewright.pipeline.plan import LANE_NBYTES
+from tilewright.pipeline.transfer import file_upload
+from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
+from tilewright.pipeline.transfer.file_upload import Upload
+from tilewright.pipeline.transfer.lane_blocks import move_nbytes
+from tilewright.pipeline.transfer.lane_copies import lane_words
 
 TEXT_STEP_NBYTES = 32 * 2**20
 """Memory for texts is allocated in multiples of this, so that a piece can reuse the memory of one of nearly the same

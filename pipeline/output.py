@@ -25,7 +25,6 @@ import zarr
 from zarr.errors import BaseZarrError, ContainsArrayError, ContainsGroupError
 from zarr.storage import LocalStore
 
-from tilewright.kernels.files import read_file
 from tilewright.pipeline.attributes import Names
 from tilewright.pipeline.chunks import DRAFT_NAME, DRAFTS_NAME, METADATA_NAMES, draft_of, new_drafts_name
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
@@ -40,6 +39,7 @@ from tilewright.pipeline.store import (
     name_of,
     zip_mode,
 )
+from tilewright.pipeline.transfer.files import read_file
 
 Created = TypeVar("Created", bound="zarr.Array[Any] | zarr.Group")
 

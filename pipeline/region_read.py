@@ -26,14 +26,6 @@ from zarr.buffer import default_buffer_prototype
 from zarr.core.indexing import BasicIndexer
 from zarr.storage import LocalStore
 
-from tilewright.kernels.file_rectangles import (
-    ANY_LENGTH,
-    LEAST_USEFUL_SHARE,
-    LONG_ROW_NBYTES,
-    Rectangle,
-    StoredChunk,
-)
-from tilewright.kernels.files import NotAFileError, open_file
 from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.pipeline.byte_ranges import ByteRanges, byte_ranges_of, lines_of
 from tilewright.pipeline.chunks import (
@@ -59,6 +51,14 @@ from tilewright.pipeline.store import (
     read_unit,
     write_unit,
 )
+from tilewright.pipeline.transfer.file_rectangles import (
+    ANY_LENGTH,
+    LEAST_USEFUL_SHARE,
+    LONG_ROW_NBYTES,
+    Rectangle,
+    StoredChunk,
+)
+from tilewright.pipeline.transfer.files import NotAFileError, open_file
 
 READ_NBYTES = 4 * 2**20
 """Plain chunks are read in parts of this size: the cost of a system call is lost in it, threads stay balanced, and one
@@ -315,12 +315,12 @@ def _decompressed(
     It takes a megabyte of rows at a time, so that neither the stored nor the decoded chunk lies in memory as a whole.
     That is also faster, for large chunks by half: all of it stays in the core's cache.
     """
-    from tilewright.kernels import zstd
+    from tilewright.pipeline.transfer import zstd
 
     offset, nbytes = extent
     decompress = zstd.decompress_in_steps
     if in_loop:
-        from tilewright.kernels.zstd_loop import decompress
+        from tilewright.pipeline.transfer.zstd_loop import decompress
     frames = zstd.Frames(zstd.WINDOW_BITS, str(path), nbytes, offset, decompress)
     try:
         filled = all(frames.fill(band) == len(band) for band in _bands_into(target, layout, piece))

@@ -22,7 +22,6 @@ import zstandard
 from zarr.storage import LocalStore
 
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.zstd import encoder_nbytes
 from tilewright.pipeline.chunks import (
     ChunkLayout,
     Zstd,
@@ -35,6 +34,7 @@ from tilewright.pipeline.chunks import (
 from tilewright.pipeline.errors import RunEndedError, StoreError
 from tilewright.pipeline.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
 from tilewright.pipeline.store import check_in_sight, metadata_name, name_of, write_unit
+from tilewright.pipeline.transfer.zstd import encoder_nbytes
 
 DEFAULT_LEVEL = 0
 """Zstandard's level in the compressed arrays that we create: zarr-python's."""

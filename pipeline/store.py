@@ -18,12 +18,12 @@ from zarr.errors import BaseZarrError
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore, ZipStore
 
 from tilewright.kernels.arguments import shown
-from tilewright.kernels.files import NotAFileError, check_is_file
 from tilewright.pipeline import config
 from tilewright.pipeline.chunks import METADATA_NAMES, layout_of
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.not_arrays import what_is_there
 from tilewright.pipeline.terms import StoredMatrix
+from tilewright.pipeline.transfer.files import NotAFileError, check_is_file
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """How a user may give an array: a path, a URL, or an open array."""

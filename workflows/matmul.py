@@ -32,7 +32,6 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
 from tilewright.pipeline.execute import on_all, run_tiles
 from tilewright.pipeline.findings import Factors, findings_of, not_finite_caution, sought_in
-from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.ledger import (
     FILE_NAME,
     Fingerprint,
@@ -67,6 +66,7 @@ from tilewright.pipeline.store_probe import (
 )
 from tilewright.pipeline.submit import ask_all, survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts
+from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.verify import Verification, find_damaged, verify_product
 from tilewright.workflows.planning import Wanted, cautions, open_factors, plan_for, tell_once, wrap_note
 

@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 
 from tests.peak_memory import grown_by, in_new_process
 from tests.pipeline.test_reduce_histogram import count, dense, documents, naive_counts
-from tilewright.kernels import zstd
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import blocks as reading
 from tilewright.pipeline import corpus, decompress
@@ -36,8 +35,9 @@ from tilewright.pipeline.corpus import Corpus, Document, Piece, cut_pieces, list
 from tilewright.pipeline.decompress import Fill
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.histogram import count_corpus, count_piece
-from tilewright.pipeline.lane_blocks import most_neighbours
 from tilewright.pipeline.plan import LANE_NBYTES
+from tilewright.pipeline.transfer import zstd
+from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,

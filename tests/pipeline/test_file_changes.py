@@ -28,8 +28,6 @@ from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
 from tests.pipeline.test_lanes_text import HostTally
 from tests.pipeline.test_lanes_text import count as count_on_host
 from tests.pipeline.test_reduce_histogram import count, dense, naive_counts
-from tilewright.kernels import zstd
-from tilewright.kernels.file_upload import Upload
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import corpus as listing
 from tilewright.pipeline import histogram as counting
@@ -47,6 +45,8 @@ from tilewright.pipeline.decompress import Fill
 from tilewright.pipeline.errors import DocumentError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.file_changes import TICK_SECONDS, TIME_STEPS_NS, let_a_tick_pass, same_time
+from tilewright.pipeline.transfer import zstd
+from tilewright.pipeline.transfer.file_upload import Upload
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

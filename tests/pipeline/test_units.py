@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tilewright.kernels import file_download, file_upload, zstd_chunks
 from tilewright.kernels.gpu import peer_memory
 from tilewright.pipeline import gpu_unit, lanes
 from tilewright.pipeline.gpu_unit import CudaUnit
@@ -19,6 +18,7 @@ from tilewright.pipeline.panels import Placed
 from tilewright.pipeline.plan import MatmulPlan, plan_tiles
 from tilewright.pipeline.product import Product
 from tilewright.pipeline.terms import Limits, StoredMatrix
+from tilewright.pipeline.transfer import file_download, file_upload, zstd_chunks
 from tilewright.pipeline.units import HostUnit
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tilewright.kernels import file_download, file_upload, zstd_chunks
-from tilewright.kernels.file_upload import Upload
-from tilewright.kernels.lane_copies import DEVICE_MEMORY, HOST_MEMORY, LANE_WORDS
-from tilewright.kernels.zstd_chunks import ChunkUpload
+from tilewright.pipeline.transfer import file_download, file_upload, zstd_chunks
+from tilewright.pipeline.transfer.file_upload import Upload
+from tilewright.pipeline.transfer.lane_copies import DEVICE_MEMORY, HOST_MEMORY, LANE_WORDS
+from tilewright.pipeline.transfer.zstd_chunks import ChunkUpload
 
 BLOCK = 1000
 """Bytes of a lane's block."""

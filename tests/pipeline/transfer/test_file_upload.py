@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tests.kernels.gemm.pipes import pipe_at
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
-from tilewright.kernels import calls, file_upload
-from tilewright.kernels.file_rectangles import ANY_LENGTH, Rectangle
-from tilewright.kernels.file_upload import DRIVER, LONGEST_RUN, Upload, _run_length
 from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library
+from tilewright.pipeline.transfer import calls, file_upload
+from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
+from tilewright.pipeline.transfer.file_upload import DRIVER, LONGEST_RUN, Upload, _run_length
 
 
 @pytest.fixture

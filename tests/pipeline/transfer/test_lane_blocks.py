@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.pipeline.lane_blocks import (
+from tilewright.pipeline.transfer.lane_blocks import (
     LEAST_MOVE_NBYTES,
     MOST_MOVE_NBYTES,
     UNDER_WAY_NBYTES,

@@ -1,6 +1,6 @@
 """Zstandard chunks, moved from files to a device and back by loops that do not hold the interpreter's lock.
 
-The counterpart of `tilewright.kernels.file_upload` and `file_download` for compressed chunks. In Python, a thread reads
+The counterpart of `tilewright.pipeline.transfer.file_upload` and `file_download` for compressed chunks. In Python, a thread reads
 a chunk's bytes, decodes them to memory of their own and copies that to pinned memory block by block. Memory as large as
 the chunk is returned to the system and got anew, page by page, and every block takes its turn with the interpreter's
 lock. On 32 cores that yields 4.5 GB/s, where libzstd alone decodes 25. Here a chunk goes through pinned blocks of a
@@ -23,8 +23,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from tilewright.kernels import calls, file_download, file_upload, lane_copies
-from tilewright.kernels.calls import (
+from tilewright.kernels.cpu.loops import compiled
+from tilewright.pipeline.transfer import calls, file_download, file_upload, lane_copies
+from tilewright.pipeline.transfer.calls import (
     SEEK_END,
     call1,
     call2,
@@ -34,10 +35,9 @@ from tilewright.kernels.calls import (
     nanoseconds,
     take_numbers,
 )
-from tilewright.kernels.cpu.loops import compiled
-from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk, name_table
-from tilewright.kernels.files import READ_FLAGS
-from tilewright.kernels.zstd import (
+from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, StoredChunk, name_table
+from tilewright.pipeline.transfer.files import READ_FLAGS
+from tilewright.pipeline.transfer.zstd import (
     ADDRESS,
     IN,
     LARGEST_SPARE_NBYTES,
@@ -53,7 +53,7 @@ from tilewright.kernels.zstd import (
     library,
     take_decoder,
 )
-from tilewright.kernels.zstd_loop import compiled_decompress, compiled_read_on
+from tilewright.pipeline.transfer.zstd_loop import compiled_decompress, compiled_read_on
 
 WRITTEN_NBYTES = 2**20
 """Compressed bytes that are gathered before they are written."""

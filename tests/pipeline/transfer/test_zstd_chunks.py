@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from tests.kernels.gemm.pipes import pipe_at
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, lanes, run
-from tilewright.kernels import file_download, file_upload, zstd, zstd_chunks
-from tilewright.kernels.file_rectangles import ANY_LENGTH, StoredChunk
 from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library
-from tilewright.kernels.zstd_chunks import ChunkUpload, store_chunk
+from tilewright.pipeline.transfer import file_download, file_upload, zstd, zstd_chunks
+from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, StoredChunk
+from tilewright.pipeline.transfer.zstd_chunks import ChunkUpload, store_chunk
 
 
 def content_of(rows: int, stride: int, kind: str) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tilewright.kernels.files import READ_FLAGS
+from tilewright.pipeline.transfer.files import READ_FLAGS
 
 WINDOW_BITS = 27
 """The largest window, 128 MiB as a power of two, which takes as much memory; ``zstd --long=31`` writes larger ones."""

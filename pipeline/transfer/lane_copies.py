@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from tilewright.kernels.calls import call1, call2, call4
+from tilewright.pipeline.transfer.calls import call1, call2, call4
 
 WORDS = 16
 """The driver's CUDA_MEMCPY2D in words of 64 bits."""

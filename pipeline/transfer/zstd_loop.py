@@ -19,9 +19,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from tilewright.kernels.calls import long_call3, long_call4
 from tilewright.kernels.cpu.loops import compiled
-from tilewright.kernels.zstd import (
+from tilewright.pipeline.transfer.calls import long_call3, long_call4
+from tilewright.pipeline.transfer.zstd import (
     ADDRESS,
     FILLED,
     IN,
@@ -95,6 +95,6 @@ def addresses() -> tuple[int, int]:
 def decompress(
     context: int, descriptor: int, memory: np.ndarray, words: np.ndarray, place: int, nbytes: int
 ) -> None:
-    """The loop, as `tilewright.kernels.zstd.Frames` calls it."""
+    """The loop, as `tilewright.pipeline.transfer.zstd.Frames` calls it."""
     step, read = addresses()
     _loop()(step, read, context, descriptor if read else -1, memory, words, place, nbytes)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.gemm.pipes import pipe_at
-from tilewright.kernels import files
-from tilewright.kernels.files import READ_FLAGS, NotAFileError, open_file, read_at
+from tilewright.pipeline.transfer import files
+from tilewright.pipeline.transfer.files import READ_FLAGS, NotAFileError, open_file, read_at
 
 
 def test_a_file_is_opened_and_read_from_as_ever(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, lanes
-from tilewright.kernels import file_download
-from tilewright.kernels.file_download import DRIVER, store
 from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_library
+from tilewright.pipeline.transfer import file_download
+from tilewright.pipeline.transfer.file_download import DRIVER, store
 
 
 @contextmanager

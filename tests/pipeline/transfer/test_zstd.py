@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.gemm.pipes import pipe_at
-from tilewright.kernels import zstd, zstd_loop
-from tilewright.kernels.zstd import Decompress, FrameError, Frames
+from tilewright.pipeline.transfer import zstd, zstd_loop
+from tilewright.pipeline.transfer.zstd import Decompress, FrameError, Frames
 
 WINDOW_BITS = 27
 WAYS = [zstd.decompress_in_steps, zstd_loop.decompress]

@@ -19,8 +19,10 @@ from typing import Any
 import numba
 import numpy as np
 
-from tilewright.kernels import calls, lane_copies
-from tilewright.kernels.calls import (
+from tilewright.kernels.cpu.loops import compiled
+from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.pipeline.transfer import calls, lane_copies
+from tilewright.pipeline.transfer.calls import (
     SEEK_END,
     call1,
     call2,
@@ -29,16 +31,14 @@ from tilewright.kernels.calls import (
     nanoseconds,
     take_numbers,
 )
-from tilewright.kernels.cpu.loops import compiled
-from tilewright.kernels.file_rectangles import (
+from tilewright.pipeline.transfer.file_rectangles import (
     ANY_LENGTH,
     LEAST_USEFUL_SHARE,
     LONG_ROW_NBYTES,
     Rectangle,
     name_table,
 )
-from tilewright.kernels.files import READ_FLAGS
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.pipeline.transfer.files import READ_FLAGS
 
 _OFFSET, _FILE_NBYTES, _ROWS, _WIDTH, _STRIDE, _TARGET, _PITCH, _TALL, _WIDE, _SPAN = range(10)
 """Columns of the loop's table: a `Rectangle`, then the rows and bytes of a row that one block takes, and whether it
