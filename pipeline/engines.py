@@ -20,8 +20,8 @@ import zarr
 
 from tilewright.kernels.passes.contents import Contents, contents_of, overflow_of
 from tilewright.pipeline.peers import Arrival, Key, Peers
-from tilewright.pipeline.plan import Tile
-from tilewright.pipeline.product import Product
+from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.region_write import region_writes, stored_nbytes_of
 from tilewright.pipeline.sessions import changes_in, own_copy
 from tilewright.pipeline.store import place_of

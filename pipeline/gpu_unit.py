@@ -31,11 +31,11 @@ from tilewright.kernels.passes.contents import overflow_of
 from tilewright.pipeline.loading import Loading, Move
 from tilewright.pipeline.panels import Placed, shaped
 from tilewright.pipeline.peers import Part
-from tilewright.pipeline.plan import LANE_NBYTES
-from tilewright.pipeline.product import NOTHING_FOUND, Found, Product
+from tilewright.pipeline.plan.inputs import accumulator_dtype
+from tilewright.pipeline.plan.product import LANE_NBYTES
+from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
 from tilewright.pipeline.region_read import FilePart, RegionRead, region_reads, region_uploads
 from tilewright.pipeline.region_write import RegionWrite
-from tilewright.pipeline.terms import accumulator_dtype
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
 from tilewright.pipeline.transfer.lane_blocks import move_nbytes
 from tilewright.pipeline.units import (

@@ -27,9 +27,9 @@ from tilewright import __version__
 from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.origin import origin_of
-from tilewright.pipeline.plan import MatmulPlan
-from tilewright.pipeline.product import NOTHING_FOUND, Found
-from tilewright.pipeline.terms import Geometry
+from tilewright.pipeline.plan.inputs import Geometry
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.told import NOTHING_FOUND, Found
 
 FILE_NAME = "tilewright-ledger.jsonl"
 VERSION = 5

@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline.peers import Sharers, host_of
-from tilewright.pipeline.plan import MatmulPlan, Tile
+from tilewright.pipeline.plan.product import MatmulPlan, Tile
 
 
 def divide(plan: MatmulPlan, tiles: Iterable[Tile], workers: int) -> list[list[Tile]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.pipeline.events import LEAST_BUSY_SHARE, counted
-from tilewright.pipeline.plan import MatmulPlan
-from tilewright.pipeline.product import THREADS
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.told import THREADS
 from tilewright.pipeline.verify import Verification
 
 LIMITING_SHARE = 0.8

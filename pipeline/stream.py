@@ -27,7 +27,6 @@ import zarr
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.giving_up import read_while
 from tilewright.pipeline.gpu_unit import CudaUnit
-from tilewright.pipeline.layout import Lines
 from tilewright.pipeline.loading import Loading, LoadsUnderWay, Move, load_all
 from tilewright.pipeline.panels import Buffer, PanelCache, Placed, shape_of
 from tilewright.pipeline.peers import (
@@ -41,8 +40,10 @@ from tilewright.pipeline.peers import (
     parts_of,
     tell,
 )
-from tilewright.pipeline.plan import Tile
-from tilewright.pipeline.product import NOTHING_FOUND, STAGES, THREADS, Found, Product, TileReport
+from tilewright.pipeline.plan.inputs import accumulator_dtype
+from tilewright.pipeline.plan.layout import Lines
+from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.plan.told import NOTHING_FOUND, STAGES, THREADS, Found, Product, TileReport
 from tilewright.pipeline.region_write import (
     Bands,
     FillFile,
@@ -53,7 +54,6 @@ from tilewright.pipeline.region_write import (
 )
 from tilewright.pipeline.sessions import changes_in, own_copy
 from tilewright.pipeline.store import as_stored_matrix
-from tilewright.pipeline.terms import accumulator_dtype
 from tilewright.pipeline.threads import run_all, submitted
 from tilewright.pipeline.tracebacks import clear_frames
 from tilewright.pipeline.units import HostUnit, Look, SharedMemory, Unit, pool_of

@@ -40,7 +40,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import counted
 from tilewright.pipeline.local_cluster import why_none_comes_back
 from tilewright.pipeline.placement import Placement
-from tilewright.pipeline.plan import Tile
+from tilewright.pipeline.plan.product import Tile
 
 logger = logging.getLogger(__name__)
 

@@ -37,8 +37,8 @@ from tilewright.pipeline.engines import (
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, RunEndedError, TilewrightError
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.peers import Sharers, WorkerPeers, answer_peers
-from tilewright.pipeline.plan import Tile
-from tilewright.pipeline.product import Found, Product, TileReport
+from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.plan.told import Found, Product, TileReport
 from tilewright.pipeline.thread_buffers import free_thread_buffers
 
 TILES_UNDER_WAY = 4

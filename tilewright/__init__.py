@@ -49,7 +49,7 @@ _ERRORS = (
 _HOME = {
     "Device": "tilewright.kernels.gpu.device",
     "Histogram": "tilewright.pipeline.histogram",
-    "MatmulPlan": "tilewright.pipeline.plan",
+    "MatmulPlan": "tilewright.pipeline.plan.product",
     "MatmulRun": "tilewright.pipeline.run",
     "Verification": "tilewright.pipeline.verify",
     "devices": "tilewright.workflows.devices",
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.errors import TilewrightError as TilewrightError
     from tilewright.pipeline.errors import VerificationError as VerificationError
     from tilewright.pipeline.histogram import Histogram as Histogram
-    from tilewright.pipeline.plan import MatmulPlan as MatmulPlan
+    from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
     from tilewright.pipeline.run import MatmulRun as MatmulRun
     from tilewright.pipeline.verify import Verification as Verification
     from tilewright.workflows.devices import devices as devices

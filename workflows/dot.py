@@ -24,10 +24,10 @@ from tilewright.pipeline.errors import DamagedError, ShapeError, StoreError
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
 from tilewright.pipeline.file_changes import let_a_tick_pass
 from tilewright.pipeline.ledger import input_digest
+from tilewright.pipeline.plan.sums import dtype_reason
 from tilewright.pipeline.store import Source, name_of, open_array
 from tilewright.pipeline.store_probe import check_read_alike, shared_inputs
 from tilewright.pipeline.submit import ask_all, survey, workers_held
-from tilewright.pipeline.sums import dtype_reason
 
 
 @dataclass(frozen=True)

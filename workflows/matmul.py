@@ -53,8 +53,8 @@ from tilewright.pipeline.output import (
     partial_path,
     resume_output,
 )
-from tilewright.pipeline.plan import MatmulPlan
-from tilewright.pipeline.product import Found, Product
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.told import Found, Product
 from tilewright.pipeline.region_write import stored_nbytes_of
 from tilewright.pipeline.run import MatmulRun
 from tilewright.pipeline.store import Source

@@ -30,18 +30,10 @@ from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import DeviceUnavailableError, DTypeError, OptionError, PlanError, ShapeError
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
-from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.ledger import Past
 from tilewright.pipeline.origin import is_same_array
 from tilewright.pipeline.output import check_given_output, group_note, partial_path
-from tilewright.pipeline.plan import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan_tiles
-from tilewright.pipeline.region_write import encoders_nbytes
-from tilewright.pipeline.sides import check_nbytes
-from tilewright.pipeline.store import Source
-from tilewright.pipeline.submit import survey, workers_held
-from tilewright.pipeline.sums import planned_wrap
-from tilewright.pipeline.tasks import WorkerFacts, cores_here, pause_nbytes
-from tilewright.pipeline.terms import (
+from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
     Geometry,
     Limits,
@@ -49,7 +41,15 @@ from tilewright.pipeline.terms import (
     accumulator_dtype,
     no_workspace,
 )
-from tilewright.pipeline.tiling import output_chunks
+from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.product import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan_tiles
+from tilewright.pipeline.plan.sums import planned_wrap
+from tilewright.pipeline.plan.tiling import output_chunks
+from tilewright.pipeline.region_write import encoders_nbytes
+from tilewright.pipeline.sides import check_nbytes
+from tilewright.pipeline.store import Source
+from tilewright.pipeline.submit import survey, workers_held
+from tilewright.pipeline.tasks import WorkerFacts, cores_here, pause_nbytes
 
 CODING_SHARE = 1 / 8
 """The share of a worker's memory that decoding threads may hold, and encoding ones as much; to keep to it they are

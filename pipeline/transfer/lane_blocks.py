@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from distributed.comm import get_address_host
 
-from tilewright.pipeline.plan import LANE_NBYTES
+from tilewright.pipeline.plan.product import LANE_NBYTES
 
 UNDER_WAY_NBYTES = 128 * 2**20
 """What all reading threads of a host may have in pinned blocks, two for each thread: less than half of the 300 MiB of

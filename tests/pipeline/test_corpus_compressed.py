@@ -35,7 +35,7 @@ from tilewright.pipeline.corpus import Corpus, Document, Piece, cut_pieces, list
 from tilewright.pipeline.decompress import Fill
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.histogram import count_corpus, count_piece
-from tilewright.pipeline.plan import LANE_NBYTES
+from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 

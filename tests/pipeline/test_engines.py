@@ -21,7 +21,7 @@ from tests.pipeline.test_stream import engine, factors
 from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline import engines, tasks
 from tilewright.pipeline.engines import store_sum
-from tilewright.pipeline.product import Product
+from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.region_write import RegionWrite
 from tilewright.pipeline.store import place_of
 from tilewright.pipeline.stream import Engine

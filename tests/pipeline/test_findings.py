@@ -14,7 +14,7 @@ from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.kernels.widths import can_wrap, largest_sum
 from tilewright.pipeline.findings import Factors, findings_of, not_finite_caution, sought_in
 from tilewright.pipeline.ledger import Ledger, Stored, read_past
-from tilewright.pipeline.product import Found
+from tilewright.pipeline.plan.told import Found
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def test_ranges_are_looked_for_only_where_types_and_length_can_wrap(pair: zarr.A
 
 
 def test_the_record_keeps_what_was_found(tmp_path: Path) -> None:
-    from tilewright.pipeline.plan import plan_tiles
-    from tilewright.pipeline.terms import Limits, StoredMatrix
+    from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
+    from tilewright.pipeline.plan.product import plan_tiles
 
     stored = StoredMatrix(40, 40, np.dtype("i8"), (10, 10), True)
     plan = plan_tiles(stored, stored, np.dtype("i8"), (10, 10), limits=Limits(1, 4000))

@@ -25,8 +25,8 @@ from tilewright.pipeline.ledger import (
     fingerprint,
     read_past,
 )
-from tilewright.pipeline.plan import MatmulPlan, plan_tiles
-from tilewright.pipeline.terms import Limits, StoredMatrix
+from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
+from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.pipeline.test_engines import ENDS, Held, registry, told_of_closing
 from tests.pipeline.test_stream import engine, factors
 from tilewright.pipeline import engines, tasks
 from tilewright.pipeline.loading import Loading, LoadsUnderWay
-from tilewright.pipeline.product import Product
+from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.tracebacks import clear_frames
 from tilewright.pipeline.units import HostUnit

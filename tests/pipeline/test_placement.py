@@ -24,9 +24,9 @@ from tilewright.pipeline import submit, tasks
 from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.panels import PanelCache
 from tilewright.pipeline.placement import Placement, divide
-from tilewright.pipeline.plan import MatmulPlan, Tile, plan_tiles
+from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
+from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
 from tilewright.pipeline.submit import run_placed
-from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix
 
 F4 = np.dtype("f4")
 

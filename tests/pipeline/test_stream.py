@@ -22,14 +22,14 @@ from tilewright.pipeline import stream, tasks, units
 from tilewright.pipeline.engines import store_sum
 from tilewright.pipeline.execute import covered
 from tilewright.pipeline.gpu_unit import CudaUnit
-from tilewright.pipeline.layout import LINE_NBYTES
 from tilewright.pipeline.loading import Move
 from tilewright.pipeline.panels import Placed
-from tilewright.pipeline.plan import MatmulPlan, Tile, plan_tiles
-from tilewright.pipeline.product import Product
+from tilewright.pipeline.plan.inputs import Geometry, Limits
+from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
+from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store import as_stored_matrix
 from tilewright.pipeline.stream import Engine
-from tilewright.pipeline.terms import Geometry, Limits
 from tilewright.pipeline.units import HostUnit
 
 M, K, N = 150, 100, 90

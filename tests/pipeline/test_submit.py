@@ -33,7 +33,7 @@ from distributed.threadpoolexecutor import thread_state
 
 import tilewright as tw
 from tilewright.kernels.gpu import device_choice
-from tilewright.pipeline import histogram, local_cluster, submit, tasks, tiling
+from tilewright.pipeline import histogram, local_cluster, submit, tasks
 from tilewright.pipeline.cluster import open_cluster
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, CorpusError, TaskError
@@ -48,6 +48,7 @@ from tilewright.pipeline.events import (
     on_lost,
     on_waiting,
 )
+from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.pipeline.submit import (
     await_workers,

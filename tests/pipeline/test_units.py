@@ -13,11 +13,11 @@ import pytest
 from tilewright.kernels.gpu import peer_memory
 from tilewright.pipeline import gpu_unit, lanes
 from tilewright.pipeline.gpu_unit import CudaUnit
-from tilewright.pipeline.layout import LINE_NBYTES, Lines
 from tilewright.pipeline.panels import Placed
-from tilewright.pipeline.plan import MatmulPlan, plan_tiles
-from tilewright.pipeline.product import Product
-from tilewright.pipeline.terms import Limits, StoredMatrix
+from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
+from tilewright.pipeline.plan.layout import LINE_NBYTES, Lines
+from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
+from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.transfer import file_download, file_upload, zstd_chunks
 from tilewright.pipeline.units import HostUnit
 

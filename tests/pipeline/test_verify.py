@@ -22,7 +22,7 @@ from tilewright.pipeline import sides
 from tilewright.pipeline import verify as module
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
-from tilewright.pipeline.terms import StoredMatrix
+from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.verify import Verification, verify_product
 
 FLOATS = ["f2", "f4", "f8", "c8", "c16"]

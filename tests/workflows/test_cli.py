@@ -27,9 +27,10 @@ from zarr.storage import LocalStore
 from tilewright.kernels.gemm import base
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.histograms.tokens import KINDS
-from tilewright.pipeline import config, tiling
+from tilewright.pipeline import config
 from tilewright.pipeline.events import UnitDone
 from tilewright.pipeline.histogram import Histogram
+from tilewright.pipeline.plan import tiling
 from tilewright.workflows import cli, console, histogram, plots, progress
 
 Run = Callable[..., Result]

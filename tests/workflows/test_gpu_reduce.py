@@ -20,7 +20,7 @@ from tilewright.pipeline.corpus import Corpus, list_corpus
 from tilewright.pipeline.dot import BLOCK
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.histogram import Histogram, count_corpus
-from tilewright.pipeline.plan import LANE_NBYTES
+from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.workflows.dot import dot
 from tilewright.workflows.histogram import histogram
 

@@ -18,10 +18,11 @@ from zarr.storage import LoggingStore
 
 import tilewright as tw
 from tests.pipeline.odd_stores import OddStore
-from tilewright.pipeline import sessions, sides, store_probe, stream, tiling, verify
+from tilewright.pipeline import sessions, sides, store_probe, stream, verify
 from tilewright.pipeline.errors import OutputError, StoreError, TaskError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.origin import THIS_PROCESS, origin_of
+from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.submit import ask_all
 from tilewright.workflows.matmul import plan_run
 

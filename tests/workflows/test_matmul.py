@@ -43,17 +43,7 @@ from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 import tilewright as tw
 from tests.kernels import naive
 from tests.pipeline.stored_arrays import CODECS, encoded
-from tilewright.pipeline import (
-    engines,
-    ledger,
-    region_read,
-    region_write,
-    stream,
-    submit,
-    tasks,
-    tiling,
-    units,
-)
+from tilewright.pipeline import engines, ledger, region_read, region_write, stream, submit, tasks, units
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline import verify as check
 from tilewright.pipeline.errors import (
@@ -73,7 +63,8 @@ from tilewright.pipeline.errors import (
 )
 from tilewright.pipeline.events import Caution, Event, Notice, Span, UnitDone, WorkPlanned, describe
 from tilewright.pipeline.loading import Loading
-from tilewright.pipeline.product import STAGES, THREADS, Product
+from tilewright.pipeline.plan import tiling
+from tilewright.pipeline.plan.told import STAGES, THREADS, Product
 from tilewright.pipeline.units import HostUnit
 from tilewright.workflows import matmul as workflow
 from tilewright.workflows import planning

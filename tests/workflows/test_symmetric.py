@@ -30,9 +30,10 @@ from tests.workflows.test_matmul import (
     stored_somehow,
 )
 from tilewright.pipeline import output as outputs
-from tilewright.pipeline import stream, tiling, units
+from tilewright.pipeline import stream, units
 from tilewright.pipeline.errors import DamagedError, PlanError, StoreError
 from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
+from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.store import write_unit
 
 __all__ = ["small_chunks"]

@@ -38,7 +38,7 @@ from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.corpus import Document, list_corpus, read_range, reader
 from tilewright.pipeline.events import Event, UnitDone, counted
 from tilewright.pipeline.histogram import share_here
-from tilewright.pipeline.plan import LANE_NBYTES
+from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.pipeline.events import Span
-from tilewright.pipeline.product import THREADS
+from tilewright.pipeline.plan.told import THREADS
 from tilewright.workflows.histogram import write_whole
 
 COLOURS = {"load": "#2f6f9f", "compute": "#d9822b", "write": "#5a9a4a"}

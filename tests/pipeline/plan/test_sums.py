@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from tilewright.pipeline import sums
+from tilewright.pipeline.plan import sums
 
 
 def types(*names: str) -> list[np.dtype]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.pipeline import triangle
-from tilewright.pipeline.terms import Limits
+from tilewright.pipeline.plan import triangle
+from tilewright.pipeline.plan.inputs import Limits
 
 PANEL_BUFFERS = 2
 """Panels of A and of B that a worker holds at least: one being multiplied while the next is filled."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.pipeline.terms import Columns
+from tilewright.pipeline.plan.inputs import Columns
 
 
 def tile_count(grid: int) -> int:

@@ -18,10 +18,10 @@ from functools import partial
 from typing import NamedTuple
 
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.pipeline import triangle
-from tilewright.pipeline.holding import hold, reads
-from tilewright.pipeline.layout import PANEL_BUFFERS, Memory
-from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix
+from tilewright.pipeline.plan import triangle
+from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
+from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory
+from tilewright.pipeline.plan.residency import hold, reads
 
 TILE_OPERATIONS = 2**34
 """The fewest operations worth a tile of its own in a small product: a tenth of a second on a few cores."""

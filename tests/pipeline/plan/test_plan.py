@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from tilewright.kernels.gemm.cores import skinny_launch, warp_tiled_cut
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.memory import format_nbytes
-from tilewright.pipeline import plan as plan_module
-from tilewright.pipeline import tiling
 from tilewright.pipeline.errors import PlanError, ShapeError
-from tilewright.pipeline.holding import hold, reads
-from tilewright.pipeline.layout import LINE_NBYTES, PANEL_BUFFERS, Memory
 from tilewright.pipeline.panels import PanelCache
-from tilewright.pipeline.plan import (
+from tilewright.pipeline.plan import product as plan_module
+from tilewright.pipeline.plan import tiling
+from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
+from tilewright.pipeline.plan.layout import LINE_NBYTES, PANEL_BUFFERS, Memory
+from tilewright.pipeline.plan.product import (
     BARE_PROCESS_NBYTES,
     CODER_NBYTES,
     CUDA_NBYTES,
@@ -38,7 +38,7 @@ from tilewright.pipeline.plan import (
     fitting_unit,
     plan_tiles,
 )
-from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix
+from tilewright.pipeline.plan.residency import hold, reads
 from tilewright.pipeline.units import tile_slots
 
 F4, F8, I2 = np.dtype("f4"), np.dtype("f8"), np.dtype("i2")

@@ -16,14 +16,14 @@ import numpy as np
 
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.gpu.memory import format_nbytes
-from tilewright.pipeline import triangle
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.events import counted
-from tilewright.pipeline.holding import hold, reads
-from tilewright.pipeline.layout import PANEL_BUFFERS, Layout, Memory
-from tilewright.pipeline.sums import dtype_reason
-from tilewright.pipeline.terms import Geometry, Limits, StoredMatrix, accumulator_dtype
-from tilewright.pipeline.tiling import best_geometry, panel_depth
+from tilewright.pipeline.plan import triangle
+from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix, accumulator_dtype
+from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Layout, Memory
+from tilewright.pipeline.plan.residency import hold, reads
+from tilewright.pipeline.plan.sums import dtype_reason
+from tilewright.pipeline.plan.tiling import best_geometry, panel_depth
 
 LANE_NBYTES = 8 * 2**20
 """Pinned memory through which one thread of a GPU worker moves parts of panels or of a finished tile."""

@@ -10,7 +10,7 @@ import zarr
 
 from tilewright.kernels.passes.contents import NOTHING, UNSOUGHT, Contents, Sought
 from tilewright.pipeline.events import Span
-from tilewright.pipeline.plan import MatmulPlan
+from tilewright.pipeline.plan.product import MatmulPlan
 
 STAGES = ("read", "upload", "compute", "download", "write")
 THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("download", "write")}

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.pipeline.layout import PANEL_BUFFERS, Memory
-from tilewright.pipeline.terms import Columns, Geometry, StoredMatrix
-from tilewright.pipeline.triangle import block_reads
+from tilewright.pipeline.plan.inputs import Columns, Geometry, StoredMatrix
+from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory
+from tilewright.pipeline.plan.triangle import block_reads
 
 
 @dataclass(frozen=True)

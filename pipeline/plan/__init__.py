@@ -1,0 +1,15 @@
+"""The plan of a matrix product: arithmetic on shapes, dtypes and byte counts. No I/O, no clock, no device.
+
+`product` is the plan itself, `tiling` finds its geometry, `layout` and `residency` count memory and reads.
+"""
+
+from tilewright.pipeline.plan.product import (
+    CODER_NBYTES,
+    LANE_NBYTES,
+    PROCESS_NBYTES,
+    MatmulPlan,
+    Tile,
+    plan_tiles,
+)
+
+__all__ = ["CODER_NBYTES", "LANE_NBYTES", "PROCESS_NBYTES", "MatmulPlan", "Tile", "plan_tiles"]
