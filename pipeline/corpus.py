@@ -25,7 +25,7 @@ from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline import decompress
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.events import counted
-from tilewright.pipeline.file_changes import same_time
+from tilewright.pipeline.store.file_changes import same_time
 from tilewright.pipeline.transfer.files import (
     KINDS,
     NotAFileError,

@@ -23,11 +23,11 @@ from tilewright.kernels.passes.masked import Masks, count_masked
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ShapeError
 from tilewright.pipeline.events import Caution, Listener
-from tilewright.pipeline.giving_up import reading_while
 from tilewright.pipeline.plan.sums import can_wrap_by_dtype, found_wrap
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
-from tilewright.pipeline.region_read import reads_parts, region_reads
-from tilewright.pipeline.store import name_of, read_unit
+from tilewright.pipeline.store.arrays import name_of, read_unit
+from tilewright.pipeline.store.region_read import reads_parts, region_reads
+from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.thread_buffers import thread_buffer
 
 BLOCK = 2**20

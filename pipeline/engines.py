@@ -22,9 +22,9 @@ from tilewright.kernels.passes.contents import Contents, contents_of, overflow_o
 from tilewright.pipeline.peers import Arrival, Key, Peers
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.told import Product
-from tilewright.pipeline.region_write import region_writes, stored_nbytes_of
-from tilewright.pipeline.sessions import changes_in, own_copy
-from tilewright.pipeline.store import place_of
+from tilewright.pipeline.store.arrays import place_of
+from tilewright.pipeline.store.region_write import region_writes, stored_nbytes_of
+from tilewright.pipeline.store.sessions import changes_in, own_copy
 from tilewright.pipeline.stream import Engine
 from tilewright.pipeline.units import rounded
 

@@ -16,10 +16,10 @@ import zarr
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.passes.contents import Contents, Sought, overflow_of
 from tilewright.kernels.passes.masked import Masks
-from tilewright.pipeline.attributes import masked_caution, masks_of
 from tilewright.pipeline.plan.sums import can_wrap_by_dtype, found_wrap
 from tilewright.pipeline.plan.told import Found
-from tilewright.pipeline.store import name_of
+from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.attributes import masked_caution, masks_of
 from tilewright.pipeline.verify import Verification
 
 

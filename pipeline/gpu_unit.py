@@ -34,8 +34,8 @@ from tilewright.pipeline.peers import Part
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
-from tilewright.pipeline.region_read import FilePart, RegionRead, region_reads, region_uploads
-from tilewright.pipeline.region_write import RegionWrite
+from tilewright.pipeline.store.region_read import FilePart, RegionRead, region_reads, region_uploads
+from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
 from tilewright.pipeline.transfer.lane_blocks import move_nbytes
 from tilewright.pipeline.units import (
@@ -54,7 +54,7 @@ from tilewright.pipeline.units import (
 )
 
 if TYPE_CHECKING:
-    from tilewright.pipeline.chunks import Zstd
+    from tilewright.pipeline.store.chunks import Zstd
     from tilewright.pipeline.transfer.file_upload import Upload
     from tilewright.pipeline.transfer.zstd_chunks import ChunkUpload
 

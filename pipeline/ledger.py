@@ -26,10 +26,10 @@ import zarr
 from tilewright import __version__
 from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.origin import origin_of
 from tilewright.pipeline.plan.inputs import Geometry
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found
+from tilewright.pipeline.store.origin import origin_of
 
 FILE_NAME = "tilewright-ledger.jsonl"
 VERSION = 5

@@ -25,11 +25,8 @@ import zarr
 from zarr.errors import BaseZarrError, ContainsArrayError, ContainsGroupError
 from zarr.storage import LocalStore
 
-from tilewright.pipeline.attributes import Names
-from tilewright.pipeline.chunks import DRAFT_NAME, DRAFTS_NAME, METADATA_NAMES, draft_of, new_drafts_name
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
-from tilewright.pipeline.sessions import Gathered, session_of
-from tilewright.pipeline.store import (
+from tilewright.pipeline.store.arrays import (
     UNREADABLE,
     Source,
     anchored,
@@ -39,6 +36,15 @@ from tilewright.pipeline.store import (
     name_of,
     zip_mode,
 )
+from tilewright.pipeline.store.attributes import Names
+from tilewright.pipeline.store.chunks import (
+    DRAFT_NAME,
+    DRAFTS_NAME,
+    METADATA_NAMES,
+    draft_of,
+    new_drafts_name,
+)
+from tilewright.pipeline.store.sessions import Gathered, session_of
 from tilewright.pipeline.transfer.files import read_file
 
 Created = TypeVar("Created", bound="zarr.Array[Any] | zarr.Group")

@@ -16,13 +16,13 @@ from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.cpu.thin import wide_dtype, widen
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.pipeline.giving_up import read_while
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.probe import Probe, group_width, line_nbytes, vector_count
 from tilewright.pipeline.reduce import end_if_given_up
-from tilewright.pipeline.region_read import READ_NBYTES, RegionRead, region_reads
-from tilewright.pipeline.sessions import changes_nbytes
-from tilewright.pipeline.store import as_stored_matrix, is_local, name_of
+from tilewright.pipeline.store.arrays import as_stored_matrix, is_local, name_of
+from tilewright.pipeline.store.region_read import READ_NBYTES, RegionRead, region_reads
+from tilewright.pipeline.store.sessions import changes_nbytes
+from tilewright.pipeline.store.waiting import read_while
 
 TASK_NBYTES = 256 * 2**20
 """About how many bytes of a matrix one task of the check reads, in whole chunks."""

@@ -25,7 +25,6 @@ import numpy as np
 import zarr
 
 from tilewright.pipeline.events import Span
-from tilewright.pipeline.giving_up import read_while
 from tilewright.pipeline.gpu_unit import CudaUnit
 from tilewright.pipeline.loading import Loading, LoadsUnderWay, Move, load_all
 from tilewright.pipeline.panels import Buffer, PanelCache, Placed, shape_of
@@ -44,7 +43,8 @@ from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.layout import Lines
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.told import NOTHING_FOUND, STAGES, THREADS, Found, Product, TileReport
-from tilewright.pipeline.region_write import (
+from tilewright.pipeline.store.arrays import as_stored_matrix
+from tilewright.pipeline.store.region_write import (
     Bands,
     FillFile,
     RegionWrite,
@@ -52,8 +52,8 @@ from tilewright.pipeline.region_write import (
     region_writes,
     stored_nbytes_of,
 )
-from tilewright.pipeline.sessions import changes_in, own_copy
-from tilewright.pipeline.store import as_stored_matrix
+from tilewright.pipeline.store.sessions import changes_in, own_copy
+from tilewright.pipeline.store.waiting import read_while
 from tilewright.pipeline.threads import run_all, submitted
 from tilewright.pipeline.tracebacks import clear_frames
 from tilewright.pipeline.units import HostUnit, Look, SharedMemory, Unit, pool_of

@@ -28,8 +28,8 @@ from tilewright.pipeline.peers import Part
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.product import LANE_NBYTES, MatmulPlan
 from tilewright.pipeline.plan.told import Found, Product
-from tilewright.pipeline.region_read import RegionRead, region_reads
-from tilewright.pipeline.region_write import RegionWrite
+from tilewright.pipeline.store.region_read import RegionRead, region_reads
+from tilewright.pipeline.store.region_write import RegionWrite
 
 BLOCK_NBYTES = LANE_NBYTES // 2
 """Bytes that a thread moves at once, while the other half of its lane is being sent to the GPU."""

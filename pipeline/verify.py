@@ -34,12 +34,12 @@ from tilewright.pipeline.freivalds import (
     tolerances,
     wrong_columns,
 )
-from tilewright.pipeline.giving_up import reading_while
 from tilewright.pipeline.probe import Probe, chance_to_escape, draw_probe, line_nbytes
 from tilewright.pipeline.reduce import end_if_given_up
-from tilewright.pipeline.region_read import region_reads
 from tilewright.pipeline.sides import Side, StoredSide
-from tilewright.pipeline.store import as_stored_matrix, name_of
+from tilewright.pipeline.store.arrays import as_stored_matrix, name_of
+from tilewright.pipeline.store.region_read import region_reads
+from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.submit import Result, Tell, run_bounded, run_sent, threads_of
 
 SENT_NBYTES = 2**20

@@ -17,16 +17,16 @@ from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.pipeline import config
-from tilewright.pipeline.attributes import masked_caution, masks_of, packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import DamagedError, ShapeError, StoreError
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
-from tilewright.pipeline.file_changes import let_a_tick_pass
 from tilewright.pipeline.ledger import input_digest
 from tilewright.pipeline.plan.sums import dtype_reason
-from tilewright.pipeline.store import Source, name_of, open_array
-from tilewright.pipeline.store_probe import check_read_alike, shared_inputs
+from tilewright.pipeline.store.arrays import Source, name_of, open_array
+from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
+from tilewright.pipeline.store.file_changes import let_a_tick_pass
+from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.submit import ask_all, survey, workers_held
 
 

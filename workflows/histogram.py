@@ -31,8 +31,8 @@ from tilewright.pipeline.output import (
     exists_error,
     partial_path,
 )
-from tilewright.pipeline.region_write import region_writes, write_region
-from tilewright.pipeline.store import check_source
+from tilewright.pipeline.store.arrays import check_source
+from tilewright.pipeline.store.region_write import region_writes, write_region
 from tilewright.pipeline.submit import survey, workers_held
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from distributed import Client
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.gpu.memory import format_nbytes, is_address_limit
-from tilewright.pipeline import config, store, tasks
-from tilewright.pipeline.attributes import product_names
+from tilewright.pipeline import config, tasks
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import (
     ClusterError,
@@ -42,7 +41,6 @@ from tilewright.pipeline.ledger import (
     fingerprint,
     read_past,
 )
-from tilewright.pipeline.origin import is_same_array
 from tilewright.pipeline.output import (
     Output,
     check_given_output,
@@ -55,15 +53,18 @@ from tilewright.pipeline.output import (
 )
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import Found, Product
-from tilewright.pipeline.region_write import stored_nbytes_of
 from tilewright.pipeline.run import MatmulRun
-from tilewright.pipeline.store import Source
-from tilewright.pipeline.store_probe import (
+from tilewright.pipeline.store import arrays as store
+from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.attributes import product_names
+from tilewright.pipeline.store.origin import is_same_array
+from tilewright.pipeline.store.probe import (
     check_read_alike,
     check_shared_output,
     check_written_alike,
     shared_inputs,
 )
+from tilewright.pipeline.store.region_write import stored_nbytes_of
 from tilewright.pipeline.submit import ask_all, survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours

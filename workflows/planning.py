@@ -25,13 +25,11 @@ from tilewright.kernels.gemm.base import NUMPY_ELEMENTS, PRECISIONS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.gpu.memory import format_nbytes
-from tilewright.pipeline import config, store
-from tilewright.pipeline.attributes import packing_notice
+from tilewright.pipeline import config
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import DeviceUnavailableError, DTypeError, OptionError, PlanError, ShapeError
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
 from tilewright.pipeline.ledger import Past
-from tilewright.pipeline.origin import is_same_array
 from tilewright.pipeline.output import check_given_output, group_note, partial_path
 from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
@@ -45,9 +43,12 @@ from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.sums import planned_wrap
 from tilewright.pipeline.plan.tiling import output_chunks
-from tilewright.pipeline.region_write import encoders_nbytes
 from tilewright.pipeline.sides import check_nbytes
-from tilewright.pipeline.store import Source
+from tilewright.pipeline.store import arrays as store
+from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.attributes import packing_notice
+from tilewright.pipeline.store.origin import is_same_array
+from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts, cores_here, pause_nbytes
 

@@ -7,11 +7,11 @@ from functools import partial
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gemm.base import PRECISIONS
 from tilewright.pipeline import config
-from tilewright.pipeline.attributes import packing_notice
 from tilewright.pipeline.cluster import Cluster, open_cluster
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
-from tilewright.pipeline.store import Source, open_array
-from tilewright.pipeline.store_probe import check_read_alike, shared_inputs
+from tilewright.pipeline.store.arrays import Source, open_array
+from tilewright.pipeline.store.attributes import packing_notice
+from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.submit import ask_all, workers_held
 from tilewright.pipeline.verify import Verification, can_verify, verify_product
 

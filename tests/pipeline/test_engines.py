@@ -22,8 +22,8 @@ from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline import engines, tasks
 from tilewright.pipeline.engines import store_sum
 from tilewright.pipeline.plan.told import Product
-from tilewright.pipeline.region_write import RegionWrite
-from tilewright.pipeline.store import place_of
+from tilewright.pipeline.store.arrays import place_of
+from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.stream import Engine
 from tilewright.pipeline.units import HostUnit
 

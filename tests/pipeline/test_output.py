@@ -21,8 +21,8 @@ from zarr.storage import LocalStore
 
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import OutputError, OutputExistsError, RunEndedError, StoreError
-from tilewright.pipeline.region_write import region_writes, write_region
-from tilewright.pipeline.store import name_of
+from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.region_write import region_writes, write_region
 
 LATE_SECONDS = 0.5
 """How long a thread waits for what only a fault would let come."""

@@ -31,7 +31,7 @@ from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product, TileReport
-from tilewright.pipeline.store import as_stored_matrix
+from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.stream import Engine
 from tilewright.pipeline.units import HostUnit
 

@@ -20,7 +20,7 @@ from tilewright.pipeline import submit
 from tilewright.pipeline.dot import DotSum, dot_stored
 from tilewright.pipeline.errors import ShapeError, TaskError
 from tilewright.pipeline.events import Caution, Event, Listener, UnitDone
-from tilewright.pipeline.store import open_array
+from tilewright.pipeline.store.arrays import open_array
 
 
 def ignore(event: object) -> None:

@@ -26,7 +26,7 @@ from zarr.storage import FsspecStore
 from tilewright.pipeline import execute, local_cluster, tasks
 from tilewright.pipeline.events import Event, Listener, UnitDone
 from tilewright.pipeline.output import Output
-from tilewright.pipeline.store_probe import HEAD_NBYTES
+from tilewright.pipeline.store.probe import HEAD_NBYTES
 from tilewright.workflows import cli, histogram, plots, progress
 from tilewright.workflows.bench.common import BenchReport
 from tilewright.workflows.cli import main

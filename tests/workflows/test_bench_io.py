@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from tilewright.kernels.errors import DeviceUnavailableError, DTypeError, OptionError
 from tilewright.kernels.gpu.device_choice import cuda_available
-from tilewright.pipeline.region_read import RegionRead, region_reads
-from tilewright.pipeline.region_write import RegionWrite, region_writes
+from tilewright.pipeline.store.region_read import RegionRead, region_reads
+from tilewright.pipeline.store.region_write import RegionWrite, region_writes
 from tilewright.pipeline.units import HostUnit
 from tilewright.workflows.bench import common, io
 from tilewright.workflows.bench.common import Contestant, WrongAnswer, measure

@@ -17,7 +17,7 @@ from distributed import Client
 from zarr.storage import MemoryStore, ZipStore
 
 import tilewright as tw
-from tests.pipeline.test_file_changes import MOMENTS, At, another_with_its_time, rewrite, with_its_time
+from tests.pipeline.store.test_file_changes import MOMENTS, At, another_with_its_time, rewrite, with_its_time
 from tilewright.pipeline import dot as dotting
 from tilewright.pipeline.errors import DamagedError, DocumentError, StoreError
 from tilewright.workflows import histogram as counting

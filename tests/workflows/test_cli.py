@@ -376,7 +376,7 @@ def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(
 
     put_for_real = LocalStore.set
     monkeypatch.setattr(LocalStore, "set", put)
-    monkeypatch.setattr("tilewright.pipeline.region_write._write_fully", full)
+    monkeypatch.setattr("tilewright.pipeline.store.region_write._write_fully", full)
     result = run(
         "histogram", "one.txt", "two.txt", "three.txt", "--by", "letter", "--out", "f.zarr", *per_document
     )

@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from zarr.storage import FsspecStore
 
 import tilewright as tw
-from tests.pipeline.odd_stores import OddStore, scatter
+from tests.pipeline.store.odd_stores import OddStore, scatter
 from tilewright.pipeline.errors import OutputError, StoreError
 from tilewright.pipeline.events import Caution, Event, UnitDone, WorkPlanned
 

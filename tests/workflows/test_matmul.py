@@ -42,8 +42,8 @@ from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 
 import tilewright as tw
 from tests.kernels import naive
-from tests.pipeline.stored_arrays import CODECS, encoded
-from tilewright.pipeline import engines, ledger, region_read, region_write, stream, submit, tasks, units
+from tests.pipeline.store.stored_arrays import CODECS, encoded
+from tilewright.pipeline import engines, ledger, stream, submit, tasks, units
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline import verify as check
 from tilewright.pipeline.errors import (
@@ -65,6 +65,7 @@ from tilewright.pipeline.events import Caution, Event, Notice, Span, UnitDone, W
 from tilewright.pipeline.loading import Loading
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.told import STAGES, THREADS, Product
+from tilewright.pipeline.store import region_read, region_write
 from tilewright.pipeline.units import HostUnit
 from tilewright.workflows import matmul as workflow
 from tilewright.workflows import planning

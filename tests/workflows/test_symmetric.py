@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tests.pipeline.stored_arrays import as_remote
+from tests.pipeline.store.stored_arrays import as_remote
 from tests.workflows.test_matmul import (
     DTYPES,
     numbers,
@@ -34,7 +34,7 @@ from tilewright.pipeline import stream, units
 from tilewright.pipeline.errors import DamagedError, PlanError, StoreError
 from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
 from tilewright.pipeline.plan import tiling
-from tilewright.pipeline.store import write_unit
+from tilewright.pipeline.store.arrays import write_unit
 
 __all__ = ["small_chunks"]
 

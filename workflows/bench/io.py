@@ -38,9 +38,9 @@ from tilewright.pipeline.plan.inputs import Limits
 from tilewright.pipeline.plan.layout import Lines
 from tilewright.pipeline.plan.product import plan_tiles
 from tilewright.pipeline.plan.told import Product
-from tilewright.pipeline.region_read import region_reads
-from tilewright.pipeline.region_write import region_writes
-from tilewright.pipeline.store import as_stored_matrix
+from tilewright.pipeline.store.arrays import as_stored_matrix
+from tilewright.pipeline.store.region_read import region_reads
+from tilewright.pipeline.store.region_write import region_writes
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.units import Unit
 from tilewright.workflows.bench.common import (

@@ -24,7 +24,7 @@ from zarr.storage import FsspecStore
 
 import tilewright as tw
 from tests.kernels.gemm.pipes import pipe_at
-from tests.pipeline.stored_arrays import (
+from tests.pipeline.store.stored_arrays import (
     CODECS,
     KINDS,
     OUT_OF_SIGHT,
@@ -34,10 +34,10 @@ from tests.pipeline.stored_arrays import (
     encoded,
     stored,
 )
-from tilewright.pipeline import region_read
-from tilewright.pipeline.chunks import decode, find_chunk, layout_of
 from tilewright.pipeline.errors import DamagedError, StoreError
-from tilewright.pipeline.region_read import read_region, region_reads
+from tilewright.pipeline.store import region_read
+from tilewright.pipeline.store.chunks import decode, find_chunk, layout_of
+from tilewright.pipeline.store.region_read import read_region, region_reads
 from tilewright.pipeline.threads import run_all
 
 

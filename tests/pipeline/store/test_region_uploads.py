@@ -17,7 +17,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, TransposeCodec, ZstdCodec
 from tests.kernels.gemm.pipes import pipe_at
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.region_read import region_reads, region_uploads
+from tilewright.pipeline.store.region_read import region_reads, region_uploads
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
 from tilewright.pipeline.transfer.file_upload import Upload
 from tilewright.pipeline.transfer.zstd_chunks import ChunkUpload

@@ -22,7 +22,9 @@ import zstandard
 from zarr.storage import LocalStore
 
 from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.pipeline.chunks import (
+from tilewright.pipeline.errors import RunEndedError, StoreError
+from tilewright.pipeline.store.arrays import check_in_sight, metadata_name, name_of, write_unit
+from tilewright.pipeline.store.chunks import (
     ChunkLayout,
     Zstd,
     as_bytes,
@@ -31,9 +33,7 @@ from tilewright.pipeline.chunks import (
     encode,
     layout_of,
 )
-from tilewright.pipeline.errors import RunEndedError, StoreError
-from tilewright.pipeline.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
-from tilewright.pipeline.store import check_in_sight, metadata_name, name_of, write_unit
+from tilewright.pipeline.store.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
 from tilewright.pipeline.transfer.zstd import encoder_nbytes
 
 DEFAULT_LEVEL = 0

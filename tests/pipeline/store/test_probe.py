@@ -16,10 +16,10 @@ from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.local import LocalFileSystem
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, WrapperStore
 
-from tests.pipeline.odd_stores import ElsewhereStore, OddStore, scatter
-from tilewright.pipeline import store_probe
+from tests.pipeline.store.odd_stores import ElsewhereStore, OddStore, scatter
 from tilewright.pipeline.errors import ClusterError, StoreError
-from tilewright.pipeline.store_probe import (
+from tilewright.pipeline.store import probe as store_probe
+from tilewright.pipeline.store.probe import (
     KEY_START,
     Ask,
     check_read_alike,
@@ -82,8 +82,8 @@ def test_an_output_whose_writes_are_lost_is_refused_and_left_as_it_was(
     before = contents(tmp_path)
     told = refusal(check_written_alike, ask, array)
     assert told.startswith("output: ")
-    assert f"/{path} in tests.pipeline.odd_stores.OddStore, in a tests" not in told, "it is named once"
-    assert f"/{path} in tests.pipeline.odd_stores.OddStore" in told
+    assert f"/{path} in tests.pipeline.store.odd_stores.OddStore, in a tests" not in told, "it is named once"
+    assert f"/{path} in tests.pipeline.store.odd_stores.OddStore" in told
     assert (
         "; give a path or a URL of storage that all workers share, or an array in a store whose pickled"
         in told
@@ -149,7 +149,7 @@ def test_a_local_path_needs_no_worker(tmp_path: Path) -> None:
 def test_a_local_store_whose_copy_is_another_folder_is_refused(ask: Ask, tmp_path: Path) -> None:
     array = array_in(ElsewhereStore(tmp_path))
     before = contents(tmp_path)
-    match = f"{tmp_path}/x, in a tests.pipeline.odd_stores.ElsewhereStore, is not what worker"
+    match = f"{tmp_path}/x, in a tests.pipeline.store.odd_stores.ElsewhereStore, is not what worker"
     assert match in refusal(check_written_alike, ask, array)
     assert f"A: {match}" in refusal(check_read_alike, ask, {"A": array})
     assert contents(tmp_path) == before
@@ -169,14 +169,14 @@ def test_an_input_that_workers_do_not_have_is_refused(
     array = odd(tmp_path, fault)
     before = contents(tmp_path)
     told = refusal(check_read_alike, ask, {"A": array})
-    assert told.startswith("A: /x in tests.pipeline.odd_stores.OddStore")
+    assert told.startswith("A: /x in tests.pipeline.store.odd_stores.OddStore")
     assert re.search(match, told), told
     assert contents(tmp_path) == before
 
 
 def test_what_cannot_be_pickled_is_refused_by_its_role(tmp_path: Path) -> None:
     array = odd(tmp_path, "locked")
-    match = r"/x in tests.pipeline.odd_stores.OddStore cannot be pickled for the workers \(TypeError: cannot pickle"
+    match = r"/x in tests.pipeline.store.odd_stores.OddStore cannot be pickled for the workers \(TypeError: cannot pickle"
     assert re.match(f"B: {match}", refusal(shared_inputs, {"B": array}))
     assert re.match(f"output: {match}", refusal(check_shared_output, array))
 
@@ -186,7 +186,7 @@ def test_what_a_store_does_not_remove_is_told(ask: Ask, tmp_path: Path) -> None:
     names = sorted(name for name in contents(tmp_path) if KEY_START in name)
     assert len(names) == len(left) == len(ask(can_work)) > 0
     for name, sentence in zip(names, sorted(left), strict=True):
-        assert sentence.startswith(f"{name} in /x in tests.pipeline.odd_stores.OddStore")
+        assert sentence.startswith(f"{name} in /x in tests.pipeline.store.odd_stores.OddStore")
         assert "PermissionError: this key may not delete" in sentence
 
 

@@ -19,10 +19,10 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 
 from tilewright.kernels.arguments import shown
 from tilewright.pipeline import config
-from tilewright.pipeline.chunks import METADATA_NAMES, layout_of
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
-from tilewright.pipeline.not_arrays import what_is_there
 from tilewright.pipeline.plan.inputs import StoredMatrix
+from tilewright.pipeline.store.chunks import METADATA_NAMES, layout_of
+from tilewright.pipeline.store.missing import what_is_there
 from tilewright.pipeline.transfer.files import NotAFileError, check_is_file
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"

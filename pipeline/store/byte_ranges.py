@@ -14,9 +14,15 @@ import zarr
 from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 
-from tilewright.pipeline.chunks import ChunkLayout, DamagedChunkError, decode_index, encoding_of, extent_in
-from tilewright.pipeline.giving_up import answer_of, wait_for
-from tilewright.pipeline.region import ChunkPart
+from tilewright.pipeline.store.chunks import (
+    ChunkLayout,
+    DamagedChunkError,
+    decode_index,
+    encoding_of,
+    extent_in,
+)
+from tilewright.pipeline.store.region import ChunkPart
+from tilewright.pipeline.store.waiting import answer_of, wait_for
 
 
 class ByteRanges:

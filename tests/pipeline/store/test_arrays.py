@@ -22,11 +22,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from zarr.experimental.cache_store import CacheStore
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, WrapperStore, ZipStore
 
-from tests.pipeline.stored_arrays import any_way
+from tests.pipeline.store.stored_arrays import any_way
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.output import check_output_free, create_output
-from tilewright.pipeline.region_read import read_region
-from tilewright.pipeline.store import (
+from tilewright.pipeline.store.arrays import (
     check_shared,
     in_memory,
     local_path,
@@ -35,6 +34,7 @@ from tilewright.pipeline.store import (
     open_array,
     place_of,
 )
+from tilewright.pipeline.store.region_read import read_region
 
 
 def test_open_names_what_is_wrong(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import zarr
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 
-from tilewright.pipeline.sessions import session_of
-from tilewright.pipeline.store import beneath, kind_of, location, names_itself, protocols, unwrapped
+from tilewright.pipeline.store.arrays import beneath, kind_of, location, names_itself, protocols, unwrapped
+from tilewright.pipeline.store.sessions import session_of
 
 CREDENTIAL = re.compile(r"(?i)key|secret|token|passw|credential|auth|cookie|signature")
 """What the name of an option, or of a parameter of a URL, holds where its value says who asks, and not for what. Some

@@ -16,7 +16,7 @@ from typing import Any
 import zarr
 
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.store import in_one_line, in_store, name_of
+from tilewright.pipeline.store.arrays import in_one_line, in_store, name_of
 
 
 def session_of(array: zarr.Array[Any]) -> Any | None:

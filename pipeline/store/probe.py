@@ -29,9 +29,7 @@ from zarr.storage import FsspecStore, LocalStore
 
 from tilewright.pipeline.asking import address_of
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.giving_up import answer_of
-from tilewright.pipeline.sessions import Gathered, changes_in, forked, forked_output, is_fork, session_of
-from tilewright.pipeline.store import (
+from tilewright.pipeline.store.arrays import (
     Source,
     check_shared,
     in_memory,
@@ -43,6 +41,15 @@ from tilewright.pipeline.store import (
     name_of,
     names_itself,
 )
+from tilewright.pipeline.store.sessions import (
+    Gathered,
+    changes_in,
+    forked,
+    forked_output,
+    is_fork,
+    session_of,
+)
+from tilewright.pipeline.store.waiting import answer_of
 
 Answer = TypeVar("Answer")
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.kernels.passes.masked import Masks, count_masked
-from tilewright.pipeline.attributes import (
+from tilewright.pipeline.store.attributes import (
     FLAGS,
     MASKS,
     RANGES,

@@ -18,9 +18,9 @@ import zarr
 from zarr.storage import FsspecStore
 
 import tilewright as tw
-from tests.pipeline.stored_arrays import as_remote
-from tilewright.pipeline import giving_up
-from tilewright.pipeline.giving_up import answer_of, read_while, reading_while
+from tests.pipeline.store.stored_arrays import as_remote
+from tilewright.pipeline.store import waiting as giving_up
+from tilewright.pipeline.store.waiting import answer_of, read_while, reading_while
 
 
 async def answer(value: int) -> int:

@@ -16,7 +16,7 @@ from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore
 
-from tilewright.pipeline.store_probe import KEY_START
+from tilewright.pipeline.store.probe import KEY_START
 
 
 class OddStore(Store):

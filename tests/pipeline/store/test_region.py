@@ -12,11 +12,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipeline.stored_arrays import CODECS, chunk_file, encoded
-from tilewright.pipeline import region_read, region_write
-from tilewright.pipeline.chunks import layout_of
+from tests.pipeline.store.stored_arrays import CODECS, chunk_file, encoded
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.region import SCRAP_NBYTES
+from tilewright.pipeline.store import region_read, region_write
+from tilewright.pipeline.store.chunks import layout_of
+from tilewright.pipeline.store.region import SCRAP_NBYTES
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")

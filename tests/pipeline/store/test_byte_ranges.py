@@ -19,11 +19,11 @@ import zarr
 from zarr.codecs import BytesCodec
 from zarr.storage import FsspecStore
 
-from tests.pipeline.stored_arrays import CODECS, KINDS, as_remote, chunk_file, encoded, stored
-from tilewright.pipeline.byte_ranges import byte_ranges_of
+from tests.pipeline.store.stored_arrays import CODECS, KINDS, as_remote, chunk_file, encoded, stored
 from tilewright.pipeline.errors import DamagedError, StoreError
-from tilewright.pipeline.giving_up import read_while
-from tilewright.pipeline.region_read import read_region
+from tilewright.pipeline.store.byte_ranges import byte_ranges_of
+from tilewright.pipeline.store.region_read import read_region
+from tilewright.pipeline.store.waiting import read_while
 
 REGIONS = [
     (slice(0, 20), slice(0, 30)),

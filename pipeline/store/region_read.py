@@ -2,8 +2,8 @@
 
 One function has several ways to do it. Uncompressed chunks in local files go straight from the file to the caller's
 buffer, in parallel and with no copy in between. Those encoded by codecs that we know are read by one call and decoded
-by another, in shards too (`pipeline/chunks.py`). Of remote stores, parts of chunks are asked for
-(`pipeline/byte_ranges.py`). Everything else (rarer codecs, whole remote chunks) goes through zarr-python, which knows
+by another, in shards too (`pipeline/store/chunks.py`). Of remote stores, parts of chunks are asked for
+(`pipeline/store/byte_ranges.py`). Everything else (rarer codecs, whole remote chunks) goes through zarr-python, which knows
 them all. For a GPU the same parts are described by where their bytes lie, for loops that read them from the files.
 """
 
@@ -27,8 +27,18 @@ from zarr.core.indexing import BasicIndexer
 from zarr.storage import LocalStore
 
 from tilewright.kernels.gpu.memory import is_out_of_memory
-from tilewright.pipeline.byte_ranges import ByteRanges, byte_ranges_of, lines_of
-from tilewright.pipeline.chunks import (
+from tilewright.pipeline.errors import DamagedError, StoreError
+from tilewright.pipeline.store.arrays import (
+    check_in_sight,
+    is_local,
+    metadata_name,
+    name_of,
+    out_of_sight,
+    read_unit,
+    write_unit,
+)
+from tilewright.pipeline.store.byte_ranges import ByteRanges, byte_ranges_of, lines_of
+from tilewright.pipeline.store.chunks import (
     ChunkLayout,
     DamagedChunkError,
     Extent,
@@ -39,18 +49,8 @@ from tilewright.pipeline.chunks import (
     layout_of,
     read_bytes,
 )
-from tilewright.pipeline.errors import DamagedError, StoreError
-from tilewright.pipeline.giving_up import answer_of
-from tilewright.pipeline.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
-from tilewright.pipeline.store import (
-    check_in_sight,
-    is_local,
-    metadata_name,
-    name_of,
-    out_of_sight,
-    read_unit,
-    write_unit,
-)
+from tilewright.pipeline.store.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
+from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.file_rectangles import (
     ANY_LENGTH,
     LEAST_USEFUL_SHARE,

@@ -18,8 +18,8 @@ from fsspec.implementations.zip import ZipFileSystem
 from zarr.storage import FsspecStore, LoggingStore, ObjectStore, StorePath, ZipStore
 
 from tilewright.pipeline.ledger import changed_inputs, fingerprint
-from tilewright.pipeline.origin import Origin, is_same_array, origin_of
-from tilewright.pipeline.store import open_array
+from tilewright.pipeline.store.arrays import open_array
+from tilewright.pipeline.store.origin import Origin, is_same_array, origin_of
 
 
 def pack(path: Path, value: float = 1) -> Path:

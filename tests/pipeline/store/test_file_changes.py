@@ -44,7 +44,7 @@ from tilewright.pipeline.corpus import (
 from tilewright.pipeline.decompress import Fill
 from tilewright.pipeline.errors import DocumentError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
-from tilewright.pipeline.file_changes import TICK_SECONDS, TIME_STEPS_NS, let_a_tick_pass, same_time
+from tilewright.pipeline.store.file_changes import TICK_SECONDS, TIME_STEPS_NS, let_a_tick_pass, same_time
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.file_upload import Upload
 

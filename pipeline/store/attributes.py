@@ -16,7 +16,7 @@ import zarr
 
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline.events import counted
-from tilewright.pipeline.store import name_of
+from tilewright.pipeline.store.arrays import name_of
 
 SCALES = {"scale_factor": 1, "add_offset": 0}
 """The attributes of CF's conventions that say what a stored number stands for, and the values that change nothing."""

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 
-from tests.pipeline.stored_arrays import KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
-from tilewright.pipeline import region_write
-from tilewright.pipeline.chunks import Zstd
+from tests.pipeline.store.stored_arrays import KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.region_write import region_writes
-from tilewright.pipeline.store import write_unit
+from tilewright.pipeline.store import region_write
+from tilewright.pipeline.store.arrays import write_unit
+from tilewright.pipeline.store.chunks import Zstd
+from tilewright.pipeline.store.region_write import region_writes
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
