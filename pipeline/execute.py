@@ -12,12 +12,19 @@ from typing import Any
 from distributed import Client
 
 from tilewright.pipeline import tasks
+from tilewright.pipeline.cluster.submit import (
+    Lost,
+    Tell,
+    WorkersKilledError,
+    run_combined,
+    run_on_all,
+    run_placed,
+)
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_lost, on_waiting
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.told import NOTHING_FOUND, THREADS, Found, Product, TileReport
-from tilewright.pipeline.submit import Lost, Tell, WorkersKilledError, run_combined, run_on_all, run_placed
 
 logger = logging.getLogger(__name__)
 

@@ -33,6 +33,7 @@ from tilewright.pipeline.blocks import (
     stream,
     turn_to_read,
 )
+from tilewright.pipeline.cluster.submit import ask_all, threads_of
 from tilewright.pipeline.corpus import (
     MOST_DOCUMENTS,
     Corpus,
@@ -47,7 +48,6 @@ from tilewright.pipeline.events import Listener, counted, on_waiting
 from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.file_changes import let_a_tick_pass
-from tilewright.pipeline.submit import ask_all, threads_of
 from tilewright.pipeline.thread_buffers import thread_buffer
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload

@@ -16,10 +16,10 @@ from typing import Any, Generic, TypeVar
 
 from distributed import Client, Status, get_worker
 
-from tilewright.pipeline.asking import address_of
+from tilewright.pipeline.cluster.identity import address_of
+from tilewright.pipeline.cluster.submit import WorkersKilledError, run_bounded
 from tilewright.pipeline.errors import TaskError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_lost, on_waiting
-from tilewright.pipeline.submit import WorkersKilledError, run_bounded
 
 Part = TypeVar("Part")
 Total = TypeVar("Total")

@@ -22,7 +22,7 @@ from distributed.threadpoolexecutor import thread_state, threads_lock
 from tilewright.kernels.cpu.loops import start_compiler, usable_cores
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.gpu.memory import allocating
-from tilewright.pipeline.asking import address_of
+from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.engines import (
     arrival_of,
     close_engine,

@@ -15,6 +15,7 @@ import zarr
 from distributed import Client
 
 from tilewright.kernels.gemm import check
+from tilewright.pipeline.cluster.submit import Result, Tell, run_bounded, run_sent, threads_of
 from tilewright.pipeline.errors import DamagedError, DTypeError, ShapeError
 from tilewright.pipeline.events import (
     Listener,
@@ -40,7 +41,6 @@ from tilewright.pipeline.sides import Side, StoredSide
 from tilewright.pipeline.store.arrays import as_stored_matrix, name_of
 from tilewright.pipeline.store.region_read import region_reads
 from tilewright.pipeline.store.waiting import reading_while
-from tilewright.pipeline.submit import Result, Tell, run_bounded, run_sent, threads_of
 
 SENT_NBYTES = 2**20
 """Vectors up to this size are part of every task."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 # Before anything imports numba: the simulator is a mode of a whole process, chosen by the environment.
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 # Before anything imports Dask, and for the processes of tests too: clusters that tests start themselves must not hang
-# either (see PROFILER_HANGS in tilewright/pipeline/local_cluster.py).
+# either (see PROFILER_HANGS in tilewright/pipeline/cluster/local.py).
 if (3, 11) <= sys.version_info < (3, 11, 9):
     os.environ["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"
 

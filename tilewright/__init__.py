@@ -56,7 +56,7 @@ _HOME = {
     "dot": "tilewright.workflows.dot",
     "histogram": "tilewright.workflows.histogram",
     "matmul": "tilewright.workflows.matmul",
-    "open_cluster": "tilewright.pipeline.cluster",
+    "open_cluster": "tilewright.pipeline.cluster.cluster",
     "plan_matmul": "tilewright.workflows.planning",
     "verify": "tilewright.workflows.verify",
 } | dict.fromkeys(_ERRORS, "tilewright.pipeline.errors")
@@ -65,7 +65,7 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
     from tilewright.kernels.gpu.device import Device as Device
-    from tilewright.pipeline.cluster import open_cluster as open_cluster
+    from tilewright.pipeline.cluster.cluster import open_cluster as open_cluster
     from tilewright.pipeline.errors import ClusterError as ClusterError
     from tilewright.pipeline.errors import CompressedError as CompressedError
     from tilewright.pipeline.errors import CorpusError as CorpusError

@@ -17,7 +17,8 @@ from tilewright.kernels.arguments import check_callable, check_choice, check_fla
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.histograms.api import kind_named
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.submit import survey, workers_held
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Listener, Notice, counted, log_notices, on_waiting
@@ -33,7 +34,6 @@ from tilewright.pipeline.output import (
 )
 from tilewright.pipeline.store.arrays import check_source
 from tilewright.pipeline.store.region_write import region_writes, write_region
-from tilewright.pipeline.submit import survey, workers_held
 
 logger = logging.getLogger(__name__)
 

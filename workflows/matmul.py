@@ -17,7 +17,8 @@ from tilewright.kernels.arguments import check_callable, check_choice, check_fla
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.gpu.memory import format_nbytes, is_address_limit
 from tilewright.pipeline import config, tasks
-from tilewright.pipeline.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.submit import ask_all, survey, workers_held
 from tilewright.pipeline.errors import (
     ClusterError,
     DamagedError,
@@ -65,7 +66,6 @@ from tilewright.pipeline.store.probe import (
     shared_inputs,
 )
 from tilewright.pipeline.store.region_write import stored_nbytes_of
-from tilewright.pipeline.submit import ask_all, survey, workers_held
 from tilewright.pipeline.tasks import WorkerFacts
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.verify import Verification, find_damaged, verify_product

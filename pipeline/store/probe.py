@@ -27,7 +27,7 @@ from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import FsspecStore, LocalStore
 
-from tilewright.pipeline.asking import address_of
+from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.arrays import (
     Source,

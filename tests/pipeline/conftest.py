@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from distributed import Client, LocalCluster
 
-from tilewright.pipeline.cluster import open_cluster
+from tilewright.pipeline.cluster.cluster import open_cluster
 
 
 @pytest.fixture(scope="session")

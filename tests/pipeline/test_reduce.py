@@ -23,7 +23,8 @@ from distributed.scheduler import KilledWorker
 
 import tilewright as tw
 from tilewright.pipeline import dot as dotting
-from tilewright.pipeline import reduce, submit, tasks
+from tilewright.pipeline import reduce, tasks
+from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.errors import TaskError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.reduce import (

@@ -16,7 +16,7 @@ from distributed import Client
 from tilewright.kernels.dots import host as dot_host
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline import dot as dotting
-from tilewright.pipeline import submit
+from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.dot import DotSum, dot_stored
 from tilewright.pipeline.errors import ShapeError, TaskError
 from tilewright.pipeline.events import Caution, Event, Listener, UnitDone

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from tilewright.pipeline import cluster as cluster_module
+from tilewright.pipeline.cluster import cluster as cluster_module
 
 
 @pytest.fixture(scope="module")

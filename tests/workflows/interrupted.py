@@ -23,7 +23,8 @@ from distributed import Client, Nanny
 from zarr.abc.store import RangeByteRequest
 from zarr.storage import FsspecStore
 
-from tilewright.pipeline import execute, local_cluster, tasks
+from tilewright.pipeline import execute, tasks
+from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.events import Event, Listener, UnitDone
 from tilewright.pipeline.output import Output
 from tilewright.pipeline.store.probe import HEAD_NBYTES

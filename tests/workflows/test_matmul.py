@@ -43,9 +43,10 @@ from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 import tilewright as tw
 from tests.kernels import naive
 from tests.pipeline.store.stored_arrays import CODECS, encoded
-from tilewright.pipeline import engines, ledger, stream, submit, tasks, units
+from tilewright.pipeline import engines, ledger, stream, tasks, units
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline import verify as check
+from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.errors import (
     ClusterError,
     CorpusError,

@@ -15,7 +15,7 @@ from distributed import Client
 
 import tilewright as tw
 from tests.fuzzing import tree
-from tilewright.pipeline import cluster as cluster_module
+from tilewright.pipeline.cluster import cluster as cluster_module
 from tilewright.workflows import matmul as matmul_workflow
 
 QUIET: dict[str, Any] = {"listener": lambda event: None}

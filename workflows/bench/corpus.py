@@ -34,12 +34,12 @@ from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.kernels.histograms.host import count_host
 from tilewright.kernels.histograms.tokens import BIGRAM, KINDS, Kind, folded_bin, kind_named
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.submit import survey, workers_held
 from tilewright.pipeline.corpus import Document, list_corpus, read_range, reader
 from tilewright.pipeline.events import Event, UnitDone, counted
 from tilewright.pipeline.histogram import share_here
 from tilewright.pipeline.plan.product import LANE_NBYTES
-from tilewright.pipeline.submit import survey, workers_held
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (
     COUNT,

@@ -17,6 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, WrapperStore
 
 from tests.pipeline.store.odd_stores import ElsewhereStore, OddStore, scatter
+from tilewright.pipeline.cluster.submit import ask_all, can_work
 from tilewright.pipeline.errors import ClusterError, StoreError
 from tilewright.pipeline.store import probe as store_probe
 from tilewright.pipeline.store.probe import (
@@ -27,7 +28,6 @@ from tilewright.pipeline.store.probe import (
     check_written_alike,
     shared_inputs,
 )
-from tilewright.pipeline.submit import ask_all, can_work
 
 VALUES = np.arange(12.0).reshape(3, 4)
 

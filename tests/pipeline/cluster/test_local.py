@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from tilewright.pipeline import local_cluster
-from tilewright.pipeline.cluster import open_cluster
-from tilewright.pipeline.local_cluster import FILES_A_WORKER, OTHER_FILES
+from tilewright.pipeline.cluster import local as local_cluster
+from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.local import FILES_A_WORKER, OTHER_FILES
 
 COUNTS_TEXT = """
 import os, resource, sys
 import tilewright as tw
-from tilewright.pipeline.local_cluster import FILES_A_WORKER
+from tilewright.pipeline.cluster.local import FILES_A_WORKER
 
 if __name__ == "__main__":
     soft, hard = map(int, sys.argv[1:])
@@ -136,7 +136,7 @@ def test_a_profile_may_have_dask_log(tmp_path: Path, terminal: logging.Handler) 
 FAILING_TASKS = """
 import contextlib, sys
 import tilewright as tw
-from tilewright.pipeline.submit import run_bounded
+from tilewright.pipeline.cluster.submit import run_bounded
 
 def fail(number):
     raise ValueError("of a task of ours") if number else ValueError("of a task of another")

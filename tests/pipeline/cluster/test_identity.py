@@ -22,14 +22,15 @@ import zarr
 from distributed import Client, LocalCluster
 
 import tilewright as tw
-from tests.pipeline.test_submit import every_kind_of_work
-from tilewright.pipeline import asking, submit
+from tests.pipeline.cluster.test_submit import every_kind_of_work
+from tilewright.pipeline.cluster import identity as asking
+from tilewright.pipeline.cluster import submit
+from tilewright.pipeline.cluster.submit import run_bounded, run_combined, run_sent
 from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.events import Event, UnitDone
-from tilewright.pipeline.submit import run_bounded, run_combined, run_sent
 
 PACKAGE = Path(tw.__file__).parent
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 QUICK_SECONDS = 20
 """Far more than an error takes to be told, and far less than a run that hangs."""
 OURS = re.escape(str(asking.HERE))
@@ -56,7 +57,7 @@ def without_a_function(package: Path) -> None:
 
 
 def of_before_the_question(package: Path) -> None:
-    changed(package, "pipeline/asking.py", r"\bCode\b", "Former")
+    changed(package, "pipeline/cluster/identity.py", r"\bCode\b", "Former")
 
 
 def none_at_all(package: Path) -> None:

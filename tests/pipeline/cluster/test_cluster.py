@@ -26,12 +26,13 @@ from distributed.batched import BatchedSend
 from distributed.core import Status
 from distributed.utils import LoopRunner
 
-from tilewright.pipeline import cluster as cluster_module
-from tilewright.pipeline import config, local_cluster
-from tilewright.pipeline.cluster import INSTALLED_PROFILES, load_profiles, open_cluster
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster import cluster as cluster_module
+from tilewright.pipeline.cluster import local as local_cluster
+from tilewright.pipeline.cluster.cluster import INSTALLED_PROFILES, load_profiles, open_cluster
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, OptionError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def profile_file(folder: Path, **profiles: object) -> Path:
@@ -134,7 +135,7 @@ def test_a_worker_is_started_for_every_core_that_the_process_may_use() -> None:
         "import os\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "os.cpu_count = lambda: 3\n"  # the host's
-        "from tilewright.pipeline.cluster import open_cluster\n"
+        "from tilewright.pipeline.cluster.cluster import open_cluster\n"
         "with open_cluster('cpu') as client:\n"
         "    print(len(client.nthreads()))\n"
     )
@@ -319,7 +320,7 @@ def test_workers_send_no_heartbeat_while_they_end(profile: str, tmp_path: Path) 
         f"""
 import asyncio, sys, threading
 from tilewright.pipeline import local_cluster
-from tilewright.pipeline.cluster import open_cluster
+from tilewright.pipeline.cluster.cluster import open_cluster
 
 asked, ending, held = threading.Event(), threading.Event(), {{}}
 end_heartbeats, close = local_cluster._end_heartbeats, local_cluster._close
@@ -503,7 +504,7 @@ def test_dask_computes_as_before_behind_clusters_that_end_in_the_order_in_which_
     script = """
 import threading
 import dask
-from tilewright.pipeline.cluster import open_cluster
+from tilewright.pipeline.cluster.cluster import open_cluster
 
 began, may_end = threading.Event(), threading.Event()
 
@@ -546,7 +547,7 @@ def test_worker_processes_that_do_not_join_are_told_of_and_given_up(tmp_path: Pa
 import threading
 from distributed.process import AsyncProcess
 from tilewright.pipeline import local_cluster
-from tilewright.pipeline.cluster import open_cluster
+from tilewright.pipeline.cluster.cluster import open_cluster
 
 failed, may_go_on = threading.Event(), local_cluster._Joining.may_go_on
 
@@ -772,7 +773,7 @@ def test_a_script_that_its_workers_cannot_import_is_told_why(
 def test_a_script_without_the_guard_ends_and_is_told_why(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(
-        "from tilewright.pipeline.cluster import open_cluster\nwith open_cluster('cpu') as client:\n    print(client)\n"
+        "from tilewright.pipeline.cluster.cluster import open_cluster\nwith open_cluster('cpu') as client:\n    print(client)\n"
     )
     ended = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
@@ -835,7 +836,7 @@ def test_the_page_of_settings_has_them_as_they_are() -> None:
         names = f"`{setting.name}`<br>`{setting.environment}`"
         return f"| {names} | {default} | {setting.unit} | {setting.meaning} |"
 
-    page = (Path(__file__).parents[2] / "docs/settings.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/settings.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert rows == [row(setting) for setting in config.SETTINGS]
 

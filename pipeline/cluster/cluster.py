@@ -30,8 +30,8 @@ from tilewright.kernels.arguments import shown
 from tilewright.kernels.cpu.loops import start_compiler
 from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.pipeline import config
+from tilewright.pipeline.cluster.local import allow_open_files, client_of, details_wanted, quiet, start
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
-from tilewright.pipeline.local_cluster import allow_open_files, client_of, details_wanted, quiet, start
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,9 @@ from distributed.protocol import pickle
 from distributed.scheduler import KilledWorker
 
 from tilewright.kernels.gpu.memory import is_out_of_memory
-from tilewright.pipeline import asking, config, tasks
+from tilewright.pipeline import config, tasks
+from tilewright.pipeline.cluster import identity as asking
+from tilewright.pipeline.cluster.local import why_none_comes_back
 from tilewright.pipeline.errors import (
     ClusterError,
     DamagedError,
@@ -38,7 +40,6 @@ from tilewright.pipeline.errors import (
     TilewrightError,
 )
 from tilewright.pipeline.events import counted
-from tilewright.pipeline.local_cluster import why_none_comes_back
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan.product import Tile
 

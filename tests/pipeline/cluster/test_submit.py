@@ -33,8 +33,19 @@ from distributed.threadpoolexecutor import thread_state
 
 import tilewright as tw
 from tilewright.kernels.gpu import device_choice
-from tilewright.pipeline import histogram, local_cluster, submit, tasks
-from tilewright.pipeline.cluster import open_cluster
+from tilewright.pipeline import histogram, tasks
+from tilewright.pipeline.cluster import local as local_cluster
+from tilewright.pipeline.cluster import submit
+from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.submit import (
+    await_workers,
+    run_bounded,
+    run_combined,
+    run_sent,
+    survey,
+    threads_of,
+    workers_held,
+)
 from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, CorpusError, TaskError
 from tilewright.pipeline.events import (
@@ -50,15 +61,6 @@ from tilewright.pipeline.events import (
 )
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
-from tilewright.pipeline.submit import (
-    await_workers,
-    run_bounded,
-    run_combined,
-    run_sent,
-    survey,
-    threads_of,
-    workers_held,
-)
 from tilewright.pipeline.verify import verify_product
 
 CALLS = [(number,) for number in range(7)]
