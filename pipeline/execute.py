@@ -11,7 +11,6 @@ from typing import Any
 
 from distributed import Client
 
-from tilewright.pipeline import tasks
 from tilewright.pipeline.cluster.submit import (
     Lost,
     Tell,
@@ -25,6 +24,7 @@ from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.told import NOTHING_FOUND, THREADS, Found, Product, TileReport
+from tilewright.pipeline.worker import tasks
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from distributed import Client
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.gpu.memory import format_nbytes, is_address_limit
-from tilewright.pipeline import config, tasks
+from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import ask_all, survey, workers_held
 from tilewright.pipeline.errors import (
@@ -66,9 +66,10 @@ from tilewright.pipeline.store.probe import (
     shared_inputs,
 )
 from tilewright.pipeline.store.region_write import stored_nbytes_of
-from tilewright.pipeline.tasks import WorkerFacts
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.verify import Verification, find_damaged, verify_product
+from tilewright.pipeline.worker import tasks
+from tilewright.pipeline.worker.tasks import WorkerFacts
 from tilewright.workflows.planning import Wanted, cautions, open_factors, plan_for, tell_once, wrap_note
 
 SMALL_PRODUCTS = 2**36

@@ -50,7 +50,7 @@ from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.region_write import encoders_nbytes
-from tilewright.pipeline.tasks import WorkerFacts, cores_here, pause_nbytes
+from tilewright.pipeline.worker.tasks import WorkerFacts, cores_here, pause_nbytes
 
 CODING_SHARE = 1 / 8
 """The share of a worker's memory that decoding threads may hold, and encoding ones as much; to keep to it they are

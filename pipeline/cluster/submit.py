@@ -27,7 +27,7 @@ from distributed.protocol import pickle
 from distributed.scheduler import KilledWorker
 
 from tilewright.kernels.gpu.memory import is_out_of_memory
-from tilewright.pipeline import config, tasks
+from tilewright.pipeline import config
 from tilewright.pipeline.cluster import identity as asking
 from tilewright.pipeline.cluster.local import why_none_comes_back
 from tilewright.pipeline.errors import (
@@ -42,6 +42,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import counted
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.worker import tasks
 
 logger = logging.getLogger(__name__)
 

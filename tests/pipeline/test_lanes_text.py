@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
 from tests.pipeline.test_reduce_histogram import dense, naive_counts
 from tilewright.kernels.histograms.tokens import KINDS
-from tilewright.pipeline import lanes, tasks
+from tilewright.pipeline import lanes
 from tilewright.pipeline.corpus import Piece, cut_pieces, list_corpus
 from tilewright.pipeline.transfer.file_upload import Upload
+from tilewright.pipeline.worker import tasks
 
 
 class HostTally:

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, LoggingStore, MemoryStore, StorePath, ZipStore
 
-from tilewright.pipeline import tasks
+from tilewright.pipeline.worker import tasks
 
 
 def pool_of_dask(folder: Path) -> bool:

@@ -23,7 +23,7 @@ from distributed.scheduler import KilledWorker
 
 import tilewright as tw
 from tilewright.pipeline import dot as dotting
-from tilewright.pipeline import reduce, tasks
+from tilewright.pipeline import reduce
 from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.errors import TaskError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
@@ -35,6 +35,7 @@ from tilewright.pipeline.reduce import (
     reduce_pieces,
 )
 from tilewright.pipeline.thread_buffers import thread_buffer
+from tilewright.pipeline.worker import tasks
 
 
 def chunk(letter: str) -> tuple[str, dict[str, float]]:

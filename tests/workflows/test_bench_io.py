@@ -15,7 +15,7 @@ from tilewright.kernels.errors import DeviceUnavailableError, DTypeError, Option
 from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.pipeline.store.region_read import RegionRead, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite, region_writes
-from tilewright.pipeline.units import HostUnit
+from tilewright.pipeline.worker.units import HostUnit
 from tilewright.workflows.bench import common, io
 from tilewright.workflows.bench.common import Contestant, WrongAnswer, measure
 from tilewright.workflows.bench.io import run_io

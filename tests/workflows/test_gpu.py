@@ -21,7 +21,7 @@ from tests.workflows.test_matmul import assert_product, numbers, put
 from tilewright.kernels.gpu.memory import peak_nbytes
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
-from tilewright.pipeline.units import BLOCK_NBYTES
+from tilewright.pipeline.worker.units import BLOCK_NBYTES
 
 pytestmark = pytest.mark.gpu
 

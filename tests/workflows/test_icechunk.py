@@ -18,7 +18,7 @@ from zarr.storage import LoggingStore
 
 import tilewright as tw
 from tests.pipeline.store.odd_stores import OddStore
-from tilewright.pipeline import sides, stream, verify
+from tilewright.pipeline import sides, verify
 from tilewright.pipeline.cluster.submit import ask_all
 from tilewright.pipeline.errors import OutputError, StoreError, TaskError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
@@ -26,6 +26,7 @@ from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.store import probe as store_probe
 from tilewright.pipeline.store import sessions
 from tilewright.pipeline.store.origin import THIS_PROCESS, origin_of
+from tilewright.pipeline.worker import stream
 from tilewright.workflows.matmul import plan_run
 
 M, K, N = 70, 50, 90

@@ -43,7 +43,7 @@ from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 import tilewright as tw
 from tests.kernels import naive
 from tests.pipeline.store.stored_arrays import CODECS, encoded
-from tilewright.pipeline import engines, ledger, stream, tasks, units
+from tilewright.pipeline import ledger
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline import verify as check
 from tilewright.pipeline.cluster import submit
@@ -63,11 +63,12 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Caution, Event, Notice, Span, UnitDone, WorkPlanned, describe
-from tilewright.pipeline.loading import Loading
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.told import STAGES, THREADS, Product
 from tilewright.pipeline.store import region_read, region_write
-from tilewright.pipeline.units import HostUnit
+from tilewright.pipeline.worker import engines, stream, tasks, units
+from tilewright.pipeline.worker.loading import Loading
+from tilewright.pipeline.worker.units import HostUnit
 from tilewright.workflows import matmul as workflow
 from tilewright.workflows import planning
 

@@ -19,7 +19,7 @@ from numba.cuda.cudadrv.driver import CudaAPIError
 
 import tilewright as tw
 from tests.peak_memory import grown_by, in_new_process
-from tests.pipeline.test_leftovers import Buffers, uncollected
+from tests.pipeline.worker.test_leftovers import Buffers, uncollected
 from tests.workflows.test_matmul import (
     TIGHT,
     Stopped,
@@ -33,7 +33,7 @@ from tests.workflows.test_matmul import (
 )
 from tilewright.kernels.gpu import memory
 from tilewright.kernels.gpu.memory import format_nbytes, peak_nbytes
-from tilewright.pipeline import engines, ledger, stream
+from tilewright.pipeline import ledger
 from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import DeviceMemoryError, TaskError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
@@ -41,7 +41,8 @@ from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.product import PROCESS_NBYTES, MatmulPlan
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store import arrays as store
-from tilewright.pipeline.units import HostUnit
+from tilewright.pipeline.worker import engines, stream
+from tilewright.pipeline.worker.units import HostUnit
 
 __all__ = ["factors", "small_chunks", "uncollected"]
 

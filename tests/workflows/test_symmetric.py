@@ -30,11 +30,11 @@ from tests.workflows.test_matmul import (
     stored_somehow,
 )
 from tilewright.pipeline import output as outputs
-from tilewright.pipeline import stream, units
 from tilewright.pipeline.errors import DamagedError, PlanError, StoreError
 from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.store.arrays import write_unit
+from tilewright.pipeline.worker import stream, units
 
 __all__ = ["small_chunks"]
 

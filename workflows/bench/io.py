@@ -31,9 +31,6 @@ from tilewright.kernels.errors import DTypeError, OptionError
 from tilewright.kernels.gpu.device_choice import resolve_device
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline.events import counted
-from tilewright.pipeline.gpu_unit import CudaUnit
-from tilewright.pipeline.loading import load_all
-from tilewright.pipeline.panels import Placed
 from tilewright.pipeline.plan.inputs import Limits
 from tilewright.pipeline.plan.layout import Lines
 from tilewright.pipeline.plan.product import plan_tiles
@@ -42,7 +39,10 @@ from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.store.region_read import region_reads
 from tilewright.pipeline.store.region_write import region_writes
 from tilewright.pipeline.threads import run_all
-from tilewright.pipeline.units import Unit
+from tilewright.pipeline.worker.gpu_unit import CudaUnit
+from tilewright.pipeline.worker.loading import load_all
+from tilewright.pipeline.worker.panels import Placed
+from tilewright.pipeline.worker.units import Unit
 from tilewright.workflows.bench.common import (
     SECONDS,
     BenchReport,

@@ -53,7 +53,7 @@ def of_other_sources(package: Path) -> None:
 
 def without_a_function(package: Path) -> None:
     """A task that names it would be waited for without end: Dask ends a worker that cannot unpickle its task."""
-    changed(package, "pipeline/tasks.py", r"def multiply_tile\b", "def multiply_one_tile")
+    changed(package, "pipeline/worker/tasks.py", r"def multiply_tile\b", "def multiply_one_tile")
 
 
 def of_before_the_question(package: Path) -> None:

@@ -33,7 +33,7 @@ from distributed.threadpoolexecutor import thread_state
 
 import tilewright as tw
 from tilewright.kernels.gpu import device_choice
-from tilewright.pipeline import histogram, tasks
+from tilewright.pipeline import histogram
 from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.cluster.cluster import open_cluster
@@ -62,6 +62,7 @@ from tilewright.pipeline.events import (
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.pipeline.verify import verify_product
+from tilewright.pipeline.worker import tasks
 
 CALLS = [(number,) for number in range(7)]
 

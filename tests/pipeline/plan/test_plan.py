@@ -22,7 +22,6 @@ from tilewright.kernels.gemm.cores import skinny_launch, warp_tiled_cut
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.pipeline.errors import PlanError, ShapeError
-from tilewright.pipeline.panels import PanelCache
 from tilewright.pipeline.plan import product as plan_module
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
@@ -39,7 +38,8 @@ from tilewright.pipeline.plan.product import (
     plan_tiles,
 )
 from tilewright.pipeline.plan.residency import hold, reads
-from tilewright.pipeline.units import tile_slots
+from tilewright.pipeline.worker.panels import PanelCache
+from tilewright.pipeline.worker.units import tile_slots
 
 F4, F8, I2 = np.dtype("f4"), np.dtype("f8"), np.dtype("i2")
 

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.pipeline.test_stream import engine, factors
+from tests.pipeline.worker.test_stream import engine, factors
 from tilewright.kernels.gpu import device_choice
-from tilewright.pipeline import engines, tasks
-from tilewright.pipeline.engines import store_sum
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import place_of
 from tilewright.pipeline.store.region_write import RegionWrite
-from tilewright.pipeline.stream import Engine
-from tilewright.pipeline.units import HostUnit
+from tilewright.pipeline.worker import engines, tasks
+from tilewright.pipeline.worker.engines import store_sum
+from tilewright.pipeline.worker.stream import Engine
+from tilewright.pipeline.worker.units import HostUnit
 
 __all__ = ["engine", "factors"]
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.pipeline.test_engines import ENDS, Held, registry, told_of_closing
-from tests.pipeline.test_stream import engine, factors
-from tilewright.pipeline import engines, tasks
-from tilewright.pipeline.loading import Loading, LoadsUnderWay
+from tests.pipeline.worker.test_engines import ENDS, Held, registry, told_of_closing
+from tests.pipeline.worker.test_stream import engine, factors
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.tracebacks import clear_frames
-from tilewright.pipeline.units import HostUnit
+from tilewright.pipeline.worker import engines, tasks
+from tilewright.pipeline.worker.loading import Loading, LoadsUnderWay
+from tilewright.pipeline.worker.units import HostUnit
 
 __all__ = ["engine", "factors", "registry"]
 

@@ -22,18 +22,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipeline.test_placement import plan_of
-from tests.pipeline.test_stream import fail_one_load
-from tilewright.pipeline import engines, peers, stream, tasks
-from tilewright.pipeline.panels import PanelCache, Placed
-from tilewright.pipeline.peers import Arrival, Part, Sharers, WorkerPeers, answer_peers, offer, parts_of
+from tests.pipeline.worker.test_stream import fail_one_load
 from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product, TileReport
 from tilewright.pipeline.store.arrays import as_stored_matrix
-from tilewright.pipeline.stream import Engine
-from tilewright.pipeline.units import HostUnit
+from tilewright.pipeline.worker import engines, peers, stream, tasks
+from tilewright.pipeline.worker.panels import PanelCache, Placed
+from tilewright.pipeline.worker.peers import (
+    Arrival,
+    Part,
+    Sharers,
+    WorkerPeers,
+    answer_peers,
+    offer,
+    parts_of,
+)
+from tilewright.pipeline.worker.stream import Engine
+from tilewright.pipeline.worker.units import HostUnit
 
 M, K, N = 160, 180, 90
 WORKERS = ["tcp://here:1", "tcp://here:2"]

@@ -23,7 +23,12 @@ from tilewright.kernels.cpu.loops import start_compiler, usable_cores
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.pipeline.cluster.identity import address_of
-from tilewright.pipeline.engines import (
+from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, RunEndedError, TilewrightError
+from tilewright.pipeline.events import Span
+from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.plan.told import Found, Product, TileReport
+from tilewright.pipeline.thread_buffers import free_thread_buffers
+from tilewright.pipeline.worker.engines import (
     arrival_of,
     close_engine,
     close_engines_writing,
@@ -34,12 +39,7 @@ from tilewright.pipeline.engines import (
     is_over,
     store_sum,
 )
-from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, RunEndedError, TilewrightError
-from tilewright.pipeline.events import Span
-from tilewright.pipeline.peers import Sharers, WorkerPeers, answer_peers
-from tilewright.pipeline.plan.product import Tile
-from tilewright.pipeline.plan.told import Found, Product, TileReport
-from tilewright.pipeline.thread_buffers import free_thread_buffers
+from tilewright.pipeline.worker.peers import Sharers, WorkerPeers, answer_peers
 
 TILES_UNDER_WAY = 4
 """The least number of tiles that a GPU has under way, however few threads its worker has: one is read, one multiplied,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tilewright.pipeline.loading import Loading, LoadsUnderWay
+from tilewright.pipeline.worker.loading import Loading, LoadsUnderWay
 
 
 def test_one_that_cannot_be_waited_for_does_not_keep_the_others_from_it() -> None:

@@ -22,14 +22,14 @@ from tilewright.kernels.gemm import kernel_name, prepare
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.passes.contents import NOTHING, contents_of, overflow_of
 from tilewright.kernels.passes.transpose_host import transpose
-from tilewright.pipeline.loading import Loading, Move
-from tilewright.pipeline.panels import Placed
-from tilewright.pipeline.peers import Part
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.product import LANE_NBYTES, MatmulPlan
 from tilewright.pipeline.plan.told import Found, Product
 from tilewright.pipeline.store.region_read import RegionRead, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
+from tilewright.pipeline.worker.loading import Loading, Move
+from tilewright.pipeline.worker.panels import Placed
+from tilewright.pipeline.worker.peers import Part
 
 BLOCK_NBYTES = LANE_NBYTES // 2
 """Bytes that a thread moves at once, while the other half of its lane is being sent to the GPU."""

@@ -18,19 +18,19 @@ import numpy as np
 import pytest
 import zarr
 
-from tilewright.pipeline import stream, tasks, units
-from tilewright.pipeline.engines import store_sum
 from tilewright.pipeline.execute import covered
-from tilewright.pipeline.gpu_unit import CudaUnit
-from tilewright.pipeline.loading import Move
-from tilewright.pipeline.panels import Placed
 from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import as_stored_matrix
-from tilewright.pipeline.stream import Engine
-from tilewright.pipeline.units import HostUnit
+from tilewright.pipeline.worker import stream, tasks, units
+from tilewright.pipeline.worker.engines import store_sum
+from tilewright.pipeline.worker.gpu_unit import CudaUnit
+from tilewright.pipeline.worker.loading import Move
+from tilewright.pipeline.worker.panels import Placed
+from tilewright.pipeline.worker.stream import Engine
+from tilewright.pipeline.worker.units import HostUnit
 
 M, K, N = 150, 100, 90
 

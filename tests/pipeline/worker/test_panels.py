@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tilewright.pipeline.panels import PanelCache
+from tilewright.pipeline.worker.panels import PanelCache
 
 
 def test_the_panel_taken_longest_ago_gives_way() -> None:

@@ -19,14 +19,14 @@ import numpy as np
 import zarr
 
 from tilewright.kernels.passes.contents import Contents, contents_of, overflow_of
-from tilewright.pipeline.peers import Arrival, Key, Peers
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import place_of
 from tilewright.pipeline.store.region_write import region_writes, stored_nbytes_of
 from tilewright.pipeline.store.sessions import changes_in, own_copy
-from tilewright.pipeline.stream import Engine
-from tilewright.pipeline.units import rounded
+from tilewright.pipeline.worker.peers import Arrival, Key, Peers
+from tilewright.pipeline.worker.stream import Engine
+from tilewright.pipeline.worker.units import rounded
 
 _engines: dict[str, Engine] = {}
 _users: Counter[str] = Counter()

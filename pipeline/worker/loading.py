@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from tilewright.pipeline.peers import tell
 from tilewright.pipeline.threads import results_of, run_all, submitted
+from tilewright.pipeline.worker.peers import tell
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,6 @@ from tilewright.kernels.gpu.transfer import (
     upload_stream,
 )
 from tilewright.kernels.passes.contents import overflow_of
-from tilewright.pipeline.loading import Loading, Move
-from tilewright.pipeline.panels import Placed, shaped
-from tilewright.pipeline.peers import Part
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
@@ -38,7 +35,10 @@ from tilewright.pipeline.store.region_read import FilePart, RegionRead, region_r
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
 from tilewright.pipeline.transfer.lane_blocks import move_nbytes
-from tilewright.pipeline.units import (
+from tilewright.pipeline.worker.loading import Loading, Move
+from tilewright.pipeline.worker.panels import Placed, shaped
+from tilewright.pipeline.worker.peers import Part
+from tilewright.pipeline.worker.units import (
     BLOCK_NBYTES,
     SharedMemory,
     band_rows,

@@ -25,20 +25,6 @@ import numpy as np
 import zarr
 
 from tilewright.pipeline.events import Span
-from tilewright.pipeline.gpu_unit import CudaUnit
-from tilewright.pipeline.loading import Loading, LoadsUnderWay, Move, load_all
-from tilewright.pipeline.panels import Buffer, PanelCache, Placed, shape_of
-from tilewright.pipeline.peers import (
-    Arrival,
-    Exchange,
-    Foreign,
-    Key,
-    Part,
-    Peers,
-    Sharers,
-    parts_of,
-    tell,
-)
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.layout import Lines
 from tilewright.pipeline.plan.product import Tile
@@ -56,7 +42,21 @@ from tilewright.pipeline.store.sessions import changes_in, own_copy
 from tilewright.pipeline.store.waiting import read_while
 from tilewright.pipeline.threads import run_all, submitted
 from tilewright.pipeline.tracebacks import clear_frames
-from tilewright.pipeline.units import HostUnit, Look, SharedMemory, Unit, pool_of
+from tilewright.pipeline.worker.gpu_unit import CudaUnit
+from tilewright.pipeline.worker.loading import Loading, LoadsUnderWay, Move, load_all
+from tilewright.pipeline.worker.panels import Buffer, PanelCache, Placed, shape_of
+from tilewright.pipeline.worker.peers import (
+    Arrival,
+    Exchange,
+    Foreign,
+    Key,
+    Part,
+    Peers,
+    Sharers,
+    parts_of,
+    tell,
+)
+from tilewright.pipeline.worker.units import HostUnit, Look, SharedMemory, Unit, pool_of
 
 logger = logging.getLogger(__name__)
 

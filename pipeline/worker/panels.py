@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.gpu.device_array import DeviceRegion, address
-from tilewright.pipeline.peers import Arrival
 from tilewright.pipeline.plan.layout import Lines
+from tilewright.pipeline.worker.peers import Arrival
 
 
 @dataclass(frozen=True)

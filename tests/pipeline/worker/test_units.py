@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.gpu import peer_memory
-from tilewright.pipeline import gpu_unit, lanes
-from tilewright.pipeline.gpu_unit import CudaUnit
-from tilewright.pipeline.panels import Placed
+from tilewright.pipeline import lanes
 from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
 from tilewright.pipeline.plan.layout import LINE_NBYTES, Lines
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.transfer import file_download, file_upload, zstd_chunks
-from tilewright.pipeline.units import HostUnit
+from tilewright.pipeline.worker import gpu_unit
+from tilewright.pipeline.worker.gpu_unit import CudaUnit
+from tilewright.pipeline.worker.panels import Placed
+from tilewright.pipeline.worker.units import HostUnit
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["stored", "transposed"])
