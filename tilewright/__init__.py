@@ -50,8 +50,8 @@ _HOME = {
     "Device": "tilewright.kernels.gpu.device",
     "Histogram": "tilewright.pipeline.histogram",
     "MatmulPlan": "tilewright.pipeline.plan.product",
-    "MatmulRun": "tilewright.pipeline.run",
-    "Verification": "tilewright.pipeline.verify",
+    "MatmulRun": "tilewright.pipeline.product.run",
+    "Verification": "tilewright.pipeline.product.verify",
     "devices": "tilewright.workflows.devices",
     "dot": "tilewright.workflows.dot",
     "histogram": "tilewright.workflows.histogram",
@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from tilewright.pipeline.errors import VerificationError as VerificationError
     from tilewright.pipeline.histogram import Histogram as Histogram
     from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
-    from tilewright.pipeline.run import MatmulRun as MatmulRun
-    from tilewright.pipeline.verify import Verification as Verification
+    from tilewright.pipeline.product.run import MatmulRun as MatmulRun
+    from tilewright.pipeline.product.verify import Verification as Verification
     from tilewright.workflows.devices import devices as devices
     from tilewright.workflows.dot import dot as dot
     from tilewright.workflows.histogram import histogram as histogram

@@ -164,7 +164,7 @@ def matmul(
     **shared: Any,
 ) -> None:
     """Store C = A B, all three Zarr arrays. C gets its name when it is whole and has been checked."""
-    from tilewright.pipeline.output import partial_path
+    from tilewright.pipeline.product.output import partial_path
     from tilewright.pipeline.store.arrays import local_path
     from tilewright.workflows import matmul as workflow
     from tilewright.workflows.progress import Counting, listening

@@ -202,7 +202,7 @@ def _replaced_by(path: Path) -> list[Path]:
     """What an output was to replace and what is still there; only an array, a folder, sets anything aside."""
     if not path.is_dir():
         return []
-    from tilewright.pipeline.output import set_aside
+    from tilewright.pipeline.product.output import set_aside
 
     return set_aside(path)
 

@@ -22,8 +22,8 @@ from tilewright.pipeline.cluster.submit import ask_all, survey, workers_held
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import DamagedError, ShapeError, StoreError
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
-from tilewright.pipeline.ledger import input_digest
 from tilewright.pipeline.plan.sums import dtype_reason
+from tilewright.pipeline.product.ledger import input_digest
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
 from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
 from tilewright.pipeline.store.file_changes import let_a_tick_pass

@@ -23,7 +23,7 @@ from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Listener, Notice, counted, log_notices, on_waiting
 from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
-from tilewright.pipeline.output import (
+from tilewright.pipeline.product.output import (
     absolute,
     check_growing_place,
     check_no_link,

@@ -30,9 +30,11 @@ from tilewright.pipeline.errors import (
     VerificationError,
 )
 from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
-from tilewright.pipeline.execute import on_all, run_tiles
-from tilewright.pipeline.findings import Factors, findings_of, not_finite_caution, sought_in
-from tilewright.pipeline.ledger import (
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.told import Found, Product
+from tilewright.pipeline.product.execute import on_all, run_tiles
+from tilewright.pipeline.product.findings import Factors, findings_of, not_finite_caution, sought_in
+from tilewright.pipeline.product.ledger import (
     FILE_NAME,
     Fingerprint,
     Ledger,
@@ -42,7 +44,7 @@ from tilewright.pipeline.ledger import (
     fingerprint,
     read_past,
 )
-from tilewright.pipeline.output import (
+from tilewright.pipeline.product.output import (
     Output,
     check_given_output,
     check_growing_place,
@@ -52,9 +54,8 @@ from tilewright.pipeline.output import (
     partial_path,
     resume_output,
 )
-from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.told import Found, Product
-from tilewright.pipeline.run import MatmulRun
+from tilewright.pipeline.product.run import MatmulRun
+from tilewright.pipeline.product.verify import Verification, find_damaged, verify_product
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import product_names
@@ -67,7 +68,6 @@ from tilewright.pipeline.store.probe import (
 )
 from tilewright.pipeline.store.region_write import stored_nbytes_of
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
-from tilewright.pipeline.verify import Verification, find_damaged, verify_product
 from tilewright.pipeline.worker import tasks
 from tilewright.pipeline.worker.tasks import WorkerFacts
 from tilewright.workflows.planning import Wanted, cautions, open_factors, plan_for, tell_once, wrap_note

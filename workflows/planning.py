@@ -30,8 +30,6 @@ from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import survey, workers_held
 from tilewright.pipeline.errors import DeviceUnavailableError, DTypeError, OptionError, PlanError, ShapeError
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
-from tilewright.pipeline.ledger import Past
-from tilewright.pipeline.output import check_given_output, group_note, partial_path
 from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
     Geometry,
@@ -44,7 +42,9 @@ from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.sums import planned_wrap
 from tilewright.pipeline.plan.tiling import output_chunks
-from tilewright.pipeline.sides import check_nbytes
+from tilewright.pipeline.product.ledger import Past
+from tilewright.pipeline.product.output import check_given_output, group_note, partial_path
+from tilewright.pipeline.product.sides import check_nbytes
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import packing_notice

@@ -10,10 +10,10 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import ask_all, workers_held
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
+from tilewright.pipeline.product.verify import Verification, can_verify, verify_product
 from tilewright.pipeline.store.arrays import Source, open_array
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
-from tilewright.pipeline.verify import Verification, can_verify, verify_product
 
 
 def verify(

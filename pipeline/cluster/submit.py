@@ -40,8 +40,8 @@ from tilewright.pipeline.errors import (
     TilewrightError,
 )
 from tilewright.pipeline.events import counted
-from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.product.placement import Placement
 from tilewright.pipeline.worker import tasks
 
 logger = logging.getLogger(__name__)

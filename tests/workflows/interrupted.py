@@ -23,10 +23,10 @@ from distributed import Client, Nanny
 from zarr.abc.store import RangeByteRequest
 from zarr.storage import FsspecStore
 
-from tilewright.pipeline import execute
 from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.events import Event, Listener, UnitDone
-from tilewright.pipeline.output import Output
+from tilewright.pipeline.product import execute
+from tilewright.pipeline.product.output import Output
 from tilewright.pipeline.store.probe import HEAD_NBYTES
 from tilewright.pipeline.worker import tasks
 from tilewright.workflows import cli, histogram, plots, progress

@@ -21,7 +21,7 @@ from distributed import Client
 import tilewright as tw
 from tests.workflows.test_matmul import TIGHT, numbers, put, small_chunks, stop_at
 from tilewright.pipeline.events import Caution, Event, WorkPlanned
-from tilewright.pipeline.output import partial_path
+from tilewright.pipeline.product.output import partial_path
 from tilewright.workflows import matmul as workflow
 from tilewright.workflows import planning
 from tilewright.workflows.cli import cli

@@ -18,11 +18,11 @@ from zarr.storage import LoggingStore
 
 import tilewright as tw
 from tests.pipeline.store.odd_stores import OddStore
-from tilewright.pipeline import sides, verify
 from tilewright.pipeline.cluster.submit import ask_all
 from tilewright.pipeline.errors import OutputError, StoreError, TaskError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.plan import tiling
+from tilewright.pipeline.product import sides, verify
 from tilewright.pipeline.store import probe as store_probe
 from tilewright.pipeline.store import sessions
 from tilewright.pipeline.store.origin import THIS_PROCESS, origin_of

@@ -21,7 +21,7 @@ from distributed import Client
 
 from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.cluster.cluster import open_cluster
-from tilewright.pipeline.output import replaced_path
+from tilewright.pipeline.product.output import replaced_path
 from tilewright.workflows.bench.e2e import cluster_of
 from tilewright.workflows.console import Interrupted, Outputs, Terminated, Termination, interruptible
 

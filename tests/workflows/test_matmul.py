@@ -43,9 +43,6 @@ from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 import tilewright as tw
 from tests.kernels import naive
 from tests.pipeline.store.stored_arrays import CODECS, encoded
-from tilewright.pipeline import ledger
-from tilewright.pipeline import output as outputs
-from tilewright.pipeline import verify as check
 from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.errors import (
     ClusterError,
@@ -65,6 +62,9 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Caution, Event, Notice, Span, UnitDone, WorkPlanned, describe
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.told import STAGES, THREADS, Product
+from tilewright.pipeline.product import ledger
+from tilewright.pipeline.product import output as outputs
+from tilewright.pipeline.product import verify as check
 from tilewright.pipeline.store import region_read, region_write
 from tilewright.pipeline.worker import engines, stream, tasks, units
 from tilewright.pipeline.worker.loading import Loading

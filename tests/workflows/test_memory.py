@@ -33,13 +33,13 @@ from tests.workflows.test_matmul import (
 )
 from tilewright.kernels.gpu import memory
 from tilewright.kernels.gpu.memory import format_nbytes, peak_nbytes
-from tilewright.pipeline import ledger
-from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import DeviceMemoryError, TaskError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.product import PROCESS_NBYTES, MatmulPlan
 from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.product import ledger
+from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.worker import engines, stream
 from tilewright.pipeline.worker.units import HostUnit

@@ -19,11 +19,11 @@ from zarr.storage import MemoryStore
 import tilewright as tw
 from tests.workflows.test_matmul import put
 from tilewright.kernels.gpu import device_choice
-from tilewright.pipeline import ledger
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.product import CODER_NBYTES, LANE_NBYTES, MatmulPlan
+from tilewright.pipeline.product import ledger
 from tilewright.pipeline.worker import tasks
 from tilewright.workflows import matmul, planning, verify
 from tilewright.workflows.planning import Wanted, plan_for

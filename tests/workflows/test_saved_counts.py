@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import zarr
 
-from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.histogram import Histogram
+from tilewright.pipeline.product import output as outputs
 from tilewright.workflows.console import print_result
 from tilewright.workflows.histogram import check_outputs, save_histogram, store_counts, write_whole
 

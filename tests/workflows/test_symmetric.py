@@ -29,10 +29,10 @@ from tests.workflows.test_matmul import (
     stop_at,
     stored_somehow,
 )
-from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import DamagedError, PlanError, StoreError
 from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
 from tilewright.pipeline.plan import tiling
+from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.store.arrays import write_unit
 from tilewright.pipeline.worker import stream, units
 

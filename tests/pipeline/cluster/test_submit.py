@@ -60,8 +60,8 @@ from tilewright.pipeline.events import (
     on_waiting,
 )
 from tilewright.pipeline.plan import tiling
+from tilewright.pipeline.product.verify import verify_product
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
-from tilewright.pipeline.verify import verify_product
 from tilewright.pipeline.worker import tasks
 
 CALLS = [(number,) for number in range(7)]

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.placement import Placement, divide
 from tilewright.pipeline.plan import tiling, triangle
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
 from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
+from tilewright.pipeline.product.placement import Placement, divide
 from tilewright.pipeline.worker.panels import PanelCache
 
 F4, F8 = np.dtype("f4"), np.dtype("f8")

@@ -24,7 +24,7 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, Wra
 
 from tests.pipeline.store.stored_arrays import any_way
 from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
-from tilewright.pipeline.output import check_output_free, create_output
+from tilewright.pipeline.product.output import check_output_free, create_output
 from tilewright.pipeline.store.arrays import (
     check_shared,
     in_memory,

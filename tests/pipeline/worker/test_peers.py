@@ -21,13 +21,13 @@ from distributed import Client, LocalCluster
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pipeline.test_placement import plan_of
+from tests.pipeline.product.test_placement import plan_of
 from tests.pipeline.worker.test_stream import fail_one_load
-from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product, TileReport
+from tilewright.pipeline.product.placement import Placement
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.worker import engines, peers, stream, tasks
 from tilewright.pipeline.worker.panels import PanelCache, Placed

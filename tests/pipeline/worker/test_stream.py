@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import zarr
 
-from tilewright.pipeline.execute import covered
 from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
 from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.product.execute import covered
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.worker import stream, tasks, units
 from tilewright.pipeline.worker.engines import store_sum

@@ -19,8 +19,8 @@ import pytest
 import zarr
 from zarr.storage import LocalStore
 
-from tilewright.pipeline import output as outputs
 from tilewright.pipeline.errors import OutputError, OutputExistsError, RunEndedError, StoreError
+from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.region_write import region_writes, write_region
 

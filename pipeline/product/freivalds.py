@@ -44,8 +44,8 @@ from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.tolerance import OPERAND_ROUNDOFF, OPERAND_UNDERFLOW, unit_roundoff
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
-from tilewright.pipeline.probe import UNIT_VARIANCE, Probe
-from tilewright.pipeline.sides import Side
+from tilewright.pipeline.product.sides import Side
+from tilewright.pipeline.product.vectors import UNIT_VARIANCE, Probe
 
 DEVIATIONS = 6
 """Standard deviations allowed for errors times a random vector: less than 1 sum in 10^7 exceeds them (Hoeffding)."""

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.cluster.submit import run_placed
 from tilewright.pipeline.errors import ClusterError
-from tilewright.pipeline.placement import Placement, divide
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
 from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
+from tilewright.pipeline.product.placement import Placement, divide
 from tilewright.pipeline.worker import tasks
 from tilewright.pipeline.worker.panels import PanelCache
 

@@ -18,9 +18,9 @@ from tilewright.kernels.passes.contents import Contents, Sought, overflow_of
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline.plan.sums import can_wrap_by_dtype, found_wrap
 from tilewright.pipeline.plan.told import Found
+from tilewright.pipeline.product.verify import Verification
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import masked_caution, masks_of
-from tilewright.pipeline.verify import Verification
 
 
 @dataclass(frozen=True)

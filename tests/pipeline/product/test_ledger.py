@@ -15,7 +15,9 @@ import zarr
 from zarr.storage import ZipStore
 
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.ledger import (
+from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
+from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
+from tilewright.pipeline.product.ledger import (
     FILE_NAME,
     VERSION,
     Fingerprint,
@@ -25,8 +27,6 @@ from tilewright.pipeline.ledger import (
     fingerprint,
     read_past,
 )
-from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
-from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_tiles_of_two_releases_do_not_meet_in_one_product(
     """Their kernels may sum in other orders."""
     a = zarr.create_array(tmp_path / "a", shape=(4, 4), chunks=(2, 2), dtype="f4")
     base = fingerprint(a, a, {})
-    monkeypatch.setattr("tilewright.pipeline.ledger.__version__", "0.0.1")
+    monkeypatch.setattr("tilewright.pipeline.product.ledger.__version__", "0.0.1")
     assert fingerprint(a, a, {}).digest != base.digest
     assert changed_inputs(base, a, a) == [], "the inputs are what they were"
 

@@ -27,7 +27,7 @@ from tilewright.pipeline.events import (
     on_lost,
     on_waiting,
 )
-from tilewright.pipeline.freivalds import (
+from tilewright.pipeline.product.freivalds import (
     Outcome,
     Tolerances,
     compare,
@@ -35,9 +35,9 @@ from tilewright.pipeline.freivalds import (
     tolerances,
     wrong_columns,
 )
-from tilewright.pipeline.probe import Probe, chance_to_escape, draw_probe, line_nbytes
+from tilewright.pipeline.product.sides import Side, StoredSide
+from tilewright.pipeline.product.vectors import Probe, chance_to_escape, draw_probe, line_nbytes
 from tilewright.pipeline.reduce import end_if_given_up
-from tilewright.pipeline.sides import Side, StoredSide
 from tilewright.pipeline.store.arrays import as_stored_matrix, name_of
 from tilewright.pipeline.store.region_read import region_reads
 from tilewright.pipeline.store.waiting import reading_while

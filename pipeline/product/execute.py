@@ -21,9 +21,9 @@ from tilewright.pipeline.cluster.submit import (
 )
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_lost, on_waiting
-from tilewright.pipeline.placement import Placement
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.told import NOTHING_FOUND, THREADS, Found, Product, TileReport
+from tilewright.pipeline.product.placement import Placement
 from tilewright.pipeline.worker import tasks
 
 logger = logging.getLogger(__name__)

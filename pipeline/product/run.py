@@ -9,7 +9,7 @@ from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.pipeline.events import LEAST_BUSY_SHARE, counted
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import THREADS
-from tilewright.pipeline.verify import Verification
+from tilewright.pipeline.product.verify import Verification
 
 LIMITING_SHARE = 0.8
 """A thread that is busy for at least this share of the time limits a run; below it, threads wait for one another."""
