@@ -26,11 +26,11 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow'
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/test_lanes.py -m 'simulator and not slow'
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/kernels tests/pipeline/text/test_lanes.py -m 'simulator and not slow'
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not gpu and not multigpu'
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto tests/pipeline/test_lanes.py -m 'simulator and slow'
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto tests/pipeline/text/test_lanes.py -m 'simulator and slow'
 
 gpu-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'gpu or multigpu'

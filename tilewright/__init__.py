@@ -48,7 +48,7 @@ _ERRORS = (
 
 _HOME = {
     "Device": "tilewright.kernels.gpu.device",
-    "Histogram": "tilewright.pipeline.histogram",
+    "Histogram": "tilewright.pipeline.text.histogram",
     "MatmulPlan": "tilewright.pipeline.plan.product",
     "MatmulRun": "tilewright.pipeline.product.run",
     "Verification": "tilewright.pipeline.product.verify",
@@ -85,10 +85,10 @@ if TYPE_CHECKING:
     from tilewright.pipeline.errors import TaskError as TaskError
     from tilewright.pipeline.errors import TilewrightError as TilewrightError
     from tilewright.pipeline.errors import VerificationError as VerificationError
-    from tilewright.pipeline.histogram import Histogram as Histogram
     from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
     from tilewright.pipeline.product.run import MatmulRun as MatmulRun
     from tilewright.pipeline.product.verify import Verification as Verification
+    from tilewright.pipeline.text.histogram import Histogram as Histogram
     from tilewright.workflows.devices import devices as devices
     from tilewright.workflows.dot import dot as dot
     from tilewright.workflows.histogram import histogram as histogram

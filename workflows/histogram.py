@@ -19,10 +19,8 @@ from tilewright.kernels.histograms.api import kind_named
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import survey, workers_held
-from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Listener, Notice, counted, log_notices, on_waiting
-from tilewright.pipeline.histogram import FEW_BINS, Histogram, count_corpus, label
 from tilewright.pipeline.product.output import (
     absolute,
     check_growing_place,
@@ -34,6 +32,8 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.store.arrays import check_source
 from tilewright.pipeline.store.region_write import region_writes, write_region
+from tilewright.pipeline.text.corpus import list_corpus
+from tilewright.pipeline.text.histogram import FEW_BINS, Histogram, count_corpus, label
 
 logger = logging.getLogger(__name__)
 

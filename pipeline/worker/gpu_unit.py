@@ -123,7 +123,7 @@ def _free_spare(count: int) -> None:
     while beyond:
         beyond.pop().settle()
     # Not imported where no text was counted.
-    if (lanes := sys.modules.get("tilewright.pipeline.lanes")) is not None:
+    if (lanes := sys.modules.get("tilewright.pipeline.text.lanes")) is not None:
         freed += lanes.free_lanes()
     if freed:
         cuda.current_context().memory_manager.deallocations.clear()  # Numba only queues what is to be freed

@@ -140,8 +140,8 @@ def _free_what_is_over(device: str) -> None:
 
 def _free_texts() -> None:
     """Free what counting text left on the GPU, if this process has counted any."""
-    if "tilewright.pipeline.lanes" in sys.modules:
-        from tilewright.pipeline.lanes import free_texts
+    if "tilewright.pipeline.text.lanes" in sys.modules:
+        from tilewright.pipeline.text.lanes import free_texts
 
         free_texts()
 

@@ -16,11 +16,11 @@ from distributed import Client
 
 from tests.kernels import naive
 from tilewright.kernels.histograms.tokens import KINDS
-from tilewright.pipeline.corpus import Corpus, list_corpus
 from tilewright.pipeline.dot import BLOCK
 from tilewright.pipeline.errors import CorpusError
-from tilewright.pipeline.histogram import Histogram, count_corpus
 from tilewright.pipeline.plan.product import LANE_NBYTES
+from tilewright.pipeline.text.corpus import Corpus, list_corpus
+from tilewright.pipeline.text.histogram import Histogram, count_corpus
 from tilewright.workflows.dot import dot
 from tilewright.workflows.histogram import histogram
 
@@ -102,7 +102,7 @@ def test_blocks_cut_within_characters(client: Client, large: Path, by: str) -> N
 
 def test_lanes_and_tallies_are_kept(client: Client, large: Path) -> None:
     """Where there are as many as can be in use at once, runs use these and no others."""
-    from tilewright.pipeline import lanes
+    from tilewright.pipeline.text import lanes
 
     bins, threads, tasks = KINDS["bigram"].bins, 4, sum(client.nthreads().values())
     with ExitStack() as stack:
@@ -120,7 +120,7 @@ def test_lanes_and_tallies_are_kept(client: Client, large: Path) -> None:
 def test_text_that_the_gpu_has_no_room_for_is_counted_block_by_block(
     client: Client, large: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tilewright.pipeline import lanes
+    from tilewright.pipeline.text import lanes
 
     monkeypatch.setattr(lanes, "_spare_texts", [])
     monkeypatch.setattr(lanes, "TEXT_STEP_NBYTES", 2**42)  # more than any GPU has

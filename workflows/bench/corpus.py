@@ -36,10 +36,10 @@ from tilewright.kernels.histograms.tokens import BIGRAM, KINDS, Kind, folded_bin
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import survey, workers_held
-from tilewright.pipeline.corpus import Document, list_corpus, read_range, reader
 from tilewright.pipeline.events import Event, UnitDone, counted
-from tilewright.pipeline.histogram import share_here
 from tilewright.pipeline.plan.product import LANE_NBYTES
+from tilewright.pipeline.text.corpus import Document, list_corpus, read_range, reader
+from tilewright.pipeline.text.histogram import share_here
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (
     COUNT,

@@ -33,7 +33,6 @@ from distributed.threadpoolexecutor import thread_state
 
 import tilewright as tw
 from tilewright.kernels.gpu import device_choice
-from tilewright.pipeline import histogram
 from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.cluster.cluster import open_cluster
@@ -46,7 +45,6 @@ from tilewright.pipeline.cluster.submit import (
     threads_of,
     workers_held,
 )
-from tilewright.pipeline.corpus import list_corpus
 from tilewright.pipeline.errors import ClusterError, CorpusError, TaskError
 from tilewright.pipeline.events import (
     Caution,
@@ -62,6 +60,8 @@ from tilewright.pipeline.events import (
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product.verify import verify_product
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
+from tilewright.pipeline.text import histogram
+from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.worker import tasks
 
 CALLS = [(number,) for number in range(7)]

@@ -25,14 +25,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
-from tests.pipeline.test_lanes_text import HostTally
-from tests.pipeline.test_lanes_text import count as count_on_host
-from tests.pipeline.test_reduce_histogram import count, dense, naive_counts
+from tests.pipeline.text.test_histogram import count, dense, naive_counts
+from tests.pipeline.text.test_lanes_text import HostTally
+from tests.pipeline.text.test_lanes_text import count as count_on_host
 from tilewright.kernels.histograms.tokens import KINDS
-from tilewright.pipeline import corpus as listing
-from tilewright.pipeline import histogram as counting
-from tilewright.pipeline import lanes
-from tilewright.pipeline.corpus import (
+from tilewright.pipeline.errors import DocumentError
+from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.store.file_changes import TICK_SECONDS, TIME_STEPS_NS, let_a_tick_pass, same_time
+from tilewright.pipeline.text import corpus as listing
+from tilewright.pipeline.text import histogram as counting
+from tilewright.pipeline.text import lanes
+from tilewright.pipeline.text.corpus import (
     Document,
     Piece,
     check_unchanged,
@@ -41,10 +44,7 @@ from tilewright.pipeline.corpus import (
     read_range,
     reader,
 )
-from tilewright.pipeline.decompress import Fill
-from tilewright.pipeline.errors import DocumentError
-from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
-from tilewright.pipeline.store.file_changes import TICK_SECONDS, TIME_STEPS_NS, let_a_tick_pass, same_time
+from tilewright.pipeline.text.decompress import Fill
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.file_upload import Upload
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.gpu import peer_memory
-from tilewright.pipeline import lanes
 from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
 from tilewright.pipeline.plan.layout import LINE_NBYTES, Lines
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.text import lanes
 from tilewright.pipeline.transfer import file_download, file_upload, zstd_chunks
 from tilewright.pipeline.worker import gpu_unit
 from tilewright.pipeline.worker.gpu_unit import CudaUnit

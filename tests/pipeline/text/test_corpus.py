@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.gemm.pipes import pipe_at
-from tilewright.pipeline import corpus
-from tilewright.pipeline.corpus import (
+from tilewright.pipeline.errors import CorpusError, DocumentError
+from tilewright.pipeline.text import corpus
+from tilewright.pipeline.text.corpus import (
     Document,
     check_unchanged,
     cut_pieces,
@@ -26,7 +27,6 @@ from tilewright.pipeline.corpus import (
     read_range,
     reader,
 )
-from tilewright.pipeline.errors import CorpusError, DocumentError
 
 
 def write(path: Path, content: bytes) -> Path:

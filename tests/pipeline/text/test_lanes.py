@@ -14,13 +14,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipeline.test_reduce_histogram import dense, documents, naive_counts
+from tests.pipeline.text.test_histogram import dense, documents, naive_counts
 from tilewright.kernels.histograms.tokens import CODE_MASK, KINDS, character_at
-from tilewright.pipeline import histogram
-from tilewright.pipeline.blocks import EXTRA_NBYTES, Block, stream
-from tilewright.pipeline.corpus import Piece, list_corpus, share_out
 from tilewright.pipeline.errors import CorpusError
-from tilewright.pipeline.histogram import _of_separators, count_piece
+from tilewright.pipeline.text import histogram
+from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, stream
+from tilewright.pipeline.text.corpus import Piece, list_corpus, share_out
+from tilewright.pipeline.text.histogram import _of_separators, count_piece
 
 
 def written(folder: Path, texts: list[tuple[bytes, bool]]) -> Piece:
@@ -158,7 +158,7 @@ def test_lanes_count_in_the_simulator(
 def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tilewright.pipeline import lanes
+    from tilewright.pipeline.text import lanes
 
     (tmp_path / "packed").mkdir()
     packed = written(tmp_path / "packed", [(b"a compressed document, " * 30, True), (b"and another", True)])
@@ -197,7 +197,7 @@ def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
 
 @pytest.mark.simulator
 def test_lanes_and_tallies_that_were_freed_are_made_again(tmp_path: Path) -> None:
-    from tilewright.pipeline import lanes
+    from tilewright.pipeline.text import lanes
 
     piece = written(tmp_path, [(b"a compressed document, " * 30, True)])
     counts = []

@@ -24,7 +24,13 @@ from tilewright.kernels.gpu.memory import format_nbytes, is_out_of_memory
 from tilewright.kernels.histograms.api import kind_named, piece_counts, skipped_count
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.pipeline import config
-from tilewright.pipeline.blocks import (
+from tilewright.pipeline.cluster.submit import ask_all, threads_of
+from tilewright.pipeline.errors import PlanError
+from tilewright.pipeline.events import Listener, counted, on_waiting
+from tilewright.pipeline.plan.product import LANE_NBYTES
+from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
+from tilewright.pipeline.store.file_changes import let_a_tick_pass
+from tilewright.pipeline.text.blocks import (
     EXTRA_NBYTES,
     SEPARATOR,
     Block,
@@ -33,8 +39,7 @@ from tilewright.pipeline.blocks import (
     stream,
     turn_to_read,
 )
-from tilewright.pipeline.cluster.submit import ask_all, threads_of
-from tilewright.pipeline.corpus import (
+from tilewright.pipeline.text.corpus import (
     MOST_DOCUMENTS,
     Corpus,
     Piece,
@@ -43,18 +48,13 @@ from tilewright.pipeline.corpus import (
     cut_pieces,
     share_out,
 )
-from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.events import Listener, counted, on_waiting
-from tilewright.pipeline.plan.product import LANE_NBYTES
-from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
-from tilewright.pipeline.store.file_changes import let_a_tick_pass
 from tilewright.pipeline.thread_buffers import thread_buffer
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 
 if TYPE_CHECKING:
-    from tilewright.pipeline.lanes import Tally
+    from tilewright.pipeline.text.lanes import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -385,7 +385,7 @@ def count_piece(
             check,
         )
         return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
-    from tilewright.pipeline.lanes import borrowed_tally, prepare
+    from tilewright.pipeline.text.lanes import borrowed_tally, prepare
 
     prepare(kind)
     if rows > 1:
@@ -535,7 +535,7 @@ def _tally_on_gpu(
     piece: Piece, kind: Kind, gap: int, block_nbytes: int, tally: Tally, check: Callable[[], None]
 ) -> _Part:
     """Add the counts of a share, all documents together, to the tally; returns when its last block is under way."""
-    from tilewright.pipeline.lanes import borrowed_lane
+    from tilewright.pipeline.text.lanes import borrowed_lane
 
     separators = [np.empty(0, np.int64)]
     nbytes, counting = 0, 0.0
@@ -563,7 +563,7 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbour
     Returns None, with nothing added to the tally, where not all could be read or the GPU has no room for it. Counting
     it block by block then says what is wrong, or works and takes longer.
     """
-    from tilewright.pipeline.lanes import borrowed_lane, borrowed_text
+    from tilewright.pipeline.text.lanes import borrowed_lane, borrowed_text
 
     def move() -> tuple[float, float]:
         with borrowed_lane() as lane:
@@ -604,7 +604,7 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbour
 
 def _rows_on_gpu(piece: Piece, kind: Kind, block_nbytes: int, check: Callable[[], None]) -> _Part:
     """Counts of a share with a row for each document."""
-    from tilewright.pipeline.lanes import borrowed_lane
+    from tilewright.pipeline.text.lanes import borrowed_lane
 
     counts = np.zeros((len(piece.documents), kind.bins), np.int64)
     nbytes, counting = 0, 0.0

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.pipeline.corpus import Document, Piece, read_range, reader
-from tilewright.pipeline.decompress import Fill
+from tilewright.pipeline.text.corpus import Document, Piece, read_range, reader
+from tilewright.pipeline.text.decompress import Fill
 
 SEPARATOR = 0
 """The byte between documents that are counted as one text, where tokens span several bytes: NUL ends any UTF-8 sequence

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
-from tests.pipeline.test_reduce_histogram import dense, naive_counts
+from tests.pipeline.text.test_histogram import dense, naive_counts
 from tilewright.kernels.histograms.tokens import KINDS
-from tilewright.pipeline import lanes
-from tilewright.pipeline.corpus import Piece, cut_pieces, list_corpus
+from tilewright.pipeline.text import lanes
+from tilewright.pipeline.text.corpus import Piece, cut_pieces, list_corpus
 from tilewright.pipeline.transfer.file_upload import Upload
 from tilewright.pipeline.worker import tasks
 
