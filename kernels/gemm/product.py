@@ -1,7 +1,7 @@
 """The public product: check everything, then hand the problem to a kernel or to the CPU twin.
 
 What depends only on shapes, strides, dtypes, options and alignment is decided once and remembered, down to the packed
-arguments of the launches (`tilewright.kernels.gpu.recording`), so that a small product of device arrays costs little more
+arguments of the launches (`kernels/gpu/recording.py`), so that a small product of device arrays costs little more
 than its launch.
 """
 

@@ -1,4 +1,4 @@
 """Histograms of bytes in memory, on one device: of single bytes, pairs, tokens, per document.
 
-`api` is the public function; `host` counts on a CPU, the others on a GPU. Files and corpora are in `tilewright.pipeline`.
+`api` is the public function; `host` counts on a CPU, the others on a GPU. Corpora are in `pipeline/text`.
 """

@@ -126,7 +126,7 @@ class Sums:
     """For each group, float64: the largest sum of |element|² over these rows in one of its columns; of B only, and
     empty for integers."""
     special: np.ndarray | None
-    """What B's columns hold in these rows, uint8 (`tilewright.kernels.cpu.thin`); None where that is numbers alone, or the
+    """What B's columns hold in these rows, uint8 (`kernels/cpu/thin.py`); None where that is numbers alone, or the
     probe knows."""
     strays: np.ndarray
     """rows × groups, bool: where C holds a number though there must be none."""

@@ -53,7 +53,7 @@ class Probe:
     """What C's elements are formed in."""
     threads: int
     left_out: np.ndarray | None = None
-    """What the columns of op(B) hold, uint8 (`tilewright.kernels.cpu.thin`): all but those of ``NUMBER`` count as zeros, in
+    """What the columns of op(B) hold, uint8 (`kernels/cpu/thin.py`): all but those of ``NUMBER`` count as zeros, in
     C too."""
 
     def inside(self, columns: slice) -> Iterator[tuple[int, slice, slice]]:

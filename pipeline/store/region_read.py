@@ -2,8 +2,8 @@
 
 One function has several ways to do it. Uncompressed chunks in local files go straight from the file to the caller's
 buffer, in parallel and with no copy in between. Those encoded by codecs that we know are read by one call and decoded
-by another, in shards too (`pipeline/store/chunks.py`). Of remote stores, parts of chunks are asked for
-(`pipeline/store/byte_ranges.py`). Everything else (rarer codecs, whole remote chunks) goes through zarr-python, which knows
+by another, in shards too (`chunks.py`). Of remote stores, parts of chunks are asked for
+(`byte_ranges.py`). Everything else (rarer codecs, whole remote chunks) goes through zarr-python, which knows
 them all. For a GPU the same parts are described by where their bytes lie, for loops that read them from the files.
 """
 

@@ -1,6 +1,6 @@
 """Rectangles of bytes from a device to files, moved by a loop that does not hold the interpreter's lock.
 
-The counterpart of `tilewright.pipeline.transfer.file_upload`. Eight native threads write 18 GB/s from a GPU to new files in the
+The counterpart of `file_upload.py`. Eight native threads write 18 GB/s from a GPU to new files in the
 page cache, and sixteen 29. Eight Python threads that handle each block themselves write 12 to 14, since every block
 takes its turn with the lock. So a thread makes one call for a whole file: one pinned block is written while the other
 comes from the device.

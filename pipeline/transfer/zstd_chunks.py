@@ -1,6 +1,6 @@
 """Zstandard chunks, moved from files to a device and back by loops that do not hold the interpreter's lock.
 
-The counterpart of `tilewright.pipeline.transfer.file_upload` and `file_download` for compressed chunks. In Python, a thread reads
+The counterpart of `file_upload.py` and `file_download.py` for compressed chunks. In Python, a thread reads
 a chunk's bytes, decodes them to memory of their own and copies that to pinned memory block by block. Memory as large as
 the chunk is returned to the system and got anew, page by page, and every block takes its turn with the interpreter's
 lock. On 32 cores that yields 4.5 GB/s, where libzstd alone decodes 25. Here a chunk goes through pinned blocks of a

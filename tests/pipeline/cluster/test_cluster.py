@@ -773,7 +773,8 @@ def test_a_script_that_its_workers_cannot_import_is_told_why(
 def test_a_script_without_the_guard_ends_and_is_told_why(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(
-        "from tilewright.pipeline.cluster.cluster import open_cluster\nwith open_cluster('cpu') as client:\n    print(client)\n"
+        "from tilewright.pipeline.cluster.cluster import open_cluster\n"
+        "with open_cluster('cpu') as client:\n    print(client)\n"
     )
     ended = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False

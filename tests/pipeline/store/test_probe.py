@@ -176,7 +176,8 @@ def test_an_input_that_workers_do_not_have_is_refused(
 
 def test_what_cannot_be_pickled_is_refused_by_its_role(tmp_path: Path) -> None:
     array = odd(tmp_path, "locked")
-    match = r"/x in tests.pipeline.store.odd_stores.OddStore cannot be pickled for the workers \(TypeError: cannot pickle"
+    store = OddStore.__module__.replace(".", r"\.")
+    match = rf"/x in {store}\.OddStore cannot be pickled for the workers \(TypeError: cannot pickle"
     assert re.match(f"B: {match}", refusal(shared_inputs, {"B": array}))
     assert re.match(f"output: {match}", refusal(check_shared_output, array))
 
