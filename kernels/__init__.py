@@ -1,12 +1,36 @@
-"""What runs on one device: arrays in, arrays out. Knows no Dask and no Zarr.
+"""What runs on one device: arrays in, arrays out. Knows no file, no Dask and no Zarr.
 
-The public functions are bound here, at import: ``histogram`` and ``dot`` are also the names of the modules
-that define them, and Python binds a submodule's name only when it is first loaded, so this order lets
-``from tilewright.kernels import histogram`` always mean the function.
+The public functions are imported on first use, so that a module of this layer costs what itself imports.
 """
 
-from tilewright.kernels.dots.api import dot
-from tilewright.kernels.gemm import matmul
-from tilewright.kernels.histograms.api import DocumentOffsets, histogram
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.kernels.dots.api import dot as dot
+    from tilewright.kernels.gemm import matmul as matmul
+    from tilewright.kernels.histograms.api import DocumentOffsets as DocumentOffsets
+    from tilewright.kernels.histograms.api import histogram as histogram
+
+_HOME = {
+    "DocumentOffsets": "tilewright.kernels.histograms.api",
+    "dot": "tilewright.kernels.dots.api",
+    "histogram": "tilewright.kernels.histograms.api",
+    "matmul": "tilewright.kernels.gemm",
+}
 
 __all__ = ["DocumentOffsets", "dot", "histogram", "matmul"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tilewright.kernels' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

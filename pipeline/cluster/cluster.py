@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 Cluster: TypeAlias = "str | Client | DeployCluster"
 """A profile's name, a scheduler's address, a client, or a cluster that Dask or one of its libraries has started."""
 
-INSTALLED_PROFILES = Path(__file__).with_name("cluster.yaml")
+INSTALLED_PROFILES = Path(__file__).parents[1] / "cluster.yaml"
 KINDS = ("local", "cpu", "cuda", "existing")
 CONNECT_SECONDS = 30
 ANSWER_SECONDS = 5
