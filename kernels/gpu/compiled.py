@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import struct
 import threading
 from collections.abc import Iterable
@@ -26,6 +27,8 @@ COMPILING_THREADS = 8
 SPECIFIC = (9, 0)
 """From this compute capability on, code is for one architecture alone (sm_90a), as some instructions need."""
 
+LEAST_LINKER = (12, 3)
+"""The oldest nvJitLink that takes Numba's code before it is optimized."""
 DEFAULT_SHARED_NBYTES = 48 * 1024
 """Shared memory that a block may have without opting in."""
 
@@ -160,40 +163,44 @@ def compile_function(
 ) -> MachineCode:
     """Machine code of a kernel's function, as ``numba.cuda.jit(signature, launch_bounds=...)`` makes it.
 
-    Needs no GPU. Numba's own way makes PTX first, which is not needed, and holds its lock to the end.
+    Needs no GPU. Numba holds its lock until the code is one for the linker, which then runs beside other kernels'.
     """
-    from numba.core import config
-    from numba.cuda.compiler import compile_cuda, kernel_fixup
-    from numba.cuda.core.compiler_lock import global_compiler_lock
-    from numba.cuda.cudadrv import nvvm
-    from numba.cuda.cudadrv.driver import _have_nvjitlink
+    from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    debug = bool(config.CUDA_DEBUGINFO_DEFAULT)
-    lto = _have_nvjitlink() and not debug
-    options: dict[str, Any] = {"fastmath": False, "opt": 3 if config.OPT else 0}
-    if debug:
-        options["g"] = None
     target = (*capability, "a" if capability >= SPECIFIC else "")
-    with global_compiler_lock:
-        made = compile_cuda(
-            function,
-            numba.types.void,
-            signature.args,
-            debug=debug,
-            nvvm_options=options,
-            cc=capability,
-            lto=lto,
-        )
-        library = made.library
-        entry = str(made.fndesc.llvm_func_name)
-        kernel = library.get_function(entry)
-        kernel_fixup(kernel, debug)
-        nvvm.set_launch_bounds(kernel, launch_bounds)
-        if lto:
-            library.get_ltoir(cc=target)
-        else:
-            library.get_asm_strs(cc=target)
-    return MachineCode(entry, bytes(library.get_cubin(cc=target).code))
+    # With information for debuggers the code must come as PTX, which the linker does not optimize.
+    optimized = _can_optimize_at_link() and not numba.config.CUDA_DEBUGINFO_DEFAULT
+    made, _ = cuda.compile_all(
+        function,
+        signature,
+        device=False,
+        abi="numba",
+        cc=target,
+        output="ltoir" if optimized else "ptx",
+        launch_bounds=launch_bounds,
+    )
+    wrapped = [
+        ObjectCode.from_ltoir(code) if optimized else ObjectCode.from_ptx(code.encode()) for code in made
+    ]
+    arch = "sm_{}{}{}".format(*target)
+    options = LinkerOptions(arch=arch, link_time_optimization=True if optimized else None)
+    cubin = bytes(Linker(*wrapped, options=options).link("cubin").code)
+    return MachineCode(_entry(cubin), cubin)
+
+
+def _can_optimize_at_link() -> bool:
+    from cuda.bindings import nvjitlink
+
+    try:
+        return bool(nvjitlink.version() >= LEAST_LINKER)
+    except RuntimeError:  # it is not installed: the driver links
+        return False
+
+
+def _entry(cubin: bytes) -> str:
+    """The kernel's name in its machine code: of its functions only a kernel has a bank of constants, its arguments."""
+    (name,) = set(re.findall(rb"\.nv\.constant0\.(\w+)", cubin))
+    return str(name.decode())
 
 
 def compile_kernel(

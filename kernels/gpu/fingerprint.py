@@ -87,9 +87,9 @@ def _driver_version() -> int:
 
 @functools.cache
 def source_hash() -> str:
-    """A hash of every Python file of this package."""
+    """A hash of every Python file of `tilewright.kernels`."""
     digest = hashlib.sha256()
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     for file in sorted(folder.rglob("*.py")):
         digest.update(f"{file.relative_to(folder)}\0".encode())
         digest.update(file.read_bytes())

@@ -253,7 +253,7 @@ def test_the_folder_does_not_grow_for_ever(folder: Path, monkeypatch: pytest.Mon
 
 RACE = """
 import sys, time
-from tilewright.kernels import code_cache
+from tilewright.kernels.gpu import code_cache
 from tilewright.kernels.gpu.code_cache import MachineCode
 seed = int(sys.argv[1])
 until = time.monotonic() + 1.5
@@ -300,7 +300,7 @@ def test_real_machine_code_is_found_by_another_process(folder: Path) -> None:
     text = (
         "import sys; sys.path.insert(0, {path!r})\n"
         "from tests.kernels.gpu.test_code_cache import HOPPER, kernel\n"
-        "from tilewright.kernels import compiled\n"
+        "from tilewright.kernels.gpu import compiled\n"
         "if {forbidden}:\n"
         "    compiled.compile_function = None\n"
         "code = kernel().machine_code(HOPPER)\n"
