@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tilewright.kernels.deferred import cuda
-from tilewright.kernels.gpu.compiled import CompiledKernel, argument_layout
+from tilewright.kernels.gpu.compiled import CompiledKernel
 from tilewright.kernels.gpu.device_array import address, as_kernel_argument
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
 from tilewright.kernels.gpu.driver_launch import start_kernel
@@ -29,15 +29,9 @@ def ceil_div(a: IntOrArray, b: IntOrArray) -> IntOrArray:
 
 
 @functools.cache
-def _prepared(kernel: Any, device: int) -> tuple[Any, struct.Struct]:
-    """The driver's handle of a kernel of one signature on a device, and its arguments' layout."""
-    if isinstance(kernel, CompiledKernel):
-        return kernel.function(device), kernel.layout
-    from numba.cuda.cudadrv.driver import binding
-
-    (compiled,) = kernel.overloads.values()
-    function = compiled._codelibrary.get_cufunc()
-    return binding.CUfunction(int(function.handle)), argument_layout(compiled.argument_types)
+def _prepared(kernel: CompiledKernel, device: int) -> tuple[Any, struct.Struct]:
+    """The driver's handle of a kernel on a device, and its arguments' layout."""
+    return kernel.function(device), kernel.layout
 
 
 def enqueue(
@@ -49,7 +43,7 @@ def enqueue(
     *arguments: Any,
     cluster: int = 1,
 ) -> None:
-    """Launch a kernel of one eager signature, as ``kernel[grid, block, stream, shared_nbytes](*arguments)`` does, and
+    """Launch a kernel that `compile_kernel` made, as ``kernel[grid, block, stream, shared_nbytes](*arguments)`` does, and
     also, as that cannot, in clusters of ``cluster`` adjacent blocks (the grid a multiple of it).
 
     Numba takes 15 to 20 µs for a launch, this a third: arguments must be what the signature says (Numba device arrays,

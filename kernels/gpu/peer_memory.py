@@ -16,7 +16,8 @@ import numpy as np
 
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.errors import DeviceUnavailableError
-from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.gpu.device_choice import SIMULATOR, driver_bindings
+from tilewright.kernels.gpu.driver_error import checked
 
 
 def available() -> bool:
@@ -107,13 +108,13 @@ def copy_rectangle(source: int, target: int, pitch: int, rows: int, width: int, 
 
     Enqueued on ``stream``; either address may be of another GPU.
     """
-    from numba.cuda.cudadrv.driver import binding, driver
-
     if not rows or not width:
         return
-    rectangle = binding.CUDA_MEMCPY2D()
+    driver = driver_bindings()
+    rectangle = driver.CUDA_MEMCPY2D()
     rectangle.WidthInBytes, rectangle.Height = width, rows
-    rectangle.srcMemoryType = rectangle.dstMemoryType = binding.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    rectangle.srcDevice, rectangle.srcPitch = binding.CUdeviceptr(source), pitch
-    rectangle.dstDevice, rectangle.dstPitch = binding.CUdeviceptr(target), pitch
-    driver.cuMemcpy2DAsync(rectangle, binding.CUstream(int(stream)))
+    rectangle.srcMemoryType = rectangle.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    rectangle.srcDevice, rectangle.srcPitch = driver.CUdeviceptr(source), pitch
+    rectangle.dstDevice, rectangle.dstPitch = driver.CUdeviceptr(target), pitch
+    copied = driver.cuMemcpy2DAsync(rectangle, driver.CUstream(int(stream)))
+    checked(f"copying {rows} rows of {width} bytes between GPUs", copied)

@@ -13,7 +13,8 @@ import numpy as np
 
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.gpu.device_array import address
-from tilewright.kernels.gpu.device_choice import current_device
+from tilewright.kernels.gpu.device_choice import current_device, driver_bindings
+from tilewright.kernels.gpu.driver_error import checked
 
 
 def pinned_bytes(nbytes: int) -> np.ndarray:
@@ -66,30 +67,30 @@ def download_rectangle(source: int, pitch_nbytes: int, target: np.ndarray, strea
 
 
 def _copy(host: np.ndarray, device: int, pitch_nbytes: int, stream: Any, *, to_device: bool) -> None:
-    from numba.cuda.cudadrv.driver import binding, driver
-
     if host.size == 0:
         return
+    driver = driver_bindings()
     rows, columns = host.shape
     width = columns * host.itemsize
-    rectangle = binding.CUDA_MEMCPY2D()
+    rectangle = driver.CUDA_MEMCPY2D()
     rectangle.WidthInBytes, rectangle.Height = width, rows
-    kinds = binding.CUmemorytype
+    kinds = driver.CUmemorytype
     if to_device:
         rectangle.srcMemoryType, rectangle.dstMemoryType = (
             kinds.CU_MEMORYTYPE_HOST,
             kinds.CU_MEMORYTYPE_DEVICE,
         )
         rectangle.srcHost, rectangle.srcPitch = host.ctypes.data, width
-        rectangle.dstDevice, rectangle.dstPitch = binding.CUdeviceptr(device), pitch_nbytes
+        rectangle.dstDevice, rectangle.dstPitch = driver.CUdeviceptr(device), pitch_nbytes
     else:
         rectangle.srcMemoryType, rectangle.dstMemoryType = (
             kinds.CU_MEMORYTYPE_DEVICE,
             kinds.CU_MEMORYTYPE_HOST,
         )
-        rectangle.srcDevice, rectangle.srcPitch = binding.CUdeviceptr(device), pitch_nbytes
+        rectangle.srcDevice, rectangle.srcPitch = driver.CUdeviceptr(device), pitch_nbytes
         rectangle.dstHost, rectangle.dstPitch = host.ctypes.data, width
-    driver.cuMemcpy2DAsync(rectangle, binding.CUstream(int(stream)))
+    copied = driver.cuMemcpy2DAsync(rectangle, driver.CUstream(int(stream)))
+    checked(f"copying {rows} rows of {width} bytes between host and GPU", copied)
 
 
 STAGED = 4
@@ -126,13 +127,14 @@ def upload(host: np.ndarray, stream: Any) -> Any:
     The copy is enqueued on ``stream`` from pinned memory, so that the host does not wait for earlier work there, as it
     would with pageable memory.
     """
-    from numba.cuda.cudadrv.driver import binding, driver
-
+    driver = driver_bindings()
     device = cuda.device_array(host.shape, host.dtype, stream=stream)
     if host.size:
         pinned, event = _staging.take(host.nbytes)
         np.copyto(pinned[: host.nbytes].view(host.dtype), host.reshape(-1))
-        queue = binding.CUstream(int(stream) if stream else 0)
-        driver.cuMemcpyHtoDAsync(binding.CUdeviceptr(address(device)), pinned.ctypes.data, host.nbytes, queue)
+        queue = driver.CUstream(int(stream) if stream else 0)
+        target = driver.CUdeviceptr(address(device))
+        copied = driver.cuMemcpyHtoDAsync(target, pinned.ctypes.data, host.nbytes, queue)
+        checked(f"copying {host.nbytes} bytes to the GPU", copied)
         event.record(stream)
     return device
