@@ -1,6 +1,7 @@
 # make demo    the whole pipeline on real input, from nothing
 # make test    the tests that need no GPU, the simulator's in a run of its own
 # make test-slow   those left out of it for their length: every variant of every kernel compiled
+# make test-newest   most of those that need no GPU, with the newest release of each library; NEWEST_PYTHON says which Python
 # make gpu-test  the tests that need a GPU; fails where none ran
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
 # make lint    ruff, mypy, import direction
@@ -9,8 +10,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+NEWEST := .venv-newest
+# Several libraries give their newest releases to newer Pythons only.
+NEWEST_PYTHON ?= python3.13
 
-.PHONY: help demo test test-slow gpu-test sanitize lint clean
+.PHONY: help demo test test-slow test-newest gpu-test sanitize lint clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -32,6 +36,13 @@ test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not gpu and not multigpu'
 	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n auto tests/pipeline/text/test_lanes.py -m 'simulator and slow'
 
+# Past pins of other libraries, not past ours: dask-cuda is made for one release of Dask.
+test-newest:
+	$(NEWEST_PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager --editable '.[dev]'
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps dask distributed
+	$(NEWEST)/bin/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow' tests/test_*.py tests/kernels/cpu tests/kernels/gpu tests/pipeline tests/workflows/test_matmul.py tests/workflows/test_icechunk.py
+
 gpu-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'gpu or multigpu'
 
@@ -45,4 +56,4 @@ lint: $(INSTALLED)
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo-output
+	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache demo-output

@@ -43,8 +43,8 @@ def enqueue(
     *arguments: Any,
     cluster: int = 1,
 ) -> None:
-    """Launch a kernel that `compile_kernel` made, as ``kernel[grid, block, stream, shared_nbytes](*arguments)`` does, and
-    also, as that cannot, in clusters of ``cluster`` adjacent blocks (the grid a multiple of it).
+    """Launch a kernel that `compile_kernel` made, as ``kernel[grid, block, stream, shared_nbytes](*arguments)`` does,
+    and also, as that cannot, in clusters of ``cluster`` adjacent blocks (the grid a multiple of it).
 
     Numba takes 15 to 20 µs for a launch, this a third: arguments must be what the signature says (Numba device arrays,
     Python integers, booleans, floats), and are packed without being looked at. Beyond 48 KiB, ``shared_nbytes`` is what

@@ -152,7 +152,7 @@ def anchored(array: zarr.Array[Any], given: str | None = None) -> zarr.Array[Any
 def in_store(array: zarr.Array[Any], store: Any) -> zarr.Array[Any]:
     """The array at the same path of another store. The caller's is left unchanged; the copy keeps whatever it was
     opened with."""
-    inner = copy.copy(array._async_array)
+    inner = copy.copy(array.async_array)
     object.__setattr__(inner, "store_path", StorePath(store, array.path))
     return zarr.Array(inner)
 

@@ -10,7 +10,7 @@ them all. For a GPU the same parts are described by where their bytes lie, for l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
@@ -426,6 +426,18 @@ def _read_fully(descriptor: int, offset: int, left: memoryview) -> None:
         offset, left = offset + got, left[got:]
 
 
+def _selection(array: zarr.Array[Any], part: tuple[slice, ...], target: Any) -> Coroutine[Any, Any, Any]:
+    """Reads a part of an array into ``target``, a buffer of zarr's. Its own function for that, `get_basic_selection`,
+    waits for the answer without looking whether anybody still needs it."""
+    inner: Any = array.async_array
+    grid = getattr(inner, "_chunk_grid", array.metadata.chunk_grid)  # from zarr 3.2 on the metadata's is another kind
+    whole = BasicIndexer(part, array.shape, grid)
+    reading: Coroutine[Any, Any, Any] = inner._get_selection(
+        whole, prototype=default_buffer_prototype(), out=target
+    )
+    return reading
+
+
 def _read_through_zarr(
     array: zarr.Array[Any],
     region: Sequence[slice],
@@ -442,11 +454,7 @@ def _read_through_zarr(
             # zarr decodes into the target itself: no second copy of the chunk's part is made.
             wrapped: Any = out
             target = default_buffer_prototype().nd_buffer.from_ndarray_like(wrapped)
-            whole = BasicIndexer(part, array.shape, array.metadata.chunk_grid)
-            answer_of(
-                array._async_array._get_selection(whole, prototype=default_buffer_prototype(), out=target),
-                f"chunk {chunk_name(piece)} of {name_of(array)}",
-            )
+            answer_of(_selection(array, part, target), f"chunk {chunk_name(piece)} of {name_of(array)}")
         _check_not_missed(array, out)
     except (StoreError, CancelledError):
         raise  # the array is out of sight, or nobody needs it any more
