@@ -289,7 +289,6 @@ def test_device_arrays_stay_on_the_device(rng: np.random.Generator) -> None:
 
 @on_gpu
 def test_host_vectors_go_in_pieces(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The package's name ``dot`` is the function, so the module is reached by its full name.
     monkeypatch.setattr(sys.modules["tilewright.kernels.dots.device"], "PIECE_NBYTES", 640)
     for length in (79, 80, 81, 999):
         x, y = vector(rng, length, "float64"), vector(rng, length, "float64")
@@ -307,8 +306,7 @@ def test_the_default_gives_the_same_bits_every_time(dtype: str, rng: np.random.G
 
 def test_vectors_on_two_gpus_are_refused(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = vector(rng, 3, "float32"), vector(rng, 3, "float32")
-    # The package's name ``dot`` is the function, so the module is reached by its full name.
-    module = sys.modules["tilewright.kernels.dot"]
+    module = sys.modules["tilewright.kernels.dots.api"]
     monkeypatch.setattr(module, "is_device_array", lambda array: True)
     monkeypatch.setattr(module, "as_device_array", lambda array: array)
     monkeypatch.setattr(module, "resolve_device", lambda device, device_arrays: "cuda")

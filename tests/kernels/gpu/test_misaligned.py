@@ -80,7 +80,7 @@ def test_a_misaligned_vector_on_a_gpu_is_refused(
 ) -> None:
     fake_gpu.install(monkeypatch)
     # The package's name ``dot`` is the function, so the module is reached by its full name.
-    monkeypatch.setattr(sys.modules["tilewright.kernels.dot"], "resolve_device", lambda *_, **__: "cuda")
+    monkeypatch.setattr(sys.modules["tilewright.kernels.dots.api"], "resolve_device", lambda *_, **__: "cuda")
     vectors = [Array(0x710000000000, (9,), dtype), Array(0x710000000000, (9,), dtype)]
     vectors[place] = Array(pointer, (9,), dtype, strides)
     with pytest.raises(ShapeError) as raised:

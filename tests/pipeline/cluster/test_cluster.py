@@ -319,7 +319,7 @@ def test_workers_send_no_heartbeat_while_they_end(profile: str, tmp_path: Path) 
     script.write_text(
         f"""
 import asyncio, sys, threading
-from tilewright.pipeline import local_cluster
+from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.cluster.cluster import open_cluster
 
 asked, ending, held = threading.Event(), threading.Event(), {{}}
@@ -546,7 +546,7 @@ def test_worker_processes_that_do_not_join_are_told_of_and_given_up(tmp_path: Pa
     script = f"""
 import threading
 from distributed.process import AsyncProcess
-from tilewright.pipeline import local_cluster
+from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.cluster.cluster import open_cluster
 
 failed, may_go_on = threading.Event(), local_cluster._Joining.may_go_on
