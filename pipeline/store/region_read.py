@@ -430,7 +430,9 @@ def _selection(array: zarr.Array[Any], part: tuple[slice, ...], target: Any) -> 
     """Reads a part of an array into ``target``, a buffer of zarr's. Its own function for that, `get_basic_selection`,
     waits for the answer without looking whether anybody still needs it."""
     inner: Any = array.async_array
-    grid = getattr(inner, "_chunk_grid", array.metadata.chunk_grid)  # from zarr 3.2 on the metadata's is another kind
+    grid = getattr(
+        inner, "_chunk_grid", array.metadata.chunk_grid
+    )  # from zarr 3.2 on the metadata's is another kind
     whole = BasicIndexer(part, array.shape, grid)
     reading: Coroutine[Any, Any, Any] = inner._get_selection(
         whole, prototype=default_buffer_prototype(), out=target
