@@ -18,7 +18,7 @@ import zarr
 from distributed import Client
 
 from tilewright.kernels import dot
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.passes.masked import Masks, count_masked
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import ShapeError

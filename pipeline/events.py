@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tilewright.kernels.numbers import counted
+
 logger = logging.getLogger(__name__)
 
 LEAST_BUSY_SHARE = 0.005
@@ -121,11 +123,6 @@ def on_lost(listener: Listener, name: str, noun: str) -> Callable[[str, int | No
         listener(Caution(f"{name}: worker {worker} was lost{what}"))
 
     return tell
-
-
-def counted(count: int, noun: str) -> str:
-    """A count with its noun, as a message says it: ``1 tile``, ``0 tiles``, ``8 tiles``."""
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def describe(event: Event) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from tilewright.kernels.gpu.device import Device, why_no_gpu
 from tilewright.kernels.gpu.device import devices as devices
-from tilewright.kernels.gpu.memory import format_nbytes
+from tilewright.kernels.numbers import format_nbytes
 
 __all__ = ["Device", "device_table", "devices", "why_no_gpu"]
 

@@ -16,12 +16,13 @@ from tilewright.kernels.arguments import check_callable, check_choice
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.gpu.device_choice import DEVICES
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import ask_all, survey, workers_held
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import DamagedError, ShapeError, StoreError
-from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
+from tilewright.pipeline.events import Caution, Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.plan.sums import dtype_reason
 from tilewright.pipeline.product.ledger import input_digest
 from tilewright.pipeline.store.arrays import Source, name_of, open_array

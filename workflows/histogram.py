@@ -16,11 +16,12 @@ import numpy as np
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.histograms.api import kind_named
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import survey, workers_held
 from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
-from tilewright.pipeline.events import Listener, Notice, counted, log_notices, on_waiting
+from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.product.output import (
     absolute,
     check_growing_place,

@@ -15,7 +15,8 @@ from distributed import Client
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gpu.device_choice import DEVICES
-from tilewright.kernels.gpu.memory import format_nbytes, is_address_limit
+from tilewright.kernels.gpu.memory import is_address_limit
+from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import ask_all, survey, workers_held
@@ -29,7 +30,8 @@ from tilewright.pipeline.errors import (
     StoreError,
     VerificationError,
 )
-from tilewright.pipeline.events import Caution, Listener, Notice, counted, log_notices, on_waiting
+from tilewright.pipeline.events import Caution, Listener, Notice, log_notices, on_waiting
+from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import Found, Product
 from tilewright.pipeline.product.execute import on_all, run_tiles
@@ -69,7 +71,6 @@ from tilewright.pipeline.store.probe import (
 from tilewright.pipeline.store.region_write import stored_nbytes_of
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
-from tilewright.pipeline.worker.tasks import WorkerFacts
 from tilewright.workflows.planning import Wanted, cautions, open_factors, plan_for, tell_once, wrap_note
 
 SMALL_PRODUCTS = 2**36

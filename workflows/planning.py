@@ -24,12 +24,13 @@ from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS, PRECISIONS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.device_choice import DEVICES
-from tilewright.kernels.gpu.memory import format_nbytes
+from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import survey, workers_held
 from tilewright.pipeline.errors import DeviceUnavailableError, DTypeError, OptionError, PlanError, ShapeError
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
+from tilewright.pipeline.plan.facts import WorkerFacts, cores_here, pause_nbytes
 from tilewright.pipeline.plan.inputs import (
     TILE_BUFFERS,
     Geometry,
@@ -50,7 +51,6 @@ from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.region_write import encoders_nbytes
-from tilewright.pipeline.worker.tasks import WorkerFacts, cores_here, pause_nbytes
 
 CODING_SHARE = 1 / 8
 """The share of a worker's memory that decoding threads may hold, and encoding ones as much; to keep to it they are

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.events import counted
 from tilewright.pipeline.text.histogram import FEW_BINS, Histogram, label
 from tilewright.workflows.histogram import write_whole
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import click
 
-from tilewright.kernels.gpu.memory import format_nbytes
+from tilewright.kernels.numbers import counted, format_count, format_nbytes, format_seconds
 from tilewright.pipeline.events import (
     LEAST_BUSY_SHARE,
     Event,
@@ -20,7 +20,6 @@ from tilewright.pipeline.events import (
     UnitDone,
     WorkDone,
     WorkPlanned,
-    counted,
 )
 
 LINE_SECONDS = 10.0
@@ -68,27 +67,6 @@ class Tally:
 def _in_all(planned: WorkPlanned) -> str:
     """How many units there are, with their name, which an event has in the plural."""
     return counted(planned.total, planned.unit.removesuffix("s"))
-
-
-def format_count(value: float) -> str:
-    """A rate for people, in powers of 1000 with three digits: ``1.23 T``."""
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        if value < 1000 or prefix == "P":
-            return f"{value:.3g} {prefix}"
-        value /= 1000
-    raise AssertionError("unreachable: P returns")
-
-
-def format_seconds(seconds: float) -> str:
-    """A duration for people: ``0.42 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 @contextmanager

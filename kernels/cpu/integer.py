@@ -32,7 +32,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from tilewright.kernels.cpu.loops import compiled, on_threads, source_type, target_type
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 
 FEATURES = ("avx512f", "avx512ifma", "avx512vnni")
 """LLVM's names for the instruction sets."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.deferred import numba
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 
 PIECES = 4
 """Pieces of a loop for each thread: BLAS's threads spin on for a while, and delay any thread that shares their core."""

@@ -31,7 +31,7 @@ from tilewright.kernels.cpu.loops import (
 from tilewright.kernels.deferred import numba
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.gemm.exact import digits
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 
 if TYPE_CHECKING:
     from tilewright.kernels.cpu import integer as host_integer

@@ -23,9 +23,9 @@ from tilewright.kernels.gpu import launch
 from tilewright.kernels.gpu.compiled import compile_kernel
 from tilewright.kernels.gpu.device_array import Memory, address, strided_view
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
-from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM, keep_until_passed
 from tilewright.kernels.mutex import lock, unlock
+from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.widths import is_integer
 
 THREADS = 32 if SIMULATOR else 256

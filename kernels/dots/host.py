@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, types
 
 from tilewright.kernels.cpu.loops import cpu_threads, kept
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 
 PIECE = 8192
 """Elements of a partial sum, and of a BLAS call: few enough that BLAS stays in its caller's thread (its own threads

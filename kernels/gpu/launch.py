@@ -7,9 +7,7 @@ import struct
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from tilewright.kernels.deferred import cuda
 from tilewright.kernels.gpu.compiled import CompiledKernel
@@ -19,13 +17,6 @@ from tilewright.kernels.gpu.driver_launch import start_kernel
 from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
 from tilewright.kernels.gpu.recording import Plan, Recording, Rehearsal
 from tilewright.kernels.gpu.streams import DEFAULT_STREAM
-
-IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
-
-
-def ceil_div(a: IntOrArray, b: IntOrArray) -> IntOrArray:
-    """The least number of groups of ``b`` that hold ``a`` things; a >= 0, b > 0. Element by element for arrays."""
-    return -(-a // b)
 
 
 @functools.cache

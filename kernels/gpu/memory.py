@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tilewright.kernels.errors import DeviceMemoryError
 from tilewright.kernels.gpu.driver_error import OUT_OF_MEMORY, DriverError
+from tilewright.kernels.numbers import format_nbytes
 
 ZSTD_OUT_OF_MEMORY = "Allocation error : not enough memory"
 """libzstd's words for it (``ZSTD_getErrorName``)."""
@@ -105,16 +106,6 @@ def peak_nbytes() -> int:
     if status.exists():  # getrusage's figure starts at the parent's, which a worker does not hold
         return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
-
-
-def format_nbytes(nbytes: float) -> str:
-    """Bytes for people, in powers of 1024 with three digits, or four before the next unit begins."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if round(abs(nbytes)) < 1024 or unit == "TiB":
-            whole = unit == "B" or round(abs(nbytes)) >= 1000  # which .3g would write with an exponent
-            return f"{nbytes:.0f} {unit}" if whole else f"{nbytes:.3g} {unit}"
-        nbytes /= 1024
-    raise AssertionError("unreachable: TiB returns")
 
 
 def _message(what: str, nbytes: int | None, error: BaseException, on_gpu: bool) -> str:

@@ -24,9 +24,9 @@ from tilewright.kernels.gpu import launch
 from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
-from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.tokens import Kind
+from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.ptx.memory import global_array, load_vector, shared_add, shared_address
 
 BYTES = 256

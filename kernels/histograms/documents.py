@@ -36,9 +36,9 @@ from tilewright.kernels.gpu import launch
 from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gpu.device_array import address, strided_view
 from tilewright.kernels.gpu.device_choice import current_device
-from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.histograms.bytes import VECTOR, WORDS
 from tilewright.kernels.histograms.tokens import ASCII, BYTE, LETTER, LETTERS, Kind
+from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.ptx.integers import byte_dot, byte_permute, byte_rotate
 from tilewright.kernels.ptx.memory import global_array, load_vector, shared_add, shared_address, store_vector
 

@@ -17,9 +17,9 @@ from numba import njit, uint32, uint64
 
 from tilewright.kernels.arguments import new_host_array
 from tilewright.kernels.cpu.loops import cpu_threads, kept
-from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.tokens import BIGRAM, CODEPOINT, Kind
+from tilewright.kernels.numbers import ceil_div
 
 TABLES = 8
 """Tables of a core: one for each byte of a 64-bit load, so that a store is eight loads away from the next."""

@@ -19,9 +19,9 @@ from typing import Any
 from numba import cuda, int32, int64
 
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.tokens import BIGRAM, CODE_MASK, CODEPOINT, Kind
+from tilewright.kernels.numbers import ceil_div
 
 BYTES = 256
 THREADS = 256

@@ -32,7 +32,6 @@ from tilewright.kernels.gpu import launch
 from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
-from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.histograms import bytes as narrow
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.bytes import (
@@ -44,6 +43,7 @@ from tilewright.kernels.histograms.bytes import (
     count_word,
 )
 from tilewright.kernels.histograms.tokens import BIGRAM, CODE_MASK, REPLACEMENT, Kind
+from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.ptx.integers import byte_dot, byte_permute, funnel_right
 from tilewright.kernels.ptx.memory import (
     global_array,

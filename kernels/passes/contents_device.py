@@ -20,7 +20,8 @@ from tilewright.kernels.elements import numba_type
 from tilewright.kernels.gemm.base import COMPLEX, FLOATS, INTEGERS, Variant
 from tilewright.kernels.gpu.compiled import compile_kernel
 from tilewright.kernels.gpu.device_choice import SIMULATOR, current_device
-from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.passes.contents import Contents, Sought
 from tilewright.kernels.passes.masked import Masks
 

@@ -17,7 +17,8 @@ from numba import cuda
 
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.numbers import ceil_div
 
 SIDE = 32
 """Side of the blocks: a warp reads and writes whole lines of one."""

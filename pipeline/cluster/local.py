@@ -24,8 +24,8 @@ from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.utils import LoopRunner, sync
 
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import ClusterError
-from tilewright.pipeline.events import counted
 
 logger = logging.getLogger(__name__)
 WORKERS = "distributed.worker"

@@ -27,6 +27,7 @@ from distributed.protocol import pickle
 from distributed.scheduler import KilledWorker
 
 from tilewright.kernels.gpu.memory import is_out_of_memory
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import identity as asking
 from tilewright.pipeline.cluster.local import why_none_comes_back
@@ -39,7 +40,7 @@ from tilewright.pipeline.errors import (
     TaskError,
     TilewrightError,
 )
-from tilewright.pipeline.events import counted
+from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.product.placement import Placement
 from tilewright.pipeline.worker import tasks
@@ -155,7 +156,7 @@ def await_workers(client: Client, *, waiting: Tell = logger.warning) -> None:
     )
 
 
-def survey(client: Client, device: str, *, loops: bool = True) -> list[tasks.WorkerFacts]:
+def survey(client: Client, device: str, *, loops: bool = True) -> list[WorkerFacts]:
     """The facts about every worker that is there; unlike `await_workers` it waits for none.
 
     loops: whether a CPU will need Numba's compiled loops.
@@ -166,7 +167,7 @@ def survey(client: Client, device: str, *, loops: bool = True) -> list[tasks.Wor
         There are no workers, they would not all use the same kind of device, one of them cannot be asked or runs
         another Tilewright than this process, or the scheduler does not answer.
     """
-    facts: dict[str, tasks.WorkerFacts] = {}
+    facts: dict[str, WorkerFacts] = {}
     for worker, answer in ask_all(client, tasks.worker_facts, device, loops).items():
         if isinstance(answer, TilewrightError):
             raise answer

@@ -1,13 +1,18 @@
-"""How panels and tiles lie in a worker's memory, and what they take up there."""
+"""How panels and tiles lie in a worker's memory, what they take up there, and how the tiles of a symmetric C lie in it.
+
+A symmetric C = op(A) op(A)ᵀ is cut alike in rows and columns, into a grid of g × g tiles, and those on and below the
+diagonal, a triangle, are computed. So op(A) consists of g *blocks* of rows; block x is what row x of tiles needs of A,
+and column x of B. A tile on the diagonal takes A's panels for both.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.pipeline.plan import triangle
+from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.pipeline.plan.inputs import Limits
 
 PANEL_BUFFERS = 2
@@ -46,7 +51,7 @@ class Lines(NamedTuple):
         """A part of a line, cut into contiguous stretches."""
         if not self.apart:
             return [(start, stop)]
-        cuts = [start, *range(ceil_div(start + 1, self.cell) * self.cell, stop, self.cell), stop]
+        cuts = [start, *range(round_up(start + 1, self.cell), stop, self.cell), stop]
         return list(itertools.pairwise(cuts))
 
 
@@ -132,12 +137,12 @@ class Memory:
     cell: tuple[int, int] | None = None
     """Sides of the cells that tiles are multiplied in; None: those of the tile."""
     symmetric: bool = False
-    """Whether C is symmetric, so that only tiles on and below its diagonal are computed (`triangle.py`)."""
+    """Whether C is symmetric, so that only tiles on and below its diagonal are computed."""
 
     def tile_count(self, rows: int, columns: int) -> int:
         """How many tiles of these sides are computed."""
         grid = ceil_div(self.sides[0], rows), ceil_div(self.sides[1], columns)
-        return triangle.tile_count(grid[0]) if self.symmetric else grid[0] * grid[1]
+        return triangle_count(grid[0]) if self.symmetric else grid[0] * grid[1]
 
     def layout(self, rows: int, columns: int) -> Layout:
         """The layout of a tile of these sides and of its panels."""
@@ -181,3 +186,27 @@ class Memory:
         left = nbytes - PANEL_BUFFERS * self.depth * rows * item_a
         each = PANEL_BUFFERS * self.depth * item_b + c_buffers * rows * item_c
         return max(0, left // each)
+
+
+def triangle_count(grid: int) -> int:
+    """Tiles on and below the diagonal of a grid of so many rows."""
+    return grid * (grid + 1) // 2
+
+
+def triangle_position(index: int) -> tuple[int, int]:
+    """Row and column of a tile in the order of work: row by row, every second one from the diagonal backwards: so
+    a row begins beside where the one before it ended."""
+    i = (math.isqrt(8 * index + 1) - 1) // 2
+    j = index - triangle_count(i)
+    return i, i - j if i % 2 else j
+
+
+def triangle_area(side: int, tile: int) -> int:
+    """Elements of all tiles on and below the diagonal, where a C of this side is cut into tiles of that."""
+    whole, rest = divmod(side, tile)
+    return (side * side + whole * tile * tile + rest * rest) // 2
+
+
+def square_unit(unit: tuple[int, int], side: int) -> int:
+    """The side of the smallest square tile that consists of whole stored pieces of C, as does its mirror image."""
+    return max(1, min(math.lcm(*unit), side))

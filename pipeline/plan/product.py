@@ -14,13 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.gpu.memory import format_nbytes
+from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError, ShapeError
-from tilewright.pipeline.events import counted
-from tilewright.pipeline.plan import triangle
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix, accumulator_dtype
-from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Layout, Memory
+from tilewright.pipeline.plan.layout import (
+    PANEL_BUFFERS,
+    Layout,
+    Memory,
+    square_unit,
+    triangle_count,
+    triangle_position,
+)
 from tilewright.pipeline.plan.residency import hold, reads
 from tilewright.pipeline.plan.sums import dtype_reason
 from tilewright.pipeline.plan.tiling import best_geometry, panel_depth
@@ -184,7 +188,7 @@ class MatmulPlan:
 
     @property
     def tile_count(self) -> int:
-        return triangle.tile_count(self.grid[0]) if self.symmetric else self.grid[0] * self.grid[1]
+        return triangle_count(self.grid[0]) if self.symmetric else self.grid[0] * self.grid[1]
 
     @property
     def panel_count(self) -> int:
@@ -223,7 +227,7 @@ class MatmulPlan:
         grid_columns = self.grid[1]
         for index in range(self.tile_count):
             if self.symmetric:
-                i, j = triangle.position(index)
+                i, j = triangle_position(index)
             else:
                 i, j = divmod(index, grid_columns)
                 if i % 2:
@@ -395,7 +399,7 @@ def plan_tiles(
             f" the columns of op(A) must equal the rows of op(B)"
         )
     m, n, k = a.rows, b.columns, a.columns
-    unit = (triangle.square_unit(c_unit, n),) * 2 if symmetric else c_unit
+    unit = (square_unit(c_unit, n),) * 2 if symmetric else c_unit
     if keep and not (_cuts_between(keep, (m, n), unit) and (not symmetric or _is_square(keep))):
         keep = None  # two tasks would write the same stored piece, or a piece would lie in two cells
     items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize

@@ -6,10 +6,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.pipeline.plan.inputs import Columns, Geometry, StoredMatrix
 from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory
-from tilewright.pipeline.plan.triangle import block_reads
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
     if memory.symmetric:
         b_buffers = b_buffers if 0 not in of_b else 0
         a_reads = 0
-        b_reads = block_reads(grid[0], panel_count, k_parts, workers, (a_buffers, b_buffers))
+        b_reads = _block_reads(grid[0], panel_count, k_parts, workers, (a_buffers, b_buffers))
     else:
         a_reads, b_reads = _read_counts(grid, panel_count, k_parts, workers, (a_buffers, b_buffers))
     peak = needed if m and n else 0
@@ -121,6 +120,48 @@ def _read_counts(
     return a_reads, tuple(alike for alike in b_reads if alike.number)
 
 
+def _block_reads(
+    grid: int, panel_count: int, k_parts: int, workers: int, buffers: tuple[int, int]
+) -> tuple[Columns, ...]:
+    """The same for the blocks of a symmetric C (`layout`): how often each is read, as a block of A or of B; exact for
+    one worker.
+
+    buffers: panels of A and of B that a worker holds. As above, a worker reads what it holds whole
+    once, and for the rest the bound of several workers is that of holding nothing.
+    """
+    a_buffers, b_buffers = buffers
+    if grid == 0 or panel_count == 0 or k_parts > 1:
+        return (Columns(grid, grid),) if grid else ()
+    holds_row, kept = a_buffers >= panel_count, min(grid - 1, b_buffers // panel_count)
+
+    def as_b(block: int) -> int:
+        below = grid - 1 - block  # tiles of this column that are not on the diagonal
+        if kept == grid - 1:
+            return min(below, workers)
+        return below - (_turns(grid, block, kept) if workers == 1 else 0)
+
+    if not holds_row and (kept == 0 or (0 < kept < grid - 1 and workers > 1)):
+        return (Columns(grid, grid),)
+    return tuple(
+        Columns(1, (min(block + 1, workers) if holds_row else block + 1) + as_b(block))
+        for block in range(grid)
+    )
+
+
+def _turns(grid: int, block: int, kept: int) -> int:
+    """For how many rows a column of tiles is still held from the row before, where the last ``kept`` columns are.
+
+    An even row begins at column 0, where the row before ended: it finds columns 0 to kept - 1. An odd row i begins
+    beside the diagonal, at column i - 1, which no row before has; that takes the place of one, and the kept - 1 columns
+    after it are found.
+    """
+    first = block + 2  # row block + 1 is the first that needs it
+    even = ceil_div(grid, 2) - ceil_div(first, 2) if block < kept and first < grid else 0
+    stop = min(block + kept + 1, grid)
+    odd = stop // 2 - first // 2 if first < stop else 0
+    return even + odd
+
+
 def reads(
     a: StoredMatrix, b: StoredMatrix, memory: Memory, geometry: Geometry, held: Held
 ) -> tuple[int, int]:
@@ -150,7 +191,7 @@ def _touched(start: int, stop: int, tile: int, stride: int, side: int, unit: int
     Counted for all tiles at once: a unit that a cut goes through is touched once more for it.
     """
     last = side // unit * unit  # the last unit is cut short by the matrix
-    touched = min(ceil_div(stop, unit) * unit, side) - start // unit * unit
+    touched = min(round_up(stop, unit), side) - start // unit * unit
     for offset in range(0, tile, stride):
         in_last = _count(offset, tile, max(start, last), stop) if last < stop else 0
         at_edges = _count_multiples(offset, tile, unit, start, stop)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.kernels.numbers import counted
 from tilewright.kernels.widths import can_wrap, is_integer, largest_sum, largest_sum_of, safe_dtype, sum_dtype
-from tilewright.pipeline.events import counted
 
 MOST_DIGITS = 2**64
 """Larger numbers are given to three digits."""

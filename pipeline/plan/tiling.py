@@ -17,10 +17,9 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.pipeline.plan import triangle
+from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
-from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory
+from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory, triangle_area, triangle_count
 from tilewright.pipeline.plan.residency import hold, reads
 
 TILE_OPERATIONS = 2**34
@@ -445,7 +444,7 @@ def _search_grid(
             paying = max(1, min(ceil_div(wanted, count), panel_count, worth))
             for parts in {1, paying} if k_parts is None else {k_parts}:
                 tasks = count * parts
-                longer = ceil_div(tasks, wanted) * wanted * rows * columns / (m * n) / parts
+                longer = round_up(tasks, wanted) * rows * columns / (m * n) / parts
                 if for_workers:
                     longer *= max(1.0, wanted / tasks)
                 sums = SUM_COST * 2 * parts * m * n * item_c if parts > 1 else 0
@@ -519,7 +518,7 @@ def _search_square(
             break
         if not fits(cut):
             continue
-        count, area = triangle.tile_count(grid), triangle.area(n, tile)
+        count, area = triangle_count(grid), triangle_area(n, tile)
         if count >= wanted:
             last = min(last, cut + wanted + 1)
         stride = min(memory.strides(tile, tile))
@@ -531,7 +530,7 @@ def _search_square(
         paying = max(1, min(ceil_div(wanted, count), panel_count, read // SPLIT_NBYTES // count))
         for parts in {1, paying} if k_parts is None else {k_parts}:
             tasks = count * parts
-            longer = ceil_div(tasks, wanted) * wanted * tile * tile / area / parts
+            longer = round_up(tasks, wanted) * tile * tile / area / parts
             if for_workers:
                 longer *= max(1.0, wanted / tasks)
             sums = SUM_COST * 2 * parts * area * memory.items[2] if parts > 1 else 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zarr
 
 from tilewright.kernels.passes.contents import NOTHING, UNSOUGHT, Contents, Sought
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.product import MatmulPlan
+
+if TYPE_CHECKING:
+    import zarr
 
 STAGES = ("read", "upload", "compute", "download", "write")
 THREADS = {"load": ("read", "upload"), "compute": ("compute",), "write": ("download", "write")}

@@ -41,7 +41,7 @@ from tilewright.kernels.cpu.thin import (
     settle_special,
 )
 from tilewright.kernels.gemm.base import compute_dtype
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.tolerance import OPERAND_ROUNDOFF, OPERAND_UNDERFLOW, unit_roundoff
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
 from tilewright.pipeline.product.sides import Side

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
+from tilewright.pipeline.plan.facts import Sharers, host_of
 from tilewright.pipeline.plan.product import MatmulPlan, Tile
-from tilewright.pipeline.worker.peers import Sharers, host_of
 
 
 def divide(plan: MatmulPlan, tiles: Iterable[Tile], workers: int) -> list[list[Tile]]:

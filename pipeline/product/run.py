@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tilewright.kernels.gpu.memory import format_nbytes
-from tilewright.pipeline.events import LEAST_BUSY_SHARE, counted
+from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.pipeline.events import LEAST_BUSY_SHARE
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import THREADS
 from tilewright.pipeline.product.verify import Verification

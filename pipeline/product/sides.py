@@ -15,7 +15,7 @@ from distributed import get_worker
 from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.cpu.thin import wide_dtype, widen
 from tilewright.kernels.gemm.base import compute_dtype
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.product.vectors import Probe, group_width, line_nbytes, vector_count
 from tilewright.pipeline.reduce import end_if_given_up

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.kernels.cpu.thin import NUMBER, wide_dtype
 from tilewright.kernels.gemm.base import compute_dtype
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline import config
 
 IMAGE_NBYTES = 256 * 2**20

@@ -15,6 +15,7 @@ import zarr
 from distributed import Client
 
 from tilewright.kernels.gemm import check
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster.submit import Result, Tell, run_bounded, run_sent, threads_of
 from tilewright.pipeline.errors import DamagedError, DTypeError, ShapeError
 from tilewright.pipeline.events import (
@@ -22,7 +23,6 @@ from tilewright.pipeline.events import (
     UnitDone,
     WorkDone,
     WorkPlanned,
-    counted,
     log_notices,
     on_lost,
     on_waiting,

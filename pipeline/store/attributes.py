@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import zarr
 
+from tilewright.kernels.numbers import counted
 from tilewright.kernels.passes.masked import Masks
-from tilewright.pipeline.events import counted
 from tilewright.pipeline.store.arrays import name_of
 
 SCALES = {"scale_factor": 1, "add_offset": 0}

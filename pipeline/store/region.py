@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 
 SCRAP_NBYTES = 2**20
 """Size of the buffer through which whole rows pass where only a part of each is wanted: it stays in cache."""

@@ -21,7 +21,7 @@ import zarr
 import zstandard
 from zarr.storage import LocalStore
 
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import RunEndedError, StoreError
 from tilewright.pipeline.store.arrays import check_in_sight, metadata_name, name_of, write_unit
 from tilewright.pipeline.store.chunks import (

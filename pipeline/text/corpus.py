@@ -21,9 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewright.kernels.arguments import shown
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
-from tilewright.pipeline.events import counted
 from tilewright.pipeline.store.file_changes import same_time
 from tilewright.pipeline.text import decompress
 from tilewright.pipeline.transfer.files import (

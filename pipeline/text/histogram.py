@@ -19,14 +19,14 @@ from distributed.system import MEMORY_LIMIT
 
 from tilewright.kernels import histogram as count
 from tilewright.kernels.cpu.loops import share_of_cores, usable_cores
-from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.gpu.memory import format_nbytes, is_out_of_memory
+from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.histograms.api import kind_named, piece_counts, skipped_count
 from tilewright.kernels.histograms.tokens import Kind
+from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.submit import ask_all, threads_of
 from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.events import Listener, counted, on_waiting
+from tilewright.pipeline.events import Listener, on_waiting
 from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.file_changes import let_a_tick_pass

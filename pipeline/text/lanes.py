@@ -23,12 +23,12 @@ from numba import cuda
 
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
 from tilewright.kernels.gpu.transfer import pinned_bytes, upload_stream
 from tilewright.kernels.histograms.offsets import DocumentOffsets
 from tilewright.kernels.histograms.select import add_counts, clear, count_on_device
 from tilewright.kernels.histograms.tokens import Kind
+from tilewright.kernels.numbers import round_up
 from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, with_margins
 from tilewright.pipeline.text.corpus import Piece
@@ -175,7 +175,7 @@ def _spans(piece: Piece, kind: Kind) -> list[tuple[int, int, int]]:
         spans.append((0, document.nbytes, place))
         place += document.nbytes
         if kind.after:
-            place = ceil_div(place, Text.ALIGNMENT) * Text.ALIGNMENT
+            place = round_up(place, Text.ALIGNMENT)
     return spans
 
 
@@ -249,7 +249,7 @@ def borrowed_text(piece: Piece, kind: Kind) -> Iterator[Text]:
         memory = _spare_texts.pop()
     if memory is None or memory.size < nbytes:
         memory = None  # freed before more is allocated
-        memory = cuda.device_array(ceil_div(nbytes, TEXT_STEP_NBYTES) * TEXT_STEP_NBYTES, np.uint8)
+        memory = cuda.device_array(round_up(nbytes, TEXT_STEP_NBYTES), np.uint8)
     try:
         yield Text(piece, kind, memory)
     finally:

@@ -20,7 +20,7 @@ import numba
 import numpy as np
 
 from tilewright.kernels.cpu.loops import compiled
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.transfer import calls, lane_copies
 from tilewright.pipeline.transfer.calls import (
     SEEK_END,

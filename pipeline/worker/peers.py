@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from distributed import Worker
 
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 
 logger = logging.getLogger(__name__)
 
@@ -40,24 +40,6 @@ Part = tuple[int, int, int, int]
 
 Key = tuple[str, int, int]
 """A panel: ``a`` or ``b``, its row or column of tiles, and its first index along k."""
-
-
-@dataclass(frozen=True)
-class Sharers:
-    """Workers of one host that need the same panels of A, and of B, as a tile does, its own worker included."""
-
-    a: tuple[str, ...] = ()
-    b: tuple[str, ...] = ()
-
-    def reached_from(self, worker: str) -> Sharers:
-        """These for a worker of the same host; none for a worker of another, to which Dask gave the tile instead."""
-        here = all(host_of(other) == host_of(worker) for other in self.a + self.b)
-        return self if here else Sharers()
-
-
-def host_of(address: str) -> str:
-    """The part of a worker's address that it shares with other workers of its host."""
-    return address.rpartition(":")[0]
 
 
 def parts_of(region: Sequence[slice], unit: Sequence[int], count: int) -> list[Part | None]:

@@ -25,6 +25,7 @@ import numpy as np
 import zarr
 
 from tilewright.pipeline.events import Span
+from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.layout import Lines
 from tilewright.pipeline.plan.product import Tile
@@ -52,7 +53,6 @@ from tilewright.pipeline.worker.peers import (
     Key,
     Part,
     Peers,
-    Sharers,
     parts_of,
     tell,
 )

@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from dask.system import CPU_COUNT
 from distributed import get_worker, rejoin, secede
 from distributed.threadpoolexecutor import thread_state, threads_lock
 
@@ -25,6 +23,7 @@ from tilewright.kernels.gpu.memory import allocating
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, RunEndedError, TilewrightError
 from tilewright.pipeline.events import Span
+from tilewright.pipeline.plan.facts import Sharers, WorkerFacts, cores_here, pause_nbytes
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.told import Found, Product, TileReport
 from tilewright.pipeline.thread_buffers import free_thread_buffers
@@ -39,7 +38,7 @@ from tilewright.pipeline.worker.engines import (
     is_over,
     store_sum,
 )
-from tilewright.pipeline.worker.peers import Sharers, WorkerPeers, answer_peers
+from tilewright.pipeline.worker.peers import WorkerPeers, answer_peers
 
 TILES_UNDER_WAY = 4
 """The least number of tiles that a GPU has under way, however few threads its worker has: one is read, one multiplied,
@@ -47,44 +46,6 @@ and two are written. The engine's own threads do the work; the tasks' threads on
 
 Not so for parts of k, of which a worker has as many under way as it has threads. Those of several tiles are submitted
 at once, so one that made room would have its worker start all others that wait there."""
-
-
-@dataclass(frozen=True)
-class WorkerFacts:
-    """What a plan has to know about a worker."""
-
-    device: str
-    """``cuda`` or ``cpu``: what ``auto`` means there."""
-    name: str
-    """The GPU's name, or ``CPU``."""
-    device_free_nbytes: int | None
-    """Free memory of its GPU; None on a CPU."""
-    host_limit_nbytes: int | None
-    """The worker's memory limit; None: it has none."""
-    cores: int
-    """Cores that a product on its CPU uses: OMP_NUM_THREADS where that is set (as Dask does for several processes of a
-    host), else all."""
-    usable_cores: int = 1
-    """Cores that its process may use, regardless of OMP_NUM_THREADS."""
-    host_cores: int = 1
-    """All cores of its host."""
-    address: str = ""
-    """Where other workers reach it."""
-    pause_nbytes: int | None = None
-    """From so many bytes of its process on Dask gives it no more tasks; None: it always does."""
-    threads: int = 1
-    """Dask's, each of which runs a task."""
-
-
-def pause_nbytes(limit_nbytes: int | None, fraction: float | bool | None) -> int | None:
-    """From how many bytes on Dask gives a worker no more tasks. fraction: of its limit, as Dask's setting gives it."""
-    return int(limit_nbytes * fraction) if limit_nbytes and fraction else None
-
-
-def cores_here() -> int:
-    """Cores that BLAS uses in this process. Dask starts several processes of one host with OMP_NUM_THREADS=1."""
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    return int(threads) if threads.isdigit() and int(threads) > 0 else CPU_COUNT
 
 
 async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | TilewrightError:

@@ -22,7 +22,7 @@ from tilewright.kernels.gemm import kernel_name
 from tilewright.kernels.gemm.check import result_dtype
 from tilewright.kernels.gpu.device_array import as_device_array
 from tilewright.kernels.gpu.device_choice import SIMULATOR, capability, current_device
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 
 FLOAT32 = np.dtype(np.float32)
 

@@ -32,7 +32,8 @@ from tests.workflows.test_matmul import (
     stop_after,
 )
 from tilewright.kernels.gpu import memory
-from tilewright.kernels.gpu.memory import format_nbytes, peak_nbytes
+from tilewright.kernels.gpu.memory import peak_nbytes
+from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import DeviceMemoryError, TaskError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.plan import tiling

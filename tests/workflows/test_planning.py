@@ -21,10 +21,10 @@ from tests.workflows.test_matmul import put
 from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.plan import tiling
+from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.product import CODER_NBYTES, LANE_NBYTES, MatmulPlan
 from tilewright.pipeline.product import ledger
-from tilewright.pipeline.worker import tasks
 from tilewright.workflows import matmul, planning, verify
 from tilewright.workflows.planning import Wanted, plan_for
 
@@ -151,7 +151,7 @@ def test_threads_follow_the_cores_where_chunks_are_encoded(
         for name in "abc"
     ]
     found = [
-        tasks.WorkerFacts("cuda", "GPU", GIB, limit, 1, usable, cores, address)
+        WorkerFacts("cuda", "GPU", GIB, limit, 1, usable, cores, address)
         for address, usable, cores, limit in facts
     ]
     asked: list[tuple[int, int]] = []
@@ -210,7 +210,7 @@ def test_encoders_are_counted_by_their_level(
     a = zarr.create_array(tmp_path / "a", shape=(side, side), chunks=(1024, 1024), dtype="f4")
     chunks = (2048, 2048)
     c = zarr.create_array(tmp_path / "c", shape=(side, side), chunks=chunks, dtype="f4", **options)
-    facts = [tasks.WorkerFacts(device, "it", GIB, 64 * GIB, 4, 4, 4)]
+    facts = [WorkerFacts(device, "it", GIB, 64 * GIB, 4, 4, 4)]
 
     def planned(threads: int) -> MatmulPlan:
         with dask.config.set({"tilewright.write-threads": threads}):
@@ -226,7 +226,7 @@ def test_encoders_are_counted_by_their_level(
 
 
 def test_fewer_threads_encode_where_each_needs_much(tmp_path: Path) -> None:
-    facts = [tasks.WorkerFacts("cuda", "GPU", GIB, 128 * GIB, 1, 64, 64)]
+    facts = [WorkerFacts("cuda", "GPU", GIB, 128 * GIB, 1, 64, 64)]
 
     def threads(level: int) -> int:
         a, c = (
@@ -251,7 +251,7 @@ def test_a_run_that_goes_on_has_threads_for_the_chunks_that_it_goes_on_with(tmp_
     of the host than there is, and the finished tiles would be given up."""
     a = zarr.create_array(tmp_path / "a", shape=(16384, 16384), chunks=(4096, 4096), dtype="f4")
     limit = 7 * GIB // 2
-    facts = [tasks.WorkerFacts("cuda", "GPU", GIB, limit, 1, 64, 64)]
+    facts = [WorkerFacts("cuda", "GPU", GIB, limit, 1, 64, 64)]
     past = ledger.Past(Geometry(4096, 4096, 512, 1, 4096, 4096), (4096, 4096), {0: ledger.Stored(1)})
 
     def planned(past: ledger.Past | None) -> MatmulPlan:
@@ -269,7 +269,7 @@ def test_threads_on_many_cores_leave_a_plan_that_fits_into_little_memory(tmp_pat
         zarr.create_array(tmp_path / name, shape=(1024, 1024), chunks=(512, 512), dtype="f4")
         for name in "abc"
     )
-    facts = [tasks.WorkerFacts("cuda", "GPU", GIB, 2 * GIB, 1, 64, 64)]
+    facts = [WorkerFacts("cuda", "GPU", GIB, 2 * GIB, 1, 64, 64)]
     made = plan_for(Wanted(a, b, np.dtype("f4")), c, facts)
     assert made.host_peak_nbytes <= 2 * GIB
     assert made.read_threads > 12, "more than for chunks that are not encoded"
@@ -292,7 +292,7 @@ def test_a_single_core_holds_one_tile_that_it_writes_to_files(
     a, c = (
         zarr.create_array(tmp_path / name, shape=(1024, 1024), chunks=(64, 64), dtype="f4") for name in "ac"
     )
-    facts = [tasks.WorkerFacts(device, "it", GIB, None, cores, cores, cores)]
+    facts = [WorkerFacts(device, "it", GIB, None, cores, cores, cores)]
     target = c if out == "opened" else tmp_path / out if out and "://" not in out else out
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiling, "TILE_OPERATIONS", 2**20)
@@ -327,6 +327,6 @@ def test_on_a_cpu_each_kind_of_thread_is_as_many_as_cores_where_its_own_chunks_a
 ) -> None:
     store = str(tmp_path / "a") if factors == "local" else MemoryStore()
     a = zarr.create_array(store, shape=(64, 64), chunks=(16, 16), dtype="f4")
-    facts = [tasks.WorkerFacts("cpu", "CPU", None, 4 * GIB, 2, 2, 2)]
+    facts = [WorkerFacts("cpu", "CPU", None, 4 * GIB, 2, 2, 2)]
     made = plan_for(Wanted(a, a, np.dtype("f4")), out, facts)
     assert (made.read_threads, made.write_threads) == threads

@@ -12,7 +12,7 @@ from rich.console import Console
 from tilewright.pipeline.events import Notice, UnitDone, WorkDone, WorkPlanned, on_waiting
 from tilewright.workflows import progress
 from tilewright.workflows.display import Display, display
-from tilewright.workflows.progress import Counting, Lines, Tally, format_count, format_seconds, listening
+from tilewright.workflows.progress import Counting, Lines, Tally, listening
 
 PLANNED = WorkPlanned("matmul", 10, 4, "tiles", 6000, 600)
 
@@ -154,15 +154,3 @@ def test_quiet_keeps_waiting_out_of_the_log_too(caplog: pytest.LogCaptureFixture
     with listening(quiet=True) as listener:
         on_waiting(listener, "histogram", "ends it")("no worker has been there for 10 s")
     assert not caplog.messages
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.421, "0.42 s"), (12.3, "12 s"), (59.7, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
-)
-def test_durations_read_well(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
-
-
-def test_rates_read_well() -> None:
-    assert [format_count(value) for value in (7.0, 1500.0, 2.5e12)] == ["7 ", "1.5 k", "2.5 T"]

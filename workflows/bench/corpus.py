@@ -29,14 +29,13 @@ import numpy as np
 import zstandard
 from distributed import Client
 
-from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.kernels.histograms.host import count_host
 from tilewright.kernels.histograms.tokens import BIGRAM, KINDS, Kind, folded_bin, kind_named
+from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import survey, workers_held
-from tilewright.pipeline.events import Event, UnitDone, counted
+from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.text.corpus import Document, list_corpus, read_range, reader
 from tilewright.pipeline.text.histogram import share_here

@@ -31,11 +31,11 @@ import zarr
 from distributed import Client, LocalCluster
 
 from tilewright.kernels.cpu.loops import usable_cores
-from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.kernels.gpu.memory import format_nbytes, peak_nbytes
+from tilewright.kernels.gpu.memory import peak_nbytes
+from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.cluster.local import allow_open_files, client_of, quiet, start
 from tilewright.pipeline.errors import DeviceUnavailableError
-from tilewright.pipeline.events import Event, Span, UnitDone, counted
+from tilewright.pipeline.events import Event, Span, UnitDone
 from tilewright.pipeline.product.run import MatmulRun
 from tilewright.pipeline.store.chunks import layout_of
 from tilewright.pipeline.threads import run_all

@@ -29,8 +29,7 @@ from zarr.storage import MemoryStore
 
 from tilewright.kernels.errors import DTypeError, OptionError
 from tilewright.kernels.gpu.device_choice import resolve_device
-from tilewright.kernels.gpu.launch import ceil_div
-from tilewright.pipeline.events import counted
+from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline.plan.inputs import Limits
 from tilewright.pipeline.plan.layout import Lines
 from tilewright.pipeline.plan.product import plan_tiles

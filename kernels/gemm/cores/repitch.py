@@ -20,7 +20,8 @@ from numba import cuda
 
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.kernels.ptx.memory import VECTOR_NBYTES
 
 SCRATCH_NBYTES = 272 * 2**20
@@ -79,7 +80,7 @@ def lines_aligned(pointer: int, pitch: int, count: int) -> bool:
 
 def pitch(length: int, itemsize: int) -> int:
     """Bytes from one line of a copy to the next."""
-    return ceil_div(length * itemsize, VECTOR_NBYTES) * VECTOR_NBYTES
+    return round_up(length * itemsize, VECTOR_NBYTES)
 
 
 def panel_depth(k: int, nbytes: int) -> int | None:
@@ -96,7 +97,7 @@ def panel_depth(k: int, nbytes: int) -> int | None:
     if affordable < LEAST_DEPTH:
         return None
     even = ceil_div(k, ceil_div(k, affordable))
-    return ceil_div(even, DEPTH_UNIT) * DEPTH_UNIT
+    return round_up(even, DEPTH_UNIT)
 
 
 def panels(k: int, depth: int) -> Iterable[tuple[int, int]]:

@@ -23,7 +23,7 @@ from numba.cuda import types
 
 from tilewright.kernels.gemm.cores.register_arithmetic import product_adder, real_dtype
 from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.kernels.ptx import async_copy, memory
 
 LINE_NBYTES = 128
@@ -118,7 +118,7 @@ class _Shape:
 
     @property
     def b_size(self) -> int:
-        return ceil_div(self.depth * self.b_pitch, self.chunk) * self.chunk
+        return round_up(self.depth * self.b_pitch, self.chunk)
 
     @property
     def shared_nbytes(self) -> int:

@@ -43,7 +43,8 @@ from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.tensor import double_tensor_core as tensor
 from tilewright.kernels.gpu.compiled import multiprocessors
 from tilewright.kernels.gpu.device_choice import capability, current_device
-from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.numbers import ceil_div, power_of_two
 
 WIDEST = 64
 """The thin side's greatest length."""
@@ -67,7 +68,7 @@ def choose_tile(dtype: np.dtype, m: int, n: int, a_along_k: bool) -> Tile:
     """The tile for m rows and n <= WIDEST columns: n rounded up to a power of two, so that little is
     wasted."""
     parts = 2 if dtype.kind == "c" else 1
-    padded = 1 << (n - 1).bit_length()
+    padded = power_of_two(n)
     columns = min(padded, 8 // parts)
     least_rows = 1 if a_along_k else CHUNK_NBYTES // dtype.itemsize
     single = dtype.itemsize // parts == 4
@@ -77,7 +78,7 @@ def choose_tile(dtype: np.dtype, m: int, n: int, a_along_k: bool) -> Tile:
     height = SHORT_ROWS if m <= SHORT_ROWS else LONG_ROWS
     if max(m, n) <= SHORT_ROWS // 2:
         # Rows beyond m would be multiplied for nothing. Threads down share a swizzle by eights.
-        height = max(LINE_CHUNKS * least_rows, 1 << (max(m, n) - 1).bit_length())
+        height = max(LINE_CHUNKS * least_rows, power_of_two(max(m, n)))
         rows = min(rows, height // LINE_CHUNKS)
         while columns > 1 and height // rows * (padded // columns) < WARP:
             columns //= 2
@@ -120,7 +121,7 @@ SHORT_SIDE = 32
 
 def tensor_tile(parts: int, m: int, n: int) -> tensor.Tile:
     """A narrow tile of the tensor-core kernel, for m rows and n <= WIDEST columns."""
-    padded = max(16, 1 << (n - 1).bit_length())
+    padded = max(16, power_of_two(n))
     if parts == 1 and m <= SHORT_ROWS:
         # Rows beyond m would be multiplied for nothing, and arithmetic is the limit here. Deep stages keep all of a
         # block's memory busy with copies.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilewright.kernels.gemm.cores.warp_tiling import ALONG_K, VECTOR, WARP, Tiling
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div, round_up
 
 DTYPES = tuple(np.dtype(code) for code in ("f4", "c8", "u4", "u8"))
 """What is multiplied; signed integers are multiplied as unsigned ones."""
@@ -123,7 +123,7 @@ class Part:
 
 
 def split_depth(k: int, splits: int, block_k: int) -> int:
-    return k if splits == 1 else ceil_div(ceil_div(k, splits), block_k) * block_k
+    return k if splits == 1 else round_up(ceil_div(k, splits), block_k)
 
 
 def cycles(

@@ -36,7 +36,8 @@ from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
-from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.ptx.memory import VECTOR_NBYTES
 
 MAX_SIDE = 2**31 - 1

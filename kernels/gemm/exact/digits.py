@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div, power_of_two
 
 MODULUS = 1 << 64
 
@@ -163,11 +163,8 @@ def plan(
     # the modulus, since in the ring every number has a representative there.
     # Likewise k, which only decides how often sums are collected.
     half = 1 << (bits - 1)
-    steps = 1 << max(k - 1, 0).bit_length()
-    largest_a, largest_b = (
-        min(1 << max(value - 1, 0).bit_length(), half) for value in (largest_a, largest_b)
-    )
-    found = _plan(largest_a, largest_b, steps, bits, units)
+    largest_a, largest_b = (min(power_of_two(value), half) for value in (largest_a, largest_b))
+    found = _plan(largest_a, largest_b, power_of_two(k), bits, units)
     return dataclasses.replace(found, depth=min(found.depth, max(k, 1)))
 
 

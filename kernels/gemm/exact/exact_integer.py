@@ -46,7 +46,7 @@ from tilewright.kernels.gemm.tensor import byte_mma, byte_mma_launch
 from tilewright.kernels.gpu.compiled import compile_together, device_capability, multiprocessors
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div, round_up
 
 LINE_UNIT = 128
 """Lines of a plane begin at multiples of it (bytes), as suits the copy engine and the memory."""
@@ -150,7 +150,7 @@ def layout(m: int, n: int, k: int, processors: int, *, residues: bool) -> Layout
     for planes where that is possible. Which of A and B lies along C's rows makes no difference: the tiles of a cluster
     form a square.
     """
-    longest = ceil_div(k, LINE_UNIT) * LINE_UNIT
+    longest = round_up(k, LINE_UNIT)
     affordable = PLANES_NBYTES // (m + n) // LINE_UNIT * LINE_UNIT
     single = max(LINE_UNIT, min(longest, SINGLE_DEPTH_LIMIT, affordable))
     count = len(MODULI) if residues else 1
@@ -173,7 +173,7 @@ def scratch_nbytes(m: int, n: int, k: int, itemsize: int) -> int:
     if min(m, n) < LEAST_SIDE or m * n * k < LEAST_WORK:
         return 0
     residues = itemsize > 1
-    deepest = min(ceil_div(k, LINE_UNIT) * LINE_UNIT, SINGLE_DEPTH_LIMIT)
+    deepest = min(round_up(k, LINE_UNIT), SINGLE_DEPTH_LIMIT)
     if residues:
         deepest = max(deepest, len(MODULI) * min(deepest, DEPTH_LIMIT))
     exact = layout(m, n, k, MOST_MULTIPROCESSORS, residues=residues)

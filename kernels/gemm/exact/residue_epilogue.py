@@ -21,7 +21,7 @@ from tilewright.kernels.gemm.exact.residues import (
     MODULI,
     modulus_set,
 )
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import round_up
 from tilewright.kernels.ptx import memory
 from tilewright.kernels.ptx.unroll import unroll
 
@@ -37,7 +37,7 @@ LARGEST_SUM = DEPTH_LIMIT * DIGIT_BOUND**2
 def reduction_table() -> np.ndarray:
     """For each modulus (p, offset, magic), uint32: offset is a multiple of p that makes any sum non-negative,
     and (x * magic) >> 32 is x // p or one less, for any x up to twice the largest sum and a little."""
-    rows = [(p, ceil_div(LARGEST_SUM, p) * p, (1 << 32) // p) for p in MODULI]
+    rows = [(p, round_up(LARGEST_SUM, p), (1 << 32) // p) for p in MODULI]
     return np.array(rows, np.uint32)
 
 

@@ -22,7 +22,7 @@ from tilewright.kernels.gemm.hopper.wgmma_launch import Launchable, Output, Plan
 from tilewright.kernels.gpu.compiled import multiprocessors
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div, round_up
 
 DEPTH_UNIT = 64
 """Panels are multiples of it deep: whole lines of shared memory in every form, without padding."""
@@ -109,7 +109,7 @@ def _operand(matrix: Any, outer_axis: int) -> FloatOperand:
 
 def line_nbytes(width: int, form: str) -> int:
     """From line to line of a plane with lines of ``width`` elements."""
-    return ceil_div(width * float_planes.itemsize(form), LINE_UNIT_NBYTES) * LINE_UNIT_NBYTES
+    return round_up(width * float_planes.itemsize(form), LINE_UNIT_NBYTES)
 
 
 def _count(form: str) -> int:
@@ -169,7 +169,7 @@ def cut(
     panels must not be added up in it. Either there is only one, or the planes leave room for `sums_nbytes`. passing:
     which operands go through a pass; only for a narrow C the others do not count.
     """
-    k = ceil_div(a.depth, DEPTH_UNIT) * DEPTH_UNIT
+    k = round_up(a.depth, DEPTH_UNIT)
     line = _count(form) * line_nbytes(min(k, LEAST_DEPTH), form)
     most = max(LINES_UNIT, PLANES_NBYTES // 2 // line // LINES_UNIT * LINES_UNIT)
     lines = _even(a.outer, most, LINES_UNIT), _even(b.outer, most, LINES_UNIT)
@@ -207,7 +207,7 @@ def _whole_depth_lines(m: int, n: int, room: int, passing: tuple[bool, bool]) ->
         return _even(m, most, LINES_UNIT) if passing[0] else m, _even(n, most, LINES_UNIT) if passing[
             1
         ] else n
-    whole_m, whole_n = (ceil_div(side, LINES_UNIT) * LINES_UNIT for side in (m, n))
+    whole_m, whole_n = (round_up(side, LINES_UNIT) for side in (m, n))
     of_a = min(whole_m, max(int(room * KEPT_SHARE), room - whole_n)) // LINES_UNIT * LINES_UNIT
     of_b = min(whole_n, room - of_a) // LINES_UNIT * LINES_UNIT
     return _even(m, of_a, LINES_UNIT), _even(n, of_b, LINES_UNIT)
@@ -228,7 +228,7 @@ def _collected_lines(m: int, n: int) -> tuple[int, int]:
 def sums_pitch(columns: int) -> int:
     """Sums from line to line: whole lines of memory."""
     unit = LINE_UNIT_NBYTES // SUM_NBYTES
-    return ceil_div(columns, unit) * unit
+    return round_up(columns, unit)
 
 
 def sums_nbytes(lines: tuple[int, int]) -> int:
@@ -245,7 +245,7 @@ def _even(length: int, most: int, unit: int) -> int:
 
 def most_nbytes(m: int, n: int, k: int, form: str) -> int:
     """An upper bound for the planes of a product of these sides or smaller ones, whatever its operands' layouts."""
-    depth = ceil_div(k, DEPTH_UNIT) * DEPTH_UNIT
+    depth = round_up(k, DEPTH_UNIT)
     lines = line_nbytes(m, form) + line_nbytes(n, form)
     return min(_count(form) * lines * depth, PLANES_NBYTES)
 

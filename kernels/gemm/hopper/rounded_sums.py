@@ -15,7 +15,8 @@ from tilewright.kernels.elements import conversion, numba_type, reading
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gemm.cores.repitch import Matrix
 from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.numbers import ceil_div
 
 FLOAT32 = np.dtype(np.float32)
 THREADS = 256

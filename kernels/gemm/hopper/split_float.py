@@ -45,7 +45,7 @@ from tilewright.kernels.gemm.hopper.wgmma_launch import (
     variant,
 )
 from tilewright.kernels.gemm.scratch import borrowed
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import round_up
 
 PLAN_NBYTES = 256
 FLAGS_UNIT = 256
@@ -119,7 +119,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
 
 def _flags_nbytes(m: int, n: int) -> int:
     """A byte for each row and column, that says whether there is an infinity or NaN in it."""
-    return ceil_div(m + n, FLAGS_UNIT) * FLAGS_UNIT
+    return round_up(m + n, FLAGS_UNIT)
 
 
 def most_nbytes(m: int, n: int, k: int) -> int:

@@ -24,7 +24,8 @@ from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.gpu.driver_error import checked
-from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.numbers import ceil_div
 
 HOPPER = (9, 0)
 TENSOR_MAP_NBYTES = 128

@@ -24,7 +24,8 @@ from tilewright.kernels.gemm.base import (
     strided_signature,
 )
 from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.numbers import ceil_div
 
 BLOCK = (32, 8)
 """Threads along a row of C and along a column: a warp writes 32 neighbours of a row-major C."""

@@ -20,7 +20,8 @@ from numba import cuda
 
 from tilewright.kernels.gemm.base import GemmKernel, Operand, Problem, Variant, strided_signature
 from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.ptx import memory
 
 DTYPES = tuple(np.dtype(code) for code in ("f4", "i4", "u4"))

@@ -27,7 +27,8 @@ from tilewright.kernels.gemm.base import (
 )
 from tilewright.kernels.gpu.compiled import compile_kernel
 from tilewright.kernels.gpu.device_array import transposed
-from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.numbers import ceil_div
 
 
 @dataclass(frozen=True)

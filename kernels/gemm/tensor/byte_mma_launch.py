@@ -26,7 +26,7 @@ from tilewright.kernels.gemm.tensor.byte_mma import (
     kernel_function,
 )
 from tilewright.kernels.gpu.device_choice import current_device
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 
 AMPERE: Capability = (8, 0)
 """The first compute capability with ``mma.m16n8k32`` of bytes and ``cp.async``."""

@@ -43,7 +43,8 @@ from tilewright.kernels.gemm.cores.warp_tiled_launch import THIN_STRIPS, matrix
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gpu.device_choice import capability, current_device
-from tilewright.kernels.gpu.launch import ceil_div, enqueue
+from tilewright.kernels.gpu.launch import enqueue
+from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.kernels.ptx import async_copy, memory, warp_mma
 
 FLOAT64 = np.dtype(np.float64)
@@ -717,7 +718,7 @@ def _multiply(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, stream: Any, ti
     # Copies along k are padded to whole chunks: k is rounded up, so that the scratch memory has room for that too.
     k_nbytes = sum(side * ITEM for side, copied in zip(c.shape, copies, strict=True) if copied)
     k_nbytes += CHUNK * ITEM if any(copies) else 0
-    depth = repitch.panel_depth(ceil_div(k, CHUNK) * CHUNK, k_nbytes)
+    depth = repitch.panel_depth(round_up(k, CHUNK), k_nbytes)
     if depth is None:
         enqueue_tile(a, b, c, accumulate, stream, tile)
         return

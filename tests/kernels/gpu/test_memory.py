@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tblib.pickling_support
-from hypothesis import given
-from hypothesis import strategies as st
 from numba.cuda.cudadrv.driver import CudaAPIError
 
 from tilewright.kernels.errors import DeviceMemoryError, TilewrightError
@@ -110,37 +108,6 @@ def test_a_limit_on_addresses_is_told_of(error: Exception, monkeypatch: pytest.M
 
 def test_addresses_in_use_are_more_than_resident_memory() -> None:
     assert memory._used_addresses() > memory.peak_nbytes() // 2 > 0
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1023.7, "1 KiB"),
-        (1024, "1 KiB"),
-        (1536, "1.5 KiB"),
-        (999.4 * 2**10, "999 KiB"),
-        (999.6 * 2**10, "1000 KiB"),
-        (1020 * 2**20, "1020 MiB"),
-        (-1020 * 2**20, "-1020 MiB"),
-        (1023.4 * 2**30, "1023 GiB"),
-        (1023.6 * 2**30, "1 TiB"),
-        (5000 * 2**40, "5000 TiB"),
-    ],
-)
-def test_bytes_are_written_for_people(nbytes: float, text: str) -> None:
-    assert memory.format_nbytes(nbytes) == text
-
-
-@given(st.integers(-(2**52), 2**52))
-def test_bytes_are_never_written_with_an_exponent(nbytes: int) -> None:
-    number, unit = memory.format_nbytes(nbytes).split()
-    assert re.fullmatch(r"-?\d+(\.\d+)?", number)
-    assert float(number) * 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit) == pytest.approx(
-        nbytes, 5e-3
-    )
-    assert abs(float(number)) < 1024 or unit == "TiB"
 
 
 def test_the_first_to_say_it_is_kept() -> None:

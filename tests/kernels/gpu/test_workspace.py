@@ -23,7 +23,7 @@ from tilewright.kernels.gemm.select import ladder
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.device_array import alignment
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 
 if SIMULATOR:
     pytest.skip("the simulator has none of the kernels that borrow", allow_module_level=True)

@@ -19,9 +19,9 @@ from tests.kernels.gemm.lane_by_lane import (
     byte_rotate,
 )
 from tilewright.kernels.gpu.device_choice import SIMULATOR
-from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.histograms.host import count_host
 from tilewright.kernels.histograms.tokens import KINDS
+from tilewright.kernels.numbers import ceil_div
 
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)

@@ -58,6 +58,7 @@ from tilewright.pipeline.events import (
     on_waiting,
 )
 from tilewright.pipeline.plan import tiling
+from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.product.verify import verify_product
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.pipeline.text import histogram
@@ -1384,7 +1385,7 @@ def test_workers_with_and_without_a_gpu_are_not_given_one_product(
     (on_cpu,) = survey(client, "cpu")
     on_gpu = replace(on_cpu, device="cuda", device_free_nbytes=2**30)
 
-    def answered(*facts: tasks.WorkerFacts) -> None:
+    def answered(*facts: WorkerFacts) -> None:
         monkeypatch.setattr(
             submit, "ask_all", lambda *_: {f"tcp://{i}": fact for i, fact in enumerate(facts)}
         )

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tilewright.kernels.gemm.cores import skinny_launch, warp_tiled_cut
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
-from tilewright.kernels.gpu.memory import format_nbytes
+from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import PlanError, ShapeError
 from tilewright.pipeline.plan import product as plan_module
 from tilewright.pipeline.plan import tiling

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.plan import tiling, triangle
+from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
-from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.layout import LINE_NBYTES, triangle_area, triangle_count, triangle_position
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.product.placement import Placement, divide
 from tilewright.pipeline.worker.panels import PanelCache
@@ -47,7 +47,7 @@ def read_by_workers(plan: MatmulPlan, workers: int) -> int:
 
 @given(st.integers(1, 60))
 def test_the_walk_meets_every_tile_once(grid: int) -> None:
-    walk = [triangle.position(index) for index in range(triangle.tile_count(grid))]
+    walk = [triangle_position(index) for index in range(triangle_count(grid))]
     assert sorted(walk) == [(i, j) for i in range(grid) for j in range(i + 1)]
     for (i, j), (next_i, next_j) in pairwise(walk):
         assert i == next_i or j == next_j == 0 or (i == j and next_i == next_j == i + 1)
@@ -56,7 +56,7 @@ def test_the_walk_meets_every_tile_once(grid: int) -> None:
 @given(st.integers(0, 200), st.integers(1, 60))
 def test_the_area_is_that_of_the_tiles(side: int, tile: int) -> None:
     blocks = [min(tile, side - start) for start in range(0, side, tile)]
-    assert triangle.area(side, tile) == sum(
+    assert triangle_area(side, tile) == sum(
         blocks[i] * blocks[j] for i in range(len(blocks)) for j in range(i + 1)
     )
 

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from tests.pipeline.product.test_placement import plan_of
 from tests.pipeline.worker.test_stream import fail_one_load
+from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
@@ -34,7 +35,6 @@ from tilewright.pipeline.worker.panels import PanelCache, Placed
 from tilewright.pipeline.worker.peers import (
     Arrival,
     Part,
-    Sharers,
     WorkerPeers,
     answer_peers,
     offer,

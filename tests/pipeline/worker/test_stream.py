@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import zarr
 
+from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.layout import LINE_NBYTES
 from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
@@ -639,7 +640,7 @@ def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch
     )
     for loops in (False, True):
         facts = asyncio.run(tasks.worker_facts("cpu", loops, worker))
-        assert isinstance(facts, tasks.WorkerFacts)
+        assert isinstance(facts, WorkerFacts)
         assert (facts.device, facts.host_limit_nbytes) == ("cpu", 2**30)
         assert (facts.pause_nbytes, facts.threads) == (3 * 2**28, 3)
     assert started == [True]
@@ -656,6 +657,6 @@ def test_a_worker_on_a_gpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: 
         state=SimpleNamespace(nthreads=1),
     )
     facts = asyncio.run(tasks.worker_facts("cuda", False, worker))
-    assert isinstance(facts, tasks.WorkerFacts)
+    assert isinstance(facts, WorkerFacts)
     assert facts.device == "cuda"
     assert started == [True]
