@@ -22,7 +22,7 @@ from typing import Any
 
 from tilewright.kernels.gpu.device import devices
 from tilewright.kernels.histograms.tokens import KINDS
-from tilewright.pipeline.text.histogram import share_here
+from tilewright.pipeline.text.counting import share_here
 from tilewright.workflows.bench.corpus import STORAGES, describe_floors, run_corpus
 from tilewright.workflows.bench.e2e import cluster_of
 

@@ -26,7 +26,9 @@ __all__ = ["DocumentOffsets", "dot", "histogram", "matmul"]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'tilewright.kernels' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'tilewright.kernels' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value

@@ -20,7 +20,7 @@ from tilewright.pipeline.dot import BLOCK
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.text.corpus import Corpus, list_corpus
-from tilewright.pipeline.text.histogram import Histogram, count_corpus
+from tilewright.pipeline.text.counting import Histogram, count_corpus
 from tilewright.workflows.dot import dot
 from tilewright.workflows.histogram import histogram
 

@@ -39,7 +39,7 @@ from tilewright.pipeline.cluster.submit import survey, workers_held
 from tilewright.pipeline.events import Event, UnitDone, counted
 from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.text.corpus import Document, list_corpus, read_range, reader
-from tilewright.pipeline.text.histogram import share_here
+from tilewright.pipeline.text.counting import share_here
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (
     COUNT,

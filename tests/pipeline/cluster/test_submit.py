@@ -60,7 +60,7 @@ from tilewright.pipeline.events import (
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product.verify import verify_product
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
-from tilewright.pipeline.text import histogram
+from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.worker import tasks
 
@@ -444,9 +444,9 @@ def test_neighbours_are_counted_whatever_the_client_remembers(
         Client(cluster) as own,
     ):
         monkeypatch.setattr(own, "scheduler_info", lambda n_workers=-1: {"workers": {}})
-        monkeypatch.setattr(histogram, "ask_all", ask_all)
+        monkeypatch.setattr(counting, "ask_all", ask_all)
         (tmp_path / "text.gz").write_bytes(gzip.compress(b"text"))
-        counted = histogram.count_corpus(
+        counted = counting.count_corpus(
             own,
             list_corpus([tmp_path / "text.gz"]),
             by="letter",

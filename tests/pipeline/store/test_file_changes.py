@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
-from tests.pipeline.text.test_histogram import count, dense, naive_counts
+from tests.pipeline.text.test_counting import count, dense, naive_counts
 from tests.pipeline.text.test_lanes_text import HostTally
 from tests.pipeline.text.test_lanes_text import count as count_on_host
 from tilewright.kernels.histograms.tokens import KINDS
@@ -33,8 +33,7 @@ from tilewright.pipeline.errors import DocumentError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.store.file_changes import TICK_SECONDS, TIME_STEPS_NS, let_a_tick_pass, same_time
 from tilewright.pipeline.text import corpus as listing
-from tilewright.pipeline.text import histogram as counting
-from tilewright.pipeline.text import lanes
+from tilewright.pipeline.text import counting, lanes
 from tilewright.pipeline.text.corpus import (
     Document,
     Piece,

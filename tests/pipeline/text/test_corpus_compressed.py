@@ -26,16 +26,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.peak_memory import grown_by, in_new_process
-from tests.pipeline.text.test_histogram import count, dense, documents, naive_counts
+from tests.pipeline.text.test_counting import count, dense, documents, naive_counts
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.text import blocks as reading
-from tilewright.pipeline.text import corpus, decompress
-from tilewright.pipeline.text import histogram as counting
+from tilewright.pipeline.text import corpus, counting, decompress
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece, cut_pieces, list_corpus, reader
+from tilewright.pipeline.text.counting import count_corpus, count_piece
 from tilewright.pipeline.text.decompress import Fill
-from tilewright.pipeline.text.histogram import count_corpus, count_piece
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 
