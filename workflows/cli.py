@@ -279,13 +279,19 @@ def histogram(
     given = click.get_current_context().get_parameter_source("bars")
     if plot is None and given is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError("--bars says what --plot shows: give --plot FILE too, or leave --bars out")
-    workflow.check_outputs(corpus, out, plot, overwrite=overwrite)
-    on_interrupt(Outputs(*(Path(path) for path in (out, plot) if path is not None)).kept)
+    files = [Path(path) for path in (out, plot) if path is not None]
+    if files:
+        from tilewright.pipeline.text.saved_counts import check_outputs
+
+        check_outputs(corpus, out, plot, overwrite=overwrite)
+    on_interrupt(Outputs(*files).kept)
     with listening(quiet=is_quiet()) as listener:
         result = workflow.histogram(corpus, listener=listener, **shared)
     try:
         if out is not None:
-            workflow.save_histogram(result, out, overwrite=overwrite)
+            from tilewright.pipeline.text.saved_counts import save_histogram
+
+            save_histogram(result, out, overwrite=overwrite)
         if plot is not None:
             from tilewright.workflows.plots import plot_histogram
 

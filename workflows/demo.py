@@ -29,7 +29,8 @@ from tilewright.pipeline.product.run import MatmulRun
 from tilewright.pipeline.store.arrays import open_array
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.text.counting import Histogram, bars
-from tilewright.workflows.histogram import histogram, store_counts
+from tilewright.pipeline.text.saved_counts import store_counts
+from tilewright.workflows.histogram import histogram
 from tilewright.workflows.matmul import matmul
 from tilewright.workflows.plots import plot_histogram
 

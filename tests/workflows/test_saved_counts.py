@@ -16,8 +16,8 @@ import zarr
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.text.counting import Histogram
+from tilewright.pipeline.text.saved_counts import check_outputs, save_histogram, store_counts, write_whole
 from tilewright.workflows.console import print_result
-from tilewright.workflows.histogram import check_outputs, save_histogram, store_counts, write_whole
 
 COUNTS = np.arange(256).reshape(2, 128)
 
