@@ -14,7 +14,10 @@ import click
 
 from tilewright.workflows.console import (
     Command,
+    FileName,
+    Kinds,
     Outputs,
+    Size,
     interruptible,
     is_quiet,
     on_interrupt,
@@ -22,7 +25,6 @@ from tilewright.workflows.console import (
     printing,
     to_json_text,
 )
-from tilewright.workflows.parameters import FileName, Kinds, Size
 
 DEVICES = ("auto", "cuda", "cpu")
 PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")

@@ -53,8 +53,8 @@ from tilewright.workflows.bench.common import (
     publish,
 )
 from tilewright.workflows.bench.e2e import bus_rate
+from tilewright.workflows.console import Size
 from tilewright.workflows.histogram import histogram
-from tilewright.workflows.parameters import Size
 
 STORAGES = ("plain", "zstd")
 KVIKIO = " + KvikIO"
