@@ -67,7 +67,7 @@ def histogram(
     check_choice("device", device, DEVICES)
     check_callable("listener", listener)
     per_document, raw = check_flag("per_document", per_document), check_flag("raw", raw)
-    kind_named(by)  # a wrong word is refused before a corpus of a million files is listed
+    kind = kind_named(by)  # a wrong word is refused before a corpus of a million files is listed
     corpus = list_corpus([paths] if isinstance(paths, str | bytes | os.PathLike) else paths, raw=raw)
     for note in corpus.notes:
         listener(Notice(note))
@@ -78,12 +78,4 @@ def histogram(
         facts = survey(client, device)
         documents, workers = counted(len(corpus.documents), "document"), counted(len(facts), "worker")
         listener(Notice(f"counting {documents} by {by} on {facts[0].name} with {workers}"))
-        return count_corpus(
-            client,
-            corpus,
-            by=by,
-            device=facts[0].device,
-            device_name=facts[0].name,
-            per_document=per_document,
-            listener=listener,
-        )
+        return count_corpus(client, corpus, kind, facts, per_document=per_document, listener=listener)

@@ -39,7 +39,7 @@ from tilewright.pipeline.plan.inputs import (
     no_workspace,
 )
 from tilewright.pipeline.plan.layout import LINE_NBYTES
-from tilewright.pipeline.plan.product import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan_tiles
+from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.sums import planned_wrap
 from tilewright.pipeline.plan.tiling import output_chunks
 from tilewright.pipeline.product.ledger import Past
@@ -50,6 +50,7 @@ from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.region_write import encoders_nbytes
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.pipeline.worker.tasks import WorkerFacts, cores_here, pause_nbytes
 
 CODING_SHARE = 1 / 8

@@ -178,22 +178,19 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
                     name,
                     absolute,
                     facts.st_size,
-                    None if raw else decompress.codec_of(name),
+                    None if raw else decompress.SUFFIXES.get(os.path.splitext(name)[1].lower()),
                     facts.st_mtime_ns,
                 )
                 status.append(Status(facts.st_ctime_ns, facts.st_ino))
     if not documents:
         raise CorpusError(f"no files in {', '.join(given)}; a corpus needs one at least")
     notes = [
-        note
-        for count, note in (
-            (repeated, f"{counted(repeated, 'file')} named more than once, counted once"),
-            (
-                links,
-                f"{counted(links, 'link')} to folders not followed; name the folders themselves to count them",
-            ),
-            (broken, f"{counted(broken, 'link')} to nowhere not counted"),
-            (special, f"{counted(special, 'special file')} (socket, pipe or device) not counted"),
+        f"{counted(count, noun)} {what}"
+        for count, noun, what in (
+            (repeated, "file", "named more than once, counted once"),
+            (links, "link", "to folders not followed; name the folders themselves to count them"),
+            (broken, "link", "to nowhere not counted"),
+            (special, "special file", "(socket, pipe or device) not counted"),
         )
         if count
     ]

@@ -29,6 +29,7 @@ import numpy as np
 import zstandard
 from distributed import Client
 
+from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.kernels.gpu.memory import format_nbytes
 from tilewright.kernels.histograms.host import count_host
@@ -37,10 +38,9 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import survey, workers_held
 from tilewright.pipeline.events import Event, UnitDone, counted
-from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.text.corpus import Document, list_corpus, read_range, reader
-from tilewright.pipeline.text.counting import share_here
 from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.workflows.bench.common import (
     COUNT,
     BenchReport,
@@ -283,7 +283,7 @@ def floor_rates(
     """Bytes of text a second that all workers together read and copy to their GPUs, or this host's cores
     decompress."""
     if storage == "zstd":
-        return {"decompress": decompressing_rate(documents, share_here(1))}
+        return {"decompress": decompressing_rate(documents, usable_cores())}
     rates = {"read": _rate(client, partial(reading_rate, documents, config.threads("read-threads"), gpu))}
     if gpu:
         rates["bus"] = _rate(client, bus_rate)

@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
-from tests.pipeline.text.test_counting import count, dense, naive_counts
+from tests.pipeline.text.test_counting import count, cpu_workers, dense, naive_counts
 from tests.pipeline.text.test_lanes_text import HostTally
 from tests.pipeline.text.test_lanes_text import count as count_on_host
 from tilewright.kernels.histograms.tokens import KINDS
@@ -359,7 +359,12 @@ def test_a_corpus_that_was_just_written_is_not_read_before_a_write_would_be_seen
     (tmp_path / "a").write_bytes(OLD)
     found = list_corpus([tmp_path])
     counting.count_corpus(
-        client, found, by="byte", device="cpu", device_name="CPU", per_document=False, listener=lambda _: None
+        client,
+        found,
+        KINDS["byte"],
+        cpu_workers(client),
+        per_document=False,
+        listener=lambda _: None,
     )
     assert waited == [found.listed]
 
