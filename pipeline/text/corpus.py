@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from tilewright.kernels.arguments import shown
 from tilewright.kernels.gpu.launch import ceil_div
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.events import counted
-from tilewright.pipeline.store.file_changes import same_time
 from tilewright.pipeline.text import decompress
 from tilewright.pipeline.transfer.files import (
     KINDS,
@@ -33,6 +32,7 @@ from tilewright.pipeline.transfer.files import (
     open_anything,
     open_file,
     read_at,
+    same_time,
 )
 
 MOST_DOCUMENTS = 4096
@@ -106,7 +106,7 @@ class Piece:
         """Whether other pieces hold the rest of the document."""
         return len(self.documents) == 1 and self.stop - self.start < self.documents[0].nbytes
 
-    @property
+    @cached_property  # travels with the piece: it may have thousands of documents
     def is_plain(self) -> bool:
         """Whether all bytes are counted as they are stored."""
         return all(document.codec is None for document in self.documents)
@@ -459,7 +459,7 @@ def _check_as_listed(document: Document, facts: os.stat_result) -> None:
 def check_unchanged(corpus: Corpus) -> None:
     """Raise DocumentError if any file is not as it was when this process listed it: gone, written to, or replaced.
 
-    What each change is known by, and what goes unnoticed: `file_changes.py`.
+    What each change is known by, and what goes unnoticed: `transfer/files.py`.
     """
     changes = [
         (document, what)

@@ -28,7 +28,6 @@ from tilewright.pipeline import config
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener, counted
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
-from tilewright.pipeline.store.file_changes import let_a_tick_pass
 from tilewright.pipeline.text.blocks import (
     EXTRA_NBYTES,
     SEPARATOR,
@@ -50,6 +49,7 @@ from tilewright.pipeline.text.corpus import (
 from tilewright.pipeline.thread_buffers import thread_buffer
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
+from tilewright.pipeline.transfer.files import let_a_tick_pass
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, most_neighbours
 from tilewright.pipeline.worker.tasks import WorkerFacts
 

@@ -31,7 +31,6 @@ from tests.pipeline.text.test_lanes_text import count as count_on_host
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import DocumentError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
-from tilewright.pipeline.store.file_changes import TICK_SECONDS, TIME_STEPS_NS, let_a_tick_pass, same_time
 from tilewright.pipeline.text import corpus as listing
 from tilewright.pipeline.text import counting, lanes
 from tilewright.pipeline.text.corpus import (
@@ -46,6 +45,7 @@ from tilewright.pipeline.text.corpus import (
 from tilewright.pipeline.text.decompress import Fill
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.file_upload import Upload
+from tilewright.pipeline.transfer.files import TICK_SECONDS, TIME_STEPS_NS, let_a_tick_pass, same_time
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
