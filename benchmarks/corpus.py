@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.gpu.device import devices
 from tilewright.kernels.histograms.tokens import KINDS
-from tilewright.pipeline.text.histogram import share_here
 from tilewright.workflows.bench.corpus import STORAGES, describe_floors, run_corpus
 from tilewright.workflows.bench.e2e import cluster_of
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("."))
     parser.add_argument("texts", nargs="?", type=Path, default=Path("/dev/shm"), metavar="text_folder")
     parser.add_argument(
-        "--workers", type=int, default=gpus or share_here(1), help="GPUs, or CPU processes; all"
+        "--workers", type=int, default=gpus or usable_cores(), help="GPUs, or CPU processes; all"
     )
     parser.add_argument("--storage", action="append", choices=STORAGES, help="may be repeated; both")
     parser.add_argument(

@@ -35,7 +35,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, LoggingStore, MemoryStore, StorePath, ZipStore
 
 from tilewright.kernels.gpu.compiled import argument_layout
-from tilewright.kernels.gpu.launch import ceil_div
+from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.store import region_read
 from tilewright.pipeline.worker import tasks
 

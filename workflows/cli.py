@@ -14,7 +14,10 @@ import click
 
 from tilewright.workflows.console import (
     Command,
+    FileName,
+    Kinds,
     Outputs,
+    Size,
     interruptible,
     is_quiet,
     on_interrupt,
@@ -22,7 +25,6 @@ from tilewright.workflows.console import (
     printing,
     to_json_text,
 )
-from tilewright.workflows.parameters import FileName, Kinds, Size
 
 DEVICES = ("auto", "cuda", "cpu")
 PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
@@ -279,13 +281,19 @@ def histogram(
     given = click.get_current_context().get_parameter_source("bars")
     if plot is None and given is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError("--bars says what --plot shows: give --plot FILE too, or leave --bars out")
-    workflow.check_outputs(corpus, out, plot, overwrite=overwrite)
-    on_interrupt(Outputs(*(Path(path) for path in (out, plot) if path is not None)).kept)
+    files = [Path(path) for path in (out, plot) if path is not None]
+    if files:
+        from tilewright.pipeline.text.saved_counts import check_outputs
+
+        check_outputs(corpus, out, plot, overwrite=overwrite)
+    on_interrupt(Outputs(*files).kept)
     with listening(quiet=is_quiet()) as listener:
         result = workflow.histogram(corpus, listener=listener, **shared)
     try:
         if out is not None:
-            workflow.save_histogram(result, out, overwrite=overwrite)
+            from tilewright.pipeline.text.saved_counts import save_histogram
+
+            save_histogram(result, out, overwrite=overwrite)
         if plot is not None:
             from tilewright.workflows.plots import plot_histogram
 

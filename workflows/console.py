@@ -3,7 +3,8 @@
 Results go to standard output and everything else to standard error. A failure is one line and exit status 1,
 a usage error is click's and 2, Ctrl-C is 130 and SIGTERM 143. This lives in the command class, not in ``main``, so that
 ``dask tilewright ...`` behaves like ``tilewright ...``. Nothing here imports more than click before it must:
-``tilewright --help`` is to answer at once.
+``tilewright --help`` is to answer at once. So the types of options that click does not have, at the end, import what
+they need when a value is given; the help of a histogram, which lists the kinds, waits for NumPy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from functools import cached_property
+from pathlib import Path, PurePath
 from typing import IO, Any, NoReturn
 
 import click
@@ -322,3 +324,55 @@ def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+class Size(click.ParamType):
+    """Bytes, as a number or with a unit."""
+
+    name = "size"
+
+    def __init__(self, least: int = 1) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        import_dask()
+        from tilewright.pipeline.config import as_nbytes
+        from tilewright.pipeline.errors import OptionError
+
+        try:
+            nbytes = as_nbytes(value, self.name)
+        except OptionError as error:
+            self.fail(str(error).removeprefix(f"{self.name}: "), param, ctx)
+        if nbytes < self.least:
+            self.fail(f"{value!r} is {nbytes} bytes; it must be {self.least} or more", param, ctx)
+        return nbytes
+
+
+class FileName(click.ParamType):
+    """The name of a file whose ending says its format."""
+
+    name = "file"
+
+    def __init__(self, *endings: str) -> None:
+        self.endings = endings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        suffix = PurePath(value).suffix
+        if suffix not in self.endings:
+            found = f"ends in {suffix!r}" if suffix else "has no ending"
+            allowed = " or ".join(self.endings)
+            self.fail(f"{value!r} {found}; the ending says the format and is {allowed}", param, ctx)
+        return str(value)
+
+
+class Kinds(click.Choice):
+    """The kinds of histogram, as the kernels list them."""
+
+    def __init__(self) -> None:
+        self.case_sensitive = True
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:  # type: ignore[override]
+        from tilewright.kernels.histograms.tokens import KINDS
+
+        return tuple(KINDS)

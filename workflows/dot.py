@@ -27,8 +27,8 @@ from tilewright.pipeline.plan.sums import dtype_reason
 from tilewright.pipeline.product.ledger import input_digest
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
 from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
-from tilewright.pipeline.store.file_changes import let_a_tick_pass
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
+from tilewright.pipeline.transfer.files import let_a_tick_pass
 
 
 @dataclass(frozen=True)

@@ -1,48 +1,20 @@
-"""Histograms of text corpora, and the files that they are written to."""
+"""The command that counts a corpus: checks its arguments, lists the files, opens a cluster and has it count them."""
 
 from __future__ import annotations
 
-import csv
-import errno
-import logging
 import os
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterable
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gpu.device_choice import DEVICES
-from tilewright.kernels.histograms.api import kind_named
+from tilewright.kernels.histograms.tokens import kind_named
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import survey, workers_held
-from tilewright.pipeline.errors import OptionError, OutputError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
-from tilewright.pipeline.product.output import (
-    absolute,
-    check_growing_place,
-    check_no_link,
-    check_place_free,
-    create_output,
-    exists_error,
-    partial_path,
-)
-from tilewright.pipeline.store.arrays import check_source
-from tilewright.pipeline.store.region_write import region_writes, write_region
 from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.histogram import FEW_BINS, Histogram, count_corpus, label
-
-logger = logging.getLogger(__name__)
-
-CHUNK_NBYTES = 2**22
-"""About the size of a chunk of a table of counts, in whole rows."""
-
-NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Errors by which file systems say that they have none, such as FAT and some network and user-space ones."""
+from tilewright.pipeline.text.counting import Histogram, count_corpus
 
 
 def histogram(
@@ -96,7 +68,7 @@ def histogram(
     check_choice("device", device, DEVICES)
     check_callable("listener", listener)
     per_document, raw = check_flag("per_document", per_document), check_flag("raw", raw)
-    kind_named(by)  # a wrong word is refused before a corpus of a million files is listed
+    kind = kind_named(by)  # a wrong word is refused before a corpus of a million files is listed
     corpus = list_corpus([paths] if isinstance(paths, str | bytes | os.PathLike) else paths, raw=raw)
     for note in corpus.notes:
         listener(Notice(note))
@@ -107,245 +79,4 @@ def histogram(
         facts = survey(client, device)
         documents, workers = counted(len(corpus.documents), "document"), counted(len(facts), "worker")
         listener(Notice(f"counting {documents} by {by} on {facts[0].name} with {workers}"))
-        return count_corpus(
-            client,
-            corpus,
-            by=by,
-            device=facts[0].device,
-            device_name=facts[0].name,
-            per_document=per_document,
-            listener=listener,
-        )
-
-
-def check_outputs(
-    corpus: Collection[str | os.PathLike[str]],
-    out: str | os.PathLike[str] | None,
-    plot: str | os.PathLike[str] | None,
-    *,
-    overwrite: bool,
-) -> None:
-    """Fail before any work when an output could not be written at its end, or would replace what is counted.
-
-    Raises
-    ------
-    OutputError
-        One of them is there and is a document of the corpus, or holds one.
-    CorpusError
-        One of them is there, and the corpus cannot be listed.
-    OutputExistsError
-        One of them exists and ``overwrite`` is false, or it may not be replaced.
-    StoreError
-        The folder that one is to stand in is not there, or cannot be written to; a name is too long for it.
-    OptionError
-        A name whose ending says no format.
-    """
-    for given, endings in ((out, tuple(WRITERS)), (plot, (".png",))):
-        if given is None:
-            continue
-        path = Path(given)
-        _check_ending(path, endings)
-        _check_length(path)
-        check_source(given, "output")
-        folder = absolute(path).parent
-        if path.suffix == ".zarr":
-            check_place_free(path, overwrite=overwrite)
-        else:
-            check_no_link(path)
-            if path.is_dir():
-                raise OutputExistsError(
-                    f"output: {path} is a folder, so it is not replaced; choose another path"
-                )
-            if not overwrite:
-                check_place_free(path, overwrite=False, replaces_files=True)
-        if path.suffix == ".zarr":
-            check_growing_place(path)
-        _check_apart(path, corpus)
-        if not folder.is_dir():
-            raise StoreError(f"output: there is no folder {path.parent}; create it, or choose another path")
-        if not os.access(folder, os.W_OK):
-            raise StoreError(f"output: the folder {path.parent} is read-only; choose another path")
-
-
-def _check_length(path: Path) -> None:
-    """An output grows under a name that is longer than its own."""
-    draft = partial_path(path) if path.suffix == ".zarr" else _draft_of(path)
-    try:
-        draft.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            over = len(os.fsencode(draft.name)) - len(os.fsencode(path.name))
-            raise StoreError(
-                f"output: the name of {path} is too long: while it is written it needs {over} bytes more, as"
-                f" {draft.name}; choose a shorter one"
-            ) from error
-        raise StoreError(f"output: cannot look at {path}: {error}; choose another path") from error
-
-
-def _check_apart(path: Path, corpus: Collection[str | os.PathLike[str]]) -> None:
-    if not path.exists():
-        return
-    ours = path.resolve()
-    # Files below a folder need no look, but a link there may lead out of it.
-    links = [document.name for document in list_corpus(corpus).documents if os.path.islink(document.name)]
-    for given in [*corpus, *links]:
-        theirs = Path(given).resolve()
-        if ours == theirs or theirs in ours.parents or ours in theirs.parents:
-            raise OutputError(
-                f"output: {path} is there and belongs to the corpus, {os.fspath(given)}, so it would be counted and"
-                " then replaced; choose another path, or move it away"
-            )
-
-
-def _check_ending(path: Path, endings: tuple[str, ...]) -> None:
-    if path.suffix not in endings:
-        found = f"ends in {path.suffix!r}" if path.suffix else "has no ending"
-        raise OptionError(f"output: {path} {found}; the ending says the format and is {' or '.join(endings)}")
-
-
-def save_histogram(histogram: Histogram, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a histogram as ``.csv``, ``.json`` or ``.zarr``; it appears when it is whole, or not at all.
-
-    ``overwrite`` replaces what stands there, also what came to stand there while the corpus was counted.
-
-    CSV holds one row for each bin (per document, or of more than 256 bins: for each that occurs). Zarr holds
-    ``counts`` as it is, with everything else as attributes.
-
-    Raises
-    ------
-    OptionError
-        The ending is none of these.
-    OutputExistsError
-        Something stands there and ``overwrite`` is false.
-    StoreError
-        The file cannot be written.
-    """
-    target = Path(path)
-    _check_ending(target, tuple(WRITERS))
-    WRITERS[target.suffix](histogram, target, overwrite)
-
-
-def _draft_of(path: Path) -> Path:
-    """Where a file grows: hidden, and of this process alone."""
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
-
-
-def write_whole(path: Path, write: Callable[[Path], None], *, overwrite: bool) -> None:
-    """Let ``write`` fill a file beside ``path`` and rename it there; a failure leaves nothing behind.
-
-    Raises
-    ------
-    OutputExistsError
-        Something stands there by then and ``overwrite`` is false.
-    StoreError
-        The file cannot be written.
-    """
-    draft = _draft_of(path)
-    try:
-        write(draft)
-        if overwrite:
-            os.replace(draft, path)
-        else:
-            _rename_to_free(draft, path)
-    except FileExistsError as error:
-        raise exists_error(str(path)) from error
-    except OSError as error:
-        raise StoreError(f"output: cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink()
-
-
-def _rename_to_free(draft: Path, path: Path) -> None:
-    """Give a file a second name, which nothing has yet: a rename would replace what came to stand there meanwhile.
-
-    Raises FileExistsError where something has it.
-    """
-    try:
-        os.link(draft, path)
-    except OSError as error:
-        if error.errno not in NO_HARD_LINKS:
-            raise
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # from here on the name is ours
-        try:
-            os.replace(draft, path)
-        except BaseException:
-            path.unlink()
-            raise
-
-
-def _save_csv(histogram: Histogram, path: Path, overwrite: bool) -> None:
-    def write(draft: Path) -> None:
-        # File names may hold bytes that are no UTF-8; they go out as they came.
-        with open(draft, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            writer = csv.writer(file)
-            if histogram.counts.ndim == 1:
-                writer.writerow(["bin", "label", "count"])
-                everything = histogram.bins <= FEW_BINS
-                bins = np.arange(histogram.bins) if everything else np.flatnonzero(histogram.counts)
-                writer.writerows((i, label(histogram.by, i), int(histogram.counts[i])) for i in bins.tolist())
-                return
-            writer.writerow(["document", "bin", "label", "count"])
-            for name, row in zip(histogram.documents, histogram.counts, strict=True):
-                bins = np.flatnonzero(row)
-                writer.writerows((name, i, label(histogram.by, i), int(row[i])) for i in bins.tolist())
-
-    write_whole(path, write, overwrite=overwrite)
-
-
-def _save_json(histogram: Histogram, path: Path, overwrite: bool) -> None:
-    def write(draft: Path) -> None:
-        with open(draft, "w", encoding="utf-8") as file:
-            file.writelines(histogram.json_pieces())
-
-    write_whole(path, write, overwrite=overwrite)
-
-
-def _save_zarr(histogram: Histogram, path: Path, overwrite: bool) -> None:
-    store_counts(histogram.counts, path, histogram.facts(), overwrite=overwrite)
-
-
-def store_counts(
-    counts: np.ndarray, path: Path, attributes: dict[str, Any], *, overwrite: bool = False
-) -> None:
-    """Store counts, int64[bins] or int64[(documents, bins)], as a Zarr array that appears when it is whole.
-
-    Raises
-    ------
-    OutputExistsError
-        Something stands there and ``overwrite`` is false, or it is no array; or another run writes there.
-    StoreError
-        The place cannot be written.
-    """
-    rows = max(1, CHUNK_NBYTES // max(1, counts[0].nbytes))
-    chunks = counts.shape if counts.ndim == 1 else (min(rows, len(counts)), counts.shape[1])
-    output = create_output(path, counts.shape, counts.dtype, chunks, compressed=True, overwrite=overwrite)
-    try:
-        # One chunk after the other: zarr-python would write many at once, and go on with the rest when one has failed.
-        if counts.ndim == 1:
-            write_region(output.array, (slice(0, len(counts)),), counts)
-        else:
-            whole = (slice(0, counts.shape[0]), slice(0, counts.shape[1]))
-            for piece in region_writes(output.array, whole):
-                piece.write([counts[piece.source]])
-        output.array.attrs.update(attributes)
-        for left in output.publish():
-            logger.warning("%s", left)
-    except StoreError:
-        raise
-    except OSError as error:
-        raise StoreError(f"output: cannot write {path}: {error.strerror or error}") from error
-    finally:
-        try:
-            output.remove()
-        finally:
-            output.release()
-
-
-WRITERS: dict[str, Callable[[Histogram, Path, bool], None]] = {
-    ".csv": _save_csv,
-    ".json": _save_json,
-    ".zarr": _save_zarr,
-}
+        return count_corpus(client, corpus, kind, facts, per_document=per_document, listener=listener)

@@ -40,7 +40,7 @@ from tilewright.pipeline.plan.inputs import (
     no_workspace,
 )
 from tilewright.pipeline.plan.layout import LINE_NBYTES
-from tilewright.pipeline.plan.product import CODER_NBYTES, LANE_NBYTES, MatmulPlan, plan_tiles
+from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.sums import planned_wrap
 from tilewright.pipeline.plan.tiling import output_chunks
 from tilewright.pipeline.product.ledger import Past
@@ -51,6 +51,7 @@ from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.region_write import encoders_nbytes
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 CODING_SHARE = 1 / 8
 """The share of a worker's memory that decoding threads may hold, and encoding ones as much; to keep to it they are

@@ -142,7 +142,9 @@ def _same(value: Any) -> Any:
 
 def _compile_something() -> None:
     with suppress(Exception):  # it is raised again where a loop is needed, by a caller who reports it
-        compiled(_same, numba.int64)
+        from numba import int64, njit
+
+        kept(njit(nogil=True)(_same), (int64,))
 
 
 @functools.cache

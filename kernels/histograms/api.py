@@ -2,7 +2,7 @@
 
 `histogram` counts whole documents. `piece_counts` counts a piece of one, such that the counts of a document's
 pieces add up to the document's, wherever it was cut (`tilewright.kernels.histograms.tokens` says why). Both
-return counts alone; the tokens that a kind leaves out are `skipped_count`.
+return counts alone; how many tokens a kind leaves out is `Kind.skipped`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilewright.kernels.gpu.device_array import (
 from tilewright.kernels.gpu.device_choice import current_device, resolve_device
 from tilewright.kernels.gpu.streams import as_stream, check_stream, launch_stream
 from tilewright.kernels.histograms.offsets import DocumentOffsets, checked
-from tilewright.kernels.histograms.tokens import BIGRAM, KINDS, Kind, kind_named
+from tilewright.kernels.histograms.tokens import KINDS, Kind, kind_named
 
 __all__ = [
     "KINDS",
@@ -33,7 +33,6 @@ __all__ = [
     "histogram",
     "kind_named",
     "piece_counts",
-    "skipped_count",
 ]
 
 OUT_ALIGNMENT = 16
@@ -105,16 +104,6 @@ def piece_counts(
     if not 0 <= start <= stop <= len(data):
         raise OptionError(f"start={start}, stop={stop} is no range within the {len(data)} bytes of data")
     return _only_row(_count(data, kind, _one_document(len(data)), start, stop, None, device, stream))
-
-
-def skipped_count(counts: Any, by: str, nbytes: int) -> int:
-    """How many bytes a host array of counts left out: those above 127 for ascii, all but letters for letter.
-
-    ``nbytes`` is the number of bytes counted. Kinds that leave nothing out give 0.
-    """
-    if kind_named(by).code >= BIGRAM:
-        return 0
-    return nbytes - int(np.asarray(counts).sum())
 
 
 def _checked_data(data: Any) -> Any:

@@ -85,6 +85,11 @@ class Kind:
                 f"kind {self.name!r} has {self.bins} bins, but kernels count code {self.code} into {bins}"
             )
 
+    def skipped(self, counted: int, nbytes: int) -> int:
+        """How many of ``nbytes`` bytes have no bin, given the sum of all counts: those above 127 for ascii, all but
+        letters for letter. Kinds that leave nothing out give 0."""
+        return nbytes - counted if self.code < BIGRAM else 0
+
 
 KINDS = {
     kind.name: kind

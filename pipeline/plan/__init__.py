@@ -3,13 +3,7 @@
 `product` is the plan itself, `tiling` finds its geometry, `layout` and `residency` count memory and reads.
 """
 
-from tilewright.pipeline.plan.product import (
-    CODER_NBYTES,
-    LANE_NBYTES,
-    PROCESS_NBYTES,
-    MatmulPlan,
-    Tile,
-    plan_tiles,
-)
+from tilewright.pipeline.plan.product import CODER_NBYTES, PROCESS_NBYTES, MatmulPlan, Tile, plan_tiles
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 __all__ = ["CODER_NBYTES", "LANE_NBYTES", "PROCESS_NBYTES", "MatmulPlan", "Tile", "plan_tiles"]

@@ -28,9 +28,7 @@ from tilewright.pipeline.plan.layout import (
 from tilewright.pipeline.plan.residency import hold, reads
 from tilewright.pipeline.plan.sums import dtype_reason
 from tilewright.pipeline.plan.tiling import best_geometry, panel_depth
-
-LANE_NBYTES = 8 * 2**20
-"""Pinned memory through which one thread of a GPU worker moves parts of panels or of a finished tile."""
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 CODER_NBYTES = 5 * 2**20
 """What a thread of a GPU worker needs to decode or encode block by block: Zstandard's tables and window at its default

@@ -112,7 +112,7 @@ def input_lines(array: zarr.Array[Any], *, status: bool = False) -> Iterator[byt
     That is where it comes from (`origin.py`) and its metadata; for local arrays, however they were opened, also the
     name, size and time of every stored file, or the size and time of the archive that they lie in. Of remote ones no
     more, since listing them can take longer than the product. ``status``: also the time at which each file's status
-    last changed, which tells a rewrite after which the other time was put back (`file_changes.py`).
+    last changed, which tells a rewrite after which the other time was put back (`transfer/files.py`).
     """
     origin = origin_of(array)
     yield json.dumps(origin.place, sort_keys=True, default=repr).encode()

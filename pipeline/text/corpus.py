@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,6 @@ import numpy as np
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
-from tilewright.pipeline.store.file_changes import same_time
 from tilewright.pipeline.text import decompress
 from tilewright.pipeline.transfer.files import (
     KINDS,
@@ -32,6 +31,7 @@ from tilewright.pipeline.transfer.files import (
     open_anything,
     open_file,
     read_at,
+    same_time,
 )
 
 MOST_DOCUMENTS = 4096
@@ -105,7 +105,7 @@ class Piece:
         """Whether other pieces hold the rest of the document."""
         return len(self.documents) == 1 and self.stop - self.start < self.documents[0].nbytes
 
-    @property
+    @cached_property  # travels with the piece: it may have thousands of documents
     def is_plain(self) -> bool:
         """Whether all bytes are counted as they are stored."""
         return all(document.codec is None for document in self.documents)
@@ -177,22 +177,19 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
                     name,
                     absolute,
                     facts.st_size,
-                    None if raw else decompress.codec_of(name),
+                    None if raw else decompress.SUFFIXES.get(os.path.splitext(name)[1].lower()),
                     facts.st_mtime_ns,
                 )
                 status.append(Status(facts.st_ctime_ns, facts.st_ino))
     if not documents:
         raise CorpusError(f"no files in {', '.join(given)}; a corpus needs one at least")
     notes = [
-        note
-        for count, note in (
-            (repeated, f"{counted(repeated, 'file')} named more than once, counted once"),
-            (
-                links,
-                f"{counted(links, 'link')} to folders not followed; name the folders themselves to count them",
-            ),
-            (broken, f"{counted(broken, 'link')} to nowhere not counted"),
-            (special, f"{counted(special, 'special file')} (socket, pipe or device) not counted"),
+        f"{counted(count, noun)} {what}"
+        for count, noun, what in (
+            (repeated, "file", "named more than once, counted once"),
+            (links, "link", "to folders not followed; name the folders themselves to count them"),
+            (broken, "link", "to nowhere not counted"),
+            (special, "special file", "(socket, pipe or device) not counted"),
         )
         if count
     ]
@@ -461,7 +458,7 @@ def _check_as_listed(document: Document, facts: os.stat_result) -> None:
 def check_unchanged(corpus: Corpus) -> None:
     """Raise DocumentError if any file is not as it was when this process listed it: gone, written to, or replaced.
 
-    What each change is known by, and what goes unnoticed: `file_changes.py`.
+    What each change is known by, and what goes unnoticed: `transfer/files.py`.
     """
     changes = [
         (document, what)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bz2
 import lzma
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -122,11 +121,6 @@ ZSTD = "zstd"
 
 SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": ZSTD}
 """File name suffixes, in either case, and their codecs."""
-
-
-def codec_of(name: str) -> str | None:
-    """The codec that a file name's suffix stands for, if any: a value of `SUFFIXES`."""
-    return SUFFIXES.get(os.path.splitext(name)[1].lower())
 
 
 def reader(codec: str, stored: Iterable[Stored] | StoredFile) -> Fill:

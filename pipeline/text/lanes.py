@@ -29,13 +29,12 @@ from tilewright.kernels.histograms.offsets import DocumentOffsets
 from tilewright.kernels.histograms.select import add_counts, clear, count_on_device
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import round_up
-from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, with_margins
 from tilewright.pipeline.text.corpus import Piece
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.pipeline.transfer.file_upload import Upload
-from tilewright.pipeline.transfer.lane_blocks import move_nbytes
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
 from tilewright.pipeline.transfer.lane_copies import lane_words
 
 TEXT_STEP_NBYTES = 32 * 2**20

@@ -1,9 +1,23 @@
-"""Open and read files without ever waiting for something else, such as a pipe, that stands where a file is expected."""
+"""Files of the system: opened and read without ever waiting for something else, such as a pipe, that stands where one
+is expected; and what tells that one was written to while it was in use.
+
+Two looks of one process at a file compare its length, the time of its last modification, and the time of its last
+change of status, which whoever writes to a file cannot set back. That also changes with the file's mode, owner or
+number of hard links, and counts as a change: nothing else is left of a rewrite after which the first time was put back.
+Looks of two hosts compare length and modification time alone, since each may get the rest from elsewhere. Numbers of
+inodes decide nothing: file systems in user space, FAT and some network shares make them up anew.
+
+What stays unnoticed: stores through a memory map until the system takes note of them, a single call that was writing
+when the first look was taken, a change by another host that a network file system does not show yet, a second write
+within one tick of a clock as coarse as FAT's, and a link that is turned to another file of the same length and times.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+import time
+from collections.abc import Callable
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """For reading at offsets. O_NONBLOCK means nothing for files. Without it opening a pipe blocks until somebody writes to
@@ -16,6 +30,13 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+TICK_SECONDS = 0.02
+"""Longer than local file systems take to give a written file another time: up to 10 ms on Linux, the period of its
+clock."""
+
+TIME_STEPS_NS = (100, 10**3, 10**6, 10**9, 2 * 10**9)
+"""To which file systems round times down: Windows shares, some servers, SFTP, FAT."""
 
 
 class NotAFileError(OSError):
@@ -63,3 +84,22 @@ def check_is_file(found: os.stat_result) -> None:
     """Raise NotAFileError where something is no regular file."""
     if not stat.S_ISREG(found.st_mode):
         raise NotAFileError(f"it is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')} and no file")
+
+
+def same_time(one: int, other: int) -> bool:
+    """Whether two times of one file, nanoseconds since the epoch, differ by no more than rounding on one of two
+    hosts."""
+    low, high = sorted((one, other))
+    return low == high or any(high // step * step == low for step in TIME_STEPS_NS)
+
+
+def let_a_tick_pass(
+    since: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return once files that were looked at by ``since``, as ``clock`` gives it, would get another time when written
+    to."""
+    left = since + TICK_SECONDS - clock()
+    if left > 0:
+        sleep(left)

@@ -1,13 +1,13 @@
-"""How many bytes a reading thread moves at once from plain files to a GPU, given all reading threads of its host."""
+"""How many bytes a lane holds, and how many of them a reading thread moves at once from plain files to a GPU, given all
+reading threads of its host."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from distributed.comm import get_address_host
-
-from tilewright.pipeline.plan.product import LANE_NBYTES
+LANE_NBYTES = 8 * 2**20
+"""Pinned memory through which one thread of a GPU worker moves parts of panels, of a finished tile, or of a text."""
 
 UNDER_WAY_NBYTES = 128 * 2**20
 """What all reading threads of a host may have in pinned blocks, two for each thread: less than half of the 300 MiB of
@@ -31,4 +31,6 @@ def move_nbytes(threads: int, neighbours: int) -> int:
 
 def most_neighbours(addresses: Iterable[str]) -> int:
     """The largest number of these workers on one host; 1 if there are none."""
+    from distributed.comm import get_address_host  # not above: the arithmetic of the plan imports this module
+
     return max(Counter(map(get_address_host, addresses)).values(), default=1)

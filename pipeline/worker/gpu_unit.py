@@ -29,12 +29,11 @@ from tilewright.kernels.gpu.transfer import (
 )
 from tilewright.kernels.passes.contents import overflow_of
 from tilewright.pipeline.plan.inputs import accumulator_dtype
-from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
 from tilewright.pipeline.store.region_read import FilePart, RegionRead, region_reads, region_uploads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
-from tilewright.pipeline.transfer.lane_blocks import move_nbytes
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
 from tilewright.pipeline.worker.loading import Loading, Move
 from tilewright.pipeline.worker.panels import Placed, shaped
 from tilewright.pipeline.worker.peers import Part

@@ -23,10 +23,11 @@ from tilewright.kernels.gpu.memory import allocating
 from tilewright.kernels.passes.contents import NOTHING, contents_of, overflow_of
 from tilewright.kernels.passes.transpose_host import transpose
 from tilewright.pipeline.plan.inputs import accumulator_dtype
-from tilewright.pipeline.plan.product import LANE_NBYTES, MatmulPlan
+from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import Found, Product
 from tilewright.pipeline.store.region_read import RegionRead, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.pipeline.worker.loading import Loading, Move
 from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.peers import Part

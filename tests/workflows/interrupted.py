@@ -28,8 +28,9 @@ from tilewright.pipeline.events import Event, Listener, UnitDone
 from tilewright.pipeline.product import execute
 from tilewright.pipeline.product.output import Output
 from tilewright.pipeline.store.probe import HEAD_NBYTES
+from tilewright.pipeline.text import saved_counts
 from tilewright.pipeline.worker import tasks
-from tilewright.workflows import cli, histogram, plots, progress
+from tilewright.workflows import cli, plots, progress
 from tilewright.workflows.bench.common import BenchReport
 from tilewright.workflows.cli import main
 
@@ -120,7 +121,7 @@ if __name__ == "__main__":  # worker processes import this file too
     elif place == "workers":
         Nanny.__init__ = interrupting(Nanny.__init__)  # type: ignore[method-assign]
     elif place == "save":
-        histogram.save_histogram = interrupting(histogram.save_histogram)
+        saved_counts.save_histogram = interrupting(saved_counts.save_histogram)
     elif place == "plot":
         plots.plot_histogram = interrupting(plots.plot_histogram)
     elif place == "bars":

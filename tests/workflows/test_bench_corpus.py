@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests.pipeline.text.test_histogram import dense, naive_counts
+from tests.pipeline.text.test_counting import dense, naive_counts
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.workflows.bench import corpus
 from tilewright.workflows.bench.common import WrongAnswer

@@ -30,7 +30,8 @@ from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import config
 from tilewright.pipeline.events import UnitDone
 from tilewright.pipeline.plan import tiling
-from tilewright.pipeline.text.histogram import Histogram
+from tilewright.pipeline.text import saved_counts
+from tilewright.pipeline.text.counting import Histogram
 from tilewright.workflows import cli, console, histogram, plots, progress
 
 Run = Callable[..., Result]
@@ -361,7 +362,7 @@ def test_histogram_files_hold_what_was_counted(run: Run, here: Path) -> None:
 def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, per_document: list[str]
 ) -> None:
-    monkeypatch.setattr("tilewright.workflows.histogram.CHUNK_NBYTES", 1)  # a chunk for each document
+    monkeypatch.setattr("tilewright.pipeline.text.saved_counts.CHUNK_NBYTES", 1)  # a chunk for each document
     for name in ("one.txt", "two.txt", "three.txt"):
         (here / name).write_bytes(b"text")
     before = everything(here)
@@ -401,7 +402,7 @@ def test_counts_that_cannot_be_saved_are_printed(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tilewright.workflows.histogram.os.link", full)
+        patch.setattr("tilewright.pipeline.text.saved_counts.os.link", full)
         name = "f.csv" if option == "--out" else "f.png"
         result = run(*corpus, option, name)
     assert result.exit_code == 1
@@ -853,7 +854,7 @@ def test_choices_are_those_of_the_layers_below() -> None:
     assert cli.DEVICES == DEVICES
     assert set(cli.PRECISIONS) == set(base.PRECISIONS)
     assert set(cli.BARS) == set(plots.BARS)
-    assert set(cli.OUT_ENDINGS) == set(histogram.WRITERS)
+    assert set(cli.OUT_ENDINGS) == set(saved_counts.WRITERS)
     assert cli.MOST_ROUNDS == config.MOST_ROUNDS
 
 

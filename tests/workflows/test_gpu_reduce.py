@@ -16,11 +16,12 @@ from distributed import Client
 
 from tests.kernels import naive
 from tilewright.kernels.histograms.tokens import KINDS
+from tilewright.pipeline.cluster.submit import survey
 from tilewright.pipeline.dot import BLOCK
 from tilewright.pipeline.errors import CorpusError
-from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.text.corpus import Corpus, list_corpus
-from tilewright.pipeline.text.histogram import Histogram, count_corpus
+from tilewright.pipeline.text.counting import Histogram, count_corpus
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.workflows.dot import dot
 from tilewright.workflows.histogram import histogram
 
@@ -139,8 +140,10 @@ def test_a_file_that_shrinks_fails_and_the_next_run_counts(client: Client, tmp_p
     os.truncate(path, LANE_NBYTES + 1)
 
     def count(corpus: Corpus) -> Histogram:
-        return count_corpus(client, corpus, by="byte", device="cuda", device_name="GPU", per_document=False,
-                            listener=lambda _: None)  # fmt: skip
+        workers = survey(client, "cuda")
+        return count_corpus(
+            client, corpus, KINDS["byte"], workers, per_document=False, listener=lambda _: None
+        )
 
     with pytest.raises(CorpusError, match=f"shrank from {3 * LANE_NBYTES} to {LANE_NBYTES + 1} bytes"):
         count(corpus)

@@ -321,7 +321,7 @@ def test_ctrl_c_wherever_it_comes_has_its_exit_status_under_python_m(tmp_path: P
         "from tilewright.workflows.cli import main\n"
         "def interrupt():\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        f"histogram.check_outputs = lambda *arguments, **options: {code}\n"
+        f"histogram.histogram = lambda *arguments, **options: {code}\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "main(prog_name='tilewright')\n"
     )

@@ -23,8 +23,9 @@ from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.inputs import Geometry, Limits
-from tilewright.pipeline.plan.product import CODER_NBYTES, LANE_NBYTES, MatmulPlan
+from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan
 from tilewright.pipeline.product import ledger
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.workflows import matmul, planning, verify
 from tilewright.workflows.planning import Wanted, plan_for
 

@@ -272,7 +272,7 @@ class BenchReport:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        from tilewright.workflows.histogram import write_whole
+        from tilewright.pipeline.text.saved_counts import write_whole
 
         cases = list(dict.fromkeys(row.case for row in self.rows))
         groups = [[row for row in self.rows if row.case == case] for case in cases]

@@ -29,6 +29,7 @@ import numpy as np
 import zstandard
 from distributed import Client
 
+from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.histograms.host import count_host
 from tilewright.kernels.histograms.tokens import BIGRAM, KINDS, Kind, folded_bin, kind_named
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
@@ -36,10 +37,9 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.submit import survey, workers_held
 from tilewright.pipeline.events import Event, UnitDone
-from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.text.corpus import Document, list_corpus, read_range, reader
-from tilewright.pipeline.text.histogram import share_here
 from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.workflows.bench.common import (
     COUNT,
     BenchReport,
@@ -52,8 +52,8 @@ from tilewright.workflows.bench.common import (
     publish,
 )
 from tilewright.workflows.bench.e2e import bus_rate
+from tilewright.workflows.console import Size
 from tilewright.workflows.histogram import histogram
-from tilewright.workflows.parameters import Size
 
 STORAGES = ("plain", "zstd")
 KVIKIO = " + KvikIO"
@@ -282,7 +282,7 @@ def floor_rates(
     """Bytes of text a second that all workers together read and copy to their GPUs, or this host's cores
     decompress."""
     if storage == "zstd":
-        return {"decompress": decompressing_rate(documents, share_here(1))}
+        return {"decompress": decompressing_rate(documents, usable_cores())}
     rates = {"read": _rate(client, partial(reading_rate, documents, config.threads("read-threads"), gpu))}
     if gpu:
         rates["bus"] = _rate(client, bus_rate)

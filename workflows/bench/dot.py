@@ -43,7 +43,7 @@ from tilewright.workflows.bench.common import (
     publish,
     search,
 )
-from tilewright.workflows.parameters import Size
+from tilewright.workflows.console import Size
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "float16", "int8", "int32", "int64")
 LADDER_DTYPES = ("float32", "int64")

@@ -53,8 +53,8 @@ from tilewright.workflows.bench.common import (
     publish,
 )
 from tilewright.workflows.bench.timeline import Timeline, plot_timelines
+from tilewright.workflows.console import Size
 from tilewright.workflows.matmul import matmul
-from tilewright.workflows.parameters import Size
 from tilewright.workflows.verify import verify
 
 

@@ -45,7 +45,7 @@ from tilewright.workflows.bench.common import (
     publish,
     search,
 )
-from tilewright.workflows.parameters import Size
+from tilewright.workflows.console import Size
 
 TEXTS = ("uniform", "english", "one-letter", "real")
 DEFAULT_NBYTES = 1 << 30

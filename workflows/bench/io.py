@@ -54,7 +54,7 @@ from tilewright.workflows.bench.common import (
     measure,
     publish,
 )
-from tilewright.workflows.parameters import Size
+from tilewright.workflows.console import Size
 
 LAYOUTS = ("plain", "zstd", "shards")
 """Uncompressed chunks; chunks compressed by Zstandard; uncompressed inner chunks, SHARD × SHARD to a file."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.told import THREADS
-from tilewright.workflows.histogram import write_whole
+from tilewright.pipeline.text.saved_counts import write_whole
 
 COLOURS = {"load": "#2f6f9f", "compute": "#d9822b", "write": "#5a9a4a"}
 LANE = 0.26

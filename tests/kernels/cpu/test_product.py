@@ -260,7 +260,7 @@ def test_the_compiler_is_started_once_and_who_needs_it_is_told_of_errors(
 
     told: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda failed: told.append(failed.exc_value))
-    monkeypatch.setattr(host_loops.numba, "njit", fail)
+    monkeypatch.setattr(host_loops, "kept", fail)
     host_loops.compiled.cache_clear()
     host_loops.start_compiler.__wrapped__().join(60)
     assert not told, "a traceback beside whatever the command says"

@@ -33,6 +33,7 @@ from distributed.threadpoolexecutor import thread_state
 
 import tilewright as tw
 from tilewright.kernels.gpu import device_choice
+from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.cluster.cluster import open_cluster
@@ -61,7 +62,7 @@ from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.product.verify import verify_product
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
-from tilewright.pipeline.text import histogram
+from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.worker import tasks
 
@@ -436,28 +437,27 @@ def test_neighbours_are_counted_whatever_the_client_remembers(
 ) -> None:
     told: list[int] = []
 
-    def ask_all(client: Client, function: Callable[[int], int], neighbours: int) -> dict[str, int]:
+    def share_of_cores(usable: int, all_cores: int, neighbours: int) -> int:
         told.append(neighbours)
-        return {"a worker": function(neighbours)}
+        return 1
 
     with (
         LocalCluster(n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster) as own,
     ):
         monkeypatch.setattr(own, "scheduler_info", lambda n_workers=-1: {"workers": {}})
-        monkeypatch.setattr(histogram, "ask_all", ask_all)
+        monkeypatch.setattr(counting, "share_of_cores", share_of_cores)
         (tmp_path / "text.gz").write_bytes(gzip.compress(b"text"))
-        counted = histogram.count_corpus(
+        counted = counting.count_corpus(
             own,
             list_corpus([tmp_path / "text.gz"]),
-            by="letter",
-            device="cpu",
-            device_name="CPU",
+            KINDS["letter"],
+            survey(own, "cpu"),
             per_document=False,
             listener=log_notices,
         )
         assert counted.counts.sum() == 4
-    assert told == [3]
+    assert told == [3] * 3
 
 
 def test_a_cluster_without_workers_is_named() -> None:

@@ -30,7 +30,6 @@ from tilewright.pipeline.plan.product import (
     BARE_PROCESS_NBYTES,
     CODER_NBYTES,
     CUDA_NBYTES,
-    LANE_NBYTES,
     MOST_TILES,
     PROCESS_NBYTES,
     MatmulPlan,
@@ -38,6 +37,7 @@ from tilewright.pipeline.plan.product import (
     plan_tiles,
 )
 from tilewright.pipeline.plan.residency import hold, reads
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.pipeline.worker.panels import PanelCache
 from tilewright.pipeline.worker.units import tile_slots
 

@@ -25,16 +25,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
-from tests.pipeline.text.test_histogram import count, dense, naive_counts
+from tests.pipeline.text.test_counting import count, cpu_workers, dense, naive_counts
 from tests.pipeline.text.test_lanes_text import HostTally
 from tests.pipeline.text.test_lanes_text import count as count_on_host
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import DocumentError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
-from tilewright.pipeline.store.file_changes import TICK_SECONDS, TIME_STEPS_NS, let_a_tick_pass, same_time
 from tilewright.pipeline.text import corpus as listing
-from tilewright.pipeline.text import histogram as counting
-from tilewright.pipeline.text import lanes
+from tilewright.pipeline.text import counting, lanes
 from tilewright.pipeline.text.corpus import (
     Document,
     Piece,
@@ -47,6 +45,7 @@ from tilewright.pipeline.text.corpus import (
 from tilewright.pipeline.text.decompress import Fill
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.file_upload import Upload
+from tilewright.pipeline.transfer.files import TICK_SECONDS, TIME_STEPS_NS, let_a_tick_pass, same_time
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -360,7 +359,12 @@ def test_a_corpus_that_was_just_written_is_not_read_before_a_write_would_be_seen
     (tmp_path / "a").write_bytes(OLD)
     found = list_corpus([tmp_path])
     counting.count_corpus(
-        client, found, by="byte", device="cpu", device_name="CPU", per_document=False, listener=lambda _: None
+        client,
+        found,
+        KINDS["byte"],
+        cpu_workers(client),
+        per_document=False,
+        listener=lambda _: None,
     )
     assert waited == [found.listed]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import bz2
 import gzip
 import lzma
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -26,18 +24,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.peak_memory import grown_by, in_new_process
-from tests.pipeline.text.test_histogram import count, dense, documents, naive_counts
+from tests.pipeline.text.test_counting import count, cpu_workers, dense, documents, naive_counts
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
-from tilewright.pipeline.plan.product import LANE_NBYTES
 from tilewright.pipeline.text import blocks as reading
-from tilewright.pipeline.text import corpus, decompress
-from tilewright.pipeline.text import histogram as counting
+from tilewright.pipeline.text import corpus, counting, decompress
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece, cut_pieces, list_corpus, reader
+from tilewright.pipeline.text.counting import count_corpus, count_piece
 from tilewright.pipeline.text.decompress import Fill
-from tilewright.pipeline.text.histogram import count_corpus, count_piece
 from tilewright.pipeline.transfer import zstd
-from tilewright.pipeline.transfer.lane_blocks import most_neighbours
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
+from tilewright.pipeline.worker.tasks import WorkerFacts
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
@@ -131,7 +128,7 @@ def test_one_piece_is_counted_in_blocks_of_any_size(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
             patch.setattr(counting, "usable_cores", lambda: 3)
-            part, _ = count_piece(piece, by, "cpu", per_document, nbytes, threads)
+            part, _ = count_piece(piece, KINDS[by], "cpu", per_document, nbytes, threads)
     bins = KINDS[by].bins
     counts = np.zeros((len(texts) if per_document else 1, bins), np.int64)
     counts.reshape(-1)[part.cells] = part.values
@@ -193,9 +190,8 @@ def test_raw_counts_what_is_stored(client: Client, tmp_path: Path) -> None:
     result = count_corpus(
         client,
         list_corpus([path], raw=True),
-        by="byte",
-        device="cpu",
-        device_name="CPU",
+        KINDS["byte"],
+        cpu_workers(client),
         per_document=False,
         listener=lambda _: None,
     )
@@ -247,7 +243,7 @@ def test_a_task_decompresses_several_documents_at_once(
         (tmp_path / f"{i}.gz").write_bytes(gzip.compress(bytes([i]) * 100))
     found = list_corpus([tmp_path])
     (piece,) = cut_pieces(found.documents, 1, streams=3)
-    part, stages = count_piece(piece, "byte", "cpu", True, 1000, 3)
+    part, stages = count_piece(piece, KINDS["byte"], "cpu", True, 1000, 3)
     assert part.cells.tolist() == [0, 257, 514]
     assert part.values.tolist() == [100, 100, 100]
     assert part.nbytes == 300
@@ -257,7 +253,7 @@ def test_a_task_decompresses_several_documents_at_once(
 def test_a_block_is_never_larger_than_anybody_has_memory(tmp_path: Path) -> None:
     (tmp_path / "a.zst").write_bytes(zstandard.compress(b"text"))
     (piece,) = cut_pieces(list_corpus([tmp_path]).documents, 10**30)
-    part, _ = count_piece(piece, "byte", "cpu", False, 10**30, 1)
+    part, _ = count_piece(piece, KINDS["byte"], "cpu", False, 10**30, 1)
     assert part.values.tolist() == [1, 2, 1]
 
 
@@ -276,7 +272,7 @@ def test_a_document_that_nobody_waits_for_is_not_read_to_its_end(
     (tmp_path / "long.zst").write_bytes(zstandard.compress(bytes(10**6)))
     (piece,) = cut_pieces(list_corpus([tmp_path]).documents, 1)
     with pytest.raises(CancelledError):
-        count_piece(piece, "byte", "cpu", per_document, 1000, 1)
+        count_piece(piece, KINDS["byte"], "cpu", per_document, 1000, 1)
     assert len(looked) == 3
 
 
@@ -304,29 +300,21 @@ def test_a_document_that_fails_ends_those_read_beside_it(
     monkeypatch.setattr(counting, "usable_cores", lambda: 2)
     (piece,) = cut_pieces(list_corpus([tmp_path]).documents, 2)
     with pytest.raises(CompressedError, match="damaged"):
-        count_piece(piece, "byte", "cpu", False, 1000, 2)
+        count_piece(piece, KINDS["byte"], "cpu", False, 1000, 2)
     assert 0 < len(filled_blocks) < blocks
 
 
 @pytest.mark.parametrize(("workers", "at_once"), [(1, 32), (2, 16), (32, 1)])
-def test_a_host_decompresses_on_all_its_cores(
-    workers: int, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_decompresses_on_all_its_cores(workers: int, at_once: int) -> None:
     """Dask sets OMP_NUM_THREADS to 1 in its workers, also in one that has the host for itself."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(32)))
-    monkeypatch.setattr(os, "cpu_count", lambda: 32)
-    threads = {f"tcp://10.0.0.1:{place}": 2 for place in range(workers)}
-
-    def run(function: Any, *arguments: Any, on_error: str, workers: None) -> dict[str, Any]:
-        assert on_error == "return"
-        return {worker: asyncio.run(function(*arguments, dask_worker=None)) for worker in threads}
-
-    client: Any = SimpleNamespace(run=run)
+    facts = [
+        WorkerFacts("cuda", "a GPU", 2**34, None, cores=1, usable_cores=32, host_cores=32, threads=2)
+        for _ in range(workers)
+    ]
     files = tuple(Document(f"{i}.zst", f"/{i}.zst", 2**26, "zstd") for i in range(32))
-    decompressors = counting._decompressors(client, Corpus(files, ()), most_neighbours(threads))
+    decompressors = counting._decompressors(facts, workers)
     assert decompressors == at_once
-    pieces = counting._pieces(threads, Corpus(files, ()), KINDS["byte"], "cuda", False, decompressors)
+    pieces = counting._pieces(facts, Corpus(files, ()), KINDS["byte"], 2**25, False, decompressors)
     for begun in (
         pieces[place : place + 2] for place in range(0, len(pieces), 2)
     ):  # by a worker's two threads
@@ -341,7 +329,8 @@ def test_a_compressed_file_does_not_cut_plain_ones_smaller(device: str, place: i
     texts = [Document(f"{i}.txt", f"/{i}.txt", 2**32, None) for i in range(2)]
     packed = Document("dump.gz", "/dump.gz", 2**26, "gzip")
     corpus = Corpus((*texts[:place], packed, *texts[place:]), ())
-    pieces = counting._pieces({"tcp://10.0.0.1:1": 2}, corpus, KINDS["byte"], device, False, 2)
+    worker = WorkerFacts(device, "a device", None, None, 1, threads=2)
+    pieces = counting._pieces([worker], corpus, KINDS["byte"], 2**25, False, 2)
     assert pieces[0] == Piece(place, (packed,), 0, 2**26)
     nbytes = 2**25 if device == "cpu" else counting.TASK_BLOCKS * LANE_NBYTES
     assert {piece.nbytes for piece in pieces[1:]} == {nbytes}
@@ -560,12 +549,12 @@ def memory_to_count_in(paths: list[str], nbytes: int, block: int) -> list[int]:
         found = document(Path(path))
         piece = Piece(0, (found,), 0, found.nbytes)
         count_piece(
-            piece, "byte", "cpu", False, block, 1
+            piece, KINDS["byte"], "cpu", False, block, 1
         )  # compiles, and takes the block that the thread keeps
         counts: list[Any] = []
 
         def bigrams(piece: Piece = piece, counts: list[Any] = counts) -> None:
-            counts.append(count_piece(piece, "bigram", "cpu", False, block, 1))
+            counts.append(count_piece(piece, KINDS["bigram"], "cpu", False, block, 1))
 
         grown.append(grown_by(bigrams))
         ((part, stages),) = counts

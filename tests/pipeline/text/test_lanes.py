@@ -14,13 +14,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipeline.text.test_histogram import dense, documents, naive_counts
+from tests.pipeline.text.test_counting import dense, documents, naive_counts
 from tilewright.kernels.histograms.tokens import CODE_MASK, KINDS, character_at
 from tilewright.pipeline.errors import CorpusError
-from tilewright.pipeline.text import histogram
+from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES, Block, stream
 from tilewright.pipeline.text.corpus import Piece, list_corpus, share_out
-from tilewright.pipeline.text.histogram import _of_separators, count_piece
+from tilewright.pipeline.text.counting import _of_separators, count_piece
 
 
 def written(folder: Path, texts: list[tuple[bytes, bool]]) -> Piece:
@@ -144,7 +144,7 @@ def test_lanes_count_in_the_simulator(
     nbytes: int,
 ) -> None:
     piece = written(tmp_path_factory.mktemp("texts"), texts)
-    part, stages = count_piece(piece, by, "cuda", per_document, nbytes, 1)
+    part, stages = count_piece(piece, KINDS[by], "cuda", per_document, nbytes, 1)
     bins = KINDS[by].bins
     counts = np.zeros((len(texts) if per_document else 1, bins), np.int64)
     counts.reshape(-1)[part.cells] = part.values
@@ -169,7 +169,7 @@ def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
     piece = Piece(0, corpus.documents, 0, corpus.nbytes)
     os.truncate(tmp_path / "b", 30)
     with pytest.raises(CorpusError, match="b shrank from 200 to 30 bytes"):
-        count_piece(piece, "byte", "cuda", False, 64, 1)
+        count_piece(piece, KINDS["byte"], "cuda", False, 64, 1)
     made = list(lanes._spare_lanes), list(lanes._spare_tallies[256])
     assert len(made[0]) == len(made[1]) == 1
     for per_document in (False, True):
@@ -182,13 +182,13 @@ def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
                 raise CancelledError("for the test")
 
         with monkeypatch.context() as patch:
-            patch.setattr(histogram, "end_if_given_up", lambda: give_up)
+            patch.setattr(counting, "end_if_given_up", lambda: give_up)
             with pytest.raises(CancelledError):
-                count_piece(packed, "byte", "cuda", per_document, 64, 1)
+                count_piece(packed, KINDS["byte"], "cuda", per_document, 64, 1)
         assert checks == 3
     (tmp_path / "b").write_bytes(b"TEXT" * 50)
     os.utime(tmp_path / "b", ns=(0, corpus.documents[1].modified_ns))  # as it was when it was listed
-    part, _ = count_piece(piece, "byte", "cuda", False, 64, 1)
+    part, _ = count_piece(piece, KINDS["byte"], "cuda", False, 64, 1)
     assert dict(zip(part.cells.tolist(), part.values.tolist(), strict=True)) == naive_counts(
         b"textTEXT" * 50, "byte"
     )
@@ -202,7 +202,7 @@ def test_lanes_and_tallies_that_were_freed_are_made_again(tmp_path: Path) -> Non
     piece = written(tmp_path, [(b"a compressed document, " * 30, True)])
     counts = []
     for _ in range(2):
-        counts.append(count_piece(piece, "byte", "cuda", False, 64, 1)[0].values.tolist())
+        counts.append(count_piece(piece, KINDS["byte"], "cuda", False, 64, 1)[0].values.tolist())
         assert lanes._spare_lanes
         assert lanes._spare_tallies[256]
         assert lanes.free_lanes() >= 2

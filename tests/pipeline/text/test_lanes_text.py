@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.pretended_driver import BLOCK, Driver, run
-from tests.pipeline.text.test_histogram import dense, naive_counts
+from tests.pipeline.text.test_counting import dense, naive_counts
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.text import lanes
 from tilewright.pipeline.text.corpus import Piece, cut_pieces, list_corpus

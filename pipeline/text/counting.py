@@ -1,12 +1,15 @@
-"""The histogram of a corpus: the reduction over its pieces, and its result."""
+"""The histogram of a corpus: what it is, how a cluster is given its pieces, and what a task does with one.
+
+`count_corpus` runs where the corpus was listed, `count_piece` on workers. `corpus.py` finds the files and cuts them
+into pieces, `blocks.py` reads a piece in blocks, the kernels count a block, `lanes.py` carries blocks to a GPU.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,19 +20,14 @@ import numpy as np
 from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
-from tilewright.kernels import histogram as count
 from tilewright.kernels.cpu.loops import share_of_cores, usable_cores
 from tilewright.kernels.gpu.memory import is_out_of_memory
-from tilewright.kernels.histograms.api import kind_named, piece_counts, skipped_count
 from tilewright.kernels.histograms.tokens import Kind
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.submit import ask_all, threads_of
 from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.events import Listener, on_waiting
-from tilewright.pipeline.plan.product import LANE_NBYTES
+from tilewright.pipeline.events import Listener
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
-from tilewright.pipeline.store.file_changes import let_a_tick_pass
 from tilewright.pipeline.text.blocks import (
     EXTRA_NBYTES,
     SEPARATOR,
@@ -51,7 +49,9 @@ from tilewright.pipeline.text.corpus import (
 from tilewright.pipeline.thread_buffers import thread_buffer
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
-from tilewright.pipeline.transfer.lane_blocks import most_neighbours
+from tilewright.pipeline.transfer.files import let_a_tick_pass
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, most_neighbours
+from tilewright.pipeline.worker.tasks import WorkerFacts
 
 if TYPE_CHECKING:
     from tilewright.pipeline.text.lanes import Tally
@@ -223,25 +223,21 @@ class Sum:
 def count_corpus(
     client: Client,
     corpus: Corpus,
+    kind: Kind,
+    workers: Sequence[WorkerFacts],
     *,
-    by: str,
-    device: str,
-    device_name: str,
     per_document: bool,
     listener: Listener,
 ) -> Histogram:
-    """Count every document of the corpus on the client's workers, on ``device`` (``cuda`` or ``cpu``).
+    """Count every document of the corpus on the client's workers, on the kind of device that all of them have.
 
     Raises
     ------
-    OptionError
-        There is no such kind.
     PlanError
         The counts, one row for each document, would not fit this process's memory.
     CorpusError
         A file cannot be read or decompressed, or is not what it was when the corpus was listed.
     """
-    kind = kind_named(by)
     rows = len(corpus.documents) if per_document else 1
     needed, allowed = rows * kind.bins * np.dtype(np.int64).itemsize, MEMORY_LIMIT // 2
     if needed > allowed:
@@ -250,11 +246,12 @@ def count_corpus(
             " (half of this process's memory) are allowed; count fewer documents, a kind with fewer bins, or"
             " not per document"
         )
+    device, plain = workers[0].device, all(document.codec is None for document in corpus.documents)
     nbytes, readers = config.get("piece-nbytes"), config.threads("read-threads")
-    workers = threads_of(client, waiting=on_waiting(listener, "histogram", "ends it"))
-    neighbours = most_neighbours(workers)
-    decompressors = _decompressors(client, corpus, neighbours)
-    pieces = _pieces(workers, corpus, kind, device, per_document, decompressors)
+    # One that counts plain text on its CPU reads on the task's own thread, however many share the host.
+    neighbours = 1 if plain and device == "cpu" else most_neighbours(worker.address for worker in workers)
+    decompressors = 1 if plain else _decompressors(workers, neighbours)
+    pieces = _pieces(workers, corpus, kind, nbytes, per_document, decompressors)
     threads = [readers if piece.is_plain else decompressors for piece in pieces]
     let_a_tick_pass(corpus.listed)
     start = time.perf_counter()
@@ -262,7 +259,7 @@ def count_corpus(
         client,
         _reduction(kind, rows),
         [
-            (piece, kind.name, device, per_document, nbytes, most, neighbours)
+            (piece, kind, device, per_document, nbytes, most, neighbours)
             for piece, most in zip(pieces, threads, strict=True)
         ],
         [piece.nbytes for piece in pieces],
@@ -274,48 +271,42 @@ def count_corpus(
         by=kind.name,
         counts=total.counts if per_document else total.counts[0],
         documents=tuple(document.name for document in corpus.documents),
-        skipped=skipped_count(total.counts, kind.name, total.nbytes),
+        skipped=kind.skipped(int(total.counts.sum()), total.nbytes),
         nbytes=total.nbytes,
-        device=device_name,
+        device=workers[0].name,
         seconds=seconds,
     )
 
 
-def _decompressors(client: Client, corpus: Corpus, neighbours: int) -> int:
+def _decompressors(workers: Sequence[WorkerFacts], neighbours: int) -> int:
     """Threads of each worker that decompress: what the setting says, else its share of its host's cores."""
     wanted: int | None = config.get("decompress-threads")
-    if wanted is not None or all(document.codec is None for document in corpus.documents):
-        return wanted or 1
-    return max(ask_all(client, share_here, neighbours).values(), default=1)
-
-
-def share_here(neighbours: int) -> int:
-    """Cores for this process where ``neighbours`` like it share the host."""
-    return share_of_cores(usable_cores(), os.cpu_count() or 1, neighbours)
+    return wanted or max(
+        share_of_cores(worker.usable_cores, worker.host_cores, neighbours) for worker in workers
+    )
 
 
 def _pieces(
-    threads: Mapping[str, int],
+    workers: Sequence[WorkerFacts],
     corpus: Corpus,
     kind: Kind,
-    device: str,
+    block: int,
     per_document: bool,
     decompressors: int,
 ) -> list[Piece]:
     """What each task counts: for a GPU `TASK_BLOCKS` blocks of plain text at a time, if the corpus has as much for each
     thread.
 
-    threads: of each worker.
+    block: what the setting says of a piece, in bytes.
     """
-    share = max(LEAST_PIECE_NBYTES, ceil_div(corpus.nbytes, 2 * sum(threads.values())))
+    share = max(LEAST_PIECE_NBYTES, ceil_div(corpus.nbytes, 2 * sum(worker.threads for worker in workers)))
     compressed = sum(document.codec is not None for document in corpus.documents)
-    block = config.get("piece-nbytes")
     # Compressed documents are work for the cores, on a GPU's worker too: small tasks share them out evenly.
     nbytes = min(block, share)
-    plain_nbytes = nbytes if device == "cpu" else min(TASK_BLOCKS * min(block, LANE_NBYTES), share)
+    plain_nbytes = nbytes if workers[0].device == "cpu" else min(TASK_BLOCKS * min(block, LANE_NBYTES), share)
     documents = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
     # One task decompresses several documents at once, since a worker has fewer tasks under way than cores.
-    streams = min(decompressors, ceil_div(compressed, 2 * len(threads)))
+    streams = min(decompressors, ceil_div(compressed, 2 * len(workers)))
     pieces = list(
         cut_pieces(
             corpus.documents, nbytes, min(documents, MOST_DOCUMENTS), streams, plain_nbytes=plain_nbytes
@@ -356,7 +347,7 @@ def _same(total: Sum) -> Sum:
 
 def count_piece(
     piece: Piece,
-    by: str,
+    kind: Kind,
     device: str,
     per_document: bool,
     block_nbytes: int,
@@ -371,7 +362,6 @@ def count_piece(
     decompress.
     neighbours: workers on this one's host, itself included.
     """
-    kind = kind_named(by)
     if not piece.is_plain:
         threads = min(threads, usable_cores())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
     shares = _shares(piece, device, block_nbytes, threads)
@@ -520,15 +510,13 @@ def _host_blocks(piece: Piece, kind: Kind, gap: int, block_nbytes: int) -> Itera
 
 def _count_block(block: Block, kind: Kind, gap: int, per_document: bool) -> np.ndarray:
     """Counts, int64[(documents, bins)] if each of them has a row, else int64[(1, bins)]."""
-    if block.edges is None:
-        stretch = piece_counts(block.data, by=kind.name, start=block.start, stop=block.stop, device="cpu")
-        return np.asarray(stretch)[None]
-    if per_document:
-        return np.asarray(count(block.data, by=kind.name, offsets=block.edges, device="cpu"))
-    counts = np.asarray(count(block.data, by=kind.name, device="cpu"))
-    if gap:
-        np.subtract.at(counts, _of_separators(block.data, block.edges, kind), 1)
-    return counts[None]
+    from tilewright.kernels.histograms.host import count_host  # needs Numba, which a client has no use for
+
+    edges = block.edges if per_document and block.edges is not None else np.array([0, len(block.data)])
+    counts = count_host(block.data, kind, edges, block.start, block.stop)
+    if gap and block.edges is not None:
+        np.subtract.at(counts[0], _of_separators(block.data, block.edges, kind), 1)
+    return counts
 
 
 def _tally_on_gpu(

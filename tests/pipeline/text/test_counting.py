@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CorpusError, PlanError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
-from tilewright.pipeline.text import histogram as counting
+from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.histogram import Histogram, count_corpus, label
+from tilewright.pipeline.text.counting import Histogram, count_corpus, label
 from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.worker.tasks import WorkerFacts
 
 
 def naive_counts(data: bytes, by: str) -> Counter[int]:
@@ -45,15 +46,22 @@ def dense(counter: Counter[int], bins: int) -> np.ndarray:
     return counts
 
 
+def cpu_workers(client: Client) -> list[WorkerFacts]:
+    """The client's workers, as they would describe themselves on a CPU, without asking them."""
+    return [
+        WorkerFacts("cpu", "CPU", None, None, 1, address=address, threads=threads)
+        for address, threads in client.nthreads().items()
+    ]
+
+
 def count(
     client: Client, paths: list[Path], by: str, *, per_document: bool = False, listener=lambda _: None
 ) -> Histogram:  # type: ignore[no-untyped-def]
     return count_corpus(
         client,
         list_corpus(paths),
-        by=by,
-        device="cpu",
-        device_name="CPU",
+        KINDS[by],
+        cpu_workers(client),
         per_document=per_document,
         listener=listener,
     )
@@ -131,9 +139,8 @@ def test_a_file_that_goes_away_is_named(client: Client, tmp_path: Path) -> None:
         count_corpus(
             client,
             corpus,
-            by="byte",
-            device="cpu",
-            device_name="CPU",
+            KINDS["byte"],
+            cpu_workers(client),
             per_document=False,
             listener=lambda _: None,
         )
