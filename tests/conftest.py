@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 
 # Before anything imports numba: the simulator is a mode of a whole process, chosen by the environment.
@@ -19,6 +20,8 @@ if (3, 11) <= sys.version_info < (3, 11, 9):
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+
+from tests.sampling import sample  # noqa: E402
 
 # Compilation makes the first example slow, so a deadline would measure the compiler.
 settings.register_profile(
@@ -57,7 +60,9 @@ def asks_for_gpu(expression: str) -> bool:
     return re.search(rf"\b({names})\b", left) is not None
 
 
+@pytest.hookimpl(tryfirst=True)  # before items are left out by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_cases_as_slow(items)
     # A run that asks for the GPU gets failures, not skips, where there is none.
     asked = asks_for_gpu(config.option.markexpr or "")
     wanted = any(item.get_closest_marker(marker) for item in items for marker in NEEDS)
@@ -75,6 +80,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         in_simulator = item.get_closest_marker("simulator") is not None
         if in_simulator and not SIMULATOR:
             item.add_marker(pytest.mark.skip(reason="runs under NUMBA_ENABLE_CUDASIM=1, in a run of its own"))
+
+
+def mark_cases_as_slow(items: list[pytest.Item]) -> None:
+    """All cases of a test with the marker ``sample`` but as many as it says."""
+    tests = defaultdict[str, list[pytest.Function]](list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("sample"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        # A parameter's value is one object in all cases.
+        values = [{name: id(value) for name, value in case.callspec.params.items()} for case in cases]
+        chosen = sample(values, cases[0].get_closest_marker("sample").args[0])
+        for number, case in enumerate(cases):
+            if number not in chosen:
+                case.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import asks_for_gpu
+from tests.sampling import sample
 
 ROOT = Path(__file__).parents[1]
 
@@ -110,6 +111,7 @@ def test_slow():
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("options", "limits"),
     [
@@ -132,3 +134,28 @@ def test_each_test_has_a_limit_where_the_plugin_for_it_is_there(
     result = run_pytest(tmp_path, "-s", *strictly, *options, "test_limited.py")
     assert result.returncode == 0, result.stdout + result.stderr
     assert " ".join(re.findall(r"limits: (.*?); ", result.stdout)) == limits
+
+
+def test_a_sample_has_every_value_before_it_has_one_twice() -> None:
+    cases = [{"a": a, "b": b} for a in range(3) for b in range(4)]
+    for size in range(1, 15):
+        chosen = sample(cases, size)
+        assert len(chosen) == min(size, 12)
+        assert len({cases[number]["a"] for number in chosen}) == min(size, 3)
+        assert len({cases[number]["b"] for number in chosen}) == min(size, 4)
+
+
+def test_a_sample_of_one_parameter_is_spread() -> None:
+    assert sample([{"a": number} for number in range(11)], 3) == {0, 5, 10}
+    assert sample([], 3) == set()
+
+
+def test_cases_that_are_not_in_the_sample_are_slow(tmp_path: Path) -> None:
+    (tmp_path / "test_cases.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.sample(2)\n"
+        "@pytest.mark.parametrize('number', range(5))\n"
+        "def test_case(number): pass\n"
+    )
+    result = run_pytest(tmp_path, "-W", "ignore", "-m", "not slow", "test_cases.py")
+    assert "2 passed, 3 deselected" in result.stdout, result.stdout + result.stderr

@@ -56,6 +56,7 @@ def test_every_python_block_is_tried_here() -> None:
     assert set(PYTHON) == tried
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", [each for each in COMMANDS if not NEEDS_GPUS.search(each)])
 def test_command(here: Path, command: str) -> None:
     if command.startswith("tilewright verify"):

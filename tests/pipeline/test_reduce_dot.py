@@ -63,6 +63,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         yield
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int64", "uint8", "uint32", "uint64"])
 def test_integers_wrap_as_numpy_does(
@@ -74,6 +75,7 @@ def test_integers_wrap_as_numpy_does(
     assert result.dtype == np.dtype(dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32"])
 def test_partial_products_wrap_in_the_type_asked_for_alone(
@@ -276,6 +278,7 @@ def test_lengths_must_agree(client: Client, tmp_path: Path) -> None:
         product(client, x, y)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "float16", ">f4", "float64", "complex64"])
 def test_missing_elements_are_counted_over_all_pieces(client: Client, tmp_path: Path, dtype: str) -> None:

@@ -174,6 +174,7 @@ def test_gemm_measures_nothing_that_could_not_be_remembered(monkeypatch: pytest.
         gemm.run_gemm([8], tune=True)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", dot.DTYPES)
 @pytest.mark.parametrize("nbytes", [1 << 12, 3 * dot.UNIT_NBYTES + 4096])
 def test_dot_vectors_have_a_finite_product_that_the_reference_finds(name: str, nbytes: int) -> None:

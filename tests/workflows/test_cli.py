@@ -389,6 +389,7 @@ def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(
     assert "12 counted" in result.stdout, "what was counted is printed all the same"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("option", ["--out", "--plot"])
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_counts_that_cannot_be_saved_are_printed(
@@ -414,6 +415,7 @@ def test_counts_that_cannot_be_saved_are_printed(
     assert [path.name for path in here.iterdir()] == ["one.txt"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
 @pytest.mark.parametrize("name", ["f.csv", "f.json", "f.zarr", "f.png"])
 def test_what_comes_to_stand_in_an_outputs_place_while_it_counts_is_replaced_only_on_request(
@@ -701,6 +703,7 @@ def test_a_bug_is_one_line_too_unless_asked_for(
 # The commands as they are installed ---------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "command", [["tilewright"], ["dask", "tilewright"], ["python", "-m", "tilewright"]], ids=" ".join
 )
@@ -861,6 +864,7 @@ def test_choices_are_those_of_the_layers_below() -> None:
 # What the process was started with ----------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
 def test_an_output_without_bytes_for_a_character_gets_another(here: Path, encoding: str) -> None:
     name = b"no UTF-8 \xff.txt"
@@ -897,6 +901,7 @@ RESULTS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sample(2)
 @RESULTS
 def test_a_result_that_cannot_be_written_is_told_of(here: Path, arguments: list[str]) -> None:
     (here / "one.txt").write_bytes(b"aab")

@@ -127,6 +127,7 @@ def test_nan_is_told_with_its_share_and_where_it_comes_from(
     assert "1 of its 90 columns" in message
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("dtype", "attributes", "rows"),
     [

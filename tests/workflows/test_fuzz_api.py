@@ -518,6 +518,7 @@ MORE = settings(max_examples=2500, derandomize=False, suppress_health_check=list
 MORE_CLUSTERS = settings(max_examples=300, derandomize=False, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_wrong_arguments(function: str, place: Path, client: Client) -> None:
     @given(calls(FUNCTIONS[function][1]))
@@ -538,6 +539,7 @@ def test_more_wrong_arguments(function: str, place: Path, client: Client) -> Non
     test()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("function", KERNELS)
 def test_wrong_arguments_of_kernels(function: str, place: Path) -> None:
     @given(calls(KERNELS[function][1]))

@@ -219,6 +219,7 @@ def test_more_wrong_command_lines(place: Path, client: Client) -> None:
     test()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("line", "status"),
     [

@@ -48,6 +48,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "fault", ["emptied", "unloadable", "locked", "drops", "apart", "chunks apart", "closed", "sticky"]
 )
@@ -85,6 +86,7 @@ def test_what_workers_would_read_otherwise_is_no_input(fault: str, cluster: Clie
     assert contents(tmp_path) == before
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", ["", "chunks", "keeps"])
 def test_a_store_of_the_users_own_that_is_shared_is_filled(
     fault: str, cluster: Client, tmp_path: Path

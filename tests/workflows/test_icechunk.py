@@ -100,6 +100,7 @@ def test_a_product_goes_into_the_session_that_its_array_is_open_in(
     np.testing.assert_allclose(of_branch(repository), factors[0] @ factors[1])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f4", "i4"])
 def test_parts_of_k_are_added_up_into_a_session(
     dtype: str, cluster: Client, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -121,6 +122,7 @@ def test_parts_of_k_are_added_up_into_a_session(
     np.testing.assert_array_equal(c[...], x @ x.T)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["one array", "opened twice"])
 def test_an_array_by_its_own_transpose_is_symmetric_in_a_session(
     kind: str, repository: icechunk.Repository, factors: tuple[np.ndarray, np.ndarray], cluster: Client

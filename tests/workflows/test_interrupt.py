@@ -140,6 +140,7 @@ def test_what_a_product_replaced_is_named_while_it_is_there(
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("place", "said"),
     [

@@ -163,6 +163,7 @@ def test_the_stored_product_is_numpys(
     assert run.verification.passed
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("a_dtype", ["i1", "u1", "i2", "u2", "i4", "u4"])
 @pytest.mark.parametrize("b_dtype", ["i1", "u1", "u2", "i4"])
 def test_sums_of_small_integers_do_not_wrap(
@@ -359,6 +360,7 @@ def test_memory_that_gives_the_same_panels_does_not_change_a_bit(
     assert len(results) == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("given", "options"),
     [
@@ -623,6 +625,7 @@ def test_a_growing_array_of_another_dtype_is_not_gone_on_with(
     assert any("no more what it was; it starts anew" in e.message for e in events if isinstance(e, Notice))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("what", ["record", "metadata", "chunk"])
 def test_one_failed_read_loses_no_finished_tile(
     what: str,
@@ -682,6 +685,7 @@ def test_a_record_of_tiles_that_the_plan_does_not_have_is_not_gone_on_with(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("damage", "compressed", "verify"),
     [  # every pair of any two
@@ -748,6 +752,7 @@ def test_finished_tiles_that_cannot_be_read_are_computed_again(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("vectors", ["along", "sent"])
 @pytest.mark.parametrize("role", "ab")
 def test_a_factor_that_the_check_cannot_read_is_named_and_the_product_goes_on(
@@ -819,6 +824,7 @@ def test_a_chunk_that_is_restored_while_others_are_looked_for_is_told_of_by_the_
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("other", ["went on", "began anew", "finished"])
 def test_what_counts_is_the_record_once_the_output_is_locked(
     other: str,
@@ -1003,6 +1009,7 @@ def test_an_input_with_a_url_that_changes_meanwhile_is_named(
         )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("then", ["stays", "is put back"])
 def test_an_input_that_changes_meanwhile_is_named_and_nothing_is_published(
@@ -1101,6 +1108,7 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
         pass
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("at", "kept"), [("begun", None), ("third tile", "3 of"), ("check", "16 of")])
 def test_a_run_whose_scheduler_is_lost_says_what_is_kept(
     at: str,
@@ -1331,6 +1339,7 @@ def worker_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     return caplog
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("options", "damage", "found"),
     [
@@ -1471,6 +1480,7 @@ def test_nothing_is_left_on_the_workers(
     assert not [name for name in names if name.startswith(stages)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f4", "i8", "f2", "c16"])
 def test_a_small_c_is_summed_over_parts_of_k_in_order(
     dtype: str, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, events: list[Event]
@@ -2235,6 +2245,7 @@ def test_what_is_no_path_is_named(wrong: Any, tmp_path: Path) -> None:
         tw.histogram([5])  # type: ignore[list-item]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("memory", "dtype"), [("40KiB", "f4"), ("100KiB", "f4"), ("100KiB", "i8"), ("300KiB", "c16")]
 )
@@ -2362,6 +2373,7 @@ def test_a_run_names_the_thread_that_limits_it(
     assert says in str(run)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("precision", ["split", "tf32", "bf16", "fp16"])
 def test_a_precision_of_tensor_cores_means_full_on_a_cpu(
     precision: str, client: Client, tmp_path: Path, rng: np.random.Generator, events: list[Event]

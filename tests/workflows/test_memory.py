@@ -357,6 +357,7 @@ def test_the_error_crosses_from_a_worker_process(
     assert_product(zarr.open_array(tmp_path / "c")[...], a, b)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("failing", ["load", "multiply", "save", None])
 def test_a_run_that_ends_early_leaves_no_buffer(
     failing: str | None,

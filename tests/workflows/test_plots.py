@@ -22,6 +22,7 @@ def histogram(by: str, rows: int | None, rng: np.random.Generator) -> Histogram:
     return Histogram(by, counts if rows else counts[0], ("text",), 0, int(counts.sum()), "CPU", 1.0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("by", list(KINDS))
 @pytest.mark.parametrize("rows", [None, 3])
 def test_every_kind_draws(tmp_path: Path, rng: np.random.Generator, by: str, rows: int | None) -> None:

@@ -115,6 +115,7 @@ def test_counts_as_large_as_memory_are_stored_without_another_copy(tmp_path: Pat
     assert peak < counts.nbytes // 2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("printed", [True, False])
 @pytest.mark.parametrize("shape", [(32, 2**13), (2000, 128)])
 def test_counts_as_large_as_memory_become_json_without_another_copy(

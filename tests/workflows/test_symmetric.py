@@ -295,6 +295,7 @@ def test_empty_sides(n: int, k: int, client: Client, tmp_path: Path) -> None:
     assert run.verification.passed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("after", [1, 2, 5, 9])
 def test_a_stopped_run_goes_on_where_it_stood(
@@ -320,6 +321,7 @@ def test_a_stopped_run_goes_on_where_it_stood(
     assert_symmetric_product(zarr.open_array(out)[...], x)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("damage", ["gone", "short", "zeros"])
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_a_tile_that_lost_either_of_its_regions_is_computed_again(

@@ -233,6 +233,7 @@ def test_narrower_operands_keep_their_sign(dtypes: tuple[str, str], result: str,
     np.testing.assert_array_equal(out, naive.wrap(a.astype(object) @ b.astype(object), result))
 
 
+@pytest.mark.sample(4)
 @needs_ifma
 @pytest.mark.parametrize("dtype", ["i8", "u8", "i4", "u4"])
 @pytest.mark.parametrize("values", [("min", "min"), ("max", "max"), ("min", "max"), ("max", "min")])

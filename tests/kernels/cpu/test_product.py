@@ -125,6 +125,7 @@ def test_integers_of_every_magnitude_are_exact(
     naive.assert_product(matmul(*operands, device="cpu"), *operands)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", naive.INTEGERS)
 @pytest.mark.parametrize("extreme", ["min", "max"])
 def test_extreme_integers_do_not_lose_a_bit(dtype: str, extreme: str) -> None:
@@ -191,6 +192,7 @@ def test_full_size_blocks_are_exact(monkeypatch: pytest.MonkeyPatch, rng: np.ran
     np.testing.assert_array_equal(found[rows], a[rows] @ b)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("side", "dtypes"), [(650, ("i8", "i8")), (525, ("c8", "c16")), (650, ("i1", "i4"))])
 def test_scratch_memory_is_bounded(
     monkeypatch: pytest.MonkeyPatch, side: int, dtypes: tuple[str, str], rng: np.random.Generator

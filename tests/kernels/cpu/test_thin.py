@@ -30,6 +30,7 @@ def test_threads_that_come_first_at_once_share_one_loop(rng: np.random.Generator
     assert thin._compiled_loop.cache_info().misses == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["i1", "u2", "i4", "u4", "i8", "u8"])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("sums", ["i4", "i8"])
@@ -44,6 +45,7 @@ def test_chosen_sums_wrap(dtype: str, order: str, sums: str, rng: np.random.Gene
     np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f4", "c16"])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("count", [0, 1, 5, 40])
@@ -61,6 +63,7 @@ SPECIAL = [np.nan, np.inf, -np.inf, 1e200]
 """The last one's square is infinite, but it is a number."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("suspected", [1, 5, 40])
@@ -80,6 +83,7 @@ def test_special_columns_are_found(dtype: str, order: str, suspected: int, rng: 
     assert not thin.find_special_columns(block, np.zeros(40, bool)).any()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("special", [2, 20, 40])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3.0])
@@ -106,6 +110,7 @@ def test_numbers_where_there_must_be_none_are_found(
             assert found.tolist() == [stray and row == i for row in range(4)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i8"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_norms_and_squares_of_rows_and_columns(dtype: str, order: str, rng: np.random.Generator) -> None:

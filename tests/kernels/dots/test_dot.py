@@ -66,6 +66,7 @@ def check(value: Any, x: np.ndarray, y: np.ndarray, conjugate: bool = True) -> N
         assert abs(complex(value) - complex(want)) <= bound
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", INTEGERS + FLOATS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_each_dtype_and_length(dtype: str, length: int, rng: np.random.Generator) -> None:
@@ -93,6 +94,7 @@ def test_mixed_dtypes(left: str, right: str, rng: np.random.Generator) -> None:
     check(value, x, y)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("left", "right", "result"),
     [

@@ -145,6 +145,7 @@ def test_lane_by_lane(
         naive.assert_product(c[part], a[:, rows], b[rows], added_to=before[part])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("parts", "splits", "k", "a_along_k", "b_along_k"),
     [(1, 5, 40, True, False), (1, 3, 0, True, True), (1, 3, 97, False, True), (2, 3, 29, False, True)],

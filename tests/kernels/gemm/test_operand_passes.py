@@ -176,6 +176,7 @@ def assert_no_bank_conflicts(accesses: list[list[tuple[str, int]]], together: in
             assert len({word // words % (32 // words) for _, word in group}) == together, "a bank conflict"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("lines", "width", "pitch", "shift"),
     [
@@ -222,6 +223,7 @@ def test_turned(
 BYTE_TILE = byte_planes.TURN_SIDE
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("lines", "depth", "k_stride", "shift"),
     [
@@ -356,6 +358,7 @@ def test_rounded(
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("shared_accesses")
 @pytest.mark.parametrize(("lines", "width", "pitch", "stride", "shift"), LAYOUTS)
 def test_split(

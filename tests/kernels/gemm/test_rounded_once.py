@@ -168,6 +168,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.sample(8)
 @no_device
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=", ".join)

@@ -78,6 +78,7 @@ PTX = SimpleNamespace(
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings(
     "ignore:overflow encountered in scalar add"
 )  # C's old numbers wrap as they should

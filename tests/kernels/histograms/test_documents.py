@@ -203,6 +203,7 @@ def test_no_counter_overflows(value: int, on_the_host: None) -> None:
     check(data, offsets, "byte", 1 << 20)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("spoiled", [(0, 0), (0, 4), (1, 9), (2, 4), (5, 8), (3, 15)])
 def test_two_bytes_that_differ_hide_no_overflow(
     spoiled: tuple[int, int], on_the_host: None, rng: np.random.Generator

@@ -150,6 +150,7 @@ def test_lengths_and_alignments(device: str, by: str, length: int, rng: np.rando
         assert nonzero(histogram(as_data(text, shift), by=by, device=device)) == expected(text, by)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.skipif(SIMULATOR, reason="too long a text for the simulator")
 @pytest.mark.parametrize("by", KINDS)
 @pytest.mark.parametrize("length", [1023, 1024, 1025, 1031, 100_003])

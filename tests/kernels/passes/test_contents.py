@@ -69,6 +69,7 @@ def planted(dtype: np.dtype, shape: tuple[int, int], rng: np.random.Generator) -
     return matrix, Masks((0.5,), least=-1.0, most=1.5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_every_kind_of_element(dtype: np.dtype, order: Any, rng: np.random.Generator) -> None:
@@ -142,6 +143,7 @@ def compiled_variants() -> list[Any]:
     return sampled(list(variants()), 6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("variant", compiled_variants())
 @pytest.mark.parametrize("target", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])

@@ -406,6 +406,7 @@ def test_ctrl_c_while_a_cluster_ends_does_not_cut_its_end_short(monkeypatch: pyt
     assert servers[0].status == Status.closed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["local", "cpu"])
 @pytest.mark.parametrize("hangs", [True, False])
 def test_the_profiler_is_left_out_where_it_can_hang(
@@ -791,6 +792,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("profile", "arguments", "told"),
     [
@@ -1070,6 +1072,7 @@ else:
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("before", ["nothing", "ours", "client", "dask"])
 def test_a_process_forked_from_one_that_used_dask_is_told(before: str, tmp_path: Path) -> None:
     """It would wait for threads that it does not have."""

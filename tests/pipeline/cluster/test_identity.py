@@ -108,6 +108,7 @@ def cluster_of(workers: int) -> Iterator[tuple[LocalCluster, Client]]:
         yield cluster, own
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stranger", list(STRANGERS))
 def test_no_work_begins_with_a_worker_that_runs_another_tilewright(stranger: str, tmp_path: Path) -> None:
     edit, expected = STRANGERS[stranger]
@@ -189,6 +190,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit._Workers, "threads", lambda workers: {"a worker": 0})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "stranger"),
     [

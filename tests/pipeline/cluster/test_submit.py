@@ -698,6 +698,7 @@ def test_a_call_for_workers_is_not_left_behind() -> None:
         until_met(lambda: tasks_there() == 0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["bounded", "sent", "combined"])
 def test_a_run_that_waits_for_a_worker_says_so(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -759,6 +760,7 @@ WAITS_FOR_BUSY = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["bounded", "sent", "combined"])
 def test_a_run_whose_workers_are_busy_says_so(
     kind: str, busy: Client, monkeypatch: pytest.MonkeyPatch
@@ -977,6 +979,7 @@ async def fail_hard(dask_worker: Worker) -> None:
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["bounded", "sent", "combined", "held"])
 def test_work_whose_own_workers_ended_for_good_ends_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else can join a cluster that nobody else knows of."""
@@ -1212,6 +1215,7 @@ def own_client() -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["matmul", "histogram", "dot", "verify"])
 def test_work_that_tasks_of_the_same_cluster_ask_for_is_done(kind: str, tmp_path: Path) -> None:
     """They take up all places that the cluster has for tasks, and wait for tasks of their own."""

@@ -318,6 +318,7 @@ def test_where_no_cells_fit_the_grid_is_one_for_any_workers() -> None:
     assert {plan.geometry for plan in plans} == {(200, 200, plans[0].panel_depth, 1, 200, 200)}
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("workers", [1, 2, 4, 8, 16, 32, 64])
 @pytest.mark.parametrize("gibibytes", [8, 16, 30, 60, 110])
 @pytest.mark.parametrize(("side", "chunk"), [(200_000, 2000), (300_000, 2000), (131_072, 4096)])
@@ -460,6 +461,7 @@ MOST_CALLS = 600_000
 """Calls of functions that a plan may take: those below take up to 420,000."""
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("exponent", [5, 7, 9, 12, 18])
 @pytest.mark.parametrize("workers", [1, 64])
 @pytest.mark.parametrize(

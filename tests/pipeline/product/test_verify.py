@@ -72,6 +72,7 @@ def check(
     return verify_product(client, *stored, **options)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
 def test_a_right_product_passes_and_a_wrong_element_is_found(
     dtype: str, client: Client, tmp_path: Path, rng: np.random.Generator
@@ -116,6 +117,7 @@ def test_the_chance_to_escape_follows_from_size_and_rounds() -> None:
     assert len({integers, floats}) == 2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "i1", "i4", "i8"])
 @pytest.mark.parametrize("fault", ["columns", "plus and minus"])
 def test_errors_that_cancel_in_signs_are_found(
@@ -214,6 +216,7 @@ def test_vectors_that_are_sent_to_the_workers_beforehand(
     assert not check(client, tmp_path / "wrong", a, b, c).passed
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("left", "right"), [(1.3, 0.7), (1 / 3, -1e-3)])
 @pytest.mark.parametrize("k", [2, 400])
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
@@ -231,6 +234,7 @@ def test_products_of_factors_that_are_all_alike_pass_and_a_wrong_element_is_foun
     assert not check(client, tmp_path / "wrong", a, b, c, FEW_CHUNKS).passed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seeing", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["f4", "c16", "i8"])
 def test_faults_that_cancel_in_all_vectors_but_one_are_found(
@@ -285,6 +289,7 @@ def test_what_meets_infinity_is_not_compared_but_the_rest_is(
     assert not check(client, tmp_path / "unexplained", a, b, c).passed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_nan_in_b_hides_no_other_column(
@@ -312,6 +317,7 @@ def test_nan_in_b_hides_no_other_column(
     assert found.cause == ""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("value", "wrongly"), [(np.nan, 1.0), (np.nan, np.inf), (np.inf, 1.0), (-np.inf, 0.0)], ids=str
 )
@@ -385,6 +391,7 @@ def test_a_check_that_compares_nothing_does_not_pass(client: Client, tmp_path: P
     assert "could compare nothing" in str(outcome)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinity_in_an_ordinary_half_product_are_found(
     damage: float, client: Client, tmp_path: Path, rng: np.random.Generator
@@ -415,6 +422,7 @@ def test_infinity_in_a_half_product_of_a_long_inner_side_is_found(
     assert not check(client, tmp_path / "wrong", a, b, c, (4096, 4096)).passed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("dtype", "left", "right", "k", "n"),
     [
@@ -458,6 +466,7 @@ SUBNORMAL = [
 """Sizes of factors whose products are, wholly or in part, below the smallest normal number."""
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("dtype", "size"), SUBNORMAL)
 @pytest.mark.parametrize("k", [32, 300])
 def test_right_products_that_underflow_pass(
@@ -476,6 +485,7 @@ def test_right_products_that_underflow_pass(
         assert outcome.unchecked == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("dtype", "size"), SUBNORMAL)
 def test_wrong_products_that_underflow_are_found(
     dtype: str, size: float, client: Client, tmp_path: Path, rng: np.random.Generator
@@ -494,6 +504,7 @@ def test_wrong_products_that_underflow_are_found(
     assert wrong.worst is not None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f8", "c16"])
 @pytest.mark.parametrize(
     ("left", "right"),
@@ -536,6 +547,7 @@ def test_rows_and_columns_of_all_sizes_at_once_pass(
     assert not check(client, tmp_path / "wrong", a, b, c, rounds=20).passed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("precision", "size"), [("fp16", 1e-6), ("fp16", 1e-8), ("bf16", 3e-39), ("fp16", 1.0)]
 )
@@ -552,6 +564,7 @@ def test_operands_that_underflow_in_a_lower_precision_pass_when_it_was_asked_for
     assert not check(client, tmp_path / "wrong", a, b, c, precision=precision, rounds=20).passed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("role", ["A", "B"])
 @pytest.mark.parametrize(
     ("wide", "narrow", "size"),
@@ -629,6 +642,7 @@ def test_integers_that_wrapped_pass(client: Client, tmp_path: Path) -> None:
     assert not check(client, tmp_path / "half", a, a, c, transpose_b=True, rounds=40).passed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bit", [0, 6, 31, 62, 63])
 def test_a_single_flipped_bit_never_escapes(
     bit: int, client: Client, tmp_path: Path, rng: np.random.Generator
@@ -643,6 +657,7 @@ def test_a_single_flipped_bit_never_escapes(
         stored[2][row, column] = c[row, column]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("others", ["i1", "i8", "u8", "f4", "f8"])
 def test_unsigned_factors_of_full_range_pass(
     others: str, client: Client, tmp_path: Path, rng: np.random.Generator
@@ -742,6 +757,7 @@ def test_a_long_inner_side_has_fewer_groups() -> None:
     assert [groups(k, "i8") for k in (10, 10**9)] == [1, 1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", ["i8", "f2", "f8"])
 def test_a_check_takes_no_more_memory_than_is_said(

@@ -249,6 +249,7 @@ def test_no_attributes_raise_and_every_mask_is_of_the_dtype(dtype: str, attribut
         count_masked(np.zeros((2, 2), dtype), found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("dtype", "encoding", "pad"),
     [

@@ -54,6 +54,7 @@ def remote(array: zarr.Array[Any]) -> zarr.Array[Any]:
     return as_remote(array.store.root)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
 @pytest.mark.parametrize(
     ("codecs", "sharded"),

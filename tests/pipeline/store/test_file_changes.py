@@ -153,6 +153,7 @@ def fails(client: Client, folder: Path, listener: At, said: str, **options: Any)
 FILES = 6
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("change", list(CHANGES))
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_file_that_changes_is_named(client: Client, tmp_path: Path, suffix: str, change: str) -> None:

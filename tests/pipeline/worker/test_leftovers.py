@@ -98,6 +98,7 @@ FAILING = pytest.mark.parametrize("failing", [None, "load", "settle", "multiply"
 """The method of the unit that fails once."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("keeping", [False, True], ids=["dropped", "kept"])
 @FAILING
 def test_no_buffer_outlives_its_run(
@@ -168,6 +169,7 @@ def test_no_buffer_outlives_an_idle_engine(
     assert buffers.alive() == 0
 
 
+@pytest.mark.sample(2)
 @FAILING
 def test_before_memory_is_surveyed_cycles_are_collected_only_if_tiles_have_failed(
     failing: str | None,

@@ -70,6 +70,7 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
         one.close()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("compressors", [None, "auto"])
@@ -127,6 +128,7 @@ def test_cells_that_lie_apart(
     np.testing.assert_allclose(c[...], a @ b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("transposed", ["a", "b"])
 @pytest.mark.parametrize("compressors", [None, "auto"])
 @pytest.mark.parametrize("k_parts", [1, 2])
@@ -238,6 +240,7 @@ def poisoned(size: int, dtype: np.dtype, device: str) -> Any:
     return cuda.to_device(flat)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("nbytes", [40_000, 75_000, 110_000, 1_000_000])
 def test_what_is_read_is_what_the_plan_says(nbytes: int, engine: Any, factors: Any) -> None:
     worker, plan, c = engine(nbytes)
@@ -273,6 +276,7 @@ def fail_one_load(patch: pytest.MonkeyPatch, failing: int) -> None:
     patch.setattr(HostUnit, "load", load)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("nbytes", [75_000, 1_000_000])
 @pytest.mark.parametrize("failing", range(0, 40, 7))
 def test_a_panel_that_could_not_be_read_is_read_again(
@@ -285,6 +289,7 @@ def test_a_panel_that_could_not_be_read_is_read_again(
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("failing", range(1, 40, 7))
 def test_what_is_under_way_to_a_panel_that_failed_does_not_reach_the_next(
     failing: int, engine: Any, factors: Any, monkeypatch: pytest.MonkeyPatch
@@ -404,6 +409,7 @@ def test_kernels_that_cannot_be_made_ready_fail_the_first_tile_alone(
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("depth", [20, K])
 @pytest.mark.parametrize("failing", range(0, 40, 5))
 def test_whoever_waits_for_a_panel_that_failed_reads_it_again(
@@ -542,6 +548,7 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
     queue.pool.shutdown()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("nbytes", [40_000, 75_000, 110_000, 1_000_000])
 def test_panels_and_tiles_are_let_go_of_when_the_gpu_is_done_with_them(
     nbytes: int, engine: Any, factors: Any, queued: Queue
@@ -560,6 +567,7 @@ def test_panels_and_tiles_are_let_go_of_when_the_gpu_is_done_with_them(
     assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(spans)), "no time counts twice"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("nbytes", [40_000, 110_000])
 @pytest.mark.parametrize("abandon", [True, False])
 @pytest.mark.parametrize("delay", [0.0, 0.03, 0.08])
@@ -617,6 +625,7 @@ def test_one_place_for_tiles_and_faults(
     assert worker._tile_slots.qsize() == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("failing", [0, 4, 7, 9])
 def test_a_product_that_fails_on_the_gpu_fails_its_tile_alone(
     failing: int, engine: Any, factors: Any, queued: Queue
