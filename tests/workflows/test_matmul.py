@@ -121,7 +121,7 @@ def stored_somehow(draw: Callable[..., Any], path: Path, data: np.ndarray, most:
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_the_stored_product_is_numpys(
     client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

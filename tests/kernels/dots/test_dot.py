@@ -190,6 +190,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(
     check(dot(x, y, device="cpu"), x, y)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("step", [1, 2])
 def test_sums_are_formed_in_double_precision(dtype: str, step: int) -> None:

@@ -142,6 +142,7 @@ def test_a_byte_has_no_bin_in_a_kind_that_is_not_known() -> None:
     assert unknown == {-1}
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("by", KINDS)
 @pytest.mark.parametrize("length", [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 255, 256, 257])
 def test_lengths_and_alignments(device: str, by: str, length: int, rng: np.random.Generator) -> None:

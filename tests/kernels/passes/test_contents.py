@@ -112,6 +112,7 @@ pytest_device = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sample(4)
 @pytest_device
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_kernel_finds_what_the_cpu_finds(device: str, dtype: np.dtype, rng: np.random.Generator) -> None:

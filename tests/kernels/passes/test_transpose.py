@@ -71,6 +71,7 @@ def test_the_host_transposes_in_place(
     assert (bits(whole), bits(other)) == (bits(before[0]), bits(before[1])), "nothing else is written"
 
 
+@pytest.mark.sample(6)
 @on_gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("swap", [False, True])
@@ -85,6 +86,7 @@ def test_the_gpu_transposes_a_square_in_place(side: int, swap: bool, dtype: str)
     assert bits(device.copy_to_host()) == bits(whole)
 
 
+@pytest.mark.sample(6)
 @on_gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("swap", [False, True])

@@ -107,6 +107,7 @@ def test_equals_counter(
     assert result.skipped == (result.nbytes - np.sum(expected) if by in ("ascii", "letter") else 0)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("by", list(KINDS))
 @pytest.mark.parametrize("per_document", [False, True])
 @settings(max_examples=20)  # for each of ten variants

@@ -126,6 +126,7 @@ def test_shares_of_a_part_hold_its_bytes_once(tmp_path: Path) -> None:
     assert all(a.stop == b.start for a, b in itertools.pairwise(shares))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.simulator
 @pytest.mark.parametrize(
     "by", [by if by != "ascii" else pytest.param(by, marks=pytest.mark.slow) for by in KINDS]
