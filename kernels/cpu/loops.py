@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,9 @@ def _disk_cache() -> Any:
         def __init__(self, function: Any) -> None:
             super().__init__(function)
             # In place of what tells of the function's file alone.
-            self._cache_file._source_stamp = fingerprint.source_hash()
+            self._cache_file._source_stamp = fingerprint.source_hash(
+                Path(function.__code__.co_filename).parent
+            )
 
         def load_overload(self, *asked: Any) -> Any:
             with suppress(OSError):

@@ -85,13 +85,21 @@ def _driver_version() -> int:
     return int(version) if status == driver.CUresult.CUDA_SUCCESS else 0
 
 
+def source_files(folder: Path | None = None) -> list[Path]:
+    """Every Python file of `tilewright.kernels`, and of a folder elsewhere whose code calls these."""
+    kernels = Path(__file__).resolve().parents[1]
+    files = sorted(kernels.rglob("*.py"))
+    if folder is not None and not (folder := folder.resolve()).is_relative_to(kernels):
+        files += sorted(folder.glob("*.py"))
+    return files
+
+
 @functools.cache
-def source_hash() -> str:
-    """A hash of every Python file of `tilewright.kernels`."""
+def source_hash(folder: Path | None = None) -> str:
+    """A hash of `source_files`."""
     digest = hashlib.sha256()
-    folder = Path(__file__).parents[1]
-    for file in sorted(folder.rglob("*.py")):
-        digest.update(f"{file.relative_to(folder)}\0".encode())
+    for file in source_files(folder):
+        digest.update(f"{file.parent.name}/{file.name}\0".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -51,7 +51,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
     def fresh(addend: int, sources: str, room: int | None = None) -> Any:
         (tmp_path / "helper.py").write_text(f"def add(value):\n    return value + {addend}\n")
         with monkeypatch.context() as patch:
-            patch.setattr(fingerprint, "source_hash", lambda: sources)
+            patch.setattr(fingerprint, "source_hash", lambda _: sources)
             module = loaded(tmp_path, "loop")
             module.add = numba.njit(loaded(tmp_path, "helper").add)
             with contextlib.nullcontext() if room is None else files_of_at_most(room):

@@ -21,6 +21,7 @@ from tilewright.kernels.gpu.code_cache import MachineCode
 from tilewright.kernels.gpu.compiled import CompiledKernel, compile_kernel, compile_together
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.gpu.driver_error import DriverError
+from tilewright.pipeline.transfer import file_upload
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 
@@ -371,3 +372,15 @@ def test_code_that_the_driver_refuses_is_compiled_anew(
     with pytest.raises(DriverError, match="CUDA_ERROR_OUT_OF_MEMORY"):
         kernel(6.0).function(0)
     assert len(always.loaded) == 3, "without memory, other code would be refused too"
+
+
+def test_whatever_code_is_made_of_counts_among_its_sources() -> None:
+    """All of the layer, and beside a loop of another layer what that calls there."""
+    kernels = Path(fingerprint.__file__).resolve().parents[1]
+    found = set(fingerprint.source_files())
+    assert found == set(kernels.rglob("*.py"))
+    assert {kernels / "numbers.py", kernels / "ptx/memory.py", kernels / "cpu/loops.py"} <= found
+    assert set(fingerprint.source_files(kernels / "cpu")) == found
+    transfer = Path(file_upload.__file__).resolve().parent
+    assert set(fingerprint.source_files(transfer)) - found == set(transfer.glob("*.py"))
+    assert fingerprint.source_hash(transfer) != fingerprint.source_hash()
