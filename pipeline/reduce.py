@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar
 
 from distributed import Client, Status, get_worker
 
+from tilewright.pipeline.cluster.answers import WorkersKilledError
 from tilewright.pipeline.cluster.identity import address_of
-from tilewright.pipeline.cluster.submit import WorkersKilledError, run_bounded
+from tilewright.pipeline.cluster.submit import run_bounded
 from tilewright.pipeline.errors import TaskError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_lost, on_waiting
 

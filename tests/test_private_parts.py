@@ -36,8 +36,8 @@ from zarr.storage import LocalStore, LoggingStore, MemoryStore, StorePath, ZipSt
 
 from tilewright.kernels.gpu.compiled import argument_layout
 from tilewright.kernels.numbers import ceil_div
+from tilewright.pipeline.cluster import pool
 from tilewright.pipeline.store import region_read
-from tilewright.pipeline.worker import tasks
 
 ROOT = Path(__file__).parents[1]
 
@@ -200,7 +200,7 @@ def zeroing_of_numba(folder: Path) -> bool:
 PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
     pool_of_dask: (
         "distributed's ThreadPoolExecutor._threads, thread_state.proceed",
-        "pipeline/worker/tasks.py",
+        "pipeline/cluster/pool.py",
         "_stay",
     ),
     client_of_dask: ("distributed's Client._loop_runner", "pipeline/cluster/cluster.py", "_connected"),
@@ -304,8 +304,8 @@ def test_where_dasks_pool_is_another_one_the_error_is_that_there_is_no_thread(
     def refuse() -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(tasks, "secede", refuse)
-    monkeypatch.setattr(tasks, "thread_state", state)
-    monkeypatch.setattr(tasks, "get_worker", lambda: SimpleNamespace(state=SimpleNamespace(nthreads=1)))
+    monkeypatch.setattr(pool, "secede", refuse)
+    monkeypatch.setattr(pool, "thread_state", state)
+    monkeypatch.setattr(pool, "get_worker", lambda: SimpleNamespace(state=SimpleNamespace(nthreads=1)))
     with pytest.raises(RuntimeError, match="can't start"):
-        tasks.make_room(4)
+        pool.make_room(4)

@@ -18,8 +18,9 @@ from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
-from tilewright.pipeline.cluster.submit import ask_all, survey, workers_held
+from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.dot import dot_stored
 from tilewright.pipeline.errors import DamagedError, ShapeError, StoreError
 from tilewright.pipeline.events import Caution, Listener, Notice, log_notices, on_waiting
@@ -29,6 +30,7 @@ from tilewright.pipeline.store.arrays import Source, name_of, open_array
 from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.transfer.files import let_a_tick_pass
+from tilewright.pipeline.worker.survey import survey
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from tilewright.kernels.histograms.tokens import kind_named
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
-from tilewright.pipeline.cluster.submit import survey, workers_held
+from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counting import Histogram, count_corpus
+from tilewright.pipeline.worker.survey import survey
 
 
 def histogram(

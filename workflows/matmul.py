@@ -18,8 +18,9 @@ from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.gpu.memory import is_address_limit
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
+from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
-from tilewright.pipeline.cluster.submit import ask_all, survey, workers_held
+from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import (
     ClusterError,
     DamagedError,
@@ -71,6 +72,7 @@ from tilewright.pipeline.store.probe import (
 from tilewright.pipeline.store.region_write import stored_nbytes_of
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
+from tilewright.pipeline.worker.survey import survey
 from tilewright.workflows.planning import Wanted, cautions, open_factors, plan_for, tell_once, wrap_note
 
 SMALL_PRODUCTS = 2**36

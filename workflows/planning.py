@@ -27,7 +27,7 @@ from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
-from tilewright.pipeline.cluster.submit import survey, workers_held
+from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import DeviceUnavailableError, DTypeError, OptionError, PlanError, ShapeError
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
 from tilewright.pipeline.plan.facts import WorkerFacts, cores_here, pause_nbytes
@@ -52,6 +52,7 @@ from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
+from tilewright.pipeline.worker.survey import survey
 
 CODING_SHARE = 1 / 8
 """The share of a worker's memory that decoding threads may hold, and encoding ones as much; to keep to it they are

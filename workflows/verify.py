@@ -7,8 +7,9 @@ from functools import partial
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gemm.base import PRECISIONS
 from tilewright.pipeline import config
+from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
-from tilewright.pipeline.cluster.submit import ask_all, workers_held
+from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
 from tilewright.pipeline.product.verify import Verification, can_verify, verify_product
 from tilewright.pipeline.store.arrays import Source, open_array

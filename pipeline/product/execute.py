@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from distributed import Client
 
-from tilewright.pipeline.cluster.submit import (
-    Lost,
-    Tell,
-    WorkersKilledError,
-    run_combined,
-    run_on_all,
-    run_placed,
-)
+from tilewright.pipeline.cluster.answers import Result, WorkersKilledError, run_on_all
+from tilewright.pipeline.cluster.submit import TasksUnderWay, run_combined
+from tilewright.pipeline.cluster.watch import Lost, Tell, Workers, log_loss, threads_of
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_lost, on_waiting
 from tilewright.pipeline.plan.product import Tile
@@ -58,6 +54,50 @@ def _tile_results(
         waiting=waiting,
         lost=lost,
     )
+
+
+def run_placed(
+    client: Client,
+    function: Callable[..., Result],
+    placement: Placement,
+    call: Callable[[Tile, str], tuple[Any, ...]],
+    *,
+    key: str,
+    least: int = 1,
+    waiting: Tell = logger.warning,
+    lost: Lost = log_loss,
+) -> Generator[tuple[int, Result], None, None]:
+    """Submit ``function(*call(tile, worker))`` for every tile of ``placement`` and the worker that it is meant for;
+    yield the tile's index and the result as it finishes.
+
+    Each worker has as many tiles under way as it has threads, or ``least`` if that is more (a function that waits
+    rather than computes may make room for the next, see `pool.make_room`), and one more of its own share to find
+    waiting. When its share is handed out, it gets tiles of others'. A task whose worker is lost goes to any other, or
+    waits for one. When workers come or go, the tiles left are divided anew. In all else, errors too, this is as
+    ``run_bounded``.
+    """
+    workers = Workers(client, threads_of(client, waiting=waiting))
+    threads = workers.threads()
+    placement.share_among(list(threads))
+
+    def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
+        nonlocal threads
+        before, threads = threads, workers.threads() if len(placement) else threads
+        if threads.keys() != before.keys():
+            placement.share_among(list(threads))
+        for take, more in ((placement.own, 1), (placement.others, 0)):
+            taking = list(threads)
+            while taking:  # in turns, one each, so that the last worker begins no later than it must
+                for worker in tuple(taking):
+                    room = under_way[worker] < max(threads[worker], least) + more
+                    if room and (tile := take(worker)) is not None:
+                        under_way[worker] += 1
+                        yield tile.index, call(tile, worker), worker
+                    else:
+                        taking.remove(worker)
+
+    run: TasksUnderWay[Result] = TasksUnderWay(client, function, key, waiting, lost)
+    yield from run.results(feed, lambda: len(placement))
 
 
 def on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> None:

@@ -16,7 +16,9 @@ from distributed import Client
 
 from tilewright.kernels.gemm import check
 from tilewright.kernels.numbers import counted
-from tilewright.pipeline.cluster.submit import Result, Tell, run_bounded, run_sent, threads_of
+from tilewright.pipeline.cluster.answers import Result
+from tilewright.pipeline.cluster.submit import run_bounded, run_sent
+from tilewright.pipeline.cluster.watch import Tell, threads_of
 from tilewright.pipeline.errors import DamagedError, DTypeError, ShapeError
 from tilewright.pipeline.events import (
     Listener,

@@ -27,6 +27,7 @@ from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener
+from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.text.blocks import (
     EXTRA_NBYTES,
@@ -51,7 +52,6 @@ from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.files import let_a_tick_pass
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, most_neighbours
-from tilewright.pipeline.worker.tasks import WorkerFacts
 
 if TYPE_CHECKING:
     from tilewright.pipeline.text.lanes import Tally

@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError
-from contextlib import contextmanager, suppress
 from functools import reduce
-from typing import Any
 
-from distributed import get_worker, rejoin, secede
-from distributed.threadpoolexecutor import thread_state, threads_lock
+from distributed import get_worker
 
-from tilewright.kernels.cpu.loops import start_compiler, usable_cores
 from tilewright.kernels.gemm import scratch
 from tilewright.kernels.gpu.memory import allocating
 from tilewright.pipeline.cluster.identity import address_of
-from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, RunEndedError, TilewrightError
+from tilewright.pipeline.cluster.pool import make_room
+from tilewright.pipeline.errors import DeviceMemoryError, RunEndedError
 from tilewright.pipeline.events import Span
-from tilewright.pipeline.plan.facts import Sharers, WorkerFacts, cores_here, pause_nbytes
+from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.told import Found, Product, TileReport
 from tilewright.pipeline.thread_buffers import free_thread_buffers
 from tilewright.pipeline.worker.engines import (
-    arrival_of,
     close_engine,
     close_engines_writing,
-    close_idle_engines,
-    collect_leftovers,
     engine_for,
     free_engine,
     is_over,
     store_sum,
 )
-from tilewright.pipeline.worker.peers import WorkerPeers, answer_peers
+from tilewright.pipeline.worker.peers import WorkerPeers
+from tilewright.pipeline.worker.survey import free_texts_here
 
 TILES_UNDER_WAY = 4
 """The least number of tiles that a GPU has under way, however few threads its worker has: one is read, one multiplied,
@@ -46,144 +38,6 @@ and two are written. The engine's own threads do the work; the tasks' threads on
 
 Not so for parts of k, of which a worker has as many under way as it has threads. Those of several tiles are submitted
 at once, so one that made room would have its worker start all others that wait there."""
-
-
-async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | TilewrightError:
-    """Describe this worker and resolve ``device`` (``auto``, ``cuda`` or ``cpu``) on it.
-
-    loops: whether work on a CPU will need compiled loops, so that Numba should start now. ``dask_worker`` is filled in
-    by `asking.answer`, which calls this on the worker's event loop. What may take long runs in threads: the first look
-    for a GPU; then `_free_what_is_over`, which on a GPU's worker is the first to import numba.cuda and makes the
-    context that the loop is attached to afterwards.
-
-    A TilewrightError (``cuda`` was asked for and this worker has no usable GPU) is returned, not raised: the worker
-    would log a raised one at length.
-    """
-    from tilewright.kernels.gpu.device_choice import resolve_device
-
-    limit = dask_worker.memory_manager.memory_limit
-    pause = pause_nbytes(limit, dask_worker.memory_manager.memory_pause_fraction)
-    try:
-        found = await asyncio.to_thread(resolve_device, device)
-    except TilewrightError as error:
-        return error
-    if loops or found == "cuda":  # a GPU's bytes are moved by loops on the CPU, whatever it computes
-        start_compiler()  # while the job is planned and its first bytes are read
-    await asyncio.to_thread(_free_what_is_over, found)
-    name, free = "CPU", None
-    if found == "cuda":
-        from numba import cuda
-
-        answer_peers(dask_worker, arrival_of)
-        context = cuda.current_context()  # attaches the event loop to the GPU too, for `end_run`
-        context.memory_manager.deallocations.clear()  # frees what Numba has queued for deallocation
-        free = int(context.get_memory_info().free)
-        name = cuda.get_current_device().name
-        name = name.decode() if isinstance(name, bytes) else str(name)
-    cores = cores_here(), usable_cores(), os.cpu_count() or 1
-    threads = dask_worker.state.nthreads
-    return WorkerFacts(found, name, free, limit or None, *cores, address_of(dask_worker), pause, threads)
-
-
-def _free_what_is_over(device: str) -> None:
-    """Free what no run uses here any more; waits for ending threads and for the GPU's pending work."""
-    if device == "cuda":
-        from numba import cuda
-
-        cuda.current_context()  # attaches this thread to the GPU before device memory is freed
-    close_idle_engines()
-    collect_leftovers()
-    free_thread_buffers()
-    if device == "cuda":
-        scratch.release()  # workspace of past runs' streams; this run's stream gets its own
-        _free_texts()
-
-
-def _free_texts() -> None:
-    """Free what counting text left on the GPU, if this process has counted any."""
-    if "tilewright.pipeline.text.lanes" in sys.modules:
-        from tilewright.pipeline.text.lanes import free_texts
-
-        free_texts()
-
-
-def make_room(least: int) -> None:
-    """Secede from Dask's pool if it has fewer than ``least`` threads, so that the worker starts its next task while
-    this one waits. If the system has no thread left for that, the next task waits."""
-    if get_worker().state.nthreads < least:
-        try:
-            secede()
-        except RuntimeError:
-            if not _stay():
-                raise
-
-
-def _stay() -> bool:
-    """Undo `secede`: return this thread to Dask's pool. The pool counts the thread that could not be started and would
-    otherwise never start another. False, with nothing done, if Dask's pool does not keep its threads as expected."""
-    with threads_lock:
-        threads = getattr(getattr(thread_state, "executor", None), "_threads", None)
-        if not isinstance(threads, set) or not hasattr(thread_state, "proceed"):
-            return False
-        threads.difference_update([thread for thread in list(threads) if thread.ident is None])
-        threads.add(threading.current_thread())
-        thread_state.proceed = True
-        return True
-
-
-@contextmanager
-def out_of_the_pool(workers_there: Callable[[], Collection[str]]) -> Iterator[None]:
-    """Where this thread runs a task of one of these workers, leave the worker's pool in this block, as Dask's
-    `worker_client` does: else tasks that the block waits for may wait for the place that it takes up.
-
-    workers_there: gives the addresses of the workers of the cluster that the block gives tasks to.
-
-    A thread that has left its pool already stays out of it; one that is none of Dask's has none to leave.
-
-    Raises
-    ------
-    ClusterError
-        This is the event loop of such a worker, which would do nothing else meanwhile; or the system has no thread left
-        that could take the place of this one.
-    """
-    try:
-        worker = get_worker()
-    except ValueError:  # no task
-        yield
-        return
-    if address_of(worker) not in workers_there():
-        yield
-        return
-    where = f"a task of worker {address_of(worker)} gives work to its own cluster"
-    if worker.loop.asyncio_loop is _running_loop():
-        raise ClusterError(
-            f"{where} on the worker's event loop, which could then do none of it; make the task a function that is not"
-            " async"
-        )
-    if not getattr(thread_state, "proceed", False):
-        yield
-        return
-    try:
-        secede()
-    except RuntimeError as error:
-        if not _stay():
-            raise
-        raise ClusterError(
-            f"{where}, and no thread could be started that would do it meanwhile ({error}); allow more threads there"
-            ' (ulimit -u), or give the work a cluster of its own (cluster="local")'
-        ) from error
-    try:
-        yield
-    finally:
-        with suppress(RuntimeError):  # the worker is closing, and its pool takes nothing any more
-            rejoin()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def multiply_tile(product: Product, tile: Tile, sharers: Sharers) -> TileReport | DeviceMemoryError:
@@ -275,7 +129,7 @@ def release_memory() -> None:
     gc.collect()
     free_thread_buffers()
     scratch.release()
-    _free_texts()
+    free_texts_here()
 
 
 async def end_past_runs(place: str, run: str) -> None:

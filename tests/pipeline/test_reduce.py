@@ -24,7 +24,6 @@ from distributed.scheduler import KilledWorker
 import tilewright as tw
 from tilewright.pipeline import dot as dotting
 from tilewright.pipeline import reduce
-from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.errors import TaskError
 from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.reduce import (
@@ -36,6 +35,7 @@ from tilewright.pipeline.reduce import (
 )
 from tilewright.pipeline.thread_buffers import thread_buffer
 from tilewright.pipeline.worker import tasks
+from tilewright.pipeline.worker.survey import free_what_is_over, survey
 
 
 def chunk(letter: str) -> tuple[str, dict[str, float]]:
@@ -109,7 +109,7 @@ def test_scratch_is_kept_and_grows() -> None:
 
 
 @pytest.mark.parametrize(
-    "free", [partial(tasks._free_what_is_over, "cpu"), tasks.release_memory], ids=["survey", "release"]
+    "free", [partial(free_what_is_over, "cpu"), tasks.release_memory], ids=["survey", "release"]
 )
 def test_what_threads_kept_for_their_next_task_is_freed_for_the_next_job(free: Callable[[], None]) -> None:
     """Whose plan does not count it; what a task is using stays."""
@@ -146,7 +146,7 @@ def test_a_survey_frees_the_vectors_of_a_dot_product(client: Client, tmp_path: P
         patch.setattr(dotting, "thread_buffer", noted)
         assert tw.dot(ones, ones, cluster=client, device="cpu") == 100
     assert len(made) == 2
-    submit.survey(client, "cpu")
+    survey(client, "cpu")
     assert [buffer() for buffer in made] == [None, None]
 
 

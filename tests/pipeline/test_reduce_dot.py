@@ -16,7 +16,7 @@ from distributed import Client
 from tilewright.kernels.dots import host as dot_host
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline import dot as dotting
-from tilewright.pipeline.cluster import submit
+from tilewright.pipeline.cluster.answers import WorkersKilledError
 from tilewright.pipeline.dot import DotSum, dot_stored
 from tilewright.pipeline.errors import ShapeError, TaskError
 from tilewright.pipeline.events import Caution, Event, Listener, UnitDone
@@ -226,7 +226,7 @@ def test_what_is_said_of_tasks_that_take_too_much_memory_is_what_helps(
 ) -> None:
     def lost(*arguments: object, **options: object) -> Iterator[None]:
         yield from ()
-        raise submit.WorkersKilledError("task dot-0 took down every worker that tried it")
+        raise WorkersKilledError("task dot-0 took down every worker that tried it")
 
     monkeypatch.setattr("tilewright.pipeline.reduce.run_bounded", lost)
     x = zarr.create_array(tmp_path / "x", shape=(2**23,), chunks=(2**23,), dtype="f8")

@@ -16,12 +16,12 @@ from distributed import Client
 
 from tests.kernels import naive
 from tilewright.kernels.histograms.tokens import KINDS
-from tilewright.pipeline.cluster.submit import survey
 from tilewright.pipeline.dot import BLOCK
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.text.corpus import Corpus, list_corpus
 from tilewright.pipeline.text.counting import Histogram, count_corpus
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
+from tilewright.pipeline.worker.survey import survey
 from tilewright.workflows.dot import dot
 from tilewright.workflows.histogram import histogram
 

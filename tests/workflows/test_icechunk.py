@@ -18,7 +18,7 @@ from zarr.storage import LoggingStore
 
 import tilewright as tw
 from tests.pipeline.store.odd_stores import OddStore
-from tilewright.pipeline.cluster.submit import ask_all
+from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.errors import OutputError, StoreError, TaskError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.plan import tiling

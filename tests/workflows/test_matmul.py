@@ -43,7 +43,6 @@ from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 import tilewright as tw
 from tests.kernels import naive
 from tests.pipeline.store.stored_arrays import CODECS, encoded
-from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.errors import (
     ClusterError,
     CorpusError,
@@ -68,6 +67,7 @@ from tilewright.pipeline.product import verify as check
 from tilewright.pipeline.store import region_read, region_write
 from tilewright.pipeline.worker import engines, stream, tasks, units
 from tilewright.pipeline.worker.loading import Loading
+from tilewright.pipeline.worker.survey import survey
 from tilewright.pipeline.worker.units import HostUnit
 from tilewright.workflows import matmul as workflow
 from tilewright.workflows import planning
@@ -930,7 +930,7 @@ def test_what_decides_the_bits_decides_whether_a_run_goes_on(
 ) -> None:
     """Device and precision: a CPU's tiles are not a GPU's, and tf32's are not those in full."""
     *_, a_path, b_path = factors
-    (facts,) = submit.survey(client, "cpu")[:1]
+    (facts,) = survey(client, "cpu")[:1]
     digests: list[str] = []
 
     def stop(client: Client, job: Any, facts: Any, digest: str, *_: Any, **__: Any) -> Any:
@@ -1839,7 +1839,7 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
         return len(dask_worker.active_threads)
 
     # As if the workers were to hear of that later: it goes to the scheduler, and the end to each of them.
-    monkeypatch.setattr(submit, "_cancel", lambda client, futures: None)
+    monkeypatch.setattr(submit, "cancel", lambda client, futures: None)
     monkeypatch.setattr(HostUnit, "loading", held_loading)
     monkeypatch.setattr(stream.Engine, "close", told_close)
     with ThreadPoolExecutor(1) as pool:

@@ -35,11 +35,12 @@ from tilewright.kernels.histograms.tokens import BIGRAM, KINDS, Kind, folded_bin
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
-from tilewright.pipeline.cluster.submit import survey, workers_held
+from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.text.corpus import Document, list_corpus, read_range, reader
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
+from tilewright.pipeline.worker.survey import survey
 from tilewright.workflows.bench.common import (
     COUNT,
     BenchReport,

@@ -23,8 +23,8 @@ from distributed import Client, LocalCluster
 
 import tilewright as tw
 from tests.pipeline.cluster.test_submit import every_kind_of_work
+from tilewright.pipeline.cluster import answers, watch
 from tilewright.pipeline.cluster import identity as asking
-from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.cluster.submit import run_bounded, run_combined, run_sent
 from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.events import Event, UnitDone
@@ -187,7 +187,7 @@ RUNS: dict[str, Callable[[Client], Generator[Any, None, None]]] = {
 
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps `run_bounded` from submitting more than one task at a time, however many workers there are."""
-    monkeypatch.setattr(submit._Workers, "threads", lambda workers: {"a worker": 0})
+    monkeypatch.setattr(watch.Workers, "threads", lambda workers: {"a worker": 0})
 
 
 @pytest.mark.sample(2)
@@ -202,7 +202,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_that_joins_and_runs_another_tilewright_ends_the_run(
     kind: str, stranger: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.2)
     if kind == "single":
         one_at_a_time(monkeypatch)
     edit, expected = STRANGERS[stranger]
@@ -225,8 +225,8 @@ def test_a_worker_that_joins_and_runs_another_tilewright_ends_the_run(
 def test_a_worker_that_does_not_answer_holds_up_no_run(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(submit, "ASKED_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "ASKED_SECONDS", 0.01)
     one_at_a_time(monkeypatch)
     asked = threading.Event()
     run = client.run
@@ -250,12 +250,12 @@ def test_a_worker_that_does_not_answer_holds_up_no_run(
 def test_a_message_names_a_few_workers() -> None:
     other = asking.Code("0.0.9", "0" * 16)
     found = [asking.Differs(f"tcp://host:{number}", other) for number in range(5)]
-    text = str(submit._other_code(found))
+    text = str(answers._other_code(found))
     assert text.count("tcp://") == 3
     assert ", 2 other workers another one, and this process " in text
     assert "checkout" not in text
     other = asking.Code(tw.__version__, "0" * 16)
-    text = str(submit._other_code([asking.Differs("tcp://host:1", other)]))
+    text = str(answers._other_code([asking.Differs("tcp://host:1", other)]))
     assert "other worker" not in text
     assert "(from a checkout: the same files in kernels and pipeline)" in text
 

@@ -34,18 +34,11 @@ from distributed.threadpoolexecutor import thread_state
 import tilewright as tw
 from tilewright.kernels.gpu import device_choice
 from tilewright.kernels.histograms.tokens import KINDS
+from tilewright.pipeline.cluster import answers, pool, submit, watch
 from tilewright.pipeline.cluster import local as local_cluster
-from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.cluster.cluster import open_cluster
-from tilewright.pipeline.cluster.submit import (
-    await_workers,
-    run_bounded,
-    run_combined,
-    run_sent,
-    survey,
-    threads_of,
-    workers_held,
-)
+from tilewright.pipeline.cluster.submit import run_bounded, run_combined, run_sent
+from tilewright.pipeline.cluster.watch import await_workers, threads_of, workers_held
 from tilewright.pipeline.errors import ClusterError, CorpusError, TaskError
 from tilewright.pipeline.events import (
     Caution,
@@ -64,7 +57,8 @@ from tilewright.pipeline.product.verify import verify_product
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.worker import tasks
+from tilewright.pipeline.worker import survey as surveying
+from tilewright.pipeline.worker.survey import survey
 
 CALLS = [(number,) for number in range(7)]
 
@@ -109,7 +103,7 @@ def refreshed_at_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> Client
 def test_every_call_gives_its_result_once(
     client: Client, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit._Workers, "threads", lambda workers: {"a worker": window - 1})
+    monkeypatch.setattr(watch.Workers, "threads", lambda workers: {"a worker": window - 1})
     assert sorted(bounded(client)) == [(place, 2 * place) for place in range(7)]
 
 
@@ -184,7 +178,7 @@ def test_what_workers_that_are_lost_meanwhile_do_not_take_is_sent_to_others(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.1)
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster) as own,
@@ -245,8 +239,8 @@ def test_two_clients_of_one_process_do_not_meet() -> None:
 
 
 def test_a_result_that_takes_long_is_waited_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.02)
-    real = submit._fetch
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.02)
+    real = submit.fetch_of
     waited: list[float] = []
     fetched: list[str] = []
 
@@ -262,7 +256,7 @@ def test_a_result_that_takes_long_is_waited_for(client: Client, monkeypatch: pyt
 
         return SimpleNamespace(result=result)
 
-    monkeypatch.setattr(submit, "_fetch", slow)
+    monkeypatch.setattr(submit, "fetch_of", slow)
     assert sorted(bounded(client)) == [(place, 2 * place) for place in range(7)]
     assert max(waited) == 0.32
     assert len(fetched) == len(set(fetched)) == 7, "what is on its way is not asked for again"
@@ -272,13 +266,13 @@ def test_while_a_combined_result_is_on_its_way_its_workers_are_looked_for(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker may be lost with the result, and be the last."""
-    real, look, looks = submit._fetch, submit._Lookout.look, []
+    real, look, looks = submit.fetch_of, watch.Lookout.look, []
 
     def slow(client: Client, future: Any) -> Any:
         fetch, left = real(client, future), iter(range(2))
 
         def result(timeout: float) -> Any:
-            assert timeout == submit.LOOK_SECONDS
+            assert timeout == watch.LOOK_SECONDS
             if next(left, None) is not None:
                 raise TimeoutError
             return fetch.result(timeout)
@@ -289,8 +283,8 @@ def test_while_a_combined_result_is_on_its_way_its_workers_are_looked_for(
         looks.append(lookout)
         return look(lookout)
 
-    monkeypatch.setattr(submit, "_fetch", slow)
-    monkeypatch.setattr(submit._Lookout, "look", noted)
+    monkeypatch.setattr(submit, "fetch_of", slow)
+    monkeypatch.setattr(watch.Lookout, "look", noted)
     assert sorted(combined(client)) == [(place, 5 * place + 2) for place in range(7)]
     assert len(looks) >= 14, "twice for each"
 
@@ -298,7 +292,7 @@ def test_while_a_combined_result_is_on_its_way_its_workers_are_looked_for(
 def test_waiting_too_briefly_for_results_takes_none_from_others(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 1e-4)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 1e-4)
     for turn in range(3):
         results = run_bounded(client, large, [(i,) for i in range(40)], key=f"brief-{turn}")
         assert sorted(place for place, _ in results) == list(range(40))
@@ -360,7 +354,7 @@ MET = threading.Event()
 
 @pytest.mark.parametrize("kind", ["bounded", "sent"])
 def test_workers_that_join_are_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.05)
     MET.clear()
     BARRIERS["all"] = threading.Barrier(5)
     calls = [(place,) for place in range(40)]
@@ -382,8 +376,8 @@ def test_work_that_begins_while_its_workers_are_restarted_waits_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the check of a product does, or the counting of what was found."""
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)  # results too are to come within it
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)  # results too are to come within it
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
     ones, fours = (
         zarr.create_array(tmp_path / name, shape=(4, 4), dtype="f8", fill_value=value)
         for name, value in (("a", 1), ("f", 4))
@@ -474,7 +468,7 @@ def test_a_run_whose_workers_are_lost_before_its_first_task_waits_for_others(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were asked for their memory before; until tasks are handed out, all input files are looked at."""
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
     ones = zarr.create_array(tmp_path / "a", shape=(4, 4), dtype="f4", fill_value=1)
     (tmp_path / "text").write_bytes(b"every byte")
     told: list[str] = []
@@ -504,7 +498,7 @@ def test_a_run_whose_workers_have_all_ended_for_good_does_not_wait(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "nthreads", dict)
-    monkeypatch.setattr(submit, "why_none_comes_back", lambda client: "they have ended")
+    monkeypatch.setattr(watch, "why_none_comes_back", lambda client: "they have ended")
     with pytest.raises(ClusterError, match="the cluster has no workers any more: they have ended"):
         threads_of(client)
 
@@ -539,8 +533,8 @@ def test_a_run_without_workers_says_so_once_each_time(
     there: Callable[[float], bool], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, told = Sparse(there), []
-    monkeypatch.setattr(submit.time, "monotonic", lambda: client.now)
-    lookout = submit._Lookout(client, lambda text: told.append((client.now - 1000, text)))  # type: ignore[arg-type]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: client.now)
+    lookout = watch.Lookout(client, lambda text: told.append((client.now - 1000, text)))  # type: ignore[arg-type]
     for second in range(0, 120, 2):
         client.now = 1000.0 + second
         lookout.look()
@@ -591,17 +585,17 @@ def test_work_begins_when_its_workers_have_joined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client, told = Sparse(there), []
-    monkeypatch.setattr(submit, "time", SimpleNamespace(monotonic=lambda: client.now, sleep=client.sleep))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: client.now, sleep=client.sleep))
     with dask.config.set({"tilewright.workers": workers, "tilewright.join-seconds": seconds}):
         await_workers(client, waiting=told.append)  # type: ignore[arg-type]
     assert told == expected
-    assert until <= client.now - 1000 <= until + 2 * submit.JOIN_LOOK_SECONDS
+    assert until <= client.now - 1000 <= until + 2 * watch.JOIN_LOOK_SECONDS
 
 
 @pytest.mark.parametrize("seconds", [0, 300])
 def test_a_cluster_that_no_worker_joins_is_named(seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Sparse(lambda second: 0)
-    monkeypatch.setattr(submit, "time", SimpleNamespace(monotonic=lambda: client.now, sleep=client.sleep))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: client.now, sleep=client.sleep))
     match = f"tcp://host:8786 has no workers, and none has joined within {seconds} s; start some"
     with dask.config.set({"tilewright.join-seconds": seconds}), pytest.raises(ClusterError, match=match):
         await_workers(client)  # type: ignore[arg-type]
@@ -629,7 +623,7 @@ def every_kind_of_work(tmp_path: Path) -> dict[str, Callable[..., Any]]:
 def test_every_kind_of_work_waits_for_its_first_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.1)
     work = every_kind_of_work(tmp_path)
     with (
         LocalCluster(
@@ -703,8 +697,8 @@ def test_a_call_for_workers_is_not_left_behind() -> None:
 def test_a_run_that_waits_for_a_worker_says_so(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)  # results too are to come within it
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)  # results too are to come within it
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
     told: list[str] = []
     with (
         LocalCluster(n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
@@ -765,8 +759,8 @@ WAITS_FOR_BUSY = (
 def test_a_run_whose_workers_are_busy_says_so(
     kind: str, busy: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)  # results too are to come within it
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)  # results too are to come within it
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
     told: list[str] = []
 
     def waiting(text: str) -> None:
@@ -787,8 +781,8 @@ def test_a_run_whose_workers_are_busy_says_so(
 def test_every_kind_of_work_says_that_its_workers_are_busy(
     own_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
     for name, work in every_kind_of_work(tmp_path).items():
         other = occupy(own_client)
         told: list[str] = []
@@ -808,11 +802,11 @@ def test_every_kind_of_work_says_that_its_workers_are_busy(
 def test_a_run_whose_own_tasks_take_long_does_not_wait_for_workers(
     kind: str, own_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.04)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.04)
     BEGUN.clear()
     FREE.clear()
-    real, looks = submit._any_begun, []
+    real, looks = watch.any_begun, []
 
     def any_begun(client: Client, keys: list[str]) -> bool:
         assert BEGUN.wait(30)
@@ -821,7 +815,7 @@ def test_a_run_whose_own_tasks_take_long_does_not_wait_for_workers(
             FREE.set()
         return looks[-1]
 
-    monkeypatch.setattr(submit, "_any_begun", any_begun)
+    monkeypatch.setattr(watch, "any_begun", any_begun)
     calls: list[tuple[()]] = [()] * 3
     if kind == "bounded":
         results = run_bounded(own_client, wait_until_free, calls, key="long", waiting=pytest.fail)
@@ -840,9 +834,9 @@ def nothing(*parts: None) -> None:
 
 def test_where_nobody_can_tell_what_runs_nobody_is_told_to_wait(own_client: Client) -> None:
     """As where a worker is lost in that moment: the scheduler then answers with what it met."""
-    assert submit._any_begun(own_client, ["no such task"])
+    assert watch.any_begun(own_client, ["no such task"])
     own_client.close()
-    assert submit._any_begun(own_client, ["no such task"])
+    assert watch.any_begun(own_client, ["no such task"])
 
 
 def held_up(folder: Path, place: int) -> int:
@@ -930,7 +924,7 @@ def test_a_worker_that_leaves_without_work_of_the_run_is_no_loss(
     noted: list[Any], told: list[int | None]
 ) -> None:
     client, found = Leaving(noted), []
-    losses = submit._Losses(client, lambda *loss: found.append(loss), "tile-ab")  # type: ignore[arg-type]
+    losses = watch.Losses(client, lambda *loss: found.append(loss), "tile-ab")  # type: ignore[arg-type]
     for _ in range(3):
         losses.look()
         client.now += 1
@@ -940,12 +934,12 @@ def test_a_worker_that_leaves_without_work_of_the_run_is_no_loss(
 def test_every_kind_of_work_says_that_it_has_lost_a_worker(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = submit._Losses._workers
+    real = watch.Losses._workers
 
-    def workers(losses: submit._Losses) -> set[str]:
+    def workers(losses: watch.Losses) -> set[str]:
         return real(losses) | (set() if hasattr(losses, "_there") else {"tcp://gone:1"})
 
-    monkeypatch.setattr(submit._Losses, "_workers", workers)
+    monkeypatch.setattr(watch.Losses, "_workers", workers)
     nouns = {"matmul": "tile", "histogram": "piece", "dot": "piece", "verify": "panel"}
     for name, work in every_kind_of_work(tmp_path).items():
         heard: list[Event] = []
@@ -983,8 +977,8 @@ async def fail_hard(dask_worker: Worker) -> None:
 @pytest.mark.parametrize("kind", ["bounded", "sent", "combined", "held"])
 def test_work_whose_own_workers_ended_for_good_ends_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else can join a cluster that nobody else knows of."""
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
 
     def waiting(text: str) -> None:
         pytest.fail(text)
@@ -1035,7 +1029,7 @@ def test_workers_that_are_started_again_are_waited_for(
     client = Sparse(lambda second: 0)
     client.cluster = Pretended()
     monkeypatch.setitem(local_cluster._started, id(client.cluster), frozenset("ab"))
-    lookout = submit._Lookout(client, lambda text: None)  # type: ignore[arg-type]
+    lookout = watch.Lookout(client, lambda text: None)  # type: ignore[arg-type]
     with pytest.raises(ClusterError, match="2 workers started for it") if gone else nullcontext():
         lookout.look()
 
@@ -1055,8 +1049,8 @@ def until_met(condition: Callable[[], bool]) -> None:
 def test_a_product_whose_workers_are_lost_gives_notice_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.5)  # results too are to come within it
-    monkeypatch.setattr(submit, "WAIT_SECONDS", 0.4)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)  # results too are to come within it
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.4)
     monkeypatch.setattr(tiling, "LEAST_CHUNK_NBYTES", 1)
     monkeypatch.setattr(tiling, "SMALL_CHUNK_NBYTES", 1)
     monkeypatch.setattr(tiling, "MOST_CHUNK_NBYTES", 1024)
@@ -1119,7 +1113,7 @@ def test_a_scheduler_that_went_away_is_named(client: Client, monkeypatch: pytest
 def test_a_connection_that_was_lost_is_named_once(own_client: Client, fetched: bool) -> None:
     future = occupy(own_client)
     told = FutureCancelledError(
-        future.key, submit.CONNECTION_LOST, "Client lost the connection to the scheduler."
+        future.key, answers.CONNECTION_LOST, "Client lost the connection to the scheduler."
     )
     fetch: ConcurrentFuture[Any] = ConcurrentFuture()
     fetch.set_exception(FuturesCancelledError([CancelledFuturesGroup([told], told.reason)]))
@@ -1128,7 +1122,7 @@ def test_a_connection_that_was_lost_is_named_once(own_client: Client, fetched: b
             reason=told.reason, msg=told.msg
         )  # as a client does for all then
     with pytest.raises(ClusterError) as raised:
-        submit._result_of(future, 3, fetch if fetched else None)
+        answers.result_of(future, 3, fetch if fetched else None)
     FREE.set()
     where = own_client.scheduler.address
     assert str(raised.value) == (
@@ -1147,11 +1141,11 @@ def test_what_a_scheduler_answers_does_not_pass_for_its_absence(client: Client) 
             raise error
 
         with pytest.raises(type(error), match=str(error)):
-            submit._answer_of(client, ask)
+            answers.answer_of(client, ask)
 
 
 def meet(barrier_name: str, least: int) -> int:
-    tasks.make_room(least)
+    pool.make_room(least)
     return BARRIERS[barrier_name].wait(10)
 
 
@@ -1197,7 +1191,7 @@ def test_a_worker_goes_on_where_there_is_no_thread_to_make_room_with(monkeypatch
 def make_no_room() -> int:
     ROOMLESS.add(threading.current_thread())
     try:
-        tasks.make_room(3)
+        pool.make_room(3)
     finally:
         ROOMLESS.clear()
     return 3
@@ -1248,7 +1242,7 @@ def is_in_pool() -> bool:
 def out_and_back(workers: Callable[[], Any], seceded: bool = False, fails: bool = False) -> list[bool]:
     found = []
     with worker_client() if seceded else nullcontext():
-        with suppress(ZeroDivisionError), tasks.out_of_the_pool(workers):
+        with suppress(ZeroDivisionError), pool.out_of_the_pool(workers):
             found.append(is_in_pool())
             if fails:
                 raise ZeroDivisionError
@@ -1257,7 +1251,7 @@ def out_and_back(workers: Callable[[], Any], seceded: bool = False, fails: bool 
 
 
 async def on_the_loop(workers: Callable[[], Any]) -> None:
-    with tasks.out_of_the_pool(workers):
+    with pool.out_of_the_pool(workers):
         pytest.fail("nothing can be waited for here")
 
 
@@ -1272,7 +1266,7 @@ def test_a_task_leaves_its_pool_for_what_its_own_cluster_is_to_do(own_client: Cl
     assert found([address], fails=True) == [False, True]
     assert found(["tcp://of-another-cluster:1"]) == [True, True]
     assert found([address], seceded=True) == [False, False], "it stays out as long as that asks for"
-    with tasks.out_of_the_pool(pytest.fail):  # this thread runs no task
+    with pool.out_of_the_pool(pytest.fail):  # this thread runs no task
         pass
     with pytest.raises(ClusterError, match=f"worker {address} gives work to its own .* is not async"):
         own_client.submit(on_the_loop, lambda: [address]).result(60)
@@ -1285,7 +1279,7 @@ def test_a_task_whose_place_nobody_can_take_is_told(
         leave_pool(adjust=False)
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(tasks, "secede", secede)
+    monkeypatch.setattr(pool, "secede", secede)
     (address,) = own_client.nthreads()
     with pytest.raises(
         ClusterError, match=r"can't start new thread\); allow more threads there \(ulimit -u\)"
@@ -1310,13 +1304,13 @@ def test_a_client_that_is_closed_while_a_result_is_waited_for_is_named(own_clien
     """It cancels its tasks; the scheduler is fine."""
     ended, waits = own_client.submit(double, 1), own_client.submit(time.sleep, 0.2)
     wait(ended)
-    fetch = submit._fetch(own_client, waits)
+    fetch = submit.fetch_of(own_client, waits)
     own_client.close()
     fetched: ConcurrentFuture[Any] = ConcurrentFuture()
     fetched.set_exception(ValueError("it is closed"))
     for future, fetching in ((ended, None), (waits, None), (waits, fetch), (ended, fetched)):
         with pytest.raises(ClusterError, match=r"^the client is closed: .*; connect to a cluster anew"):
-            submit._result_of(future, 3, fetching)
+            answers.result_of(future, 3, fetching)
 
 
 def test_a_closed_client_that_is_asked_is_named(own_client: Client) -> None:
@@ -1391,7 +1385,7 @@ def test_workers_with_and_without_a_gpu_are_not_given_one_product(
 
     def answered(*facts: WorkerFacts) -> None:
         monkeypatch.setattr(
-            submit, "ask_all", lambda *_: {f"tcp://{i}": fact for i, fact in enumerate(facts)}
+            surveying, "ask_all", lambda *_: {f"tcp://{i}": fact for i, fact in enumerate(facts)}
         )
 
     answered(on_gpu, on_gpu, on_cpu)
@@ -1442,7 +1436,7 @@ def unloadable() -> None:
 
 def test_what_a_worker_meets_while_it_imports_is_told(client: Client) -> None:
     with pytest.raises(ClusterError, match=r"cannot say unloadable: OSError: libllvmlite\.so"):
-        submit.ask_all(client, Unloadable())
+        answers.ask_all(client, Unloadable())
 
 
 def test_a_result_that_cannot_be_fetched_is_no_failure_of_its_task(

@@ -20,13 +20,12 @@ from distributed import Client, LocalCluster, get_worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.pipeline.cluster import submit
-from tilewright.pipeline.cluster.submit import run_placed
+from tilewright.pipeline.cluster import pool, watch
 from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
 from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
+from tilewright.pipeline.product.execute import run_placed
 from tilewright.pipeline.product.placement import Placement, divide
-from tilewright.pipeline.worker import tasks
 from tilewright.pipeline.worker.panels import PanelCache
 
 F4 = np.dtype("f4")
@@ -328,7 +327,7 @@ def test_workers_of_one_thread_have_several_tiles_under_way(two: Any) -> None:
     eight = threading.Barrier(8)
 
     def work(address: str) -> None:
-        tasks.make_room(3)
+        pool.make_room(3)
         with lock:
             now[address] += 1
             most[address] = max(most[address], now[address])
@@ -366,7 +365,7 @@ def test_a_slow_worker_is_helped(two: Any) -> None:
 
 def test_a_worker_that_joins_gets_a_share(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, client = two
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.05)
     found: dict[int, str] = {}
     before = set(client.nthreads())
     joined, helps = threading.Event(), threading.Event()
@@ -390,7 +389,7 @@ def test_a_worker_that_joins_gets_a_share(two: Any, monkeypatch: pytest.MonkeyPa
 
 def test_the_tiles_of_a_worker_that_leaves_go_to_others(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, client = two
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.05)
     found: dict[int, str] = {}
     leaving: list[str] = []
     gone = threading.Event()
@@ -418,7 +417,7 @@ def test_the_tiles_of_a_worker_that_leaves_go_to_others(two: Any, monkeypatch: p
 def test_all_workers_may_be_lost_at_once(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks that were meant for one of them go to those that come in their place, under other names; so do tasks
     whose result was lost before it was asked for."""
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.2)
     found: Counter[int] = Counter()
     with (
         LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0") as cluster,
@@ -438,7 +437,7 @@ def test_a_scheduler_that_goes_away_meanwhile_is_named(two: Any, monkeypatch: py
     def lost() -> None:
         raise OSError("Timed out trying to connect")
 
-    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.05)
     results = placed(client, plan_of((5, 4), 2), where, 0.1)
     next(results)
     monkeypatch.setattr(client, "nthreads", lost)

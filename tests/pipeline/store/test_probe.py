@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, WrapperStore
 
 from tests.pipeline.store.odd_stores import ElsewhereStore, OddStore, scatter
-from tilewright.pipeline.cluster.submit import ask_all, can_work
+from tilewright.pipeline.cluster.answers import ask_all, can_work
 from tilewright.pipeline.errors import ClusterError, StoreError
 from tilewright.pipeline.store import probe as store_probe
 from tilewright.pipeline.store.probe import (

@@ -20,6 +20,7 @@ from tilewright.pipeline.text import lanes
 from tilewright.pipeline.text.corpus import Piece, cut_pieces, list_corpus
 from tilewright.pipeline.transfer.file_upload import Upload
 from tilewright.pipeline.worker import tasks
+from tilewright.pipeline.worker.survey import free_what_is_over
 
 
 class HostTally:
@@ -111,7 +112,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FREEING = pytest.mark.parametrize(
-    "free", [partial(tasks._free_what_is_over, "cuda"), tasks.release_memory], ids=["survey", "release"]
+    "free", [partial(free_what_is_over, "cuda"), tasks.release_memory], ids=["survey", "release"]
 )
 
 

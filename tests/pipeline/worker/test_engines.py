@@ -22,9 +22,10 @@ from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import place_of
 from tilewright.pipeline.store.region_write import RegionWrite
-from tilewright.pipeline.worker import engines, tasks
+from tilewright.pipeline.worker import engines
 from tilewright.pipeline.worker.engines import store_sum
 from tilewright.pipeline.worker.stream import Engine
+from tilewright.pipeline.worker.survey import worker_facts
 from tilewright.pipeline.worker.units import HostUnit
 
 __all__ = ["engine", "factors"]
@@ -251,7 +252,7 @@ def surveyed() -> Coroutine[Any, Any, Any]:
         memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=False),
         state=SimpleNamespace(nthreads=1),
     )
-    return tasks.worker_facts("cpu", False, worker)
+    return worker_facts("cpu", False, worker)
 
 
 def test_a_worker_can_be_surveyed_while_an_engine_is_made(

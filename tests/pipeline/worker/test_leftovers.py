@@ -18,8 +18,9 @@ from tests.pipeline.worker.test_stream import engine, factors
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.tracebacks import clear_frames
-from tilewright.pipeline.worker import engines, tasks
+from tilewright.pipeline.worker import engines
 from tilewright.pipeline.worker.loading import Loading, LoadsUnderWay
+from tilewright.pipeline.worker.survey import free_what_is_over
 from tilewright.pipeline.worker.units import HostUnit
 
 __all__ = ["engine", "factors", "registry"]
@@ -178,29 +179,29 @@ def test_before_memory_is_surveyed_cycles_are_collected_only_if_tiles_have_faile
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A run that follows another waits tens of milliseconds for it."""
-    tasks._free_what_is_over("cpu")
+    free_what_is_over("cpu")
     collected: list[bool] = []
     monkeypatch.setattr(engines.gc, "collect", lambda: collected.append(True))
     if failing is not None:
         fail(monkeypatch, failing)
     computed(product)
-    tasks._free_what_is_over("cpu")
+    free_what_is_over("cpu")
     engines.close_engine(product.run)
     engines.free_engine(product.run)
     for _ in range(2):
-        tasks._free_what_is_over("cpu")
+        free_what_is_over("cpu")
     assert len(collected) == (failing is not None)
 
 
 def test_cycles_are_collected_after_an_engine_that_could_not_be_made(
     product: Product, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks._free_what_is_over("cpu")
+    free_what_is_over("cpu")
     fail(monkeypatch, "tile_slots", 0)
     collected: list[bool] = []
     monkeypatch.setattr(engines.gc, "collect", lambda: collected.append(True))
     assert computed(product)
-    tasks._free_what_is_over("cpu")
+    free_what_is_over("cpu")
     assert collected == [True]
 
 

@@ -25,12 +25,13 @@ from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.product.execute import covered
 from tilewright.pipeline.store.arrays import as_stored_matrix
-from tilewright.pipeline.worker import stream, tasks, units
+from tilewright.pipeline.worker import stream, units
 from tilewright.pipeline.worker.engines import store_sum
 from tilewright.pipeline.worker.gpu_unit import CudaUnit
 from tilewright.pipeline.worker.loading import Move
 from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.stream import Engine
+from tilewright.pipeline.worker.survey import worker_facts
 from tilewright.pipeline.worker.units import HostUnit
 
 M, K, N = 150, 100, 90
@@ -641,14 +642,14 @@ def test_a_product_that_fails_on_the_gpu_fails_its_tile_alone(
 
 def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    monkeypatch.setattr(tasks, "start_compiler", lambda: started.append(True))
+    monkeypatch.setattr("tilewright.pipeline.worker.survey.start_compiler", lambda: started.append(True))
     worker = SimpleNamespace(
         contact_address="here",
         memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=0.75),
         state=SimpleNamespace(nthreads=3),
     )
     for loops in (False, True):
-        facts = asyncio.run(tasks.worker_facts("cpu", loops, worker))
+        facts = asyncio.run(worker_facts("cpu", loops, worker))
         assert isinstance(facts, WorkerFacts)
         assert (facts.device, facts.host_limit_nbytes) == ("cpu", 2**30)
         assert (facts.pause_nbytes, facts.threads) == (3 * 2**28, 3)
@@ -658,14 +659,14 @@ def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch
 @pytest.mark.gpu
 def test_a_worker_on_a_gpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    monkeypatch.setattr(tasks, "start_compiler", lambda: started.append(True))
-    monkeypatch.setattr(tasks, "answer_peers", lambda worker, arrival_of: None)
+    monkeypatch.setattr("tilewright.pipeline.worker.survey.start_compiler", lambda: started.append(True))
+    monkeypatch.setattr("tilewright.pipeline.worker.survey.answer_peers", lambda worker, arrival_of: None)
     worker = SimpleNamespace(
         contact_address="here",
         memory_manager=SimpleNamespace(memory_limit=2**30, memory_pause_fraction=0.8),
         state=SimpleNamespace(nthreads=1),
     )
-    facts = asyncio.run(tasks.worker_facts("cuda", False, worker))
+    facts = asyncio.run(worker_facts("cuda", False, worker))
     assert isinstance(facts, WorkerFacts)
     assert facts.device == "cuda"
     assert started == [True]

@@ -1,0 +1,284 @@
+"""What workers answer to a question, and what tasks give back: the worker's end of both, and the client's, where errors
+become ours."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import Future as ConcurrentFuture
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from distributed import Client, Future, get_worker
+from distributed.comm import CommClosedError
+from distributed.protocol import pickle
+from distributed.scheduler import KilledWorker
+
+from tilewright.kernels.gpu.memory import is_out_of_memory
+from tilewright.kernels.numbers import counted
+from tilewright.pipeline.cluster import identity
+from tilewright.pipeline.errors import (
+    ClusterError,
+    DamagedError,
+    DeviceMemoryError,
+    DocumentError,
+    RunEndedError,
+    TaskError,
+    TilewrightError,
+)
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Answer = TypeVar("Answer")
+
+MOST_NAMED = 3
+"""Workers that a message names."""
+
+CONNECTION_LOST = "scheduler-connection-lost"
+"""The reason that Dask gives for all tasks that it cancels then."""
+
+LASTING = (DamagedError, DocumentError, RunEndedError)
+"""Errors that a retry cannot help: they are about what is stored, or nobody waits for the answer any more."""
+
+
+class WorkersKilledError(TaskError):
+    """A task took down every worker that tried it. Callers add how to make such a task smaller."""
+
+
+class OtherCodeError(ClusterError):
+    """There are workers that run another Tilewright than this process."""
+
+
+class ResultLateError(Exception):
+    """A result has not come in time: its worker was lost with it, or it is large."""
+
+
+def answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
+    """What the scheduler answers; ClusterError where it does not, or where the client was closed meanwhile."""
+    try:
+        return ask()
+    except TilewrightError:
+        raise
+    except Exception as error:
+        # Dask raises CommClosedError for a connection that breaks, and a plain OSError for one that cannot be made.
+        # Subclasses of OSError, such as TimeoutError, are answers of a scheduler that is there.
+        if isinstance(error, CommClosedError) or type(error) is OSError:
+            raise ClusterError(
+                f"the scheduler went away: {error}; bring a cluster up and run it again"
+            ) from error
+        # The error of a client without a scheduler depends on how far it has come with closing.
+        if client.status == "running":
+            raise
+        raise _closed(client) from error
+
+
+def _closed(client: Client) -> ClusterError:
+    return ClusterError(
+        f"the client is {client.status}: its scheduler went away, or somebody closed it; connect to a cluster anew and"
+        " run it again"
+    )
+
+
+def cancel(client: Client, futures: list[Future]) -> None:
+    """Cancel what is outstanding. Where the scheduler or the client is gone, so are the tasks, and the error that says
+    so is being raised already: none is raised in its place."""
+    try:
+        answer_of(client, partial(client.cancel, futures, force=True))
+    except ClusterError as error:
+        logger.debug("%d tasks need not be cancelled: %s", len(futures), error)
+
+
+def run_on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """The function's result on each worker, by address, or the error that it, or the connection, failed with.
+
+    Raises ClusterError where the scheduler does not answer.
+    """
+    answers: dict[str, Any] = answer_of(client, partial(client.run, function, *arguments, on_error="return"))
+    return answers
+
+
+def ask_all(
+    client: Client, function: Callable[..., Any], *arguments: Any, workers: list[str] | None = None
+) -> dict[str, Any]:
+    """The function's result on each worker, or on those that are named, by address; workers lost meanwhile are left
+    out.
+
+    Raises
+    ------
+    ClusterError
+        The scheduler does not answer, a worker runs another Tilewright than this process, or the function fails on one.
+    """
+    question = pickle.dumps((function, arguments))
+    options = {"workers": workers, "on_error": "return"}
+    ask = partial(client.run, identity.answer, identity.HERE, question, **options)
+    return answers_of(function, answer_of(client, ask))
+
+
+def answers_of(function: Callable[..., Any], answered: dict[str, Any]) -> dict[str, Any]:
+    """What workers have answered, without those that were lost. Raises as ``ask_all`` does."""
+    answers, others = {}, []
+    for worker, answer in answered.items():
+        if isinstance(answer, identity.Differs):
+            others.append(answer)
+        elif isinstance(answer, OSError):
+            logger.warning("worker %s does not answer: %s: %s", worker, type(answer).__name__, answer)
+        elif isinstance(answer, identity.NoAnswerError):
+            raise ClusterError(
+                f"worker {worker} cannot say {function.__name__}: {answer}; look at its log, and mend that there, or"
+                " give the work a cluster without that worker"
+            ) from answer
+        elif isinstance(answer, BaseException) and not isinstance(answer, TilewrightError):
+            raise OtherCodeError(
+                f"worker {worker} cannot be asked for {function.__name__}: {type(answer).__name__}: {answer}; it needs"
+                f" the same version of Tilewright, {identity.HERE}, and of what that imports, as this process: install"
+                " them there, and start the worker anew"
+            ) from answer
+        else:
+            answers[worker] = answer
+    if others:
+        raise _other_code(others)
+    return answers
+
+
+def _other_code(found: Sequence[identity.Differs]) -> OtherCodeError:
+    """The error about workers that run another Tilewright than this process."""
+    named = [f"worker {one.worker} runs Tilewright {one.code}" for one in found[:MOST_NAMED]]
+    if len(found) > MOST_NAMED:
+        named.append(f"{counted(len(found) - MOST_NAMED, 'other worker')} another one")
+    checkout = ""
+    if any(one.code.version == identity.HERE.version for one in found):
+        checkout = f" (from a checkout: the same files in {' and '.join(identity.LAYERS)})"
+    return OtherCodeError(
+        f"{', '.join(named)}, and this process {identity.HERE}; their results could differ, so install the same"
+        f" version{checkout} on all workers and here, and start anew what was running before"
+    )
+
+
+def can_work() -> bool:
+    """Whether a worker can run tasks: one that can import this can import what they call."""
+    return True
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """The result of a task that failed with one of `LASTING`."""
+
+    kind: type[TilewrightError]
+    message: str
+
+
+def tried(
+    ours: identity.Code, function: Callable[..., Result], *arguments: Any
+) -> Result | _Failed | identity.Differs:
+    """``function(*arguments)``; what every task does.
+
+    Not on a worker that does not run ``ours``, the code of the client: it has joined since the others were asked, or
+    was started anew. It returns a `identity.Differs`.
+
+    An error of `LASTING` is returned as a `_Failed`, not raised: Dask would retry the task, and log each attempt. Nor
+    does a `_Failed` keep the error's frames, which hold buffers. A task that gets one as an argument returns it, and so
+    a `identity.Differs`.
+    """
+    if ours != identity.HERE:
+        return identity.Differs(identity.address_of(get_worker()), identity.HERE)
+    for argument in arguments:
+        if isinstance(argument, (_Failed, identity.Differs)):
+            return argument
+    try:
+        return function(*arguments)
+    except LASTING as error:
+        return _Failed(type(error), str(error))
+    except Exception as error:
+        _make_portable(error)
+        raise
+
+
+def _make_portable(error: Exception) -> None:
+    """Put text in place of what an error came from, if that cannot be sent to the client: libraries of servers raise
+    such errors, and Dask would send the text of the whole in place of our error."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        origin = error.__cause__ or error.__context__
+        error.__context__ = None
+        error.__cause__ = None if origin is None else RuntimeError(f"{type(origin).__name__}: {origin}")
+
+
+def begin(client: Client, work: Coroutine[Any, Any, Result]) -> ConcurrentFuture[Result]:
+    """Start this on the client's loop."""
+    try:
+        return asyncio.run_coroutine_threadsafe(work, client.loop.asyncio_loop)
+    except BaseException:
+        work.close()
+        raise
+
+
+def fetch_of(client: Client, future: Future) -> ConcurrentFuture[Any]:
+    """Start to fetch the result of a task. The fetch is never cancelled, even when nobody waits for it any more: Dask
+    fetches the results of several waits in one call, and cancelling that for one cancels it for all, later ones
+    included."""
+
+    async def result() -> Any:
+        (found,) = await client.gather([future], asynchronous=True)
+        return found
+
+    return begin(client, result())
+
+
+def result_of(
+    future: Future, retries: int, fetch: ConcurrentFuture[Any] | None = None, seconds: float | None = None
+) -> Any:
+    """The result of a task that is done, errors as ours; waits for ``fetch``, if given, at most ``seconds``."""
+    try:
+        result = future.result() if fetch is None or future.status == "error" else fetch.result(seconds)
+        if isinstance(result, _Failed):
+            raise result.kind(result.message)
+        if isinstance(result, identity.Differs):
+            raise _other_code([result])
+        return result
+    except TilewrightError:
+        raise
+    except (CancelledError, CommClosedError) as error:
+        if future.client.status in ("closing", "closed"):  # which cancels all that it holds
+            raise _closed(future.client) from error
+        if CONNECTION_LOST in str(error):  # its text is long, and the same for every task
+            raise ClusterError(
+                f"the connection to the scheduler at {future.client.scheduler.address} was lost; bring a cluster up"
+                " and run it again"
+            ) from error
+        if isinstance(error, CancelledError) and future.status == "finished":
+            raise _not_fetched(future, error) from error
+        raise ClusterError(
+            f"the scheduler went away, or cancelled task {future.key}: {error}; bring a cluster up and run it again"
+        ) from error
+    except KilledWorker as error:
+        raise WorkersKilledError(
+            f"task {future.key} took down every worker that tried it: {error}; look at the workers' logs, and give"
+            " them more memory"
+        ) from error
+    except Exception as error:
+        if isinstance(error, TimeoutError) and future.status != "error":
+            raise ResultLateError from error
+        if future.status != "error":  # the fetch failed, not the task
+            if future.client.status in ("closing", "closed"):
+                raise _closed(future.client) from error
+            raise _not_fetched(future, error) from error
+        if is_out_of_memory(error):
+            raise DeviceMemoryError(
+                f"task {future.key} ran out of memory {retries + 1} times, last with {type(error).__name__}: {error};"
+                " free memory there, or give the workers more of it or fewer threads"
+            ) from error
+        raise TaskError(
+            f"task {future.key} failed {retries + 1} times, last with {type(error).__name__}: {error}"
+        ) from error
+
+
+def _not_fetched(future: Future, error: BaseException) -> ClusterError:
+    return ClusterError(
+        f"the result of task {future.key} cannot be fetched: {type(error).__name__}: {error}; run it again, with a new"
+        " client if that was interrupted before"
+    )

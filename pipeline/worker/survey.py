@@ -1,0 +1,107 @@
+"""What the workers of a cluster have, asked before work is planned for them: the question, and what a worker does to
+answer it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+from distributed import Client
+
+from tilewright.kernels.cpu.loops import start_compiler, usable_cores
+from tilewright.kernels.gemm import scratch
+from tilewright.pipeline.cluster.answers import ask_all
+from tilewright.pipeline.cluster.identity import address_of
+from tilewright.pipeline.errors import ClusterError, TilewrightError
+from tilewright.pipeline.plan.facts import WorkerFacts, cores_here, pause_nbytes
+from tilewright.pipeline.thread_buffers import free_thread_buffers
+from tilewright.pipeline.worker.engines import arrival_of, close_idle_engines, collect_leftovers
+from tilewright.pipeline.worker.peers import answer_peers
+
+
+def survey(client: Client, device: str, *, loops: bool = True) -> list[WorkerFacts]:
+    """The facts about every worker that is there; unlike `await_workers` it waits for none.
+
+    loops: whether a CPU will need Numba's compiled loops.
+
+    Raises
+    ------
+    ClusterError
+        There are no workers, they would not all use the same kind of device, one of them cannot be asked or runs
+        another Tilewright than this process, or the scheduler does not answer.
+    """
+    facts: dict[str, WorkerFacts] = {}
+    for worker, answer in ask_all(client, worker_facts, device, loops).items():
+        if isinstance(answer, TilewrightError):
+            raise answer
+        facts[worker] = answer
+    if not facts:
+        raise ClusterError("the cluster has no workers; start some, or wait until they have joined")
+    kinds = {fact.device for fact in facts.values()}
+    if len(kinds) > 1:
+        raise ClusterError(
+            f"some of the {len(facts)} workers have a GPU and some have none; say --device cpu to use the CPU on"
+            " all, or give the work a cluster whose workers are alike"
+        )
+    return list(facts.values())
+
+
+async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | TilewrightError:
+    """Describe this worker and resolve ``device`` (``auto``, ``cuda`` or ``cpu``) on it.
+
+    loops: whether work on a CPU will need compiled loops, so that Numba should start now. ``dask_worker`` is filled in
+    by `identity.answer`, which calls this on the worker's event loop. What may take long runs in threads: the first
+    look for a GPU; then `free_what_is_over`, which on a GPU's worker is the first to import numba.cuda and makes the
+    context that the loop is attached to afterwards.
+
+    A TilewrightError (``cuda`` was asked for and this worker has no usable GPU) is returned, not raised: the worker
+    would log a raised one at length.
+    """
+    from tilewright.kernels.gpu.device_choice import resolve_device
+
+    limit = dask_worker.memory_manager.memory_limit
+    pause = pause_nbytes(limit, dask_worker.memory_manager.memory_pause_fraction)
+    try:
+        found = await asyncio.to_thread(resolve_device, device)
+    except TilewrightError as error:
+        return error
+    if loops or found == "cuda":  # a GPU's bytes are moved by loops on the CPU, whatever it computes
+        start_compiler()  # while the job is planned and its first bytes are read
+    await asyncio.to_thread(free_what_is_over, found)
+    name, free = "CPU", None
+    if found == "cuda":
+        from numba import cuda
+
+        answer_peers(dask_worker, arrival_of)
+        context = cuda.current_context()  # attaches the event loop to the GPU too, for `end_run`
+        context.memory_manager.deallocations.clear()  # frees what Numba has queued for deallocation
+        free = int(context.get_memory_info().free)
+        name = cuda.get_current_device().name
+        name = name.decode() if isinstance(name, bytes) else str(name)
+    cores = cores_here(), usable_cores(), os.cpu_count() or 1
+    threads = dask_worker.state.nthreads
+    return WorkerFacts(found, name, free, limit or None, *cores, address_of(dask_worker), pause, threads)
+
+
+def free_what_is_over(device: str) -> None:
+    """Free what no run uses here any more; waits for ending threads and for the GPU's pending work."""
+    if device == "cuda":
+        from numba import cuda
+
+        cuda.current_context()  # attaches this thread to the GPU before device memory is freed
+    close_idle_engines()
+    collect_leftovers()
+    free_thread_buffers()
+    if device == "cuda":
+        scratch.release()  # workspace of past runs' streams; this run's stream gets its own
+        free_texts_here()
+
+
+def free_texts_here() -> None:
+    """Free what counting text left on the GPU, if this process has counted any."""
+    if "tilewright.pipeline.text.lanes" in sys.modules:
+        from tilewright.pipeline.text.lanes import free_texts
+
+        free_texts()
