@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -27,6 +26,7 @@ from tilewright.pipeline.plan.facts import Sharers, WorkerFacts, cores_here, pau
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.told import Found, Product, TileReport
 from tilewright.pipeline.thread_buffers import free_thread_buffers
+from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import (
     arrival_of,
     close_engine,
@@ -96,15 +96,7 @@ def _free_what_is_over(device: str) -> None:
     free_thread_buffers()
     if device == "cuda":
         scratch.release()  # workspace of past runs' streams; this run's stream gets its own
-        _free_texts()
-
-
-def _free_texts() -> None:
-    """Free what counting text left on the GPU, if this process has counted any."""
-    if "tilewright.pipeline.text.lanes" in sys.modules:
-        from tilewright.pipeline.text.lanes import free_texts
-
-        free_texts()
+        free_device_memory()
 
 
 def make_room(least: int) -> None:
@@ -275,7 +267,7 @@ def release_memory() -> None:
     gc.collect()
     free_thread_buffers()
     scratch.release()
-    _free_texts()
+    free_device_memory()
 
 
 async def end_past_runs(place: str, run: str) -> None:
