@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, types
 
+from tilewright.kernels.dots.block_sums import MAX_BLOCKS, THREADS, accumulator_type, block_sum_of
 from tilewright.kernels.elements import numba_type
 from tilewright.kernels.errors import OptionError
 from tilewright.kernels.gpu import launch
@@ -28,9 +29,6 @@ from tilewright.kernels.mutex import lock, unlock
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.widths import is_integer
 
-THREADS = 32 if SIMULATOR else 256
-MAX_BLOCKS = 1056
-"""Eight blocks for each of 132 multiprocessors, the most a current GPU has; smaller GPUs run them in turn."""
 UNROLL = 8
 """Elements of each vector that a thread has under way at once: what it takes to keep the memory busy."""
 FINISHES = ("second-pass", "host", "atomic", "mutex")
@@ -40,40 +38,9 @@ STREAMS = 4
 """Pieces under way at once, each filled by a host thread: one thread copies far slower than the bus reads."""
 
 
-def accumulator_type(result: np.dtype) -> Any:
-    """The Numba type in which products are added up: integers modulo 2^32 or 2^64, all else in double
-    precision.
-    """
-    if result.kind in "iu":
-        narrow, wide = (types.int32, types.int64) if result.kind == "i" else (types.uint32, types.uint64)
-        return wide if result.itemsize == 8 else narrow
-    return types.complex128 if result.kind == "c" else types.float64
-
-
 def grid(length: int) -> int:
     """Blocks for vectors of this length; at least one, which then writes the zero of empty vectors."""
     return max(1, min(MAX_BLOCKS, ceil_div(length, THREADS * UNROLL)))
-
-
-@functools.cache
-def block_sum_of(accumulator: Any) -> Any:
-    """``block_sum(value)`` of a block of `THREADS`: the sum of every thread's value, by halves, in thread
-    0."""
-
-    @cuda.jit(device=True, inline="always")
-    def block_sum(value):  # type: ignore[no-untyped-def]
-        shared = cuda.shared.array(THREADS, accumulator)
-        thread = cuda.threadIdx.x
-        shared[thread] = value
-        half = THREADS // 2
-        while half > 0:
-            cuda.syncthreads()  # the upper half's sums are in before the lower half reads them
-            if thread < half:
-                shared[thread] += shared[thread + half]
-            half //= 2
-        return shared[0]
-
-    return block_sum
 
 
 @functools.cache

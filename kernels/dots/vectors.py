@@ -15,7 +15,7 @@ import numpy as np
 from numba import cuda, types, uint32, uint64
 from numba.np.numpy_support import from_dtype
 
-from tilewright.kernels.dots.device import THREADS, block_sum_of
+from tilewright.kernels.dots.block_sums import THREADS, block_sum_of
 from tilewright.kernels.gpu import launch
 from tilewright.kernels.gpu.compiled import compile_kernel
 from tilewright.kernels.gpu.device_array import address
@@ -28,7 +28,7 @@ VECTOR = 16
 UNROLL = 4
 """Loads of each vector that a thread has under way at once."""
 BLOCKS_PER_MULTIPROCESSOR = 8
-"""Of `dot_device.MAX_BLOCKS`, on the GPU with the most multiprocessors."""
+"""Of `block_sums.MAX_BLOCKS`, on the GPU with the most multiprocessors."""
 
 
 def _reader(dtype: np.dtype, factor: Any) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def _reader(dtype: np.dtype, factor: Any) -> Callable[..., Any]:
 def source(dtype: np.dtype, accumulator: Any, conjugate: bool) -> Callable[..., None]:
     """``partial_sums(x, y, length, partials)`` for two vectors of ``dtype``, as a plain function.
 
-    accumulator: the Numba type of the sums, `dot_device.accumulator_type` of a result of the same kind as ``dtype``;
+    accumulator: the Numba type of the sums, `block_sums.accumulator_type` of a result of the same kind as ``dtype``;
     integers may be narrower or wider than it.
     ``x`` and ``y`` are addresses, multiples of 16; ``length`` counts elements; ``partials`` has an
     accumulator for each block, and all are written. Complex numbers are read as the pairs of reals they are.
@@ -175,7 +175,7 @@ def signature(accumulator: Any) -> Any:
 
 
 def launch_bounds(dtype: np.dtype) -> tuple[int, int]:
-    """Threads of a block, and how many blocks must fit a multiprocessor: all that `dot_device.MAX_BLOCKS` gives it, or
+    """Threads of a block, and how many blocks must fit a multiprocessor: all that `block_sums.MAX_BLOCKS` gives it, or
     half of them, so that none is left to run almost alone. Integers of 16 bits need so many registers that only half
     fit.
     """

@@ -50,7 +50,7 @@ def workspace_nbytes(
     partial sums of a small C, or of a strip of a large one, with a long k. Each kernel keeps to a bound of its own, and
     gives back what it borrowed before the next begins.
     """
-    from tilewright.kernels.gemm.cores import repitch, skinny_launch, warp_tiled_launch
+    from tilewright.kernels.gemm.cores import repitch, skinny_launch, warp_tiled_cut
     from tilewright.kernels.gemm.exact import exact_integer
     from tilewright.kernels.gemm.hopper import float_operand
 
@@ -71,7 +71,7 @@ def workspace_nbytes(
     return max(
         most,
         skinny_launch.most_nbytes(m, n, k, dtype),
-        warp_tiled_launch.most_nbytes(m, n, k, dtype),
+        warp_tiled_cut.most_nbytes(m, n, k, dtype),
         0 if _aligned(m, n, k, dtype.itemsize, parent) else repitch.most_nbytes(m, n, k, dtype),
     )
 

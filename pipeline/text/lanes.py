@@ -4,10 +4,9 @@ A lane is what one reading thread needs: two blocks of pinned memory, two on the
 block while the other is copied and counted, and waits only for the block it is about to fill. All lanes of a task add
 to one tally: counts that stay on the device until the task has read everything. Plain text of large files takes a
 shorter way: all lanes of a task fill one text on the device, by loops without the interpreter's lock and on one stream,
-and it is counted in one launch. All of these are made once and kept by the process: pinning takes 0.4 s a GiB, and
-allocating device memory makes the whole device wait. Only texts, up to 512 MiB for each of a worker's threads, are
-freed when another job begins, since its plan is made from what is free, and the rest when that is a product, whose plan
-counts no pinned memory but its own.
+and it is counted in one launch. All of these are made once and kept by the process (`transfer/lane.py`). Only texts,
+up to 512 MiB for each of a worker's threads, are freed when another job begins, since its plan is made from what is
+free, and the rest when that is a product, whose plan counts no pinned memory but its own.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numba import cuda
 
 from tilewright.kernels.gpu.device_array import address
-from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.gpu.lock_keeping import LockKeepingStream
 from tilewright.kernels.gpu.transfer import pinned_bytes, upload_stream
 from tilewright.kernels.histograms.offsets import DocumentOffsets
@@ -34,65 +32,53 @@ from tilewright.pipeline.text.corpus import Piece
 from tilewright.pipeline.transfer import file_upload
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, Rectangle
 from tilewright.pipeline.transfer.file_upload import Upload
+from tilewright.pipeline.transfer.lane import Lane, Spares, untimed_event
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
-from tilewright.pipeline.transfer.lane_copies import lane_words
 
 TEXT_STEP_NBYTES = 32 * 2**20
 """Memory for texts is allocated in multiples of this, so that a piece can reuse the memory of one of nearly the same
 size."""
 
 
-def _event() -> Any:
-    """An event without timing, which would slow down recording; the simulator has only one kind."""
-    return cuda.event() if SIMULATOR else cuda.event(timing=False)
-
-
-class Lane:
-    """Two pinned blocks, two device blocks and a stream; used by one thread at a time."""
+class CountingLane(Lane):
+    """A lane with two blocks on the device and a stream, which counts what lies in them."""
 
     def __init__(self) -> None:
         self.stream = cuda.stream()
-        self._host = [pinned_bytes(LANE_NBYTES + EXTRA_NBYTES) for _ in range(2)]
+        host = [pinned_bytes(LANE_NBYTES + EXTRA_NBYTES) for _ in range(2)]
         self._device = [cuda.device_array(LANE_NBYTES + EXTRA_NBYTES, np.uint8) for _ in range(2)]
-        self._free = [_event() for _ in range(2)]
-        """For each block, the event that it has been copied and counted; an event never recorded counts as passed."""
-        self._all = _event()
-        self._turn = 0
+        super().__init__(host)
+        self._all = untimed_event()
         self.waited = 0.0
         """Seconds that `buffer` spent waiting for the device."""
-        self._to_text = None if SIMULATOR else lane_words(self._host, self._free, upload_stream())
         self._keeping = LockKeepingStream(self.stream)
 
     def move(self, upload: Upload) -> tuple[float, float]:
         """Take part in an upload until nothing is left to move; returns seconds of reading and of waiting for the
         device."""
-        assert self._to_text is not None
-        return upload.run(self._to_text)
+        return upload.run(self.to_gpu)
 
     def all_given(self) -> Any:
         """The event that all work given to this lane so far is done; valid until the next call."""
         self._keeping.record(self._all)
         return self._all
 
-    def settle(self) -> None:
-        """Wait until the device is done with both blocks."""
-        for free in self._free:
-            self._keeping.wait(free)
+    def _wait(self, event: Any) -> None:
+        self._keeping.wait(event)
 
     def buffer(self) -> np.ndarray:
         """The block to fill next, uint8[LANE_NBYTES + EXTRA_NBYTES], once the device is done with it."""
-        self._turn ^= 1
         start = time.perf_counter()
-        self._keeping.wait(self._free[self._turn])
+        block = self.block()
         self.waited += time.perf_counter() - start
-        return self._host[self._turn]
+        return block
 
     def add(self, block: Block, kind: Kind, tally: Tally) -> None:
         """Copy a block that lies in the last buffer, and add its counts, as one text, to the tally; returns before that
         is done."""
         device = self._upload(block)
         add_counts(device, 0, len(block.data), block.start, block.stop, kind, tally.counts, self._keeping)
-        self._keeping.record(self._free[self._turn])
+        self._keeping.record(self.passed)
 
     def rows(self, block: Block, kind: Kind) -> np.ndarray:
         """Counts of a block that lies in the last buffer: int64[(documents, bins)]; for a stretch, int64[(1, bins)]."""
@@ -186,14 +172,14 @@ class Tally:
         self.stream = cuda.stream()
         self._keeping = LockKeepingStream(self.stream)
         self._host: np.ndarray = pinned_bytes(8 * bins).view(np.int64)
-        self._uploads, self._uploaded = LockKeepingStream(upload_stream()), _event()
+        self._uploads, self._uploaded = LockKeepingStream(upload_stream()), untimed_event()
 
     def clear(self) -> None:
         """Set all counts to zero; lanes may add once it returns."""
         clear(self.counts, self.stream)
         self.stream.synchronize()
 
-    def follow(self, lane: Lane) -> None:
+    def follow(self, lane: CountingLane) -> None:
         """Make reading the counts wait for all work given to the lane so far."""
         self._keeping.follow(lane.all_given())
 
@@ -243,71 +229,42 @@ def borrowed_text(piece: Piece, kind: Kind) -> Iterator[Text]:
     cuda.current_context()
     begin, end, place = _spans(piece, kind)[-1]
     nbytes = max(1, place + end - begin)
-    memory = None
-    with suppress(IndexError):
-        memory = _spare_texts.pop()
+    memory = _spare_texts.take()
     if memory is None or memory.size < nbytes:
         memory = None  # freed before more is allocated
         memory = cuda.device_array(round_up(nbytes, TEXT_STEP_NBYTES), np.uint8)
     try:
         yield Text(piece, kind, memory)
     finally:
-        _spare_texts.append(memory)
+        _spare_texts.put(memory)
 
 
-def free_texts() -> None:
-    """Free the device memory of texts that no task uses; call it from a thread that is attached to the GPU."""
-    _spare_texts.clear()
-
-
-def free_lanes() -> int:
-    """Free the lanes and tallies that no task uses; returns how many there were.
-
-    Call it from a thread that is attached to the GPU.
-    """
-    freed = 0
-    kept: list[list[Any]] = [_spare_lanes, *_spare_tallies.values()]
-    for spare in kept:
-        with suppress(IndexError):  # a task may take the last one
-            while spare:
-                spare.pop().settle()
-                freed += 1
-    return freed
-
-
-_spare_texts: list[Any] = []
-_spare_lanes: list[Lane] = []
-_spare_tallies: dict[int, list[Tally]] = {}
+_spare_texts: Spares[Any] = Spares(lambda: None, pinned=False)
+_spare_lanes = Spares(CountingLane)
+_spare_tallies = Spares(Tally)
 
 
 @contextmanager
-def borrowed_lane() -> Iterator[Lane]:
+def borrowed_lane() -> Iterator[CountingLane]:
     """A lane of this process for one thread; blocks still being counted when it is returned delay only the next
     borrower."""
     cuda.current_context()  # attaches the thread to the GPU: pool threads are not attached
-    lane = None
-    with suppress(IndexError):
-        lane = _spare_lanes.pop()
-    lane = Lane() if lane is None else lane
+    lane = _spare_lanes.take()
     lane.waited = 0.0
     try:
         yield lane
     finally:
-        _spare_lanes.append(lane)
+        _spare_lanes.put(lane)
 
 
 @contextmanager
 def borrowed_tally(bins: int) -> Iterator[Tally]:
     """A tally of this process for one task, all zero."""
     cuda.current_context()
-    spare = _spare_tallies.setdefault(bins, [])
-    tally = None
-    with suppress(IndexError):
-        tally = spare.pop()
-    tally = Tally(bins) if tally is None else tally
+    tally = _spare_tallies.take(bins)
     tally.clear()
     try:
         yield tally
     finally:
         tally.settle()  # after a failure, earlier blocks are still being counted
-        spare.append(tally)
+        _spare_tallies.put(tally, bins)

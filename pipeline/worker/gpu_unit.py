@@ -6,7 +6,6 @@ Nothing of CUDA is imported until a unit is made, so that CPU-only processes can
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -33,6 +32,7 @@ from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
 from tilewright.pipeline.store.region_read import FilePart, RegionRead, region_reads, region_uploads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
+from tilewright.pipeline.transfer.lane import Lane, Spares, free_pinned
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
 from tilewright.pipeline.worker.loading import Loading, Move
 from tilewright.pipeline.worker.panels import Placed, shaped
@@ -62,70 +62,28 @@ LOOP_BLOCK_NBYTES = 2**20
 Larger blocks are no faster there, and take CPU cache from the threads that read (`lane_blocks`)."""
 
 
-class _Lane:
-    """Two blocks of pinned memory, for one thread that moves bytes to or from the GPU."""
-
-    def __init__(self) -> None:
-        from numba import cuda
-
-        from tilewright.pipeline.transfer.lane_copies import lane_words
-
-        with allocating("pinned memory for one thread that reads or writes", LANE_NBYTES, on_gpu=False):
-            memory = pinned_bytes(LANE_NBYTES)
-        self._blocks = memory[:BLOCK_NBYTES], memory[BLOCK_NBYTES : 2 * BLOCK_NBYTES]
-        self._passed = cuda.event(timing=False), cuda.event(timing=False)
-        self._turn = 0
-        self.to_gpu = lane_words(self._blocks, self._passed, upload_stream())
-        self.from_gpu = lane_words(self._blocks, self._passed, download_stream())
-        """The lane as loops outside the interpreter take it, for each direction; all lanes share one stream a
-        direction."""
-
-    def block(self) -> np.ndarray:
-        """The block used longest ago, once its last transfer has completed."""
-        self._turn = 1 - self._turn
-        self._passed[self._turn].synchronize()
-        return self._blocks[self._turn]
-
-    def sent(self, stream: Any) -> Any:
-        """Mark the last block as in use until the stream passes this point; returns the event for that."""
-        passed = self._passed[self._turn]
-        passed.record(stream)
-        return passed
-
-    def settle(self) -> None:
-        """Wait until nothing is copied from or to its blocks any more."""
-        for passed in self._passed:
-            passed.synchronize()
+def _lane() -> Lane:
+    with allocating("pinned memory for one thread that reads or writes", LANE_NBYTES, on_gpu=False):
+        memory = pinned_bytes(LANE_NBYTES)
+    return Lane((memory[:BLOCK_NBYTES], memory[BLOCK_NBYTES : 2 * BLOCK_NBYTES]))
 
 
-_spare_lanes: list[_Lane] = []
-"""Lanes of past runs, kept by the process: pinning memory takes 0.4 s a GiB."""
-_spare_lanes_lock = threading.Lock()
+_spare_lanes = Spares(_lane)
+"""Lanes of past runs."""
 
 
-def _lanes(count: int) -> list[_Lane]:
+def _lanes(count: int) -> list[Lane]:
     """``count`` lanes, spare ones first. If one cannot be made, those there are stay spare."""
-    _free_spare(count)
-    with _spare_lanes_lock:
-        while len(_spare_lanes) < count:
-            _spare_lanes.append(_Lane())
-        return [_spare_lanes.pop() for _ in range(count)]
-
-
-def _free_spare(count: int) -> None:
-    """Free the spare lanes beyond ``count``, and those of text: a plan counts its own pinned memory alone."""
-    from numba import cuda
-
-    with _spare_lanes_lock:
-        beyond = [_spare_lanes.pop() for _ in range(len(_spare_lanes) - count)]
-    freed = len(beyond)
-    while beyond:
-        beyond.pop().settle()
-    # Not imported where no text was counted.
-    if (lanes := sys.modules.get("tilewright.pipeline.text.lanes")) is not None:
-        freed += lanes.free_lanes()
-    if freed:
-        cuda.current_context().memory_manager.deallocations.clear()  # Numba only queues what is to be freed
+    free_pinned(_spare_lanes, count)
+    taken: list[Lane] = []
+    try:
+        while len(taken) < count:
+            taken.append(_spare_lanes.take())
+    except BaseException:
+        for lane in taken:
+            _spare_lanes.put(lane)
+        raise
+    return taken
 
 
 class GpuSharedMemory:
@@ -301,7 +259,7 @@ class CudaUnit:
         return slots
 
     @contextmanager
-    def _lane(self) -> Iterator[_Lane]:
+    def _lane(self) -> Iterator[Lane]:
         self._cuda.current_context()  # attaches the thread to the GPU: pool threads are not attached
         lane = self._lanes.get()
         try:
@@ -427,14 +385,14 @@ class CudaUnit:
         corner = tile.address(rows.start, columns.start)
         moving = [0.0]
 
-        def start(lane: _Lane, row: int, column: int, extent: tuple[int, int]) -> tuple[np.ndarray, Any]:
+        def start(lane: Lane, row: int, column: int, extent: tuple[int, int]) -> tuple[np.ndarray, Any]:
             """Start copying a rectangle into the lane's next block; returns the block and the event of its arrival."""
             staged = shaped(lane.block().view(tile.dtype), extent)
             source = corner + row * pitch + column * item
             download_rectangle(source, pitch, staged, self._download_stream)
             return staged, lane.sent(self._download_stream)
 
-        def bands(lane: _Lane) -> Iterator[np.ndarray]:
+        def bands(lane: Lane) -> Iterator[np.ndarray]:
             # While one band is written, the next is copied into the other block, whose band has been written already.
             parts = list(_bands((height, width), item))
             row = np.empty((1, width), tile.dtype) if parts[0][2][1] < width else None
@@ -454,7 +412,7 @@ class CudaUnit:
                         yield rounded(row, dtype)
                 clock = time.perf_counter()
 
-        def fill(lane: _Lane, descriptor: int, zstd: Zstd | None) -> bool:
+        def fill(lane: Lane, descriptor: int, zstd: Zstd | None) -> bool:
             rectangle = corner, pitch, height, width * item
             if zstd is None:
                 good, _, waiting = self._download.store(
@@ -477,9 +435,8 @@ class CudaUnit:
         self._cuda.current_context()
         if self.shared is not None:
             self.shared.close()
-        with _spare_lanes_lock:
-            while not self._lanes.empty():
-                _spare_lanes.append(self._lanes.get())
+        while not self._lanes.empty():
+            _spare_lanes.put(self._lanes.get())
 
 
 def _bands(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[int, int, tuple[int, int]]]:

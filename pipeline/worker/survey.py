@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from typing import Any
 
 from distributed import Client
@@ -17,6 +16,7 @@ from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.errors import ClusterError, TilewrightError
 from tilewright.pipeline.plan.facts import WorkerFacts, cores_here, pause_nbytes
 from tilewright.pipeline.thread_buffers import free_thread_buffers
+from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import arrival_of, close_idle_engines, collect_leftovers
 from tilewright.pipeline.worker.peers import answer_peers
 
@@ -96,12 +96,4 @@ def free_what_is_over(device: str) -> None:
     free_thread_buffers()
     if device == "cuda":
         scratch.release()  # workspace of past runs' streams; this run's stream gets its own
-        free_texts_here()
-
-
-def free_texts_here() -> None:
-    """Free what counting text left on the GPU, if this process has counted any."""
-    if "tilewright.pipeline.text.lanes" in sys.modules:
-        from tilewright.pipeline.text.lanes import free_texts
-
-        free_texts()
+        free_device_memory()

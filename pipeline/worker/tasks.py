@@ -21,6 +21,7 @@ from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.told import Found, Product, TileReport
 from tilewright.pipeline.thread_buffers import free_thread_buffers
+from tilewright.pipeline.transfer.lane import free_device_memory
 from tilewright.pipeline.worker.engines import (
     close_engine,
     close_engines_writing,
@@ -30,7 +31,6 @@ from tilewright.pipeline.worker.engines import (
     store_sum,
 )
 from tilewright.pipeline.worker.peers import WorkerPeers
-from tilewright.pipeline.worker.survey import free_texts_here
 
 TILES_UNDER_WAY = 4
 """The least number of tiles that a GPU has under way, however few threads its worker has: one is read, one multiplied,
@@ -129,7 +129,7 @@ def release_memory() -> None:
     gc.collect()
     free_thread_buffers()
     scratch.release()
-    free_texts_here()
+    free_device_memory()
 
 
 async def end_past_runs(place: str, run: str) -> None:

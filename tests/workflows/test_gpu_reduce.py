@@ -111,11 +111,11 @@ def test_lanes_and_tallies_are_kept(client: Client, large: Path) -> None:
             stack.enter_context(lanes.borrowed_lane())
         for _ in range(tasks):
             stack.enter_context(lanes.borrowed_tally(bins))
-    made = set(lanes._spare_lanes), set(lanes._spare_tallies[bins])
+    made = set(lanes._spare_lanes.kept()), set(lanes._spare_tallies.kept(bins))
     with dask.config.set({"tilewright.read-threads": threads, "tilewright.decompress-threads": threads}):
         for _ in range(3):
             on_both(client, [large], "bigram", False)
-            assert (set(lanes._spare_lanes), set(lanes._spare_tallies[bins])) == made
+            assert (set(lanes._spare_lanes.kept()), set(lanes._spare_tallies.kept(bins))) == made
 
 
 def test_text_that_the_gpu_has_no_room_for_is_counted_block_by_block(

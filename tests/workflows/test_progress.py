@@ -12,7 +12,8 @@ from rich.console import Console
 from tilewright.pipeline.events import Notice, UnitDone, WorkDone, WorkPlanned, on_waiting
 from tilewright.workflows import progress
 from tilewright.workflows.display import Display, display
-from tilewright.workflows.progress import Counting, Lines, Tally, listening
+from tilewright.workflows.progress import Counting, Lines, listening
+from tilewright.workflows.tally import Tally
 
 PLANNED = WorkPlanned("matmul", 10, 4, "tiles", 6000, 600)
 

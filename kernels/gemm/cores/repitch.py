@@ -20,6 +20,7 @@ from numba import cuda
 
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.launch import enqueue
 from tilewright.kernels.numbers import ceil_div, round_up
 from tilewright.kernels.ptx.memory import VECTOR_NBYTES
@@ -76,6 +77,16 @@ class Matrix(NamedTuple):
 def lines_aligned(pointer: int, pitch: int, count: int) -> bool:
     """Whether so many lines, ``pitch`` bytes from one to the next, all begin at multiples of 16 bytes."""
     return pointer % VECTOR_NBYTES == 0 and (pitch % VECTOR_NBYTES == 0 or count == 1)
+
+
+def as_unsigned(dtype: np.dtype) -> np.dtype:
+    """The dtype, or for signed integers the unsigned one, whose sums and products have the same bits."""
+    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "i" else dtype
+
+
+def matrix(array: Any) -> Matrix:
+    """A device array as a matrix; integers as unsigned ones."""
+    return Matrix(address(array), array.shape, array.strides, as_unsigned(array.dtype))
 
 
 def pitch(length: int, itemsize: int) -> int:

@@ -28,6 +28,8 @@ import numpy as np
 
 from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
 from tilewright.kernels.gemm.cores import matvec, skinny
+from tilewright.kernels.gemm.cores.partial_sums import enqueue_sum
+from tilewright.kernels.gemm.cores.repitch import Matrix, as_unsigned, matrix
 from tilewright.kernels.gemm.cores.skinny import (
     CHUNK_NBYTES,
     LINE_CHUNKS,
@@ -37,10 +39,10 @@ from tilewright.kernels.gemm.cores.skinny import (
     shared_nbytes,
 )
 from tilewright.kernels.gemm.cores.warp_tiled_cut import MAX_PARTIAL_NBYTES
-from tilewright.kernels.gemm.cores.warp_tiled_launch import Matrix, as_unsigned, enqueue_sum, matrix
-from tilewright.kernels.gemm.cores.warp_tiled_launch import supports as tiled_supports
+from tilewright.kernels.gemm.cores.warp_tiled_cut import supports as tiled_supports
 from tilewright.kernels.gemm.scratch import borrowed
-from tilewright.kernels.gemm.tensor import double_tensor_core as tensor
+from tilewright.kernels.gemm.tensor import double_mma as tensor
+from tilewright.kernels.gemm.tensor import double_mma_launch as tensor_launch
 from tilewright.kernels.gpu.compiled import multiprocessors
 from tilewright.kernels.gpu.device_choice import capability, current_device
 from tilewright.kernels.gpu.launch import enqueue
@@ -48,6 +50,9 @@ from tilewright.kernels.numbers import ceil_div, power_of_two
 
 WIDEST = 64
 """The thin side's greatest length."""
+THIN_STRIPS = 32
+"""Strips of C of up to this many rows or columns go to the kernel of thin products, where it takes the dtype: those of
+`double_tensor_core` too. How wide a strip is cut off here, for whichever kernel, is `warp_tiled_cut.STRIP`."""
 INTEGERS = tuple(np.dtype(name) for name in ("uint32", "uint64"))
 """Signed ones have the same sums and products, bit for bit."""
 DTYPES = matvec.DTYPES + INTEGERS
@@ -274,7 +279,7 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
 
     def multiply(rows: Matrix, out: Matrix, add: bool) -> None:
         if on_tensor_cores:
-            tensor.enqueue_tile(rows, right, out, add, stream, tile, splits)
+            tensor_launch.enqueue_tile(rows, right, out, add, stream, tile, splits)
         else:
             _enqueue_tile(rows, right, out, add, stream, tile, splits, split_k)
 
@@ -303,10 +308,10 @@ def most_nbytes(m: int, n: int, k: int, dtype: np.dtype) -> int:
 
 
 def _tensor_accepts(a: Matrix, b: Matrix) -> bool:
-    if capability(current_device()) not in tensor.CAPABILITIES:
+    if capability(current_device()) not in tensor_launch.CAPABILITIES:
         return False
     return all(
-        tensor.contiguous(x.strides, x.shape[0], x.shape[1], x.dtype.itemsize) is not None
+        tensor_launch.contiguous(x.strides, x.shape[0], x.shape[1], x.dtype.itemsize) is not None
         and (x.dtype.kind != "c" or x.pointer % x.dtype.itemsize == 0)
         for x in (a, b)
     )
@@ -358,7 +363,7 @@ def variants() -> Iterable[Variant]:
                         shape, tensor.Layout(parts, along_k, not along_k, True, True, True, True, dealt=True)
                     ),
                     tensor.SIGNATURE,
-                    tensor.NATIVE,
+                    tensor_launch.NATIVE,
                     {"launch_bounds": (shape.threads, shape.blocks)},
                 )
 

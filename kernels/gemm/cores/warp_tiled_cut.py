@@ -1,5 +1,5 @@
-"""How a product is cut for the warp-tiled kernel: which tiling, whether k is split, which edges are launched
-separately.
+"""Which products the warp-tiled kernel takes, and how it cuts them: which tiling, whether k is split, which edges are
+launched separately.
 
 Pure arithmetic. The cut is a function of the sides, the dtype, the layouts and the number of multiprocessors
 alone, so the order in which an element of C is added up, and with it every bit of the answer, is the same in
@@ -13,11 +13,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tilewright.kernels.gemm.base import Problem
+from tilewright.kernels.gemm.cores.repitch import as_unsigned
 from tilewright.kernels.gemm.cores.warp_tiling import ALONG_K, VECTOR, WARP, Tiling
 from tilewright.kernels.numbers import ceil_div, round_up
 
 DTYPES = tuple(np.dtype(code) for code in ("f4", "c8", "u4", "u8"))
 """What is multiplied; signed integers are multiplied as unsigned ones."""
+ACCEPTED = (*DTYPES, np.dtype("i4"), np.dtype("i8"))
+MAX_SIDE = 2**31 - 1
+"""Sides are counted in 32 bits, k too; addresses have 64."""
 
 RATE = {"f4": 96, "c8": 24, "u4": 60, "u8": 14}
 """Multiply-adds of elements that a busy multiprocessor of an H200 finishes a cycle, by dtype."""
@@ -173,11 +178,11 @@ def _fastest(
     return min(options(), key=lambda option: option[0])
 
 
-def most_partial_nbytes(m: int, n: int, k: int, dtype: np.dtype) -> int:
-    """An upper bound for the partial sums of a part of a product of these sides or smaller ones, whatever its layouts
-    and the GPU."""
+def most_nbytes(m: int, n: int, k: int, dtype: np.dtype) -> int:
+    """An upper bound for the partial sums of a product of these sides or smaller ones, or of a part of one, whatever
+    its layouts and the GPU."""
     splits = max(splits for splits in SPLITS if splits == 1 or (splits - 1) * LEAST_DEPTH < k)
-    if dtype not in DTYPES or splits == 1:
+    if as_unsigned(dtype) not in DTYPES or splits == 1:
         return 0
     return min(MAX_PARTIAL_NBYTES, splits * m * n * dtype.itemsize)
 
@@ -209,3 +214,24 @@ def cut(
         if total < spent:
             spent, best = total, tuple(parts)
     return best
+
+
+def _readable(outer: int, outer_stride: int, k: int, k_stride: int) -> bool:
+    """Whether an operand with these strides (elements) can be copied: one is 1, none runs backwards."""
+    return min(outer_stride, k_stride) >= 0 and 1 in (outer_stride, k_stride) and max(outer, k) <= MAX_SIDE
+
+
+def supports(problem: Problem) -> bool:
+    a, b, c = problem.a, problem.b, problem.c
+    return (
+        c.dtype in ACCEPTED
+        and a.dtype == b.dtype == c.dtype
+        and min(operand.alignment for operand in (a, b, c)) >= c.dtype.itemsize
+        and problem.precision == "full"
+        and problem.capability is not None
+        and problem.capability >= (8, 0)
+        and _readable(problem.m, a.strides[0], problem.k, a.strides[1])
+        and _readable(problem.n, b.strides[1], problem.k, b.strides[0])
+        and 1 in c.strides
+        and min(c.strides) > 0
+    )

@@ -1,4 +1,4 @@
-"""The warp-tiled kernel's record: what it supports, how its parts are launched, and the sum of split products."""
+"""The warp-tiled kernel's record, and how the parts of a product are launched."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba import cuda
 
-from tilewright.kernels.gemm.base import GemmKernel, Problem, Variant
-from tilewright.kernels.gemm.cores import repitch
-from tilewright.kernels.gemm.cores.repitch import Matrix
+from tilewright.kernels.gemm.base import GemmKernel, Variant
+from tilewright.kernels.gemm.cores import partial_sums, repitch, skinny_launch
+from tilewright.kernels.gemm.cores.partial_sums import enqueue_sum
+from tilewright.kernels.gemm.cores.repitch import Matrix, matrix
 from tilewright.kernels.gemm.cores.warp_tiled import warp_tiled_function
 from tilewright.kernels.gemm.cores.warp_tiled_cut import (
     DTYPES,
@@ -21,7 +21,7 @@ from tilewright.kernels.gemm.cores.warp_tiled_cut import (
     Part,
     candidates,
     cut,
-    most_partial_nbytes,
+    supports,
 )
 from tilewright.kernels.gemm.cores.warp_tiling import (
     ALONG_K,
@@ -34,26 +34,10 @@ from tilewright.kernels.gemm.cores.warp_tiling import (
 )
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
-from tilewright.kernels.gpu.device_array import address
 from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.gpu.launch import enqueue
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.ptx.memory import VECTOR_NBYTES
-
-MAX_SIDE = 2**31 - 1
-"""Sides are counted in 32 bits, k too; addresses have 64."""
-REDUCING_THREADS = 256
-ACCEPTED = (*DTYPES, np.dtype("i4"), np.dtype("i8"))
-
-
-def as_unsigned(dtype: np.dtype) -> np.dtype:
-    """The dtype, or for signed integers the unsigned one, whose sums and products have the same bits."""
-    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "i" else dtype
-
-
-def matrix(array: Any) -> Matrix:
-    """A device array as a matrix; integers as unsigned ones."""
-    return Matrix(address(array), array.shape, array.strides, as_unsigned(array.dtype))
 
 
 def layout(outer: int, outer_stride: int, k_stride: int, pointer: int, itemsize: int) -> str:
@@ -85,93 +69,6 @@ def _kernel(dtype: np.dtype, tiling: Tiling, a_layout: str, b_layout: str, short
     nbytes = shared_nbytes(tiling, dtype.itemsize)
     bounds = tiling.launch_bounds
     return compile_kernel(function, signature(dtype), launch_bounds=bounds, shared_nbytes=nbytes), nbytes
-
-
-def sum_function(dtype: np.dtype) -> Any:
-    """The plain function of the kernel that adds split products, in the order of k.
-
-    ``c (+)= partial[0] + partial[1] + ...`` for partial (splits × m × n, contiguous), c (m × n, any strides,
-    written). Grid: ceil(m n / REDUCING_THREADS). Block: REDUCING_THREADS.
-    """
-    number = numba.from_dtype(dtype)
-
-    def sum_kernel(partial: Any, c: Any, splits: int, accumulate: bool) -> None:
-        m, n = numba.uint64(c.shape[0]), numba.uint64(c.shape[1])
-        i = numba.uint64(cuda.blockIdx.x) * numba.uint64(REDUCING_THREADS) + numba.uint64(cuda.threadIdx.x)
-        if i < m * n:
-            row, column = i // n, i % n
-            total = partial[row, column]
-            for s in range(1, splits):
-                total = number(total + partial[numba.uint64(s) * m + row, column])
-            if accumulate:
-                total = number(c[row, column] + total)
-            c[row, column] = total
-
-    return sum_kernel
-
-
-SUM_WAYS = 16
-"""Threads that share the partial sums of an element where there are many."""
-MANY_SPLITS = 16
-"""From this many partial sums on, one thread that adds them one by one waits longer for memory than the product
-took."""
-
-
-def shared_sum_function(dtype: np.dtype) -> Any:
-    """The same for many partial sums: `SUM_WAYS` threads an element, each adding every `SUM_WAYS`-th of them.
-
-    ``c (+)= partial[0] + partial[1] + ...`` as `sum_function`; thread w adds partials w, w + SUM_WAYS, ..., and the
-    threads' sums are added in the order of w: the order of all is fixed by ``splits``. Grid:
-    ceil(m n SUM_WAYS / REDUCING_THREADS). Block: REDUCING_THREADS. Shared memory: an element a thread.
-    """
-    number = numba.from_dtype(dtype)
-    columns = REDUCING_THREADS // SUM_WAYS
-
-    def shared_sum_kernel(partial: Any, c: Any, splits: int, accumulate: bool) -> None:
-        sums = cuda.shared.array(REDUCING_THREADS, number)
-        m, n = numba.uint64(c.shape[0]), numba.uint64(c.shape[1])
-        thread = numba.uint64(cuda.threadIdx.x)
-        way = thread // numba.uint64(columns)
-        i = numba.uint64(cuda.blockIdx.x) * numba.uint64(columns) + thread % numba.uint64(columns)
-        row, column = i // n, i % n
-        total = number(0)
-        if i < m * n:
-            for s in range(way, numba.uint64(splits), numba.uint64(SUM_WAYS)):
-                total = number(total + partial[s * m + row, column])
-        sums[thread] = total
-        cuda.syncthreads()  # every thread's sum has been written
-        if way == 0 and i < m * n:
-            for w in range(1, SUM_WAYS):
-                total = number(total + sums[thread + numba.uint64(w * columns)])
-            if accumulate:
-                total = number(c[row, column] + total)
-            c[row, column] = total
-
-    return shared_sum_kernel
-
-
-@functools.cache
-def sum_signature(dtype: np.dtype) -> Any:
-    strided = numba.types.Array(numba.from_dtype(dtype), 2, "A")
-    return numba.void(strided, strided, numba.int64, numba.boolean)
-
-
-@functools.cache
-def _sum_kernel(dtype: np.dtype) -> Any:
-    return compile_kernel(sum_function(dtype), sum_signature(dtype))
-
-
-@functools.cache
-def _shared_sum_kernel(dtype: np.dtype) -> Any:
-    return compile_kernel(shared_sum_function(dtype), sum_signature(dtype))
-
-
-def enqueue_sum(partial: Matrix, c: Matrix, splits: int, accumulate: bool, stream: Any) -> None:
-    """Enqueue ``c (+)=`` the sum of ``splits`` partial products, which follow each other in memory."""
-    many = splits >= MANY_SPLITS
-    kernel = (_shared_sum_kernel if many else _sum_kernel)(c.dtype)
-    grid = ceil_div(c.size * (SUM_WAYS if many else 1), REDUCING_THREADS)
-    enqueue(kernel, grid, REDUCING_THREADS, stream, 0, partial, c, splits, accumulate)
 
 
 def _multiply(
@@ -215,22 +112,15 @@ def launch_part(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, s
         enqueue_sum(partial, target, part.splits, accumulate, stream)
 
 
-THIN_STRIPS = 32
-"""Strips of C of up to this many rows or columns go to the kernel of thin products, where it takes the dtype: those of
-`double_tensor_core` too. How wide a strip is cut off here, for whichever kernel, is `warp_tiled_cut.STRIP`."""
-
-
 def _thin(part: Part, c: Matrix) -> bool:
     return (
-        min(part.m, part.n) <= THIN_STRIPS < max(part.m, part.n)
+        min(part.m, part.n) <= skinny_launch.THIN_STRIPS < max(part.m, part.n)
         and c.dtype.kind in "fc"
         and (part.m, part.n) != c.shape
     )
 
 
 def _launch_thin(a: Matrix, b: Matrix, c: Matrix, part: Part, accumulate: bool, stream: Any) -> None:
-    from tilewright.kernels.gemm.cores import skinny_launch  # which imports this module
-
     k = a.shape[1]
     skinny_launch.launch(
         a.slice(part.row, part.m, 0, k),
@@ -302,37 +192,10 @@ def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
             _launch_part_aligned(left, right, target, part, accumulate, stream)
 
 
-def most_nbytes(m: int, n: int, k: int, dtype: np.dtype) -> int:
-    """An upper bound for the partial sums of a product of these sides or smaller ones."""
-    return most_partial_nbytes(m, n, k, as_unsigned(dtype))
-
-
-def _readable(outer: int, outer_stride: int, k: int, k_stride: int) -> bool:
-    """Whether an operand with these strides (elements) can be copied: one is 1, none runs backwards."""
-    return min(outer_stride, k_stride) >= 0 and 1 in (outer_stride, k_stride) and max(outer, k) <= MAX_SIDE
-
-
-def supports(problem: Problem) -> bool:
-    a, b, c = problem.a, problem.b, problem.c
-    return (
-        c.dtype in ACCEPTED
-        and a.dtype == b.dtype == c.dtype
-        and min(operand.alignment for operand in (a, b, c)) >= c.dtype.itemsize
-        and problem.precision == "full"
-        and problem.capability is not None
-        and problem.capability >= (8, 0)
-        and _readable(problem.m, a.strides[0], problem.k, a.strides[1])
-        and _readable(problem.n, b.strides[1], problem.k, b.strides[0])
-        and 1 in c.strides
-        and min(c.strides) > 0
-    )
-
-
 def variants() -> Iterable[Variant]:
     yield from repitch.variants()
     for dtype in DTYPES:
-        yield Variant(f"warp-tiled {dtype} sum of splits", sum_function(dtype), sum_signature(dtype))
-        yield Variant(f"warp-tiled {dtype} shared sum", shared_sum_function(dtype), sum_signature(dtype))
+        yield from partial_sums.variants(dtype)
         for a_layout in LAYOUTS:
             for b_layout in LAYOUTS:
                 tilings = [(candidate.tiling, False) for candidate in candidates(dtype, a_layout, b_layout)]

@@ -20,7 +20,7 @@ from tilewright.kernels.gpu.device_choice import SIMULATOR
 if SIMULATOR:
     pytest.skip("the simulator runs no PTX", allow_module_level=True)
 
-from tilewright.kernels.dots.device import MAX_BLOCKS, THREADS, accumulator_type
+from tilewright.kernels.dots.block_sums import MAX_BLOCKS, THREADS, accumulator_type
 from tilewright.kernels.dots.vectors import UNROLL, launch_bounds, signature, source, suits
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]

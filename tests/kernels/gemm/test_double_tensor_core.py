@@ -16,6 +16,7 @@ from tests.kernels.gemm import lane_by_lane
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
 from tilewright.kernels.gemm.cores import skinny_launch
+from tilewright.kernels.gemm.tensor import double_mma, double_mma_launch
 from tilewright.kernels.gemm.tensor import double_tensor_core as module
 from tilewright.kernels.gpu.device_array import strided_view
 from tilewright.kernels.gpu.device_choice import SIMULATOR
@@ -35,13 +36,13 @@ DTYPES = ["float64", "complex128"]
 @pytest.mark.parametrize("along_k", [True, False])
 @pytest.mark.parametrize("which", ["a", "b"])
 def test_fragment_loads_are_free_of_bank_conflicts(
-    parts: int, tile: module.Tile, along_k: bool, which: str
+    parts: int, tile: double_mma.Tile, along_k: bool, which: str
 ) -> None:
     extent = tile.m if which == "a" else tile.n
-    side = module._Side(extent, tile.depth, parts, along_k, tile.threads)
+    side = double_mma._Side(extent, tile.depth, parts, along_k, tile.threads)
     mask, factor = side.swizzle
-    for k in range(0, tile.depth, module.LANE_K):
-        for origin in range(0, extent, module.HALF_M):
+    for k in range(0, tile.depth, double_mma.LANE_K):
+        for origin in range(0, extent, double_mma.HALF_M):
             for half_warp in range(2):
                 places = set()
                 for lane in range(16 * half_warp, 16 * half_warp + 16):
@@ -50,16 +51,18 @@ def test_fragment_loads_are_free_of_bank_conflicts(
                         line, place = origin + g, k + t
                     else:
                         line, place = divmod(k + t, parts)[0], (origin + g) * parts + (k + t) % parts
-                    places.add((line * side.pitch + (place ^ ((line & mask) * factor))) % module.BANK_LINE)
+                    places.add(
+                        (line * side.pitch + (place ^ ((line & mask) * factor))) % double_mma.BANK_LINE
+                    )
                 assert len(places) == 16
 
 
 @pytest.mark.parametrize(("parts", "tile"), TILES)
 @pytest.mark.parametrize("along_k", [True, False])
-def test_swizzle_keeps_chunks_whole_and_lines_apart(parts: int, tile: module.Tile, along_k: bool) -> None:
-    side = module._Side(tile.m, tile.depth, parts, along_k, tile.threads)
+def test_swizzle_keeps_chunks_whole_and_lines_apart(parts: int, tile: double_mma.Tile, along_k: bool) -> None:
+    side = double_mma._Side(tile.m, tile.depth, parts, along_k, tile.threads)
     mask, factor = side.swizzle
-    assert factor % module.CHUNK == 0
+    assert factor % double_mma.CHUNK == 0
     stored = {
         line * side.pitch + (place ^ ((line & mask) * factor))
         for line in range(side.lines)
@@ -70,17 +73,19 @@ def test_swizzle_keeps_chunks_whole_and_lines_apart(parts: int, tile: module.Til
 
 
 def test_a_tile_that_breaks_the_rules_is_refused() -> None:
-    layout = module.Layout(1, True, False, True, True, True, True)
-    tile = module.Tile(m=128, n=128, depth=16, warps=(2, 4), step=16, stages=4)
+    layout = double_mma.Layout(1, True, False, True, True, True, True)
+    tile = double_mma.Tile(m=128, n=128, depth=16, warps=(2, 4), step=16, stages=4)
     with pytest.raises(AssertionError, match="alternate"):
-        module.kernel_function(tile, layout)
+        double_mma.kernel_function(tile, layout)
     with pytest.raises(AssertionError, match="swizzle"):
-        module.kernel_function(module.Tile(m=64, n=32, depth=16, warps=(1, 4), step=8, stages=4), layout)
+        double_mma.kernel_function(
+            double_mma.Tile(m=64, n=32, depth=16, warps=(1, 4), step=8, stages=4), layout
+        )
 
 
 TINY = {
-    1: module.Tile(m=32, n=32, depth=16, warps=(1, 2), step=8, stages=3, band=1),
-    2: module.Tile(m=32, n=32, depth=16, warps=(2, 1), step=4, stages=4, band=2),
+    1: double_mma.Tile(m=32, n=32, depth=16, warps=(1, 2), step=8, stages=3, band=1),
+    2: double_mma.Tile(m=32, n=32, depth=16, warps=(2, 1), step=4, stages=4, band=2),
 }
 
 
@@ -119,13 +124,13 @@ def test_lane_by_lane(
     b = np.asarray(b, order="F" if b_along_k else "C")
     c = naive.numbers(rng, (2, m, n), dtype)
     before = c.copy()
-    lane_by_lane.stand_ins(monkeypatch, module, np.float64)
-    layout = module.Layout(parts, a_along_k, b_along_k, whole, whole, whole, True, dealt=True)
+    lane_by_lane.stand_ins(monkeypatch, double_mma, np.float64)
+    layout = double_mma.Layout(parts, a_along_k, b_along_k, whole, whole, whole, True, dealt=True)
     arguments = (
         a.ctypes.data,
-        max(a.strides) // module.ITEM,
+        max(a.strides) // double_mma.ITEM,
         b.ctypes.data,
-        max(b.strides) // module.ITEM,
+        max(b.strides) // double_mma.ITEM,
         c.ctypes.data,
         n * parts,
         m * n * parts,
@@ -134,7 +139,7 @@ def test_lane_by_lane(
         k,
         True,
     )
-    kernel = module.kernel_function(tile, layout)
+    kernel = double_mma.kernel_function(tile, layout)
     shared_nbytes = tile.shared_nbytes(parts)
     lane_by_lane.run(
         kernel, (2, 2), tile.threads, shared_nbytes, np.float64, arguments, late, readable=(a, b)
@@ -166,11 +171,11 @@ def test_whoever_is_dealt_nothing_of_k_writes_zeros(
     a = np.asarray(a, order="C" if a_along_k else "F")
     b = np.asarray(b, order="F" if b_along_k else "C")
     c = np.full((splits, m, n), np.nan, dtype)
-    lane_by_lane.stand_ins(monkeypatch, module, np.float64)
-    layout = module.Layout(parts, a_along_k, b_along_k, False, False, False, True, dealt=True)
+    lane_by_lane.stand_ins(monkeypatch, double_mma, np.float64)
+    layout = double_mma.Layout(parts, a_along_k, b_along_k, False, False, False, True, dealt=True)
     pitches = (k if a_along_k else m) * parts, (k if b_along_k else n) * parts
     places = a.ctypes.data, pitches[0], b.ctypes.data, pitches[1], c.ctypes.data, n * parts, m * n * parts
-    kernel, shared_nbytes = module.kernel_function(tile, layout), tile.shared_nbytes(parts)
+    kernel, shared_nbytes = double_mma.kernel_function(tile, layout), tile.shared_nbytes(parts)
     arguments = (*places, m, n, k, False)
     lane_by_lane.run(
         kernel, (1, splits), tile.threads, shared_nbytes, np.float64, arguments, True, readable=(a, b)
@@ -187,7 +192,7 @@ def test_compiles_without_spills(variant: Variant, tmp_path: Path) -> None:
     text, _ = cuda.compile_ptx(
         variant.function, variant.signature.args, cc=variant.minimum, **variant.options
     )
-    assert ("m16n8k" in text) == (variant.minimum >= module.NATIVE)
+    assert ("m16n8k" in text) == (variant.minimum >= double_mma_launch.NATIVE)
     assert ".local" not in text, "an array that should be registers lies in local memory"
     assert_no_spills(assemble(text, f"sm_{major}{minor}", tmp_path))
 
@@ -275,13 +280,13 @@ def test_shapes_and_layouts(rng: np.random.Generator, dtype: str, layout_a: str,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("parts", "tile"), TILES)
-def test_every_tile(rng: np.random.Generator, parts: int, tile: module.Tile) -> None:
+def test_every_tile(rng: np.random.Generator, parts: int, tile: double_mma.Tile) -> None:
     dtype = DTYPES[parts - 1]
     for m, n, k in [(tile.m + 1, 3 * tile.n - 1, 5 * tile.depth + 3), (9 * tile.m, tile.n, tile.depth)]:
         a, b = naive.numbers(rng, (m, k), dtype), naive.numbers(rng, (k, n), dtype)
 
         def enqueue(a: Any, b: Any, c: Any, accumulate: bool, stream: Any) -> None:
-            module.enqueue_tile(*map(module.matrix, (a, b, c)), accumulate, stream, tile)
+            double_mma_launch.enqueue_tile(*map(module.matrix, (a, b, c)), accumulate, stream, tile)
 
         naive.assert_product(product(enqueue, a, b, poison(m, n, dtype)), a, b)
 

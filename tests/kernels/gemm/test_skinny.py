@@ -16,10 +16,9 @@ from tests.kernels import naive
 from tests.kernels.gemm import lane_by_lane
 from tests.kernels.gemm.machine_code import assemble, assert_no_spills, sampled
 from tilewright.kernels.gemm.base import Operand, Problem, Variant
-from tilewright.kernels.gemm.cores import register_arithmetic, skinny
+from tilewright.kernels.gemm.cores import partial_sums, register_arithmetic, skinny
 from tilewright.kernels.gemm.cores import skinny_launch as module
-from tilewright.kernels.gemm.cores import warp_tiled_launch as launching
-from tilewright.kernels.gemm.cores.warp_tiled_launch import Matrix
+from tilewright.kernels.gemm.cores.repitch import Matrix
 from tilewright.kernels.gpu.device_array import transposed
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 
@@ -161,15 +160,16 @@ def multiply_lane_by_lane(
     for target in (skinny, module.tensor, module.matvec):
         lane_by_lane.stand_ins(monkeypatch, target, real)
         monkeypatch.setattr(target, "compiled", target.kernel_function)
+    monkeypatch.setattr(module.tensor_launch, "compiled", module.tensor.kernel_function)
     monkeypatch.setattr(register_arithmetic, "inlined", lambda function: function)
-    for target in (module, module.tensor, launching):
+    for target in (module, module.tensor_launch, partial_sums):
         monkeypatch.setattr(target, "enqueue", enqueue)
+    for target in (module, module.tensor_launch):
         monkeypatch.setattr(target, "current_device", lambda: 0)
-    for target in (module, module.tensor):
         monkeypatch.setattr(target, "capability", lambda _: (9, 0))
     monkeypatch.setattr(module, "multiprocessors", lambda _: 3)
-    monkeypatch.setattr(launching, "_sum_kernel", lambda _: added)
-    monkeypatch.setattr(launching, "_shared_sum_kernel", lambda _: added)
+    monkeypatch.setattr(partial_sums, "_sum_kernel", lambda _: added)
+    monkeypatch.setattr(partial_sums, "_shared_sum_kernel", lambda _: added)
     monkeypatch.setattr(module, "borrowed", borrow)
     module._cut.cache_clear()
     before = c.copy()

@@ -180,6 +180,7 @@ def test_launches_add_up_to_the_product(
     repitched: bool,
     bands: int,
 ) -> None:
+    from tilewright.kernels.gemm.cores import partial_sums
     from tilewright.kernels.gemm.cores import warp_tiled_cut as cutting
     from tilewright.kernels.gemm.cores import warp_tiled_launch as launching
 
@@ -197,13 +198,14 @@ def test_launches_add_up_to_the_product(
         yield partial.ctypes.data
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching, "enqueue", host_enqueue)
+        for module in (launching, partial_sums):
+            patch.setattr(module, "enqueue", host_enqueue)
         patch.setattr(launching, "borrowed", scratch)
         patch.setattr(launching, "current_device", lambda: 0)
         patch.setattr(launching, "multiprocessors", lambda device: processors)
         patch.setattr(launching, "_kernel", lambda *specialisation: ("multiply", 0))
-        patch.setattr(launching, "_sum_kernel", lambda dtype: "sum")
-        patch.setattr(launching, "_shared_sum_kernel", lambda dtype: "sum")
+        patch.setattr(partial_sums, "_sum_kernel", lambda dtype: "sum")
+        patch.setattr(partial_sums, "_shared_sum_kernel", lambda dtype: "sum")
         patch.setattr(launching.repitch, "kernel", lambda dtype: "repitch")
         patch.setattr(launching.repitch, "enqueue", host_enqueue)
         if repitched:
@@ -229,7 +231,7 @@ def test_thin_strips_take_what_would_begin_another_wave(
 ) -> None:
     """A double of the device, 16 multiprocessors: the large kernel gets whole tiles, strips go to the thin one."""
     from tilewright.kernels.gemm.cores import skinny_launch
-    from tilewright.kernels.gemm.cores.warp_tiled_launch import Matrix
+    from tilewright.kernels.gemm.cores.repitch import Matrix
     from tilewright.kernels.gemm.tensor import double_tensor_core as double
 
     whole, strips = [], []
@@ -341,13 +343,13 @@ def test_many_partial_sums_are_shared_by_threads(
 ) -> None:
     from numba import cuda
 
-    from tilewright.kernels.gemm.cores import warp_tiled_launch as launching
+    from tilewright.kernels.gemm.cores import partial_sums
 
     partial = rng.integers(0, 1000, (splits * 5, 7)).astype("f4")
     old = rng.integers(0, 1000, (5, 7)).astype("f4")
     c = old.copy()
-    kernel = cuda.jit(launching.shared_sum_function(np.dtype("f4")))
-    kernel[-(-35 * launching.SUM_WAYS // 256), 256](partial, c, splits, accumulate)
+    kernel = cuda.jit(partial_sums.shared_sum_function(np.dtype("f4")))
+    kernel[-(-35 * partial_sums.SUM_WAYS // 256), 256](partial, c, splits, accumulate)
     expected = partial.reshape(splits, 5, 7).sum(axis=0) + (old if accumulate else 0)
     np.testing.assert_array_equal(c, expected)
 

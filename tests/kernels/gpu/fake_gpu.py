@@ -13,7 +13,7 @@ import pytest
 
 from tilewright.kernels.gemm import product, scratch
 from tilewright.kernels.gemm.cores import skinny_launch, warp_tiled_launch
-from tilewright.kernels.gemm.tensor import double_tensor_core
+from tilewright.kernels.gemm.tensor import double_mma_launch, double_tensor_core
 from tilewright.kernels.gpu import compiled, device_array, device_choice, driver_launch, launch
 
 SCRATCH = 0x600000000000
@@ -91,7 +91,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0) -> FakeGPU
     for module in (device_choice, device_array):
         monkeypatch.setattr(module, "device_count", lambda: 1)
     monkeypatch.setattr(device_choice, "capability", lambda device: (9, 0))
-    for module in (skinny_launch, double_tensor_core):
+    for module in (skinny_launch, double_mma_launch):
         monkeypatch.setattr(module, "capability", lambda device: (9, 0))
     for module in (skinny_launch, double_tensor_core, warp_tiled_launch):
         monkeypatch.setattr(module, "multiprocessors", lambda device: PROCESSORS)

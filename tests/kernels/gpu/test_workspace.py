@@ -29,7 +29,7 @@ if SIMULATOR:
     pytest.skip("the simulator has none of the kernels that borrow", allow_module_level=True)
 
 from tilewright.kernels.gemm import scratch
-from tilewright.kernels.gemm.cores import repitch, skinny_launch, warp_tiled_launch
+from tilewright.kernels.gemm.cores import partial_sums, repitch, skinny_launch, warp_tiled_launch
 from tilewright.kernels.gemm.exact import exact_integer
 from tilewright.kernels.gemm.hopper import (
     float_operand,
@@ -39,7 +39,7 @@ from tilewright.kernels.gemm.hopper import (
     wgmma_launch,
 )
 from tilewright.kernels.gemm.ladder import register_blocked
-from tilewright.kernels.gemm.tensor import byte_mma_launch, double_tensor_core
+from tilewright.kernels.gemm.tensor import byte_mma_launch, double_mma_launch, double_tensor_core
 
 HOPPER = (9, 0)
 SCRATCH = 0x600000000000
@@ -47,10 +47,12 @@ PLACES = {"a": 0x700000000000, "b": 0x710000000000, "c": 0x720000000000}
 LINE_NBYTES = 128
 MODULES = (
     byte_mma_launch,
+    double_mma_launch,
     double_tensor_core,
     exact_integer,
     float_operand,
     half_tensor_core,
+    partial_sums,
     register_blocked,
     repitch,
     rounded_sums,
@@ -146,7 +148,7 @@ def able(problem: Problem) -> list[GemmKernel]:
 
 def test_every_borrower_is_watched() -> None:
     folder = Path(scratch.__file__).parent
-    borrowers = {path.stem for path in folder.glob("*.py") if "with borrowed(" in path.read_text()}
+    borrowers = {path.stem for path in folder.rglob("*.py") if "with borrowed(" in path.read_text()}
     watched = {module.__name__.rpartition(".")[2] for module in MODULES}
     assert borrowers - {"product"} <= watched, "what product borrows is what a recording borrowed"
     portable = {kernel.launch.__module__ for kernel in ladder() if kernel.portable}

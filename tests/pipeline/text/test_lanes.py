@@ -171,7 +171,7 @@ def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
     os.truncate(tmp_path / "b", 30)
     with pytest.raises(CorpusError, match="b shrank from 200 to 30 bytes"):
         count_piece(piece, KINDS["byte"], "cuda", False, 64, 1)
-    made = list(lanes._spare_lanes), list(lanes._spare_tallies[256])
+    made = lanes._spare_lanes.kept(), lanes._spare_tallies.kept(256)
     assert len(made[0]) == len(made[1]) == 1
     for per_document in (False, True):
         checks = 0
@@ -193,7 +193,7 @@ def test_a_failure_leaves_lanes_and_tallies_to_the_next_task(
     assert dict(zip(part.cells.tolist(), part.values.tolist(), strict=True)) == naive_counts(
         b"textTEXT" * 50, "byte"
     )
-    assert (lanes._spare_lanes, lanes._spare_tallies[256]) == made
+    assert (lanes._spare_lanes.kept(), lanes._spare_tallies.kept(256)) == made
 
 
 @pytest.mark.simulator
@@ -204,9 +204,8 @@ def test_lanes_and_tallies_that_were_freed_are_made_again(tmp_path: Path) -> Non
     counts = []
     for _ in range(2):
         counts.append(count_piece(piece, KINDS["byte"], "cuda", False, 64, 1)[0].values.tolist())
-        assert lanes._spare_lanes
-        assert lanes._spare_tallies[256]
-        assert lanes.free_lanes() >= 2
-        assert not lanes._spare_lanes
-        assert not any(lanes._spare_tallies.values())
+        for spares, of in ((lanes._spare_lanes, ()), (lanes._spare_tallies, (256,))):
+            assert spares.kept(*of)
+            assert spares.free() >= 1
+            assert not spares.kept(*of)
     assert counts[0] == counts[1]

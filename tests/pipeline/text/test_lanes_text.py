@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -108,7 +107,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory is the host's."""
     monkeypatch.setattr(lanes.cuda, "current_context", lambda: None)
     monkeypatch.setattr(lanes.cuda, "device_array", np.empty)
-    monkeypatch.setattr(lanes, "_spare_texts", [])
+    monkeypatch.setattr(lanes._spare_texts, "_kept", {})
 
 
 FREEING = pytest.mark.parametrize(
@@ -125,19 +124,10 @@ def test_another_job_finds_the_memory_of_texts_free(
     with lanes.borrowed_text(piece, KINDS["byte"]) as text:
         with lanes.borrowed_text(piece, KINDS["byte"]):
             pass
-        assert len(lanes._spare_texts) == 1
+        assert len(lanes._spare_texts.kept()) == 1
         free()
-        assert lanes._spare_texts == []
+        assert lanes._spare_texts.kept() == []
         assert text._data.size == lanes.TEXT_STEP_NBYTES, "what a task has in hand stays"
-    assert len(lanes._spare_texts) == 1
+    assert len(lanes._spare_texts.kept()) == 1
     free()
-    assert lanes._spare_texts == []
-
-
-@FREEING
-def test_who_counts_no_text_imports_nothing_for_it(
-    free: Callable[[], None], pretended_gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, lanes.__name__)
-    free()
-    assert lanes.__name__ not in sys.modules
+    assert lanes._spare_texts.kept() == []

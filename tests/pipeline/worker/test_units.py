@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.text import lanes
 from tilewright.pipeline.transfer import file_download, file_upload, zstd_chunks
+from tilewright.pipeline.transfer import lane as transfer_lane
 from tilewright.pipeline.worker import gpu_unit
 from tilewright.pipeline.worker.gpu_unit import CudaUnit
 from tilewright.pipeline.worker.panels import Placed
@@ -100,7 +100,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zstd_chunks, "available", lambda: True)
     monkeypatch.setattr(file_upload, "prepare", lambda: None)
     monkeypatch.setattr(file_download, "prepare", lambda: None)
-    monkeypatch.setattr(gpu_unit, "_spare_lanes", [])
+    monkeypatch.setattr(gpu_unit._spare_lanes, "_kept", {})
 
 
 def with_lanes(count: int) -> Product:
@@ -128,16 +128,16 @@ def test_lanes_that_were_pinned_serve_the_next_attempt(
             raise RuntimeError("injected: the disk of the compiler's cache is full")
 
     monkeypatch.setattr(file_upload, "prepare", prepare)
-    monkeypatch.setattr(gpu_unit, "_Lane", Lane)
+    monkeypatch.setattr(gpu_unit._spare_lanes, "_make", Lane)
     before = [Lane()]
-    monkeypatch.setattr(gpu_unit, "_spare_lanes", [*before])
+    gpu_unit._spare_lanes.put(*before)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="injected"):
         CudaUnit(product)
-    assert set(gpu_unit._spare_lanes) == set(made) >= set(before)
+    assert set(gpu_unit._spare_lanes.kept()) == set(made) >= set(before)
     failing = ""
     unit = CudaUnit(product)
     assert len(made) == unit._lanes.qsize() == 3
-    assert not gpu_unit._spare_lanes
+    assert not gpu_unit._spare_lanes.kept()
 
 
 class PretendedLane:
@@ -164,11 +164,12 @@ def pretended(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     queue = SimpleNamespace(clear=lambda: there.append(len(alive)))
     context = SimpleNamespace(memory_manager=SimpleNamespace(deallocations=queue))
-    monkeypatch.setattr(cuda, "current_context", lambda: context)
-    monkeypatch.setattr(gpu_unit, "_Lane", lane)
+    for driver in (cuda, transfer_lane.cuda):
+        monkeypatch.setattr(driver, "current_context", lambda: context)
+    monkeypatch.setattr(gpu_unit._spare_lanes, "_make", lane)
     monkeypatch.setattr(PretendedLane, "settled", 0)
-    monkeypatch.setattr(lanes, "_spare_lanes", [])
-    monkeypatch.setattr(lanes, "_spare_tallies", {})
+    for spares in (lanes._spare_lanes, lanes._spare_tallies):
+        monkeypatch.setattr(spares, "_kept", {})
     return there
 
 
@@ -178,27 +179,20 @@ def test_a_product_frees_the_lanes_of_past_ones_that_it_does_not_use(pretended: 
         CudaUnit(with_lanes(count)).close()
     assert pretended == [3], "jobs of the same kind, and larger ones, find all lanes that there were"
     assert PretendedLane.settled == 2
-    assert len(gpu_unit._spare_lanes) == 4
+    assert len(gpu_unit._spare_lanes.kept()) == 4
 
 
 def test_a_product_frees_the_lanes_of_text(pretended: list[int]) -> None:
-    lanes._spare_lanes.append(PretendedLane())  # type: ignore[arg-type]
-    lanes._spare_tallies[256] = [PretendedLane(), PretendedLane()]  # type: ignore[list-item]
+    lanes._spare_lanes.put(PretendedLane())  # type: ignore[arg-type]
+    for _ in range(2):
+        lanes._spare_tallies.put(PretendedLane(), 256)  # type: ignore[arg-type]
     with lanes.borrowed_lane() as taken:
         CudaUnit(with_lanes(1)).close()
-    assert lanes._spare_lanes == [taken], "what a task has in hand stays"
+    assert lanes._spare_lanes.kept() == [taken], "what a task has in hand stays"
     CudaUnit(with_lanes(1)).close()
-    assert (lanes._spare_lanes, lanes._spare_tallies) == ([], {256: []})
+    assert lanes._spare_lanes.kept() == lanes._spare_tallies.kept(256) == []
     assert PretendedLane.settled == 3
     assert len(pretended) == 2
-
-
-def test_who_counts_no_text_imports_nothing_for_it(
-    pretended: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, lanes.__name__)
-    CudaUnit(with_lanes(1)).close()
-    assert lanes.__name__ not in sys.modules
 
 
 def multiplied(plan: MatmulPlan, device: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
