@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.kernels.gemm.cores.warp_tiling import ALONG_K, VECTOR, WARP, Tiling
-from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.kernels.gemm.cores.warp_tiling import ALONG_K, VECTOR, Tiling
+from tilewright.kernels.numbers import WARP, ceil_div, round_up
 
 DTYPES = tuple(np.dtype(code) for code in ("f4", "c8", "u4", "u8"))
 """What is multiplied; signed integers are multiplied as unsigned ones."""

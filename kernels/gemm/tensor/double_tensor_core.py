@@ -44,13 +44,12 @@ from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gpu.compiled import compile_kernel, multiprocessors
 from tilewright.kernels.gpu.device_choice import capability, current_device
 from tilewright.kernels.gpu.launch import enqueue
-from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.kernels.numbers import WARP, ceil_div, round_up
 from tilewright.kernels.ptx import async_copy, memory, warp_mma
 
 FLOAT64 = np.dtype(np.float64)
 COMPLEX128 = np.dtype(np.complex128)
 
-WARP = 32
 MMA_M, MMA_N = 16, 8
 """Rows and columns of one matrix instruction."""
 LANE_K = 4
