@@ -243,13 +243,12 @@ class _Partials:
         )
 
 
-def _reduction(lighter: str) -> Reduction[_Partials, _Partials, _Partials]:
+def _reduction(lighter: str) -> Reduction[_Partials, _Partials]:
     return Reduction(
         name="dot",
         chunk=multiply_piece,
         identity=_Partials,
         combine=_Partials.followed_by,
-        finalize=lambda total: total,
         commutative=False,  # sums that are not finite are added in order
         lighter=lighter,
     )
