@@ -11,6 +11,9 @@ import numpy as np
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
+WARP = 32
+"""Threads that a GPU runs together."""
+
 
 def ceil_div(a: IntOrArray, b: IntOrArray) -> IntOrArray:
     """The least number of groups of ``b`` that hold ``a`` things; a >= 0, b > 0. Element by element for arrays."""

@@ -1,4 +1,6 @@
-"""The dot product of two stored vectors, as a reduction over stretches of them.
+"""The dot product of two stored vectors: what is found out before a cluster is there, and the reduction over stretches.
+
+`open_vectors` comes first, then `multiply_vectors`, whose tasks call `multiply_piece`.
 
 The vectors are cut into blocks of a fixed number of elements, with one partial product each. A task takes many blocks,
 the more the larger the chunks are that have to be decoded whole, but the partial products and the order of their sum
@@ -11,6 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,17 +21,24 @@ import zarr
 from distributed import Client
 
 from tilewright.kernels import dot
+from tilewright.kernels.gemm import check
+from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.passes.masked import Masks, count_masked
 from tilewright.pipeline import config
-from tilewright.pipeline.errors import ShapeError
+from tilewright.pipeline.cluster.answers import ask_all
+from tilewright.pipeline.errors import DamagedError, ShapeError, StoreError
 from tilewright.pipeline.events import Caution, Listener
-from tilewright.pipeline.plan.sums import can_wrap_by_dtype, found_wrap
+from tilewright.pipeline.plan.sums import can_wrap_by_dtype, dtype_reason, found_wrap
+from tilewright.pipeline.product.ledger import input_digest
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
-from tilewright.pipeline.store.arrays import name_of, read_unit
+from tilewright.pipeline.store.arrays import Source, name_of, open_array, read_unit
+from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
+from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region_read import reads_parts, region_reads
 from tilewright.pipeline.store.waiting import reading_while
 from tilewright.pipeline.thread_buffers import thread_buffer
+from tilewright.pipeline.transfer.files import let_a_tick_pass
 
 BLOCK = 2**20
 """Elements in one partial product."""
@@ -36,6 +46,77 @@ BLOCK = 2**20
 MOST_CHUNK_NBYTES = 256 * 2**20
 """A task takes whole chunks up to this size, unless parts can be read alone, and parts of larger ones, which are then
 decoded more than once."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Two stored vectors of equal length that can be multiplied, as they were when they were opened."""
+
+    arrays: dict[str, zarr.Array[Any]]
+    """``X`` and ``Y``, as tasks can read them."""
+    dtype: np.dtype
+    """The product's."""
+    dtype_reason: str
+    """One line: why it is that; empty where a vector holds floats."""
+    masks: dict[str, Masks]
+    """Of the vectors whose attributes have numbers stand for missing ones."""
+    notes: tuple[str, ...]
+    """What is to be said of them before they are multiplied, as text for people."""
+    digests: dict[str, str]
+    """What tells that one was written to (`ledger.input_digest`)."""
+    looked: float
+    """When the digests were taken, by `time.monotonic`."""
+
+
+def open_vectors(x: Source, y: Source, dtype: str | np.dtype | None) -> Vectors:
+    """Open two vectors and find out what their product is.
+
+    Raises
+    ------
+    StoreError, DTypeError
+        One is not there, holds no numbers, or cannot be shared with workers; or does not cast to ``dtype``.
+    ShapeError
+        One has several dimensions, or the lengths differ.
+    """
+    arrays = shared_inputs(
+        {"X": open_array(x, ndim=1, role="X"), "Y": open_array(y, ndim=1, role="Y")}, copied=True
+    )
+    left, right = arrays.values()
+    n = _common_length(left, right)
+    of_x, of_y = (np.dtype(vector.dtype).newbyteorder("=") for vector in (left, right))
+    names = f"X: {name_of(left)}", f"Y: {name_of(right)}"
+    result = check.result_dtype(of_x, of_y, dtype, names, NUMPY_ELEMENTS, k=n)
+    return Vectors(
+        arrays,
+        result,
+        dtype_reason(result, of_x, of_y, n, "numpy.vdot"),
+        {role: found for role, vector in arrays.items() if (found := masks_of(vector)) is not None},
+        tuple(note for role, vector in arrays.items() if (note := packing_notice(role, vector))),
+        {role: input_digest(vector) for role, vector in arrays.items()},
+        time.monotonic(),
+    )
+
+
+def _common_length(x: zarr.Array[Any], y: zarr.Array[Any]) -> int:
+    (n,), (n_y,) = x.shape, y.shape
+    if n != n_y:
+        raise ShapeError(
+            f"{name_of(x)} has {n} elements and {name_of(y)} has {n_y}; they must have equally many"
+        )
+    return int(n)
+
+
+def _check_unchanged(vectors: Vectors) -> None:
+    """Raise StoreError if one is not what it was when it was opened."""
+    changed = [
+        role for role, vector in vectors.arrays.items() if input_digest(vector) != vectors.digests[role]
+    ]
+    if changed:
+        names = " and ".join(f"{role}, {name_of(vectors.arrays[role])}," for role in changed)
+        raise StoreError(
+            f"{names} changed while X and Y were multiplied, so that the result may be of neither the old nor the"
+            " new; let nobody write to them until it is done"
+        )
 
 
 @dataclass(frozen=True)
@@ -48,6 +129,34 @@ class DotSum:
     """``possible`` where it may have wrapped, by its dtype, the length and the largest elements; else ``no``."""
     masked: tuple[int, int]
     """How many elements of x and of y are missing by their masks; 0 where a vector has none."""
+
+
+def multiply_vectors(client: Client, vectors: Vectors, *, device: str, listener: Listener) -> DotSum:
+    """`dot_stored` of vectors that nothing writes to meanwhile; the listener is told of missing numbers in them.
+
+    Raises
+    ------
+    StoreError
+        A vector has changed since it was opened; that comes in place of an error about a damaged chunk. Or a worker
+        does not find the same vectors, or cannot read them.
+    """
+    check_read_alike(partial(ask_all, client), vectors.arrays)
+    let_a_tick_pass(vectors.looked)
+    x, y = vectors.arrays.values()
+    masks = [vectors.masks.get(role) for role in vectors.arrays]
+    try:
+        total = dot_stored(client, x, y, vectors.dtype, device=device, listener=listener, masks=masks)
+    except DamagedError as error:
+        try:
+            _check_unchanged(vectors)
+        except StoreError as change:
+            raise change from error
+        raise
+    _check_unchanged(vectors)
+    found = {role: count for role, count in zip(vectors.arrays, total.masked, strict=True) if count}
+    if note := masked_caution(found, vectors.masks, "the product"):
+        listener(Caution(note))
+    return total
 
 
 def dot_stored(
@@ -75,11 +184,7 @@ def dot_stored(
     StoreError
         A chunk cannot be read.
     """
-    (n,), (n_y,) = x.shape, y.shape
-    if n != n_y:
-        raise ShapeError(
-            f"{name_of(x)} has {n} elements and {name_of(y)} has {n_y}; they must have equally many"
-        )
+    n = _common_length(x, y)
     step, lighter = _piece_elements(x, y)
     ranges = [(start, min(start + step, n)) for start in range(0, n, step)]
     itemsize = x.dtype.itemsize + y.dtype.itemsize
@@ -138,13 +243,12 @@ class _Partials:
         )
 
 
-def _reduction(lighter: str) -> Reduction[_Partials, _Partials, _Partials]:
+def _reduction(lighter: str) -> Reduction[_Partials, _Partials]:
     return Reduction(
         name="dot",
         chunk=multiply_piece,
         identity=_Partials,
         combine=_Partials.followed_by,
-        finalize=lambda total: total,
         commutative=False,  # sums that are not finite are added in order
         lighter=lighter,
     )

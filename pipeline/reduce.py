@@ -1,6 +1,6 @@
-"""A reduction as a value: what is done to a piece, how parts are combined, and what comes out at the end.
+"""A reduction as a value: what is done to a piece, and how parts are combined.
 
-After flox's aggregations (chunk, combine, finalize, identity). The parts come from tasks that finish in any order; a
+After flox's aggregations (chunk, combine, identity). The parts come from tasks that finish in any order; a
 commutative reduction takes them as they come, any other gets them in the order of the pieces. Either way the result
 depends neither on the number of workers nor on their speed.
 """
@@ -24,7 +24,6 @@ from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 
 Part = TypeVar("Part")
 Total = TypeVar("Total")
-Result = TypeVar("Result")
 
 CLOSING_SECONDS = 0.5
 """How long a task goes on in a closing worker. A worker first tells its nanny and then cancels its tasks; a task that
@@ -32,7 +31,7 @@ ended before would count as failed, not as cancelled."""
 
 
 @dataclass(frozen=True)
-class Reduction(Generic[Part, Total, Result]):
+class Reduction(Generic[Part, Total]):
     """The functions of a reduction."""
 
     name: str
@@ -43,7 +42,6 @@ class Reduction(Generic[Part, Total, Result]):
     """The total of no pieces."""
     combine: Callable[[Total, Part], Total]
     """Adds one part to the total; may write into the total it is given."""
-    finalize: Callable[[Total], Result]
     commutative: bool
     """Whether combining parts in any order gives the same bits."""
     lighter: str
@@ -62,11 +60,11 @@ class _Outcome(Generic[Part]):
 
 def reduce_pieces(
     client: Client,
-    reduction: Reduction[Part, Total, Result],
+    reduction: Reduction[Part, Total],
     calls: Sequence[tuple[Any, ...]],
     nbytes: Sequence[int],
     listener: Listener,
-) -> Result:
+) -> Total:
     """Run ``reduction.chunk(*call)`` on the workers for every call, and combine the parts in this process.
 
     ``nbytes`` says how much each call reads. Raises what the tasks raise (see ``run_bounded``).
@@ -89,14 +87,13 @@ def reduce_pieces(
                 total = reduction.combine(total, part)
     except WorkersKilledError as error:
         raise TaskError(f"{error}, or {reduction.lighter}") from error
-    result = reduction.finalize(total)
     listener(WorkDone(reduction.name, time.perf_counter() - start))
-    return result
+    return total
 
 
 def _parts(
     outcomes: Iterable[tuple[int, _Outcome[Part]]],
-    reduction: Reduction[Part, Total, Result],
+    reduction: Reduction[Part, Total],
     nbytes: Sequence[int],
     listener: Listener,
 ) -> Iterator[Part]:

@@ -1,35 +1,23 @@
-"""The dot product of two stored vectors."""
+"""The command that multiplies two stored vectors: checks its arguments, opens both, opens a cluster and has it multiply
+them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
-import zarr
 
 from tilewright.kernels.arguments import check_callable, check_choice
-from tilewright.kernels.gemm import check
-from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
-from tilewright.pipeline.dot import dot_stored
-from tilewright.pipeline.errors import DamagedError, ShapeError, StoreError
+from tilewright.pipeline.dot import multiply_vectors, open_vectors
 from tilewright.pipeline.events import Caution, Listener, Notice, log_notices, on_waiting
-from tilewright.pipeline.plan.sums import dtype_reason
-from tilewright.pipeline.product.ledger import input_digest
-from tilewright.pipeline.store.arrays import Source, name_of, open_array
-from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
-from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
-from tilewright.pipeline.transfer.files import let_a_tick_pass
+from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.worker.survey import survey
 
 
@@ -126,71 +114,22 @@ def timed_dot(
     config.check_all(cluster_file=cluster_file)
     check_choice("device", device, DEVICES)
     check_callable("listener", listener)
-    left, right = open_array(x, ndim=1, role="X"), open_array(y, ndim=1, role="Y")
-    shared = shared_inputs({"X": left, "Y": right}, copied=True)
-    left, right = shared.values()
-    if left.shape != right.shape:
-        raise ShapeError(
-            f"{name_of(left)} has {left.shape[0]} elements and {name_of(right)} has {right.shape[0]};"
-            " they must have equally many"
-        )
-    n = left.shape[0]
-    of_x, of_y = (np.dtype(vector.dtype).newbyteorder("=") for vector in (left, right))
-    names = f"X: {name_of(left)}", f"Y: {name_of(right)}"
-    result = check.result_dtype(of_x, of_y, dtype, names, NUMPY_ELEMENTS, k=n)
-    reason = dtype_reason(result, of_x, of_y, n, "numpy.vdot")
-    vectors = {"X": left, "Y": right}
-    for role, vector in vectors.items():
-        if note := packing_notice(role, vector):
-            listener(Caution(note))
-    masks = {role: found for role, vector in vectors.items() if (found := masks_of(vector)) is not None}
+    vectors = open_vectors(x, y, dtype)
+    for note in vectors.notes:
+        listener(Caution(note))
     with (
-        _unchanged(X=left, Y=right) as looked,
         open_cluster(cluster, cluster_file) as client,
         workers_held(client, waiting=on_waiting(listener, "dot", "ends it")),
     ):
         facts = survey(client, device)
-        check_read_alike(partial(ask_all, client), shared)
         listener(Notice(f"multiplying on {facts[0].name} with {counted(len(facts), 'worker')}"))
-        if reason:
-            listener(Notice(f"the sum is {reason}"))
-        let_a_tick_pass(looked)
-        total = dot_stored(
-            client,
-            left,
-            right,
-            result,
-            device=facts[0].device,
-            listener=listener,
-            masks=[masks.get(role) for role in vectors],
-        )
-    masked = {role: count for role, count in zip(vectors, total.masked, strict=True) if role in masks}
-    if note := masked_caution(masked, masks, "the product"):
-        listener(Caution(note))
-    return DotRun(total.value, n, time.perf_counter() - start, reason, total.wraps, masked)
-
-
-@contextmanager
-def _unchanged(**vectors: zarr.Array[Any]) -> Iterator[float]:
-    """Gives the time, by `time.monotonic`, at which the vectors were looked at. Raises StoreError at the end, or in
-    place of an error about a damaged chunk, if one is not what it was."""
-    before = {role: input_digest(vector) for role, vector in vectors.items()}
-
-    def check() -> None:
-        changed = [role for role, vector in vectors.items() if input_digest(vector) != before[role]]
-        if changed:
-            names = " and ".join(f"{role}, {name_of(vectors[role])}," for role in changed)
-            raise StoreError(
-                f"{names} changed while X and Y were multiplied, so that the result may be of neither the old nor the"
-                " new; let nobody write to them until it is done"
-            )
-
-    try:
-        yield time.monotonic()
-    except DamagedError as error:
-        try:
-            check()
-        except StoreError as change:
-            raise change from error
-        raise
-    check()
+        if vectors.dtype_reason:
+            listener(Notice(f"the sum is {vectors.dtype_reason}"))
+        total = multiply_vectors(client, vectors, device=facts[0].device, listener=listener)
+    masked = {
+        role: count for role, count in zip(vectors.arrays, total.masked, strict=True) if role in vectors.masks
+    }
+    elements = vectors.arrays["X"].shape[0]
+    return DotRun(
+        total.value, elements, time.perf_counter() - start, vectors.dtype_reason, total.wraps, masked
+    )

@@ -38,11 +38,10 @@ from tilewright.kernels.gpu.device_array import address, strided_view
 from tilewright.kernels.gpu.device_choice import current_device
 from tilewright.kernels.histograms.bytes import VECTOR, WORDS
 from tilewright.kernels.histograms.tokens import ASCII, BYTE, LETTER, LETTERS, Kind
-from tilewright.kernels.numbers import ceil_div
+from tilewright.kernels.numbers import WARP, ceil_div
 from tilewright.kernels.ptx.integers import byte_dot, byte_permute, byte_rotate
 from tilewright.kernels.ptx.memory import global_array, load_vector, shared_add, shared_address, store_vector
 
-WARP = 32
 WARPS = 8
 """Warps of a block. Their tables interleave: a row takes 128 bytes of each, so the next row begins 1024 bytes further.
 A byte's upper six bits, in place, step by 4; one byte higher, where a permutation puts them, that is 1024."""

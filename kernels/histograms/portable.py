@@ -21,11 +21,10 @@ from numba import cuda, int32, int64
 from tilewright.kernels.gpu.device_choice import SIMULATOR
 from tilewright.kernels.histograms import tokens
 from tilewright.kernels.histograms.tokens import BIGRAM, CODE_MASK, CODEPOINT, Kind
-from tilewright.kernels.numbers import ceil_div
+from tilewright.kernels.numbers import WARP, ceil_div
 
 BYTES = 256
 THREADS = 256
-WARP = 32
 WARPS = THREADS // WARP
 BYTES_PER_THREAD = 64
 """Enough for a block to earn back the clearing and adding up of its bins."""

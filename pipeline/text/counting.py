@@ -318,13 +318,12 @@ def _pieces(
     )
 
 
-def _reduction(kind: Kind, rows: int) -> Reduction[Counts, Sum, Sum]:
+def _reduction(kind: Kind, rows: int) -> Reduction[Counts, Sum]:
     return Reduction(
         name="histogram",
         chunk=count_piece,
         identity=partial(_nothing, rows, kind.bins),
         combine=_add,
-        finalize=_same,
         commutative=True,  # additions of integers
         lighter="let them take smaller pieces (tilewright.piece-nbytes), or decompress on fewer threads"
         " (tilewright.decompress-threads)",
@@ -338,10 +337,6 @@ def _nothing(rows: int, bins: int) -> Sum:
 def _add(total: Sum, part: Counts) -> Sum:
     total.counts.reshape(-1)[part.cells] += part.values
     total.nbytes += part.nbytes
-    return total
-
-
-def _same(total: Sum) -> Sum:
     return total
 
 

@@ -46,8 +46,8 @@ def broken(letter: str) -> tuple[str, dict[str, float]]:
     raise ZeroDivisionError(f"at {letter}")
 
 
-def joined(commutative: bool) -> Reduction[str, str, str]:
-    return Reduction("letters", chunk, str, str.__add__, str.upper, commutative, "cut them smaller")
+def joined(commutative: bool) -> Reduction[str, str]:
+    return Reduction("letters", chunk, str, str.__add__, commutative, "cut them smaller")
 
 
 def test_parts_of_an_ordered_reduction_come_in_order_whoever_is_first() -> None:
@@ -68,7 +68,7 @@ def test_every_piece_is_reduced_and_reported(client: Client) -> None:
     letters = [chr(ord("a") + i) for i in range(20)]
     sizes = list(range(20))
     result = reduce_pieces(client, joined(False), [(letter,) for letter in letters], sizes, seen.append)
-    assert result == "".join(letters).upper()
+    assert result == "".join(letters)
     assert seen[0] == WorkPlanned("letters", 20, 0, "pieces", sum(sizes), 0)
     units = [event for event in seen if isinstance(event, UnitDone)]
     assert sorted(unit.index for unit in units) == list(range(20))
@@ -81,7 +81,7 @@ def test_no_pieces_give_the_identity(client: Client) -> None:
 
 
 def test_a_piece_that_fails_fails_the_reduction(client: Client) -> None:
-    reduction = Reduction("letters", broken, str, str.__add__, str.upper, False, "cut them smaller")
+    reduction = Reduction("letters", broken, str, str.__add__, False, "cut them smaller")
     with pytest.raises(TaskError, match="ZeroDivisionError: at a"):
         reduce_pieces(client, reduction, [("a",)], [1], lambda _: None)
 

@@ -43,6 +43,7 @@ from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 import tilewright as tw
 from tests.kernels import naive
 from tests.pipeline.store.stored_arrays import CODECS, encoded
+from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.errors import (
     ClusterError,
     CorpusError,

@@ -24,11 +24,10 @@ from numba.cuda import types
 from tilewright.kernels.gemm.base import Variant
 from tilewright.kernels.gemm.cores.register_arithmetic import product_adder, real_dtype
 from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.numbers import ceil_div
+from tilewright.kernels.numbers import WARP, ceil_div
 from tilewright.kernels.ptx import memory
 
 CHUNK_NBYTES = 16
-WARP = 32
 WARPS = 8
 """Of a block."""
 ROWS = 4

@@ -23,7 +23,7 @@ from numba.cuda import types
 
 from tilewright.kernels.gemm.cores.register_arithmetic import product_adder, real_dtype
 from tilewright.kernels.gpu.compiled import compile_kernel
-from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.kernels.numbers import WARP, ceil_div, round_up
 from tilewright.kernels.ptx import async_copy, memory
 
 LINE_NBYTES = 128
@@ -128,7 +128,7 @@ class _Shape:
         """A tile that breaks these is a mistake in `skinny_launch.choose_tile`, not a user's."""
         tile, elements = self.tile, self.chunk // self.parts
         assert tile.m % tile.rows == tile.n % tile.columns == 0, f"{tile}: threads share the tile evenly"
-        assert tile.threads % 32 == 0, f"{tile}: whole warps"
+        assert tile.threads % WARP == 0, f"{tile}: whole warps"
         assert tile.threads_down % LINE_CHUNKS == 0, f"{tile}: a thread's rows share their swizzle"
         assert self.layout.a_along_k or tile.rows % elements == 0, f"{tile}: a thread's rows are whole chunks"
         assert not self.layout.b_whole or (tile.n % elements == 0 and not self.layout.b_along_k), f"{tile}: B"

@@ -46,7 +46,7 @@ from tilewright.kernels.gemm.tensor import double_mma_launch as tensor_launch
 from tilewright.kernels.gpu.compiled import multiprocessors
 from tilewright.kernels.gpu.device_choice import capability, current_device
 from tilewright.kernels.gpu.launch import enqueue
-from tilewright.kernels.numbers import ceil_div, power_of_two
+from tilewright.kernels.numbers import WARP, ceil_div, power_of_two
 
 WIDEST = 64
 """The thin side's greatest length."""
@@ -66,7 +66,6 @@ SHORT_ROWS = 64
 """Rows of a block where m is no larger."""
 LONG_ROWS = 256
 MAX_THREADS = 256
-WARP = 32
 
 
 def choose_tile(dtype: np.dtype, m: int, n: int, a_along_k: bool) -> Tile:

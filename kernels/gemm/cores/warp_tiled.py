@@ -27,7 +27,6 @@ from tilewright.kernels.gemm.cores.register_arithmetic import (
 )
 from tilewright.kernels.gemm.cores.warp_tiling import (
     ALONG_K,
-    WARP,
     SlabCopy,
     Tiling,
     padding,
@@ -36,6 +35,7 @@ from tilewright.kernels.gemm.cores.warp_tiling import (
     vector_elements,
 )
 from tilewright.kernels.gemm.exact import wide_integer
+from tilewright.kernels.numbers import WARP
 from tilewright.kernels.ptx import async_copy, memory
 from tilewright.kernels.ptx.unroll import unroll
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from tilewright.kernels.gemm.base import Problem
 from tilewright.kernels.gemm.cores.repitch import as_unsigned
-from tilewright.kernels.gemm.cores.warp_tiling import ALONG_K, VECTOR, WARP, Tiling
-from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.kernels.gemm.cores.warp_tiling import ALONG_K, VECTOR, Tiling
+from tilewright.kernels.numbers import WARP, ceil_div, round_up
 
 DTYPES = tuple(np.dtype(code) for code in ("f4", "c8", "u4", "u8"))
 """What is multiplied; signed integers are multiplied as unsigned ones."""

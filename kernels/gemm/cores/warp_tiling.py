@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilewright.kernels.numbers import WARP
 from tilewright.kernels.ptx.memory import VECTOR_NBYTES
 
-WARP = 32
 SECTOR_NBYTES = 32
 """The least that global memory moves: lanes that read along k cover whole sectors."""
 

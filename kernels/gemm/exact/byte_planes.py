@@ -29,10 +29,11 @@ from tilewright.kernels.gemm.exact.residues import (
     modulus_set,
 )
 from tilewright.kernels.gemm.hopper.wgmma import cluster_tile
+from tilewright.kernels.numbers import WARP
 from tilewright.kernels.ptx import floats, integers, memory
 
 THREADS = 256
-WARPS = THREADS // 32
+WARPS = THREADS // WARP
 QUAD = 4
 """Elements along k whose bytes a thread packs into one word."""
 TURN_LINES = 64
@@ -119,7 +120,7 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
         for shift in (16, 8, 4, 2, 1):
             low = min(low, cuda.shfl_xor_sync(ALL_LANES, low, shift))
             high = max(high, cuda.shfl_xor_sync(ALL_LANES, high, shift))
-        if cuda.threadIdx.x % 32 == 0:
+        if cuda.threadIdx.x % WARP == 0:
             cuda.atomic.min(plan, PLAN_MIN_B if side else PLAN_MIN_A, low)
             cuda.atomic.max(plan, PLAN_MAX_B if side else PLAN_MAX_A, high)
 
@@ -171,7 +172,7 @@ def pass_function(dtype: np.dtype, *, turned: bool, residues: bool) -> Callable[
         tile = cuda.shared.array((turn_lines, padded_quads), u32)
         values = cuda.local.array(batch_values, i64)
         low, high = i64(wide_maximum), i64(wide_minimum)
-        lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+        lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
         quads = (depth + 3) // 4
         across = (lines + turn_lines - 1) // turn_lines
         tiles = across * ((quads + turn_quads - 1) // turn_quads)

@@ -31,6 +31,7 @@ from tilewright.kernels.gemm.hopper.wgmma_config import (
 from tilewright.kernels.gemm.hopper.wgmma_epilogue import box_store, column_store, conversions, sum_store
 from tilewright.kernels.gemm.hopper.wgmma_mainloop import filler, part_multiplier, plane_multiplier
 from tilewright.kernels.gemm.hopper.wgmma_registers import register_multiplier
+from tilewright.kernels.numbers import WARP
 from tilewright.kernels.ptx import barriers, bulk_copy, memory, warpgroup_mma
 
 PRODUCER_REGISTERS = 56
@@ -155,7 +156,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     )
         else:
             take_registers()
-            warpgroup, lane = thread // WARPGROUP - 1, thread % 32
+            warpgroup, lane = thread // WARPGROUP - 1, thread % WARP
             sums = cuda.local.array(registers, sum_type)
             totals = cuda.local.array(registers, sum_type)
             if boxed and map_c != 0:
@@ -175,7 +176,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                     )
                 tile_row, tile_column = cluster_tile(tile, tiles_m, tiles_n, group)
                 warp_row = (tile_row * cluster + rank) * tile_m + warpgroup * ROWS_PER_WARPGROUP
-                warp_row = warp_row + thread % WARPGROUP // 32 * C_BOX_LINES
+                warp_row = warp_row + thread % WARPGROUP // WARP * C_BOX_LINES
                 tile_first = tile_column * tile_n
                 row, column = i64(warp_row + row_step * (lane // 4)), i64(tile_first + 2 * (lane % 4))
                 if residues:
@@ -192,7 +193,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
                         accumulate,
                     )
                 elif boxed and map_c != 0:
-                    warp = u32((thread - WARPGROUP) // 32)
+                    warp = u32((thread - WARPGROUP) // WARP)
                     staging = ring + u32(boxes_offset) + warp * u32(warp_nbytes)
                     store_boxes(sums, staging, map_c, i32(warp_row), i32(tile_first), lane)
                 else:

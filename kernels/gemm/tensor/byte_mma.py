@@ -26,10 +26,10 @@ from tilewright.kernels.gemm.exact.residue_epilogue import residue_epilogue
 from tilewright.kernels.gemm.exact.residues import MODULI, PLAN_KIND, PLAN_PLANES, RESIDUES
 from tilewright.kernels.gemm.hopper.wgmma import cluster_tile
 from tilewright.kernels.gemm.hopper.wgmma_epilogue import sum_store
+from tilewright.kernels.numbers import WARP
 from tilewright.kernels.ptx import async_copy, memory, warp_mma
 from tilewright.kernels.ptx.unroll import unroll
 
-WARP = 32
 STRIP = 16
 """Rows of one matrix instruction."""
 MMA_N = 8
@@ -388,7 +388,7 @@ def kernel_function(config: Config) -> Callable[..., Any]:
 
         # Narrowed, here and below: Numba widens to 64 bits what meets a constant, and registers are scarce.
         thread = i32(cuda.threadIdx.x)
-        lane, warp = i32(thread % 32), i32(thread // 32)
+        lane, warp = i32(thread % WARP), i32(thread // WARP)
         warp_row, warp_column = i32(warp // warps_n * warp_m), i32(warp % warps_n * warp_n)
 
         # Where this thread's first chunk goes in a stage, and where its lane's first lines of fragments lie. The

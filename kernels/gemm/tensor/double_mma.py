@@ -35,9 +35,9 @@ from numba import cuda
 from numba.cuda import libdevice, types
 
 from tilewright.kernels.gpu.compiled import compile_kernel
+from tilewright.kernels.numbers import WARP
 from tilewright.kernels.ptx import async_copy, memory, warp_mma
 
-WARP = 32
 MMA_M, MMA_N = 16, 8
 """Rows and columns of one matrix instruction."""
 LANE_K = 4

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels import ptx
+from tilewright.kernels.numbers import WARP
 
-WARP = 32
 POISON = 0x5B
 """What shared memory of integers holds before anything is written to it."""
 

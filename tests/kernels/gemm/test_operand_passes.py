@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.gpu.device_choice import SIMULATOR
+from tilewright.kernels.numbers import WARP
 
 if SIMULATOR:
     pytest.skip("the simulator has no inline PTX", allow_module_level=True)
@@ -19,7 +20,6 @@ from tilewright.kernels.gemm.exact.residues import PLAN_KIND
 from tilewright.kernels.gemm.hopper import float_operand, float_planes, wgmma
 
 SENTINEL = 0xA5
-WARP = 32
 
 
 class Memory:
