@@ -27,6 +27,7 @@ from tests.peak_memory import grown_by, in_new_process
 from tests.pipeline.text.test_counting import count, cpu_workers, dense, documents, naive_counts
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
+from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.text import blocks as reading
 from tilewright.pipeline.text import corpus, counting, decompress
 from tilewright.pipeline.text.corpus import Corpus, Document, Piece, cut_pieces, list_corpus, reader
@@ -34,7 +35,6 @@ from tilewright.pipeline.text.counting import count_corpus, count_piece
 from tilewright.pipeline.text.decompress import Fill
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
-from tilewright.pipeline.worker.tasks import WorkerFacts
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
