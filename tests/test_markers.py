@@ -111,7 +111,7 @@ def test_slow():
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("options", "limits"),
     [

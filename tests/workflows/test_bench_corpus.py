@@ -132,6 +132,7 @@ class Got(np.ndarray):
         return self.view(np.ndarray)
 
 
+@pytest.mark.slow
 def test_processes_of_a_floor_have_all_started_before_they_work() -> None:
     before = set(multiprocessing.active_children())
     with started_processes(3) as pool:

@@ -63,6 +63,7 @@ def test_one_process_is_a_peer_whose_product_is_right(tmp_path: Path, compressed
     np.testing.assert_allclose(c[...], a[...].astype(np.float64) @ b[...], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_one_worker_stands_beside_both_peers(tmp_path: Path) -> None:
     case = e2e.Case(48, "int32", 16, 1, None, "small", repeats=2, peer_repeats=2)
     ((rows, details, _),) = e2e.run_e2e([case], tmp_path, gpu=False)

@@ -201,6 +201,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> PretendedKvikIO:
     return kvikio
 
 
+@pytest.mark.slow
 def test_reads_to_a_gpu_stand_beside_kvikio(pretended_gpu: PretendedKvikIO, tmp_path: Path) -> None:
     report = run_io(90 * 90 * 4, tmp_path, chunk=20, directions=("device",), seconds=0.001)
     cases = {row.case: [] for row in report.rows}

@@ -65,6 +65,7 @@ def test_nothing_to_draw_and_nowhere_to_write(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["t.png"]
 
 
+@pytest.mark.slow
 def test_the_benchmark_draws_its_last_run_of_each_case(tmp_path: Path) -> None:
     place = tmp_path / "matrices"
     place.mkdir()

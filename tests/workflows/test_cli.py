@@ -864,7 +864,7 @@ def test_choices_are_those_of_the_layers_below() -> None:
 # What the process was started with ----------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
 def test_an_output_without_bytes_for_a_character_gets_another(here: Path, encoding: str) -> None:
     name = b"no UTF-8 \xff.txt"
@@ -901,7 +901,7 @@ RESULTS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @RESULTS
 def test_a_result_that_cannot_be_written_is_told_of(here: Path, arguments: list[str]) -> None:
     (here / "one.txt").write_bytes(b"aab")
@@ -921,6 +921,7 @@ def test_a_result_for_a_standard_output_that_is_closed_is_told_of(here: Path, ar
     assert done.stderr == b"error: cannot write the result to standard output: it is closed\n"
 
 
+@pytest.mark.slow
 def test_a_plot_where_there_is_no_home_is_drawn_without_a_word(here: Path) -> None:
     """matplotlib tells where it keeps its list of fonts instead."""
     (here / "one.txt").write_bytes(b"aab")

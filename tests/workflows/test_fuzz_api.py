@@ -518,7 +518,7 @@ MORE = settings(max_examples=2500, derandomize=False, suppress_health_check=list
 MORE_CLUSTERS = settings(max_examples=300, derandomize=False, suppress_health_check=list(HealthCheck))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_wrong_arguments(function: str, place: Path, client: Client) -> None:
     @given(calls(FUNCTIONS[function][1]))

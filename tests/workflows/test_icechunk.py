@@ -76,6 +76,7 @@ def files(folder: Path) -> set[str]:
     return {str(path) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.sample(1)
 def test_a_product_goes_into_the_session_that_its_array_is_open_in(
     repository: icechunk.Repository,
     factors: tuple[np.ndarray, np.ndarray],

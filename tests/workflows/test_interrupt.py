@@ -42,6 +42,7 @@ def interrupted(*arguments: str, cwd: Path, **environment: str) -> subprocess.Co
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("profile", "by", "word"),
     [
@@ -109,6 +110,7 @@ def behind(place: str, *arguments: str, cwd: Path, **environment: str) -> subpro
     return interrupted(*arguments, cwd=cwd, UNITS_UNTIL_INTERRUPT="0", INTERRUPT_BEHIND=place, **environment)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("profile", "before"), [("local", False), ("cpu", True)])
 def test_a_product_that_has_its_name_is_told_of(tmp_path: Path, profile: str, before: bool) -> None:
     values = np.arange(64.0).reshape(8, 8)
@@ -140,7 +142,7 @@ def test_what_a_product_replaced_is_named_while_it_is_there(
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("place", "said"),
     [
@@ -168,6 +170,7 @@ def test_a_benchmarks_plot_that_has_its_name_is_told_of(tmp_path: Path) -> None:
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["exit", "end"])
 def test_ctrl_c_behind_the_result_comes_too_late(tmp_path: Path, place: str) -> None:
     zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
@@ -185,6 +188,7 @@ def test_the_setting_that_cuts_pieces_comes_from_the_environment() -> None:
         assert config.get("piece-nbytes") == 32768
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
 def test_a_signal_while_worker_processes_start_is_one_line(tmp_path: Path, by: str, word: str) -> None:
     """Dask tells of a cluster that is half started by a traceback, when Python ends."""
@@ -196,6 +200,7 @@ def test_a_signal_while_worker_processes_start_is_one_line(tmp_path: Path, by: s
     assert (result.stdout, result.stderr) == ("", f"{word}: nothing was written\n")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
 def test_a_signal_ends_a_start_that_hangs(tmp_path: Path, by: str, word: str) -> None:
     (tmp_path / "text").write_bytes(b"text")
@@ -216,6 +221,7 @@ def test_a_signal_ends_a_start_that_hangs(tmp_path: Path, by: str, word: str) ->
         os.kill(int((tmp_path / "worker").read_text()), 0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
 def test_a_signal_ends_a_product_whose_input_does_not_answer(tmp_path: Path, by: str, word: str) -> None:
     zarr.save_array(str(tmp_path / "a.zarr"), np.ones((8, 8)))
@@ -228,6 +234,7 @@ def test_a_signal_ends_a_product_whose_input_does_not_answer(tmp_path: Path, by:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
 def test_a_signal_ends_a_product_whose_input_does_not_answer_when_it_is_tried(
     tmp_path: Path, by: str, word: str
@@ -241,6 +248,7 @@ def test_a_signal_ends_a_product_whose_input_does_not_answer_when_it_is_tried(
     assert not (tmp_path / "c.zarr.partial").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [["dot", "{x}", "{x}"], ["verify", "{a}", "{a}", "{a}"]], ids=" ".join)
 def test_ctrl_c_ends_other_work_whose_input_does_not_answer(command: list[str], tmp_path: Path) -> None:
     zarr.save_array(str(tmp_path / "x.zarr"), np.ones(8))
@@ -270,6 +278,7 @@ def runs_profiler(dask_worker: Any) -> bool:
     return "profile" in dask_worker.periodic_callbacks
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("opened", [lambda: open_cluster("cpu"), lambda: cluster_of(1, gpu=False)])
 def test_worker_processes_are_deaf_to_ctrl_c_from_their_first_moment(
     opened: Callable[[], AbstractContextManager[Client]], monkeypatch: pytest.MonkeyPatch

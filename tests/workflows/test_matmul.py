@@ -164,7 +164,7 @@ def test_the_stored_product_is_numpys(
     assert run.verification.passed
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("a_dtype", ["i1", "u1", "i2", "u2", "i4", "u4"])
 @pytest.mark.parametrize("b_dtype", ["i1", "u1", "u2", "i4"])
 def test_sums_of_small_integers_do_not_wrap(
@@ -863,6 +863,7 @@ def test_what_counts_is_the_record_once_the_output_is_locked(
     assert not outputs.partial_path(out).exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("memory", "resumed"), [(10**6, 3), (2_000, 0)], ids=["more", "less"])
 def test_a_stopped_run_goes_on_with_other_memory(
     memory: int,
@@ -2246,7 +2247,7 @@ def test_what_is_no_path_is_named(wrong: Any, tmp_path: Path) -> None:
         tw.histogram([5])  # type: ignore[list-item]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("memory", "dtype"), [("40KiB", "f4"), ("100KiB", "f4"), ("100KiB", "i8"), ("300KiB", "c16")]
 )

@@ -103,6 +103,7 @@ print("whole")
 """
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_loops_are_compiled_anew(tmp_path: Path) -> None:
     """A read-only installation and a user without a home. Files stand where folders would be made, since nothing else
     stops root."""

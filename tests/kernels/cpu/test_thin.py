@@ -30,7 +30,7 @@ def test_threads_that_come_first_at_once_share_one_loop(rng: np.random.Generator
     assert thin._compiled_loop.cache_info().misses == 1
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["i1", "u2", "i4", "u4", "i8", "u8"])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("sums", ["i4", "i8"])

@@ -389,6 +389,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize("variant", cases())
 def test_nothing_spills_and_the_launch_bounds_hold(variant: Variant, tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ SOURCES: dict[str, tuple[Callable[..., None], Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SOURCES)
 def test_compiles_without_spilling(name: str, tmp_path: Path) -> None:
     function, signature, options = SOURCES[name]

@@ -58,7 +58,7 @@ def block_of(dtype: str, rng: np.random.Generator) -> np.ndarray:
     return block
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", [*ORDERED, *COMPLEX, ">i2", ">f2", ">f4", ">c8"])
 def test_every_dtype_and_layout(dtype: str, view: str, rng: np.random.Generator) -> None:

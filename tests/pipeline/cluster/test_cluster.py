@@ -312,6 +312,7 @@ def test_nobody_on_the_loop_waits_to_send_when_it_stops(monkeypatch: pytest.Monk
     assert not [seconds for seconds in until if seconds > 0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("profile", ["local", "cpu"])
 def test_workers_send_no_heartbeat_while_they_end(profile: str, tmp_path: Path) -> None:
     """One whose answer is late, as a busy client's are, is waited for before anything is closed."""
@@ -1086,6 +1087,7 @@ def test_a_process_forked_from_one_that_used_dask_is_told(before: str, tmp_path:
         assert " was forked from one that had used Dask, whose threads a fork leaves behind; " in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_dashboard_is_started_for_a_profile_that_asks_for_it(tmp_path: Path) -> None:
     """Its import takes longer than all else of a start."""
     profiles = {

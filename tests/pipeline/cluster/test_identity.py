@@ -127,6 +127,7 @@ def test_no_work_begins_with_a_worker_that_runs_another_tilewright(stranger: str
     assert sorted(tmp_path.joinpath("data").rglob("*")) == before
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stranger", ["version", "sources"])
 def test_a_product_is_not_gone_on_with_by_a_worker_that_runs_another_tilewright(
     stranger: str, tmp_path: Path
@@ -190,7 +191,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch.Workers, "threads", lambda workers: {"a worker": 0})
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "stranger"),
     [

@@ -152,7 +152,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("profile", "logged"), [("local", 1), ("one", 1), ("loud", 5)])
 def test_what_tasks_of_ours_fail_with_is_raised_and_not_logged(
     profile: str, logged: int, tmp_path: Path

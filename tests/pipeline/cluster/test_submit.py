@@ -221,6 +221,7 @@ def large(number: int) -> bytes:
     return bytes(300_000)
 
 
+@pytest.mark.slow
 def test_two_clients_of_one_process_do_not_meet() -> None:
     """Each has a loop of its own, on which alone its connections may be used, whichever client was opened last."""
     options: dict[str, Any] = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": ":0"}
@@ -463,6 +464,7 @@ def test_a_cluster_without_workers_is_named() -> None:
         survey(own, "cpu")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["matmul", "histogram"])
 def test_a_run_whose_workers_are_lost_before_its_first_task_waits_for_others(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -849,6 +851,7 @@ def first_of(first: int, *others: int) -> int:
     return first
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["bounded", "combined"])
 def test_a_run_says_which_worker_it_has_lost_and_what_with_it(kind: str, tmp_path: Path) -> None:
     told: list[tuple[str, int | None]] = []

@@ -41,6 +41,7 @@ from tilewright.pipeline.store.region_read import read_region, region_reads
 from tilewright.pipeline.threads import run_all
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(data=st.data())
 def test_a_region_is_what_numpy_slices(

@@ -107,7 +107,7 @@ def test_equals_counter(
     assert result.skipped == (result.nbytes - np.sum(expected) if by in ("ascii", "letter") else 0)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("by", list(KINDS))
 @pytest.mark.parametrize("per_document", [False, True])
 @settings(max_examples=20)  # for each of ten variants
@@ -566,6 +566,7 @@ def memory_to_count_in(paths: list[str], nbytes: int, block: int) -> list[int]:
     return grown
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_what_is_decompressed(tmp_path: Path) -> None:
     """64 MiB of zeros from a few kilobytes, counted in blocks of 1 MiB. A process is measured as a whole: libzstd, lzma
     and bz2 allocate memory that Python does not know of."""

@@ -76,7 +76,7 @@ fragments = st.one_of(
 documents = st.lists(fragments, max_size=8).map(b"".join)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by", list(KINDS))
 @pytest.mark.parametrize("per_document", [False, True])
 @settings(max_examples=15)  # for each of ten variants
