@@ -34,7 +34,7 @@ from tilewright.pipeline.text.counting import count_corpus, count_piece
 from tilewright.pipeline.text.decompress import Fill
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
-from tilewright.pipeline.worker.tasks import WorkerFacts
+from tilewright.pipeline.plan.facts import WorkerFacts
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,

@@ -24,7 +24,7 @@ from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counting import Histogram, count_corpus, label
 from tilewright.pipeline.threads import run_all
-from tilewright.pipeline.worker.tasks import WorkerFacts
+from tilewright.pipeline.plan.facts import WorkerFacts
 
 
 def naive_counts(data: bytes, by: str) -> Counter[int]:
