@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tilewright.kernels.numbers import counted
@@ -96,6 +96,29 @@ def log_notices(event: Event) -> None:
     if isinstance(event, Notice):
         level = logging.WARNING if isinstance(event, Caution | Waiting) else logging.INFO
         logger.log(level, "%s", event.message)
+
+
+@dataclass(frozen=True)
+class Teller:
+    """Tells a listener what whoever asked for some work should know of it."""
+
+    listener: Listener
+    told: set[str] = field(default_factory=set)
+    """By `warn_once`."""
+
+    def say(self, message: str) -> None:
+        self.listener(Notice(message))
+
+    def warn(self, message: str) -> None:
+        """Say what may not be as it seems."""
+        self.listener(Caution(message))
+
+    def warn_once(self, messages: Iterable[str]) -> None:
+        """Say those that were not said before."""
+        for message in messages:
+            if message not in self.told:
+                self.told.add(message)
+                self.warn(message)
 
 
 def on_waiting(listener: Listener, name: str, ctrl_c: str) -> Callable[[str], None]:

@@ -50,14 +50,14 @@ _HOME = {
     "Device": "tilewright.kernels.gpu.device",
     "Histogram": "tilewright.pipeline.text.counting",
     "MatmulPlan": "tilewright.pipeline.plan.product",
-    "MatmulRun": "tilewright.pipeline.product.run",
+    "MatmulRun": "tilewright.pipeline.product.execute",
     "Verification": "tilewright.pipeline.product.verify",
     "devices": "tilewright.workflows.devices",
     "dot": "tilewright.workflows.dot",
     "histogram": "tilewright.workflows.histogram",
     "matmul": "tilewright.workflows.matmul",
     "open_cluster": "tilewright.pipeline.cluster.cluster",
-    "plan_matmul": "tilewright.workflows.planning",
+    "plan_matmul": "tilewright.workflows.matmul",
     "verify": "tilewright.workflows.verify",
 } | dict.fromkeys(_ERRORS, "tilewright.pipeline.errors")
 
@@ -86,14 +86,14 @@ if TYPE_CHECKING:
     from tilewright.pipeline.errors import TilewrightError as TilewrightError
     from tilewright.pipeline.errors import VerificationError as VerificationError
     from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
-    from tilewright.pipeline.product.run import MatmulRun as MatmulRun
+    from tilewright.pipeline.product.execute import MatmulRun as MatmulRun
     from tilewright.pipeline.product.verify import Verification as Verification
     from tilewright.pipeline.text.counting import Histogram as Histogram
     from tilewright.workflows.devices import devices as devices
     from tilewright.workflows.dot import dot as dot
     from tilewright.workflows.histogram import histogram as histogram
     from tilewright.workflows.matmul import matmul as matmul
-    from tilewright.workflows.planning import plan_matmul as plan_matmul
+    from tilewright.workflows.matmul import plan_matmul as plan_matmul
     from tilewright.workflows.verify import verify as verify
 
 

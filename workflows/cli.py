@@ -215,7 +215,7 @@ def matmul(
 @json_option
 def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     """Print how A B would be computed: tiles, panels, memory, bytes read and the least that could be read."""
-    from tilewright.workflows.planning import plan_matmul
+    from tilewright.workflows.matmul import plan_matmul
     from tilewright.workflows.progress import listening
 
     with listening(quiet=is_quiet()) as listener:

@@ -25,7 +25,7 @@ from tilewright.kernels.histograms.tokens import LETTERS
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.errors import CorpusError, OutputExistsError, StoreError, TilewrightError
 from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.product.run import MatmulRun
+from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.store.arrays import open_array
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.text.counting import Histogram, bars

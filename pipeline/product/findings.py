@@ -1,4 +1,4 @@
-"""What a product's run looks for in A, B and C while they pass, and what it says of it.
+"""What is said of a product: before its first tile, and of what its run looks for in A, B and C while they pass.
 
 The check proves that C is the product of the stored numbers. Whether these are the numbers that the user means, and
 whether C holds anything but wrapped sums and NaN, it does not see.
@@ -7,44 +7,29 @@ whether C holds anything but wrapped sums and NaN, it does not see.
 from __future__ import annotations
 
 import math
+import os
+import shutil
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import zarr
 
 from tilewright.kernels.gemm.base import compute_dtype
+from tilewright.kernels.numbers import format_nbytes
 from tilewright.kernels.passes.contents import Contents, Sought, overflow_of
 from tilewright.kernels.passes.masked import Masks
-from tilewright.pipeline.plan.sums import can_wrap_by_dtype, found_wrap
+from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.sums import can_wrap_by_dtype, found_wrap, planned_wrap
 from tilewright.pipeline.plan.told import Found
+from tilewright.pipeline.product.output import group_note, partial_path
+from tilewright.pipeline.product.request import Factors
 from tilewright.pipeline.product.verify import Verification
-from tilewright.pipeline.store.arrays import name_of
-from tilewright.pipeline.store.attributes import masked_caution, masks_of
-
-
-@dataclass(frozen=True)
-class Factors:
-    """A product's factors, and the type of its result."""
-
-    a: zarr.Array[Any]
-    b: zarr.Array[Any]
-    dtype: np.dtype
-    """C's."""
-    k: int
-    transposed: tuple[bool, bool] = (False, False)
-    """Whether A, and B, is multiplied by its transpose."""
-    symmetric: bool = False
-    """Whether B is A, by its transpose."""
-
-    @property
-    def roles(self) -> dict[str, zarr.Array[Any]]:
-        return {"A": self.a, "B": self.b}
-
-    @property
-    def dtypes(self) -> tuple[np.dtype, np.dtype]:
-        """Of A and of B."""
-        return self.a.dtype.newbyteorder("="), self.b.dtype.newbyteorder("=")
+from tilewright.pipeline.store.arrays import Source, local_path, name_of
+from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
 
 
 @dataclass(frozen=True)
@@ -56,6 +41,75 @@ class Findings:
     masked: dict[str, int] = field(default_factory=dict)
     """As ``MatmulRun.masked``."""
     cautions: tuple[str, ...] = ()
+
+
+def cautions(
+    factors: Factors,
+    out: Source | None,
+    precision: str,
+    facts: Sequence[WorkerFacts] = (),
+    plan: MatmulPlan | None = None,
+    finished: Collection[int] = (),
+    *,
+    replaced: bool = False,
+) -> list[str]:
+    """All that ``matmul`` warns of before its first tile: for it, and for whoever plans what it would do.
+
+    What the arrays say is known before there are workers and a plan. So callers ask twice, first without these, and
+    tell each sentence once (`Teller.warn_once`): nobody should wait for a cluster to hear of a packed array.
+
+    out: where C goes, None where nobody said. precision: what was asked for. finished: the tiles of the plan that an
+    earlier run finished, by index. replaced: what an earlier run left is still there, and goes before the first tile.
+    """
+    found = [packing_notice("A", factors.a), packing_notice("B", factors.b)]
+    if isinstance(out, zarr.Array):
+        found.append(packing_notice("output", out, written=True))
+    path = local_path(out) if out is not None else None
+    if path is not None:
+        found.append(group_note(path))
+    if facts and facts[0].device == "cpu" and precision != "full":
+        found.append(
+            f"precision={precision!r} is for tensor cores: on a CPU the product is computed, and checked, in full"
+        )
+    if path is not None and plan is not None:
+        found.append(_note_on_space(path, plan, finished, replaced))
+    return [sentence for sentence in found if sentence]
+
+
+def _note_on_space(path: Path, plan: MatmulPlan, finished: Collection[int], replaced: bool) -> str | None:
+    """One sentence where a disk has less room than the tiles that are left would take up uncompressed."""
+    left = plan.m * plan.n * np.dtype(plan.c_dtype).itemsize
+    if finished:
+        left -= sum(plan.tile_write_nbytes(tile) for tile in plan.tiles() if tile.index in finished)
+    try:
+        growing = partial_path(path)
+        place = next(folder for folder in (growing, *growing.absolute().parents) if folder.is_dir())
+        free = shutil.disk_usage(place).free
+        if free < left and replaced:
+            free += _stored_nbytes(growing)
+    except (OSError, ValueError, StopIteration):  # no place to write to: whoever checks the output says so
+        return None
+    if free >= left:
+        return None
+    return (
+        f"{format_nbytes(free)} are free on the disk of {growing}, and C takes {format_nbytes(left)} more uncompressed:"
+        " unless it compresses to that, make room, or choose another path; tiles that are finished by then are kept"
+    )
+
+
+def _stored_nbytes(folder: Path) -> int:
+    """Bytes that the files below a folder take up on its disk."""
+    files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+    total = 0
+    for file in files:
+        with suppress(OSError):  # it went away while we looked
+            total += os.lstat(file).st_blocks * 512
+    return total
+
+
+def wrap_note(factors: Factors) -> str | None:
+    """One sentence where the dtypes of the factors and k allow sums that wrap in C's, before any element is read."""
+    return planned_wrap("C", factors.dtype, *factors.dtypes, factors.k)
 
 
 def sought_in(factors: Factors) -> tuple[Sought, Sought, Sought]:

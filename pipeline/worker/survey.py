@@ -7,13 +7,15 @@ import asyncio
 import os
 from typing import Any
 
+import dask
 from distributed import Client
 
 from tilewright.kernels.cpu.loops import start_compiler, usable_cores
 from tilewright.kernels.gemm import scratch
+from tilewright.pipeline import config
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.identity import address_of
-from tilewright.pipeline.errors import ClusterError, TilewrightError
+from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 from tilewright.pipeline.plan.facts import WorkerFacts, cores_here, pause_nbytes
 from tilewright.pipeline.thread_buffers import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory
@@ -46,6 +48,33 @@ def survey(client: Client, device: str, *, loops: bool = True) -> list[WorkerFac
             " all, or give the work a cluster whose workers are alike"
         )
     return list(facts.values())
+
+
+def facts_here(device: str, host_memory: int | None, device_memory: int | str | None) -> WorkerFacts:
+    """This machine in place of a worker, for a plan without a cluster."""
+    from distributed.system import MEMORY_LIMIT
+
+    from tilewright.kernels.gpu.device import devices
+    from tilewright.kernels.gpu.device_choice import cuda_available, resolve_device
+
+    asked = config.get("device-memory", device_memory)
+    elsewhere = device == "cuda" and asked is not None and not cuda_available()
+    try:
+        kind = "cuda" if elsewhere else resolve_device(device)
+    except DeviceUnavailableError as error:
+        raise DeviceUnavailableError(
+            f"{error}; to plan for GPUs elsewhere, give the memory they have free (device_memory, --device-memory)"
+        ) from None
+    cores = cores_here(), usable_cores(), os.cpu_count() or 1
+    limit = MEMORY_LIMIT if host_memory is None else host_memory
+    name, free = "CPU", None
+    if elsewhere:
+        name, free = "GPU", asked
+    elif kind == "cuda":
+        first = devices()[0]
+        name, free = first.name, first.memory_free or first.memory_total
+    pause = pause_nbytes(limit, dask.config.get("distributed.worker.memory.pause"))
+    return WorkerFacts(kind, name, free, limit, *cores, pause_nbytes=pause)
 
 
 async def worker_facts(device: str, loops: bool, dask_worker: Any) -> WorkerFacts | TilewrightError:

@@ -21,9 +21,9 @@ from distributed import Client
 import tilewright as tw
 from tests.workflows.test_matmul import TIGHT, numbers, put, small_chunks, stop_at
 from tilewright.pipeline.events import Caution, Event, WorkPlanned
+from tilewright.pipeline.product import findings, job
 from tilewright.pipeline.product.output import partial_path
 from tilewright.workflows import matmul as workflow
-from tilewright.workflows import planning
 from tilewright.workflows.cli import cli
 from tilewright.workflows.dot import DotRun, timed_dot
 
@@ -83,21 +83,21 @@ def disk_of(patch: pytest.MonkeyPatch, out: Path, nbytes: int) -> None:
 
     def usage(path: Path) -> SimpleNamespace:
         assert path.is_dir(), "which statvfs needs"
-        return SimpleNamespace(free=nbytes - planning._stored_nbytes(partial_path(out)))
+        return SimpleNamespace(free=nbytes - findings._stored_nbytes(partial_path(out)))
 
-    patch.setattr(planning.shutil, "disk_usage", usage)
+    patch.setattr(findings.shutil, "disk_usage", usage)
 
 
 def on_a_full_disk(folder: Path, patch: pytest.MonkeyPatch, options: dict[str, Any]) -> dict[str, Any]:
     found = plain(folder, patch, options) | {"out": folder / "not" / "there" / "c"}
-    patch.setattr(planning.shutil, "disk_usage", lambda path: SimpleNamespace(free=C_NBYTES - 1))
+    patch.setattr(findings.shutil, "disk_usage", lambda path: SimpleNamespace(free=C_NBYTES - 1))
     return found
 
 
 def on_a_disk_just_large_enough(
     folder: Path, patch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> dict[str, Any]:
-    patch.setattr(planning.shutil, "disk_usage", lambda path: SimpleNamespace(free=C_NBYTES))
+    patch.setattr(findings.shutil, "disk_usage", lambda path: SimpleNamespace(free=C_NBYTES))
     return plain(folder, patch, options)
 
 
@@ -107,7 +107,7 @@ def going_on(tiles: int, free: int) -> Case:
     def case(folder: Path, patch: pytest.MonkeyPatch, options: dict[str, Any]) -> dict[str, Any]:
         found = plain(folder, patch, options)
         stop_at(tiles, found["a"], found["b"], found["out"], **options)
-        patch.setattr(planning.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        patch.setattr(findings.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
         return found
 
     return case
@@ -143,7 +143,7 @@ def all_at_once(folder: Path, patch: pytest.MonkeyPatch, options: dict[str, Any]
     found |= {"a": put(folder / "x", np.ones((96, 80), "f4"), attributes={"valid_min": 2})}
     zarr.create_group(folder / "group", zarr_format=2)
     found |= {"out": folder / "group" / "c", "precision": "tf32"}
-    patch.setattr(planning.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    patch.setattr(findings.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     return found
 
 
@@ -293,7 +293,7 @@ def test_a_plan_tells_its_listener_that_it_waits(
     """And not the log, where somebody else listens."""
     a = put(tmp_path / "a", np.ones((9, 9)))
     asked = []
-    monkeypatch.setattr(planning, "on_waiting", lambda listener, *names: asked.append(listener))
+    monkeypatch.setattr(job, "on_waiting", lambda listener, *names: asked.append(listener))
     seen: list[Event] = []
     tell = seen.append
     tw.plan_matmul(a, a, cluster=client, device="cpu", listener=tell)

@@ -834,9 +834,10 @@ def test_on_the_cpu_nothing_of_cuda_is_imported_nor_a_display_without_a_terminal
 def test_floating_point_on_the_cpu_is_multiplied_without_numba(here: Path) -> None:
     store("a.zarr", np.arange(30.0).reshape(5, 6))
     script = (
-        "import sys\nimport tilewright\nfrom tilewright.workflows import matmul\n"
+        "import sys\nimport tilewright\n"
+        "from tilewright.pipeline.product import job\nfrom tilewright.workflows import matmul\n"
         "product = lambda out, **how: matmul.matmul('a.zarr', 'a.zarr', out, transpose_b=True, device='cpu', **how)\n"
-        "matmul.SMALL_PRODUCTS = 0\n"
+        "job.SMALL_PRODUCTS = 0\n"
         "product('c.zarr', verify=False)\nprint('numba' in sys.modules)\n"
         "assert product('d.zarr').verification.passed\nprint('numba' in sys.modules)\n"
     )

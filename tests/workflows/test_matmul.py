@@ -62,7 +62,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Caution, Event, Notice, Span, UnitDone, WorkPlanned, describe
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.told import STAGES, THREADS, Product
-from tilewright.pipeline.product import ledger
+from tilewright.pipeline.product import findings, job, ledger
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.product import verify as check
 from tilewright.pipeline.store import region_read, region_write
@@ -71,7 +71,6 @@ from tilewright.pipeline.worker.loading import Loading
 from tilewright.pipeline.worker.survey import survey
 from tilewright.pipeline.worker.units import HostUnit
 from tilewright.workflows import matmul as workflow
-from tilewright.workflows import planning
 
 DTYPES = ["i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16"]
 
@@ -546,7 +545,7 @@ def test_a_disk_with_less_room_than_c_may_take_is_told_of_before_the_first_tile(
     out = tmp_path / "c.zarr"
     more: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
     free = 96 * 64 * 4  # bytes, which all of C just fits into
-    monkeypatch.setattr(planning.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(findings.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
     def told() -> list[tuple[int, str]]:
         return [
@@ -843,16 +842,16 @@ def test_what_counts_is_the_record_once_the_output_is_locked(
     real = outputs.resume_output
 
     def late(path: Path, overwrite: bool) -> outputs.Output | None:
-        monkeypatch.setattr(workflow, "resume_output", real)
+        monkeypatch.setattr(job, "resume_output", real)
         stop_at(5, a_path, b_path if other == "went on" else twice, out, **options)
         return real(path, overwrite)
 
     def last(path: Path, overwrite: bool) -> outputs.Output | None:
-        monkeypatch.setattr(workflow, "resume_output", real)
+        monkeypatch.setattr(job, "resume_output", real)
         tw.matmul(a_path, b_path, out, **options)
         return real(path, overwrite)
 
-    monkeypatch.setattr(workflow, "resume_output", last if other == "finished" else late)
+    monkeypatch.setattr(job, "resume_output", last if other == "finished" else late)
     if other == "finished":
         with pytest.raises(OutputExistsError, match=r"c\.zarr exists; choose another path"):
             tw.matmul(a_path, b_path, out, **options)
@@ -935,14 +934,14 @@ def test_what_decides_the_bits_decides_whether_a_run_goes_on(
     (facts,) = survey(client, "cpu")[:1]
     digests: list[str] = []
 
-    def stop(client: Client, job: Any, facts: Any, digest: str, *_: Any, **__: Any) -> Any:
-        digests.append(digest)
+    def stop(stopped: job.Job, *_: Any, **__: Any) -> Any:
+        digests.append(stopped.inputs.digest)
         raise Stopped
 
-    monkeypatch.setattr(workflow, "_attempt", stop)
+    monkeypatch.setattr(job, "_attempt", stop)
 
     def digest(device: str, **options: Any) -> str:
-        monkeypatch.setattr(workflow, "survey", lambda *_, **__: [replace(facts, device=device)])
+        monkeypatch.setattr(job, "survey", lambda *_, **__: [replace(facts, device=device)])
         with pytest.raises(Stopped):
             tw.matmul(a_path, b_path, tmp_path / "c.zarr", cluster=client, **options)
         return digests.pop()
@@ -1062,7 +1061,7 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
         raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr("tilewright.workflows.matmul.run_tiles", die)
+        patch.setattr("tilewright.pipeline.product.job.run_tiles", die)
         with pytest.raises(Stopped):
             tw.matmul(a_path, b_path, out, **options)
     (past,) = products
@@ -1717,7 +1716,7 @@ def test_a_worker_that_outlives_its_client_writes_nothing_into_the_next_run(
     a, b, a_path, b_path = factors
     out, locks, ended = tmp_path / "c.zarr", [], threading.Event()
     options: dict[str, Any] = {"device": "cpu", "device_memory": TIGHT, "verify": False}
-    real, write = workflow.create_output, region_write.RegionWrite.write
+    real, write = job.create_output, region_write.RegionWrite.write
 
     def locked(*args: Any, **kwargs: Any) -> outputs.Output:
         output = real(*args, **kwargs)
@@ -1740,7 +1739,7 @@ def test_a_worker_that_outlives_its_client_writes_nothing_into_the_next_run(
         thread.join()
         piece.write(*args)
 
-    monkeypatch.setattr(workflow, "create_output", locked)
+    monkeypatch.setattr(job, "create_output", locked)
     monkeypatch.setattr(tasks, "end_past_runs", unreached)
     monkeypatch.setattr(region_write.RegionWrite, "write", stopped)
     with pytest.raises(ClusterError, match="another run has taken it over"):
@@ -1897,7 +1896,7 @@ def test_a_worker_that_cannot_stop_keeps_nobody_from_ending(
 ) -> None:
     a, b, a_path, b_path = factors
     monkeypatch.setattr(
-        "tilewright.workflows.matmul._sharing", lambda facts: frozenset({"tcp://here:1", "tcp://here:2"})
+        "tilewright.pipeline.product.job._sharing", lambda facts: frozenset({"tcp://here:1", "tcp://here:2"})
     )
     close = HostUnit.close
 

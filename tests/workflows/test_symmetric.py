@@ -378,7 +378,7 @@ def test_tiles_of_a_product_that_was_not_known_to_be_symmetric_are_not_kept(
         "device_memory": TIGHT,
     }
     with monkeypatch.context() as patched:
-        patched.setattr("tilewright.workflows.planning.is_same_array", lambda a, b: False)
+        patched.setattr("tilewright.pipeline.product.request.is_same_array", lambda a, b: False)
         stop_at(3, path, path, out, **options)
     run = tw.matmul(path, path, out, **options)
     assert run.resumed == 0

@@ -36,7 +36,7 @@ from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.cluster.local import allow_open_files, client_of, quiet, start
 from tilewright.pipeline.errors import DeviceUnavailableError
 from tilewright.pipeline.events import Event, Span, UnitDone
-from tilewright.pipeline.product.run import MatmulRun
+from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.store.chunks import layout_of
 from tilewright.pipeline.threads import run_all
 from tilewright.workflows.bench.common import (

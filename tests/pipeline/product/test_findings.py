@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.kernels.widths import can_wrap, largest_sum
 from tilewright.pipeline.plan.told import Found
-from tilewright.pipeline.product.findings import Factors, findings_of, not_finite_caution, sought_in
+from tilewright.pipeline.product.findings import findings_of, not_finite_caution, sought_in
 from tilewright.pipeline.product.ledger import Ledger, Stored, read_past
+from tilewright.pipeline.product.request import Factors
 
 
 @pytest.fixture(scope="module")

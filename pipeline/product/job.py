@@ -1,0 +1,571 @@
+"""The run of a product, from a request to a published C: open, survey, plan, run, verify, publish.
+
+What it plans is in `request`, what runs the tiles in `execute`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Any
+
+import zarr
+from distributed import Client
+
+from tilewright.kernels.gpu.memory import is_address_limit
+from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster.answers import ask_all
+from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.watch import workers_held
+from tilewright.pipeline.errors import (
+    ClusterError,
+    DamagedError,
+    DamagedProductError,
+    DeviceMemoryError,
+    OutputError,
+    PlanError,
+    StoreError,
+    VerificationError,
+)
+from tilewright.pipeline.events import Teller, on_waiting
+from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.told import Found, Product
+from tilewright.pipeline.product.execute import MatmulRun, on_all, run_tiles
+from tilewright.pipeline.product.findings import (
+    cautions,
+    findings_of,
+    not_finite_caution,
+    sought_in,
+    wrap_note,
+)
+from tilewright.pipeline.product.ledger import (
+    FILE_NAME,
+    Fingerprint,
+    Ledger,
+    Past,
+    Stored,
+    changed_inputs,
+    fingerprint,
+    read_past,
+)
+from tilewright.pipeline.product.output import (
+    Output,
+    create_output,
+    open_growing,
+    partial_path,
+    resume_output,
+)
+from tilewright.pipeline.product.request import Factors, Request, check_output, open_factors, plan_for
+from tilewright.pipeline.product.verify import Verification, find_damaged, verify_product
+from tilewright.pipeline.store import arrays as store
+from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.attributes import product_names
+from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
+from tilewright.pipeline.store.region_write import stored_nbytes_of
+from tilewright.pipeline.transfer.lane_blocks import most_neighbours
+from tilewright.pipeline.worker import tasks
+from tilewright.pipeline.worker.survey import facts_here, survey
+
+SMALL_PRODUCTS = 2**36
+"""Multiplications that two cores do in a second: in a product of fewer, time counts and not memory."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all attempts at a product share."""
+
+    client: Client
+    request: Request
+    out: Source
+    factors: Factors
+    """As the workers multiply them."""
+    inputs: Fingerprint
+    """Of the factors before the first tile."""
+    tell: Teller
+
+
+def multiply(request: Request) -> MatmulRun:
+    """Store the product that is asked for, as ``tilewright.matmul`` says, and raise as it does."""
+    request = request.checked()
+    out: Any = request.out  # which the check of it refuses where it is None
+    factors = open_factors(request)
+    check_output(out, factors, overwrite=request.overwrite)
+    factors, shared = _shared(factors)
+    tell = Teller(request.listener)
+    tell.warn_once(cautions(factors, out, request.precision))
+    # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
+    # over so soon that the check would wait for it.
+    m, n = factors.shape
+    loops = factors.dtype.kind in "iu" or m * n * factors.k < SMALL_PRODUCTS
+    with (
+        open_cluster(request.cluster, request.cluster_file, loops=loops) as client,
+        workers_held(client, waiting=on_waiting(request.listener, "matmul", "ends it")),
+    ):
+        facts = survey(client, request.device, loops=loops)
+        factors = _as_computed(factors, facts)
+        ask = partial(ask_all, client)
+        check_read_alike(ask, shared)
+        for note in check_written_alike(ask, out):
+            tell.warn(note)
+        job = Job(client, request, out, factors, _fingerprint(factors, facts), tell)
+        try:
+            return _attempt(job, facts)
+        except _TooLarge as failed:
+            first = failed
+        done, count = _recorded(job), first.plan.tile_count
+        if 2 * done >= count:
+            raise _out_of_memory(
+                first,
+                f"a smaller one would have to give up its {done} finished tiles of {count}; they are kept, and the"
+                " same command goes on with them",
+            ) from first.error
+        on_all(client, tasks.release_memory)
+        facts = survey(
+            client, request.device, loops=loops
+        )  # what is free has changed, or it would have fitted
+        try:
+            return _attempt(job, facts, failed=first.plan)
+        except PlanError as error:
+            raise _out_of_memory(first, f"no plan of half of that fits: {error}") from error
+        except _TooLarge as second:
+            raise _out_of_memory(second, f"the plan before it took {_peak(first.plan)}") from second.error
+
+
+def plan_only(request: Request) -> MatmulPlan:
+    """The plan that `multiply` would follow; nothing is written. Raises as ``plan_run`` says."""
+    request = request.checked()
+    out: Any = request.out
+    factors, _ = _shared(open_factors(request))
+    if not isinstance(out, zarr.Array) and config.path_text(out) is None:
+        store.check_source(out, "output")  # raises; names that are only refused are planned for
+    tell = Teller(request.listener)
+    tell.warn_once(cautions(factors, out, request.precision))
+    try:
+        check_output(out, factors, overwrite=request.overwrite)
+    except (StoreError, OutputError) as error:
+        tell.warn(f"without --plan-only this would be refused: {error}")
+    if note := wrap_note(factors):
+        tell.warn(note)
+    facts = _survey_for_plan(request, request.cluster)
+    factors = _as_computed(factors, facts)
+    past, kept = None, None
+    # A digest takes a look at every file of A and B, so it is made only where there is something to compare it with.
+    found = request.resume and _holds_record(out)
+    if found:
+        digest = _fingerprint(factors, facts).digest
+        try:
+            past = _find_past(out, digest)
+        except StoreError as error:
+            found = False
+            tell.warn(f"without --plan-only this would be refused: {error}")
+    plan = plan_for(factors, out, facts, past, verify=request.verify)
+    if past is not None and _goes_on(plan, past):
+        try:
+            kept = _kept(out, factors, plan, past)
+        except StoreError as error:
+            found = False
+            tell.warn(f"without --plan-only this would be refused: {error}")
+    if kept:
+        tiles = counted(plan.tile_count, "tile")
+        tell.say(f"an earlier run finished {len(kept)} of {tiles}, which would be kept")
+    elif found and kept is None:
+        tell.say("an earlier run left tiles that do not fit this product or its plan; they would be replaced")
+    tell.warn_once(cautions(factors, out, request.precision, facts, plan, kept or (), replaced=kept is None))
+    return plan
+
+
+def plan_unplaced(
+    request: Request, workers: int, host_memory: int | None, cluster: Cluster | None
+) -> MatmulPlan:
+    """The plan of a product of which nobody says where it goes: for the workers of a cluster, or for so many that are
+    as this machine, each with ``host_memory`` bytes. Raises as ``tilewright.plan_matmul``."""
+    factors = open_factors(request)
+    tell = Teller(request.listener)
+    tell.warn_once(cautions(factors, None, request.precision))
+    if note := wrap_note(factors):
+        tell.warn(note)
+    if cluster is None:
+        facts = [facts_here(request.device, host_memory, request.device_memory)] * workers
+    else:
+        facts = _survey_for_plan(request, cluster)
+    plan = plan_for(factors, None, facts)
+    tell.warn_once(cautions(factors, None, request.precision, facts, plan))
+    return plan
+
+
+def _survey_for_plan(request: Request, cluster: Cluster) -> list[WorkerFacts]:
+    with (
+        open_cluster(cluster, request.cluster_file, loops=False) as client,
+        workers_held(client, waiting=on_waiting(request.listener, "plan", "ends it")),
+    ):
+        return survey(client, request.device, loops=False)
+
+
+def _shared(factors: Factors) -> tuple[Factors, dict[str, zarr.Array[Any]]]:
+    """The factors as workers get them, and by their roles. Raises StoreError where workers cannot reach one."""
+    shared = shared_inputs(factors.roles)
+    return replace(factors, a=shared["A"], b=shared["B"]), shared
+
+
+def _as_computed(factors: Factors, facts: list[WorkerFacts]) -> Factors:
+    """The product as such workers compute it: a CPU has no tensor cores."""
+    return replace(factors, precision="full") if facts[0].device == "cpu" else factors
+
+
+def _fingerprint(factors: Factors, facts: list[WorkerFacts]) -> Fingerprint:
+    """What the record of a product's finished tiles is compared by."""
+    request = {
+        "transpose": list(factors.transposed),
+        "symmetric": factors.symmetric,
+        "dtype": str(factors.dtype),
+        "precision": factors.precision,
+        "device": facts[0].device,
+    }
+    return fingerprint(factors.a, factors.b, request)
+
+
+class _TooLarge(Exception):
+    """A worker ran out of memory under a plan."""
+
+    def __init__(self, plan: MatmulPlan, error: DeviceMemoryError) -> None:
+        super().__init__(plan, error)
+        self.plan = plan
+        self.error = error
+
+
+def _out_of_memory(failed: _TooLarge, before: str) -> DeviceMemoryError:
+    remedy = "; free memory there, or set --device-memory (tilewright.device-memory) to what the workers really have"
+    if is_address_limit(failed.error):
+        remedy = ""
+    return DeviceMemoryError(
+        f"{failed.error}; the plan took {_peak(failed.plan)} a worker, and {before}{remedy}"
+    )
+
+
+def _peak(plan: MatmulPlan) -> str:
+    return format_nbytes(plan.device_peak_nbytes)
+
+
+def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = None) -> MatmulRun:
+    """Plan, run, verify and publish once.
+
+    ``failed`` is the plan under which a worker ran out of memory before: this one takes at most half of its memory, so
+    its tiles are others, and the finished ones of the failed plan are given up with their array.
+
+    Raises
+    ------
+    _TooLarge
+        A worker ran out of memory. The workers hold nothing of the run, and the growing output and its record are left
+        as after any other error.
+    """
+    request, out, tell = job.request, job.out, job.tell
+    most_nbytes = failed.device_peak_nbytes // 2 if failed is not None else None
+    resume = request.resume and failed is None
+    past = _find_past(out, job.inputs.digest) if resume else None
+    plan = plan_for(job.factors, out, facts, past, most_nbytes, verify=request.verify)
+    if failed is not None:
+        tell.say(_goes_on_smaller(facts, failed, plan, _recorded(job)))
+    elif past is not None and not _goes_on(plan, past):
+        tell.say("an earlier run left tiles that do not fit the memory of this one; it starts anew")
+        past = None
+    elif past is None and resume and _holds_record(out):
+        tell.say(
+            "an earlier run left tiles of other inputs, of another request, or of another version of Tilewright;"
+            " they are replaced, and it starts anew"
+        )
+    tell.say(_choice(facts, plan))
+    # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
+    overwrite = request.overwrite or (failed is not None and store.local_path(out) is None)
+    output, recorded = _open_output(job, plan, past, overwrite)
+    if past is not None and past.finished and not recorded:
+        tell.say("an earlier run left an array that is no more what it was; it starts anew")
+    try:
+        return _fill(job, facts, plan, output, recorded)
+    finally:
+        output.release()
+
+
+def _fill(
+    job: Job, facts: list[WorkerFacts], plan: MatmulPlan, output: Output, recorded: Mapping[int, Stored]
+) -> MatmulRun:
+    """Compute the tiles that the output lacks, verify and publish. Raises as `_attempt`."""
+    client, request, factors, tell = job.client, job.request, job.factors, job.tell
+    finished = _still_stored(output.array, plan, recorded)
+    if len(finished) < len(recorded):
+        lost = counted(len(recorded) - len(finished), "tile")
+        tell.say(
+            f"{lost} of an earlier run lost stored pieces in {output.partial}, or parts of them, and will be"
+            " computed again"
+        )
+    if finished:
+        rest = "it goes on with the rest"
+        if len(finished) == plan.tile_count:
+            rest = "only the check is left" if request.verify else "none is left to compute"
+        tell.say(f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; {rest}")
+    tell.warn_once(cautions(factors, job.out, request.precision, facts, plan, finished))
+    product = Product(
+        a=factors.a,
+        b=factors.b,
+        c=output.array,
+        plan=plan,
+        device=facts[0].device,
+        precision=factors.precision,
+        run=uuid.uuid4().hex[:12],
+        drafts=output.drafts,
+        neighbours=most_neighbours(fact.address for fact in facts),
+        sharing=_sharing(facts),
+        look=sought_in(factors),
+    )
+    with ExitStack() as stack:
+        ledger = None
+        if output.partial is not None:
+            # The lock says that no other client writes there any more; its workers may not know that yet.
+            on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
+            ledger = stack.enter_context(closing(Ledger(output.partial, job.inputs.digest, plan, finished)))
+            stack.enter_context(_telling_what_is_kept(job, plan))
+        record = ledger.record if ledger is not None else _forget
+        try:
+            keep = output.gathered.keep if output.gathered is not None else None
+            run, found = run_tiles(client, product, facts[0].name, finished, request.listener, record, keep)
+        except DeviceMemoryError as error:
+            raise _TooLarge(plan, error) from None
+        except DamagedError:
+            # An input that is being rewritten cannot be decoded either, and the tiles may be of both.
+            _check_inputs_stayed(job, output, ledger)
+            raise
+        found = reduce(Found.merged, (stored.found for stored in finished.values()), found)
+        if plan.symmetric:  # nobody looked at B, which is A
+            found = replace(found, b=found.a)
+        findings = findings_of(factors, found)
+        for caution in findings.cautions:
+            tell.warn(caution)
+        try:
+            verification = _verified(job, output, ledger) if request.verify else None
+            _check_inputs_stayed(job, output, ledger)
+        except DamagedProductError as error:
+            if ledger is None or not (count := _withdraw_damaged(job, plan, output, ledger)):
+                raise  # if all chunks can be read by now, somebody restored them
+            tiles = counted(count, "tile")
+            raise DamagedError(
+                f"{error}; the same command computes {tiles} of it again, and keeps the rest"
+            ) from error
+        if told := not_finite_caution(factors, found, (plan.m, plan.n), verification):
+            tell.warn(told)
+        # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
+        for left in output.publish(ledger.remove) if ledger is not None else output.publish():
+            tell.say(left)
+    return replace(
+        run,
+        verification=verification,
+        wraps=findings.wraps,
+        masked=findings.masked,
+        not_finite=found.c.not_finite,
+    )
+
+
+@contextmanager
+def _telling_what_is_kept(job: Job, plan: MatmulPlan) -> Iterator[None]:
+    """Add to the error of a lost cluster what the next run need not do again."""
+    try:
+        yield
+    except ClusterError as error:
+        try:
+            done = _recorded(job)
+        except StoreError:  # what ended the run is more to know than that
+            raise error from None
+        if not done:
+            raise
+        tiles = counted(plan.tile_count, "tile")
+        raise type(error)(
+            f"{error}; {done} of {tiles} are finished and kept, and the same command goes on there"
+        ) from error
+
+
+def _verified(job: Job, output: Output, ledger: Ledger | None) -> Verification:
+    """Check the product before it gets its name. Raises VerificationError where it is wrong: it is kept, but not its
+    record, since no later run may trust its tiles."""
+    factors = job.factors
+    verification = verify_product(
+        job.client,
+        factors.a,
+        factors.b,
+        output.whole,
+        transpose_a=factors.transposed[0],
+        transpose_b=factors.transposed[1],
+        rounds=config.get("verify-rounds"),
+        precision=factors.precision,
+        listener=job.request.listener,
+    )
+    if not verification.conclusive:
+        job.tell.warn(f"{verification}; the product is kept unverified")
+    elif not verification.passed:
+        _check_inputs_stayed(job, output, ledger)
+        if ledger is not None and output.partial is not None:
+            ledger.remove(output.partial)
+        raise VerificationError(
+            f"{verification}; the product is {_whereabouts(output)}, and the next run computes it anew"
+        )
+    return verification
+
+
+def _whereabouts(output: Output) -> str:
+    """Where a product is that is not to be trusted."""
+    name = store.name_of(output.array)
+    return (
+        f"kept at {name} for inspection"
+        if output.gathered is None
+        else f"not merged into the session of {name}"
+    )
+
+
+def _check_inputs_stayed(job: Job, output: Output, ledger: Ledger | None) -> None:
+    """Raise StoreError where an input has changed since the work began: a product of both would get its name. Its
+    record is removed, since the input may yet become what it was."""
+    factors = job.factors
+    if not (changed := changed_inputs(job.inputs, factors.a, factors.b)):
+        return
+    if ledger is not None and output.partial is not None:
+        ledger.remove(output.partial)
+    names = " and ".join(f"{role}, {store.name_of(factors.roles[role])}," for role in changed)
+    raise StoreError(
+        f"{names} changed while C was computed, so that C may be of neither the old nor the new; it is"
+        f" {_whereabouts(output)}, and the next run computes it anew: let nobody write to the inputs until that is done"
+    )
+
+
+def _withdraw_damaged(job: Job, plan: MatmulPlan, output: Output, ledger: Ledger) -> int:
+    """Remove the tiles of C that cannot be read from the record: with them every later run would end in the same error.
+    Returns how many. All of C is read, or each of them would take a run to find."""
+    job.tell.say("a chunk of C cannot be read; looking for all tiles with such ones")
+    of_tiles = [(tile.index, region) for tile in plan.tiles() for region in plan.regions(tile)]
+    places = find_damaged(
+        job.client, output.array, (region for _, region in of_tiles), listener=job.request.listener
+    )
+    damaged = {of_tiles[place][0] for place in places}
+    for index in sorted(damaged):
+        ledger.withdraw(index)
+    return len(damaged)
+
+
+def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulPlan, given_up: int) -> str:
+    """One sentence about a plan that replaces one that was too large, and the tiles that it gives up."""
+    place = "the GPU" if facts[0].device == "cuda" else "a worker"
+    lost = f"; the {given_up} tiles that were finished are given up" if given_up else ""
+    return (
+        f"{place} ran out of memory under a plan of {_peak(failed)} a worker; it goes on with one of"
+        f" {_peak(plan)}{lost}"
+    )
+
+
+def _recorded(job: Job) -> int:
+    """How many finished tiles the growing output holds."""
+    past = _find_past(job.out, job.inputs.digest)
+    return len(past.finished) if past is not None else 0
+
+
+def _find_past(out: Source, digest: str) -> Past | None:
+    path = store.local_path(out)
+    return read_past(partial_path(path), digest) if path is not None else None
+
+
+def _holds_record(out: Source) -> bool:
+    """Whether the growing output has a record of finished tiles, whatever they are of; one that can have no such name
+    has none."""
+    path = store.local_path(out)
+    try:
+        return path is not None and (partial_path(path) / FILE_NAME).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _goes_on(plan: MatmulPlan, past: Past) -> bool:
+    """Whether the tiles that an earlier run finished are tiles of the plan."""
+    return plan.geometry == past.geometry and max(past.finished, default=0) < plan.tile_count
+
+
+def _open_output(
+    job: Job, plan: MatmulPlan, past: Past | None, overwrite: bool
+) -> tuple[Output, Mapping[int, Stored]]:
+    """The output to write to, and the tiles that it already holds, with their stored bytes."""
+    out, factors = job.out, job.factors
+    path = store.local_path(out)
+    if past is not None and path is not None:
+        output = resume_output(path, overwrite)
+        if output is not None:
+            # Before we locked it, another run may have gone on with it, or begun something else in its place.
+            try:
+                past = _find_past(out, job.inputs.digest)
+            except StoreError:
+                output.release()
+                raise
+            if past is not None and _fits(output.array, factors, plan) and _goes_on(plan, past):
+                return output, past.finished
+            output.release()
+    output = create_output(
+        out,
+        (plan.m, plan.n),
+        factors.dtype,
+        plan.c_unit,
+        compressed=store.is_compressed(factors.a),
+        overwrite=overwrite,
+        dimension_names=product_names(factors.a, factors.b, *factors.transposed),
+    )
+    return output, {}
+
+
+def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan) -> bool:
+    """Whether a growing array can take the tiles of a plan. The names of its dimensions follow from the metadata of A
+    and B, which the digest of an earlier run covers."""
+    found = store.write_unit(array), array.shape, array.dtype
+    return found == (plan.c_unit, (plan.m, plan.n), factors.dtype)
+
+
+def _kept(out: Source, factors: Factors, plan: MatmulPlan, past: Past) -> Collection[int] | None:
+    """The tiles of an earlier run that a run would keep, by index; None where it would begin anew. Raises StoreError
+    where it could not go on."""
+    path = store.local_path(out)
+    array = open_growing(path, mode="r") if path is not None else None
+    if array is None or not _fits(array, factors, plan):
+        return None
+    return _still_stored(array, plan, past.finished)
+
+
+def _still_stored(
+    array: zarr.Array[Any], plan: MatmulPlan, recorded: Mapping[int, Stored]
+) -> dict[int, Stored]:
+    """The recorded tiles whose chunks are as long as they were: a missing one would read as zeros, a short one not at
+    all."""
+    tiles = {tile.index: tile for tile in plan.tiles()} if recorded else {}
+
+    def found(index: int) -> int | None:
+        return stored_nbytes_of(array, plan.regions(tiles[index]))
+
+    return {index: stored for index, stored in recorded.items() if found(index) == stored.nbytes}
+
+
+def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:
+    """Workers that may share panels: processes with a GPU each."""
+    addresses = {
+        fact.address
+        for fact in facts
+        if fact.device == "cuda" and not fact.address.startswith("inproc://")  # there all are one process
+    }
+    return frozenset(addresses if len(addresses) > 1 and config.get("share-panels") else ())
+
+
+def _choice(facts: list[WorkerFacts], plan: MatmulPlan) -> str:
+    """One sentence about where the work runs."""
+    workers, tiles = counted(len(facts), "worker"), counted(plan.tile_count, "tile")
+    return (
+        f"multiplying on {facts[0].name} with {workers}: {tiles} of {plan.tile_rows} × {plan.tile_columns},"
+        f" {format_nbytes(plan.device_peak_nbytes)} a worker"
+    )
+
+
+def _forget(index: int, nbytes: int, found: Found) -> None:
+    """In-place outputs keep no record: nothing beside them is ours to write to."""

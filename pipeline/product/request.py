@@ -1,0 +1,404 @@
+"""From what is asked for, and the workers there are, to the plan of a matrix product."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import zarr
+from distributed.comm import get_address_host
+
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag
+from tilewright.kernels.bfloat16 import is_bfloat16
+from tilewright.kernels.cpu.loops import share_of_cores
+from tilewright.kernels.gemm import check
+from tilewright.kernels.gemm.base import NUMPY_ELEMENTS, PRECISIONS
+from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
+from tilewright.kernels.gpu.device_choice import DEVICES
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster.cluster import Cluster
+from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, ShapeError
+from tilewright.pipeline.events import Listener, log_notices
+from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.inputs import (
+    TILE_BUFFERS,
+    Geometry,
+    Limits,
+    StoredMatrix,
+    accumulator_dtype,
+    no_workspace,
+)
+from tilewright.pipeline.plan.layout import LINE_NBYTES
+from tilewright.pipeline.plan.product import CODER_NBYTES, MatmulPlan, plan_tiles
+from tilewright.pipeline.plan.tiling import output_chunks
+from tilewright.pipeline.product.ledger import Past
+from tilewright.pipeline.product.output import (
+    check_given_output,
+    check_growing_place,
+    check_output_free,
+    partial_path,
+)
+from tilewright.pipeline.product.sides import check_nbytes
+from tilewright.pipeline.store import arrays as store
+from tilewright.pipeline.store.arrays import Source
+from tilewright.pipeline.store.origin import is_same_array
+from tilewright.pipeline.store.probe import check_shared_output
+from tilewright.pipeline.store.region_write import encoders_nbytes
+from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
+
+CODING_SHARE = 1 / 8
+"""The share of a worker's memory that decoding threads may hold, and encoding ones as much; to keep to it they are
+fewer than the cores."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A product as it is asked for, by the parameters of ``tilewright.matmul``, which says what each may be.
+    ``tilewright.plan_matmul`` has no ``out``, nor what goes with that."""
+
+    a: Source
+    b: Source
+    out: Source | None = None
+    """None: nobody said, for a plan."""
+    transpose_a: bool = False
+    transpose_b: bool = False
+    dtype: str | np.dtype | None = None
+    precision: str = "full"
+    cluster: Cluster = "local"
+    cluster_file: str | None = None
+    device: str = "auto"
+    device_memory: int | str | None = None
+    resume: bool = True
+    verify: bool = True
+    overwrite: bool = False
+    listener: Listener = log_notices
+
+    def checked(self) -> Request:
+        """The same, once its options are found good, but for the cluster and what only `open_factors` can tell."""
+        config.check_all(device_memory=self.device_memory, cluster_file=self.cluster_file)
+        check_choice("device", self.device, DEVICES)
+        check_callable("listener", self.listener)
+        return replace(
+            self,
+            resume=check_flag("resume", self.resume),
+            verify=check_flag("verify", self.verify),
+            overwrite=check_flag("overwrite", self.overwrite),
+        )
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors of a product, opened and found fit to be multiplied, and how they are multiplied."""
+
+    a: zarr.Array[Any]
+    b: zarr.Array[Any]
+    dtype: np.dtype
+    """Of C."""
+    k: int
+    transposed: tuple[bool, bool] = (False, False)
+    """Whether A, and B, is multiplied by its transpose."""
+    symmetric: bool = False
+    """Whether B is A, by its transpose."""
+    precision: str = "full"
+    device_memory: int | str | None = None
+    """The most that tiles and panels may take on each worker; None: what the configuration says."""
+
+    @property
+    def roles(self) -> dict[str, zarr.Array[Any]]:
+        return {"A": self.a, "B": self.b}
+
+    @property
+    def dtypes(self) -> tuple[np.dtype, np.dtype]:
+        """Of A and of B."""
+        return self.a.dtype.newbyteorder("="), self.b.dtype.newbyteorder("=")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of C."""
+        return self.a.shape[int(self.transposed[0])], self.b.shape[int(not self.transposed[1])]
+
+
+def open_factors(request: Request) -> Factors:
+    """Open the factors, and check that they can be multiplied so. Raises as ``matmul`` does."""
+    transpose_a = check_flag("transpose_a", request.transpose_a)
+    transpose_b = check_flag("transpose_b", request.transpose_b)
+    check_choice("precision", request.precision, PRECISIONS)
+    left = store.open_array(request.a, ndim=2, role="A")
+    right = store.open_array(request.b, ndim=2, role="B")
+    inner_left, inner_right = left.shape[0 if transpose_a else 1], right.shape[1 if transpose_b else 0]
+    if inner_left != inner_right:
+        hint = ""
+        if left.shape[0 if not transpose_a else 1] == inner_right:
+            hint = "; transposing A would make them agree"
+        elif right.shape[1 if not transpose_b else 0] == inner_left:
+            hint = "; transposing B would make them agree"
+        raise ShapeError(
+            f"inner sides differ: op(A) from {store.name_of(left)} has {inner_left} columns and op(B) from"
+            f" {store.name_of(right)} has {inner_right} rows; they must be equal{hint}"
+        )
+    names = f"A: {store.name_of(left)}", f"B: {store.name_of(right)}"
+    if is_bfloat16(request.dtype):
+        raise DTypeError("dtype=bfloat16 cannot be stored: zarr-python has no such type; use dtype='float32'")
+    dtypes = left.dtype.newbyteorder("="), right.dtype.newbyteorder("=")
+    c_dtype = check.result_dtype(*dtypes, request.dtype, names, NUMPY_ELEMENTS, k=inner_left)
+    check.precision(request.precision, c_dtype)
+    return Factors(
+        left,
+        right,
+        c_dtype,
+        inner_left,
+        (transpose_a, transpose_b),
+        transpose_a != transpose_b and is_same_array(left, right),
+        request.precision,
+        request.device_memory,
+    )
+
+
+def check_output(out: Source, factors: Factors, *, overwrite: bool) -> None:
+    """Refuse, before any work, an output that could not be written or would replace what is not to be replaced."""
+    check_output_free(out, overwrite=overwrite)
+    _check_distinct(out, factors)
+    if (path := store.local_path(out)) is not None:
+        check_growing_place(path)
+    if isinstance(out, zarr.Array):
+        check_given_output(out, factors.shape, factors.dtype)
+    check_shared_output(out)
+
+
+def _check_distinct(out: Source, factors: Factors) -> None:
+    """Refuse an output in the place of a factor: it replaces or fills what stands there."""
+    path, name = store.local_path(out), store.name_of(out)
+    kind, ours = store.location(out)
+    for role, factor in factors.roles.items():
+        if isinstance(out, zarr.Array) and is_same_array(out, factor):
+            raise OutputError(f"output: {name} is also {role}; C needs a place of its own")
+        factor_kind, theirs = store.location(factor)
+        if kind != factor_kind:
+            continue
+        if ours == theirs:
+            raise OutputError(f"output: {name} is also {role}; C needs a place of its own")
+        if ours in theirs.parents or theirs in ours.parents:
+            raise OutputError(
+                f"output: {name} and {role}, {store.name_of(factor)}, lie one inside the other; give C a place of its"
+                " own"
+            )
+        if path is None:
+            continue
+        growing = partial_path(path).resolve()
+        if growing == theirs or growing in theirs.parents:
+            raise OutputError(
+                f"output: {name} would grow at {partial_path(path)}, where {role} lies; give C another name"
+            )
+
+
+def plan_for(
+    factors: Factors,
+    out: Source | None,
+    facts: list[WorkerFacts],
+    past: Past | None = None,
+    most_nbytes: int | None = None,
+    *,
+    verify: bool = True,
+) -> MatmulPlan:
+    """The plan of a product for workers such as these.
+
+    ``out`` is where C goes, None where nobody said. ``past`` is what an earlier run left: its geometry is kept where
+    it fits. ``most_nbytes`` bounds the memory of tiles and panels whatever the workers and the caller allow.
+    ``verify`` is whether C is checked.
+
+    Raises
+    ------
+    PlanError
+        No tile fits, or there would be too many, or the host's memory does not hold what a worker needs.
+    OutputError
+        ``out`` is an open array that cannot take C.
+    """
+    left, right, c_dtype = factors.a, factors.b, factors.dtype
+    transpose_a, transpose_b = factors.transposed
+    a = store.as_stored_matrix(left, transpose=transpose_a)
+    b = store.as_stored_matrix(right, transpose=transpose_b)
+    parent = Parent(a.rows, b.columns, a.columns, transpose_a, transpose_b)
+    limits = _limits(facts, factors, parent)
+    if most_nbytes is not None:
+        limits = replace(limits, device_nbytes=min(limits.device_nbytes, most_nbytes))
+    if isinstance(out, zarr.Array):
+        check_given_output(out, (a.rows, b.columns), c_dtype)
+        unit = store.write_unit(out)
+        c_unit = (unit[0], unit[1])
+    else:
+        c_unit = output_chunks(a, b, c_dtype.itemsize, limits.device_nbytes, square=factors.symmetric)
+    given = out if isinstance(out, zarr.Array) else None
+    coded = not store.as_stored_matrix(given).plain if given is not None else store.is_compressed(left)
+    limits = replace(
+        limits,
+        read_threads=_threads(
+            "read-threads",
+            facts,
+            all(store.is_local(array) for array in (left, right)),
+            [op.unit_nbytes for op in (a, b) if not op.plain],
+        ),
+        tile_buffers=_tile_buffers(facts, out),
+        lanes=_lanes(facts),
+    )
+
+    def make(c_unit: tuple[int, int], keep: Geometry | None = None) -> MatmulPlan:
+        piece = c_unit[0] * c_unit[1] * c_dtype.itemsize
+        encoders = partial(encoders_nbytes, given, piece) if coded or given is not None else _no_encoders
+        threads = _threads("write-threads", facts, _is_local(out), [piece] if coded else [], encoders)
+        c = (
+            StoredMatrix(a.rows, b.columns, c_dtype, c_unit, not coded)
+            if given is None
+            else store.as_stored_matrix(given)
+        )
+        return plan_tiles(
+            a,
+            b,
+            c_dtype,
+            c_unit,
+            limits=replace(
+                limits,
+                write_threads=threads,
+                encoders_nbytes=encoders(threads),
+                check_nbytes=_check_nbytes(facts, factors, out, c) if verify else 0,
+            ),
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+            symmetric=factors.symmetric,
+            keep=keep,
+        )
+
+    if past is not None:
+        # C stays chunked as it was begun, under another memory limit too; where that plan does not fit, it starts anew.
+        with suppress(PlanError):
+            kept = make(past.c_unit, past.geometry)
+            if kept.geometry == past.geometry:
+                return kept
+    return make(c_unit)
+
+
+def _limits(facts: list[WorkerFacts], factors: Factors, parent: Parent) -> Limits:
+    """What every worker can hold: the smallest of them sets it, since any tile may come to any worker."""
+    on_host = facts[0].device == "cpu"
+    host = _least(fact.host_limit_nbytes for fact in facts)
+    asked = config.get("device-memory", factors.device_memory)
+    if on_host:
+        cap = config.get("host-core-nbytes") * min(fact.cores for fact in facts)
+        nbytes = asked or (cap if host is None else min(cap, int(host * config.get("host-share"))))
+    else:
+        free = min(fact.device_free_nbytes for fact in facts if fact.device_free_nbytes is not None)
+        nbytes = min(asked, free) if asked else int(free * config.get("device-memory-share"))
+    workspace = (
+        no_workspace
+        if on_host
+        else partial(
+            workspace_nbytes,
+            dtype=accumulator_dtype(factors.dtype),
+            precision=factors.precision,
+            parent=parent,
+            operands=factors.dtypes,
+        )
+    )
+    return Limits(
+        workers=len(facts),
+        device_nbytes=nbytes,
+        host_nbytes=host,
+        pause_nbytes=_least(fact.pause_nbytes for fact in facts),
+        on_host=on_host,
+        panel_nbytes=config.get("panel-nbytes"),
+        tiles=config.get("tiles"),
+        workspace_nbytes=workspace,
+        line_nbytes=1 if on_host else LINE_NBYTES,
+    )
+
+
+def _least(limits: Iterable[int | None]) -> int | None:
+    """The smallest of some workers' limits, in bytes; None where none has one."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _check_nbytes(facts: list[WorkerFacts], factors: Factors, out: Source | None, c: StoredMatrix) -> int:
+    """What the check of C takes of a worker's process."""
+    a = store.as_stored_matrix(factors.a, transpose=factors.transposed[0])
+    b = store.as_stored_matrix(factors.b, transpose=factors.transposed[1])
+    threads = config.threads("read-threads")
+    if _is_local(out) and all(store.is_local(array) for array in (factors.a, factors.b)):
+        threads = min(threads, max(fact.usable_cores for fact in facts))
+    host = _least(fact.host_limit_nbytes for fact in facts)
+    tasks = max(fact.threads for fact in facts)
+    return check_nbytes(a, b, c, config.get("verify-rounds"), threads, host, tasks)
+
+
+def _no_encoders(threads: int) -> int:
+    """Memory of encoders where nothing is encoded."""
+    return 0
+
+
+def _threads(
+    name: str,
+    facts: list[WorkerFacts],
+    local: bool,
+    coded: Sequence[int],
+    encoders: Callable[[int], int] = _no_encoders,
+) -> int:
+    """Threads of each worker that read chunks (``read-threads``), or write them (``write-threads``).
+
+    local: whether these are in local files. coded: bytes of a chunk of each array that has to be decoded, or encoded.
+    encoders: from a number of writing threads to the bytes that their encoders take up.
+
+    Where the CPU multiplies and the chunks are in local files, more threads than cores only hold more memory; elsewhere
+    threads wait for the bus, or for another host. With a GPU, decoding and encoding are all that the cores have to do;
+    but what the threads hold meanwhile (lanes, coders, pieces as stored and as in memory) may take only `CODING_SHARE`
+    of the worker's memory.
+    """
+    count = config.threads(name)
+    if facts[0].device == "cpu":
+        return min(count, min(fact.cores for fact in facts)) if local else count
+    if config.get(name) is not None or not (coded and local):
+        return count
+    share = _share_of_cores(facts)
+    host = _least(fact.host_limit_nbytes for fact in facts)
+    if host is not None:
+        coder_nbytes = max(CODER_NBYTES, encoders(share) // share)
+        held_nbytes = LANE_NBYTES + coder_nbytes + 2 * max(coded)
+        share = min(share, int(host * CODING_SHARE) // held_nbytes)
+    return max(count, share)
+
+
+def _lanes(facts: list[WorkerFacts]) -> int | None:
+    """How many of a worker's threads read or write at once, or None for all of them.
+
+    As many as read and write plain chunks, which wait for the bus, or as many as it has cores, if that is more. If more
+    threads decoded and encoded, the one that holds the interpreter's lock might have to wait for a core, and all others
+    with it, even those that start the GPU's work.
+    """
+    if facts[0].device == "cpu":
+        return None
+    return max(sum(config.threads(name) for name in config.THREAD_COUNTS), _share_of_cores(facts))
+
+
+def _tile_buffers(facts: list[WorkerFacts], out: Source | None) -> int:
+    """Tiles that a worker holds at most: a single core has no time to multiply while it writes to files."""
+    single = facts[0].device == "cpu" and min(fact.cores for fact in facts) == 1
+    return 1 if single and _is_local(out) else TILE_BUFFERS
+
+
+def _is_local(out: Source | None) -> bool:
+    """Whether an output goes to files of this host; where none is named, it does."""
+    if isinstance(out, zarr.Array):
+        return store.is_local(out)
+    return out is None or store.local_path(out) is not None
+
+
+def _share_of_cores(facts: list[WorkerFacts]) -> int:
+    """The fewest cores that a worker has as its share of its host; one without an address is alone there."""
+    hosts = [get_address_host(fact.address) if fact.address else None for fact in facts]
+    neighbours = {**Counter(hosts), None: 1}
+    return min(
+        share_of_cores(fact.usable_cores, fact.host_cores, neighbours[host])
+        for fact, host in zip(facts, hosts, strict=True)
+    )
