@@ -26,7 +26,6 @@ from tilewright.pipeline.plan.layout import (
     triangle_position,
 )
 from tilewright.pipeline.plan.residency import hold, reads
-from tilewright.pipeline.plan.sums import dtype_reason
 from tilewright.pipeline.plan.tiling import best_geometry, panel_depth
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -182,6 +181,8 @@ class MatmulPlan:
     @property
     def c_dtype_reason(self) -> str:
         """One line: C's dtype, and why it is that; empty where A or B holds floats."""
+        from tilewright.pipeline.plan.sums import dtype_reason  # words, which only those who show a plan need
+
         return dtype_reason(np.dtype(self.c_dtype), np.dtype(self.a_dtype), np.dtype(self.b_dtype), self.k)
 
     @property
