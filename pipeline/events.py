@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tilewright.kernels.numbers import counted
@@ -98,13 +98,12 @@ def log_notices(event: Event) -> None:
         logger.log(level, "%s", event.message)
 
 
-@dataclass(frozen=True)
 class Teller:
     """Tells a listener what whoever asked for some work should know of it."""
 
-    listener: Listener
-    told: set[str] = field(default_factory=set)
-    """By `warn_once`."""
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self._told_once: set[str] = set()
 
     def say(self, message: str) -> None:
         self.listener(Notice(message))
@@ -116,8 +115,8 @@ class Teller:
     def warn_once(self, messages: Iterable[str]) -> None:
         """Say those that were not said before."""
         for message in messages:
-            if message not in self.told:
-                self.told.add(message)
+            if message not in self._told_once:
+                self._told_once.add(message)
                 self.warn(message)
 
 
