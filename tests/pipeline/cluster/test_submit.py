@@ -383,7 +383,7 @@ def test_work_that_begins_while_its_workers_are_restarted_waits_for_them(
         zarr.create_array(tmp_path / name, shape=(4, 4), dtype="f8", fill_value=value)
         for name, value in (("a", 1), ("f", 4))
     )
-    reduction = Reduction("letters", pair, str, str.__add__, str.upper, False, "cut them smaller")
+    reduction = Reduction("letters", pair, str, str.__add__, False, "cut them smaller")
     with (
         LocalCluster(n_workers=0, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster) as own,
@@ -397,7 +397,7 @@ def test_work_that_begins_while_its_workers_are_restarted_waits_for_them(
 
         assert verify_product(own, ones, ones, fours, listener=listener).passed
         leave(cluster, own)
-        assert reduce_pieces(own, reduction, [("a",), ("b",)], [1, 1], listener) == "AB"
+        assert reduce_pieces(own, reduction, [("a",), ("b",)], [1, 1], listener) == "ab"
     assert [text.partition(":")[0] for text in told] == ["verify", "letters"]
 
 
