@@ -24,11 +24,12 @@ from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import place_of
 from tilewright.pipeline.store.region_write import region_writes, stored_nbytes_of
 from tilewright.pipeline.store.sessions import changes_in, own_copy
-from tilewright.pipeline.worker.peers import Arrival, Key, Peers
-from tilewright.pipeline.worker.stream import Engine
+from tilewright.pipeline.worker.panels import Arrival, Key
+from tilewright.pipeline.worker.peers import Peers
+from tilewright.pipeline.worker.stream import TileEngine
 from tilewright.pipeline.worker.units import rounded
 
-_engines: dict[str, Engine] = {}
+_engines: dict[str, TileEngine] = {}
 _users: Counter[str] = Counter()
 """How many tasks of each run hold its engine or wait for it."""
 _ended: deque[str] = deque(maxlen=256)
@@ -41,16 +42,16 @@ _making: dict[str, Product] = {}
 _engines_lock = threading.Lock()
 _changed = threading.Condition(_engines_lock)
 """Notified when a run ends, a sum is stored, or making an engine has succeeded or failed."""
-_closing: dict[str, Engine] = {}
+_closing: dict[str, TileEngine] = {}
 """Engines being closed: their last tiles may still be written."""
-_stopped: dict[str, Engine] = {}
+_stopped: dict[str, TileEngine] = {}
 """Closed engines, kept until no other worker copies from their buffers."""
 _leftovers = False
 """Whether tiles have failed, or were abandoned, since `collect_leftovers`."""
 
 
 @contextmanager
-def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Iterator[Engine]:
+def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Iterator[TileEngine]:
     """This process's engine for the product's run, made on first use; ``worker`` is this worker's name.
 
     Until the block ends the engine does not count as idle. If making it fails, the next task tries again. peers: the
@@ -67,7 +68,7 @@ def engine_for(product: Product, worker: str, peers: Peers | None = None) -> Ite
                 del _users[product.run]
 
 
-def _found_or_made(product: Product, worker: str, peers: Peers | None) -> Engine:
+def _found_or_made(product: Product, worker: str, peers: Peers | None) -> TileEngine:
     run = product.run
     with _engines_lock:
         _changed.wait_for(lambda: run in _ended or run not in _making)
@@ -77,7 +78,7 @@ def _found_or_made(product: Product, worker: str, peers: Peers | None) -> Engine
         _making[run] = product
     # Without the lock, which others need only briefly: pinning memory, allocating and compiling take seconds.
     try:
-        engine = Engine(product, worker, peers)
+        engine = TileEngine(product, worker, peers)
         with _engines_lock:
             _engines[run] = engine  # even if the run has ended: `close_engine` waits to close it
             _check_goes_on(product)
@@ -183,7 +184,7 @@ def free_engine(run: str) -> None:
         _free(engine)
 
 
-def _free(engine: Engine) -> None:
+def _free(engine: TileEngine) -> None:
     engine.free()
     if engine.failed:
         _expect_leftovers()

@@ -34,11 +34,11 @@ from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
 from tilewright.pipeline.transfer.lane import Lane, Spares, free_pinned
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
-from tilewright.pipeline.worker.loading import Loading, Move
-from tilewright.pipeline.worker.panels import Placed, shaped
-from tilewright.pipeline.worker.peers import Part
+from tilewright.pipeline.worker.panels import Part, Placed, shaped
 from tilewright.pipeline.worker.units import (
     BLOCK_NBYTES,
+    Loading,
+    Move,
     SharedMemory,
     band_rows,
     mirrored_pieces,

@@ -1,10 +1,13 @@
-"""Panels and tiles in their buffers: their layout, and which panels a worker holds."""
+"""Panels and tiles in their buffers: their layout, which panels a worker holds, and which are arriving there."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +16,12 @@ import numpy as np
 
 from tilewright.kernels.gpu.device_array import DeviceRegion, address
 from tilewright.pipeline.plan.layout import Lines
-from tilewright.pipeline.worker.peers import Arrival
+
+Part = tuple[int, int, int, int]
+"""A rectangle of a panel as stored: first row, row after the last, first column, column after the last."""
+
+Key = tuple[str, int, int]
+"""A panel: ``a`` or ``b``, its row or column of tiles, and its first index along k."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,30 @@ class Placed:
         return [(rows, slice(*stretch)) for stretch in self.lines.stretches(columns.start, columns.stop)]
 
 
+_numbers = itertools.count()
+
+
 @dataclass(eq=False)
-class Buffer:
+class Arrival:
+    """The state of a panel being loaded, for workers that would copy it. Both futures are set once, by any thread."""
+
+    own: Part | None = None
+    """The part that this worker reads from files first."""
+    exported: bytes | None = None
+    """The handle by which other processes open its buffer; None where they cannot copy it."""
+    number: int = field(default_factory=_numbers.__next__)
+    own_there: Future[bool] = field(default_factory=Future)
+    whole: Future[bool] = field(default_factory=Future)
+
+
+def tell(there: Future[bool], value: bool) -> None:
+    """Set, unless it is set already, whether something has arrived (True) or never will (False)."""
+    with suppress(InvalidStateError):
+        there.set_result(value)
+
+
+@dataclass(eq=False)
+class PanelBuffer:
     """A buffer for one panel, as large as the plan's largest; ``users`` counts those that took it and have not
     multiplied yet."""
 
@@ -71,6 +101,14 @@ class Buffer:
     users: int = 0
     arrival: Arrival = field(default_factory=Arrival)
     """The arrival of the panel that is here or being loaded."""
+    panel: Placed | None = None
+    """That panel, from when loading it is begun."""
+
+    @property
+    def placed(self) -> Placed:
+        """The panel, of a buffer that was taken and loaded."""
+        assert self.panel is not None, "set by who loads it"
+        return self.panel
 
 
 class PanelCache:
@@ -83,10 +121,10 @@ class PanelCache:
     def __init__(self, count: int, allocate: Callable[[], Any]) -> None:
         self._spare = count
         self._allocate = allocate
-        self._held: OrderedDict[Any, Buffer] = OrderedDict()
+        self._held: OrderedDict[Any, PanelBuffer] = OrderedDict()
         self._let_go = threading.Condition()
 
-    def take(self, key: Any) -> tuple[Buffer, bool]:
+    def take(self, key: Any) -> tuple[PanelBuffer, bool]:
         """The buffer of panel ``key``, and whether its bytes are there or being loaded; if not, the caller must load
         them. Waits for a buffer while all are in use."""
         with self._let_go:
@@ -94,7 +132,7 @@ class PanelCache:
             there = buffer is not None
             if buffer is None:
                 if self._spare:
-                    buffer = Buffer(self._allocate())
+                    buffer = PanelBuffer(self._allocate())
                     self._spare -= 1
                 else:
                     oldest = next(iter(self._held))
@@ -111,12 +149,12 @@ class PanelCache:
         with self._let_go:
             return key in self._held or self._spare > 0 or next(iter(self._held.values())).users == 0
 
-    def find(self, key: Any) -> Buffer | None:
+    def find(self, key: Any) -> PanelBuffer | None:
         """The buffer of a panel that is here or being loaded. Takes no lock, so it does not wait while a buffer is
         allocated."""
         return self._held.get(key)
 
-    def let_go(self, buffer: Buffer) -> None:
+    def let_go(self, buffer: PanelBuffer) -> None:
         """Release a buffer that was taken: its panel has been multiplied."""
         with self._let_go:
             buffer.users -= 1
@@ -133,7 +171,7 @@ class PanelCache:
         """Let go of all buffers' memory, whoever still knows the buffers. Nothing can be taken any more."""
         with self._let_go:
             for buffer in self._held.values():
-                buffer.flat = None
+                buffer.flat = buffer.panel = None
             self._held.clear()
             self._spare = 0
 

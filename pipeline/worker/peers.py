@@ -18,14 +18,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 from distributed import Worker
 
 from tilewright.kernels.numbers import ceil_div
+from tilewright.pipeline.plan.facts import Sharers
+from tilewright.pipeline.worker.panels import Arrival, Key, Part, Placed
+from tilewright.pipeline.worker.units import SharedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +38,6 @@ PATIENCE_SECONDS = 2.0
 
 MOST_PANELS_UNASKED = 16
 """The most panels that a worker reads in a row without asking others, after they have had nothing for long."""
-
-Part = tuple[int, int, int, int]
-"""A rectangle of a panel as stored: first row, row after the last, first column, column after the last."""
-
-Key = tuple[str, int, int]
-"""A panel: ``a`` or ``b``, its row or column of tiles, and its first index along k."""
 
 
 def parts_of(region: Sequence[slice], unit: Sequence[int], count: int) -> list[Part | None]:
@@ -60,28 +58,6 @@ def parts_of(region: Sequence[slice], unit: Sequence[int], count: int) -> list[P
         part = (low, high, 0, shape[1]) if axis == 0 else (0, shape[0], low, high)
         found.append(part if low < high else None)
     return found
-
-
-_numbers = itertools.count()
-
-
-@dataclass(eq=False)
-class Arrival:
-    """The state of a panel being loaded, for workers that would copy it. Both futures are set once, by any thread."""
-
-    own: Part | None = None
-    """The part that this worker reads from files first."""
-    exported: bytes | None = None
-    """The handle by which other processes open its buffer; None where they cannot copy it."""
-    number: int = field(default_factory=lambda: next(_numbers))
-    own_there: Future[bool] = field(default_factory=Future)
-    whole: Future[bool] = field(default_factory=Future)
-
-
-def tell(there: Future[bool], value: bool) -> None:
-    """Set, unless it is set already, whether something has arrived (True) or never will (False)."""
-    with suppress(InvalidStateError):
-        there.set_result(value)
 
 
 async def offer(arrival: Arrival | None, part: Part) -> tuple[bytes, int, bool] | None:
@@ -152,7 +128,7 @@ def _key(parts: Sequence[Any]) -> Key:
 
 
 @dataclass(frozen=True)
-class Foreign:
+class RemotePart:
     """A part of a panel that another worker reads, and the way to copy it here."""
 
     peer: str
@@ -161,6 +137,11 @@ class Foreign:
     nbytes: int
     copy: Callable[[bytes, str], None]
     """Copies the part, given the handle and address of a worker that has it; returns when it is here."""
+
+
+def part_nbytes(part: Part, dtype: np.dtype) -> int:
+    top, bottom, left, right = part
+    return (bottom - top) * (right - left) * dtype.itemsize
 
 
 class Exchange:
@@ -185,21 +166,21 @@ class Exchange:
                 return False
             return True
 
-    def take(self, wanted: Sequence[Foreign]) -> list[Foreign]:
+    def take(self, wanted: Sequence[RemotePart]) -> list[RemotePart]:
         """Copy here what other workers have now; returns what has to be read instead."""
         asked = [(one, self._ask(one.peer, "offer", one.key, one.part)) for one in wanted]
-        copied: list[tuple[Foreign, str, Future[Any] | None]] = []
-        left: list[Foreign] = []
+        copied: list[tuple[RemotePart, str, Future[Any] | None]] = []
+        left: list[RemotePart] = []
         whole: dict[Key, tuple[str, bytes, int]] = {}
         until = time.monotonic() + 2 * PATIENCE_SECONDS  # for all of them: they were asked at once
 
-        def copy(one: Foreign, peer: str, exported: bytes, number: int) -> None:
+        def copy(one: RemotePart, peer: str, exported: bytes, number: int) -> None:
             if self._copied(one, peer, exported):
                 copied.append((one, peer, self._ask(peer, "still", one.key, number)))
             else:
                 left.append(one)
 
-        missed: list[Foreign] = []
+        missed: list[RemotePart] = []
         for one, answer in asked:
             offered = self._answer(one.peer, answer, until)
             if offered is None:
@@ -246,7 +227,7 @@ class Exchange:
             self._lose(peer, error)
             return None
 
-    def _copied(self, one: Foreign, peer: str, exported: bytes) -> bool:
+    def _copied(self, one: RemotePart, peer: str, exported: bytes) -> bool:
         try:
             one.copy(exported, peer)
         except Exception as error:
@@ -267,3 +248,63 @@ class Exchange:
             type(error).__name__,
             error,
         )
+
+
+class PanelSharing:
+    """A worker's part in a run whose workers share panels: what of a panel it reads, and what it takes from others."""
+
+    def __init__(self, exchange: Exchange, memory: SharedMemory, worker: str) -> None:
+        """``worker`` is this one's address."""
+        self.exchange = exchange
+        self._memory = memory
+        self._worker = worker
+        self._handles: dict[int, bytes | None] = {}
+
+    def split(
+        self,
+        key: Key,
+        region: tuple[slice, slice],
+        unit: tuple[int, int],
+        panel: Placed,
+        arrival: Arrival,
+        sharers: Sequence[str],
+    ) -> tuple[Part | None, list[RemotePart]]:
+        """The part of a panel that this worker reads, if any, and the parts that it asks other workers for.
+
+        region: what the panel is of its stored operand; unit: as in `parts_of`.
+        """
+        whole = (0, panel.shape[0], 0, panel.shape[1])
+        if not any(peer != self._worker for peer in sharers):
+            return whole, []
+        exported = self._exported(panel.flat)
+        if exported is None:
+            return whole, []
+        if not self.exchange.asks(key[0]):
+            arrival.own, arrival.exported = whole, exported
+            return whole, []
+        own: Part | None = None
+        others: list[RemotePart] = []
+        for peer, part in zip(sharers, parts_of(region, unit, len(sharers)), strict=True):
+            if part is not None and peer == self._worker:
+                own = part
+            elif part is not None:
+                copy = partial(self._memory.copy, part=part, panel=panel)
+                others.append(RemotePart(peer, key, part, part_nbytes(part, panel.dtype), copy))
+        arrival.own = own
+        arrival.exported = exported  # last: from here on others may copy it
+        return own, others
+
+    def close_unreached(self, sharers: Sharers) -> None:
+        """Close other workers' memory, except that of these sharers of a tile which are not lost. A lost worker's GPU
+        memory becomes free for its successor only when nobody has it open."""
+        self._memory.close(keep=frozenset((*sharers.a, *sharers.b)) - self.exchange.lost)
+
+    def _exported(self, flat: Any) -> bytes | None:
+        """The handle by which other workers open a buffer, or None. Cached, since it takes a call to the driver."""
+        if id(flat) not in self._handles:
+            try:
+                self._handles[id(flat)] = self._memory.export(flat)
+            except Exception as error:  # others can read the same bytes from the files
+                logger.warning("panels cannot be given to other workers: %s: %s", type(error).__name__, error)
+                self._handles[id(flat)] = None
+        return self._handles[id(flat)]

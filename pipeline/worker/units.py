@@ -9,7 +9,8 @@ import math
 import queue
 import time
 from collections.abc import Callable, Iterator, Set
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,12 +29,30 @@ from tilewright.pipeline.plan.told import Found, Product
 from tilewright.pipeline.store.region_read import RegionRead, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
-from tilewright.pipeline.worker.loading import Loading, Move
-from tilewright.pipeline.worker.panels import Placed
-from tilewright.pipeline.worker.peers import Part
+from tilewright.pipeline.worker.panels import Part, Placed
 
 BLOCK_NBYTES = LANE_NBYTES // 2
 """Bytes that a thread moves at once, while the other half of its lane is being sent to the GPU."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """What one thread did for a panel or a tile: seconds between store and host, and between host and device."""
+
+    store_seconds: float
+    device_seconds: float
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a region is loaded: calls for many threads at once, then calls for what those could not load."""
+
+    calls: list[Callable[[], Move]]
+    rest: Callable[[], list[Callable[[], Move]]] = list
+    settle: Callable[[], None] = lambda: None
+    """Waits until everything that the calls sent is in place; to be called once they have returned."""
+    there: Future[bool] | None = None
+    """If others may wait for the region: set to whether the calls loaded everything, as soon as they have ended."""
 
 
 class SharedMemory(Protocol):

@@ -26,7 +26,7 @@ from tilewright.pipeline.product import sides, verify
 from tilewright.pipeline.store import probe as store_probe
 from tilewright.pipeline.store import sessions
 from tilewright.pipeline.store.origin import THIS_PROCESS, origin_of
-from tilewright.pipeline.worker import stream
+from tilewright.pipeline.worker import write_stage
 from tilewright.workflows.matmul import plan_run
 
 M, K, N = 70, 50, 90
@@ -299,7 +299,7 @@ def test_a_product_that_fails_its_check_does_not_get_into_the_session(
     """Here since what the workers wrote is lost, so that C is what it was."""
     session = repository.writable_session("main")
     a, b, c = opened(session, "A", "B", "C")
-    monkeypatch.setattr(stream, "changes_in", lambda array: None)
+    monkeypatch.setattr(write_stage, "changes_in", lambda array: None)
     with pytest.raises(
         VerificationError, match="the product is not merged into the session of /C in icechunk"
     ):
@@ -321,7 +321,7 @@ def test_a_run_that_fails_leaves_the_session_as_it_was(
             raise ValueError("injected")
         return changes_in(array)
 
-    monkeypatch.setattr(stream, "changes_in", failing)
+    monkeypatch.setattr(write_stage, "changes_in", failing)
     with pytest.raises(TaskError, match="injected"):
         tw.matmul(a, b, c, cluster=client, **SMALL)
     assert not session.has_uncommitted_changes
@@ -352,7 +352,7 @@ def test_a_tile_that_is_computed_again_is_the_same(
         for one in (*reported, changes):  # as of workers that were lost after they had reported
             keep(gathered, one)
 
-    monkeypatch.setattr(stream, "changes_in", failing)
+    monkeypatch.setattr(write_stage, "changes_in", failing)
     monkeypatch.setattr(sessions.Gathered, "keep", kept_again)
     run = tw.matmul(a, b, c, cluster=client, **SMALL)
     assert len(tries) == run.plan.tile_count + 3

@@ -66,10 +66,9 @@ from tilewright.pipeline.product import findings, job, ledger
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.product import verify as check
 from tilewright.pipeline.store import region_read, region_write
-from tilewright.pipeline.worker import engines, stream, tasks, units
-from tilewright.pipeline.worker.loading import Loading
+from tilewright.pipeline.worker import engines, stream, tasks, units, write_stage
 from tilewright.pipeline.worker.survey import survey
-from tilewright.pipeline.worker.units import HostUnit
+from tilewright.pipeline.worker.units import HostUnit, Loading
 from tilewright.workflows import matmul as workflow
 
 DTYPES = ["i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -464,7 +463,7 @@ def intercept_writes(
 
         return [wrap(piece) for piece in original(array, region, drafts)]
 
-    for module in (stream, engines):
+    for module in (write_stage, engines):
         patch.setattr(module, "region_writes", intercepted)
 
 
@@ -1066,15 +1065,15 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
             tw.matmul(a_path, b_path, out, **options)
     (past,) = products
     writing, go_on = threading.Event(), threading.Event()
-    save, close = HostUnit.save, stream.Engine.close
+    save, close = HostUnit.save, stream.TileEngine.close
 
     def held_save(unit: HostUnit, *arguments: Any) -> Any:
-        if unit is engine._unit:
+        if unit is engine.unit:
             writing.set()
             assert go_on.wait(30)
         return save(unit, *arguments)
 
-    def told_close(ended: stream.Engine, **how: Any) -> None:
+    def told_close(ended: stream.TileEngine, **how: Any) -> None:
         if ended is engine:
             go_on.set()
         close(ended, **how)
@@ -1085,7 +1084,7 @@ def test_what_a_dead_client_left_under_way_is_not_written_over_a_new_run(
             thread.join(30)
 
     monkeypatch.setattr(HostUnit, "save", held_save)
-    monkeypatch.setattr(stream.Engine, "close", told_close)
+    monkeypatch.setattr(stream.TileEngine, "close", told_close)
     late: list[BaseException] = []
 
     def multiply() -> None:
@@ -1219,13 +1218,13 @@ def test_no_resume_computes_every_tile(
 def attempts(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Counts how often each tile was tried."""
     counts: dict[int, int] = {}
-    original = stream.Engine.multiply
+    original = stream.TileEngine.multiply
 
-    def counting(engine: stream.Engine, tile: Any, **more: Any) -> Any:
+    def counting(engine: stream.TileEngine, tile: Any, **more: Any) -> Any:
         counts[tile.index] = counts.get(tile.index, 0) + 1
         return original(engine, tile, **more)
 
-    monkeypatch.setattr(stream.Engine, "multiply", counting)
+    monkeypatch.setattr(stream.TileEngine, "multiply", counting)
     return counts
 
 
@@ -1494,9 +1493,9 @@ def test_a_small_c_is_summed_over_parts_of_k_in_order(
     plan = tw.plan_matmul(*paths, device="cpu", device_memory=400_000)
     assert plan.k_parts > 2
     turn, came, sums = threading.Condition(), list[int](), dict[int, np.ndarray]()
-    multiply = stream.Engine.multiply
+    multiply = stream.TileEngine.multiply
 
-    def in_turn(engine: stream.Engine, tile: Any, part: int, wanted: list[int]) -> Any:
+    def in_turn(engine: stream.TileEngine, tile: Any, part: int, wanted: list[int]) -> Any:
         report = multiply(engine, tile, part)
         assert report.partial is not None
         with turn:
@@ -1517,7 +1516,7 @@ def test_a_small_c_is_summed_over_parts_of_k_in_order(
     ):
         for number, wanted in enumerate(orders):
             came.clear()
-            monkeypatch.setattr(stream.Engine, "multiply", partialmethod(in_turn, wanted=wanted))
+            monkeypatch.setattr(stream.TileEngine, "multiply", partialmethod(in_turn, wanted=wanted))
             run = tw.matmul(
                 *paths,
                 tmp_path / f"c{number}",
@@ -1587,10 +1586,10 @@ def test_a_failing_part_of_k_or_sum_of_parts_is_tried_again_with_the_same_bits(
     """The parts are kept until the sum is stored: a second sum begins with what the first began with."""
     a, path, options = cut_along_k
     undisturbed = tw.matmul(path, path, tmp_path / "c", cluster=client, **options)
-    multiply, store_sum = stream.Engine.multiply, engines.store_sum
+    multiply, store_sum = stream.TileEngine.multiply, engines.store_sum
     tries: Counter[str] = Counter()
 
-    def counted(engine: stream.Engine, tile: Any, part: int) -> Any:
+    def counted(engine: stream.TileEngine, tile: Any, part: int) -> Any:
         tries[f"part {part}"] += 1
         if failing == "part" and tries["part 1"] == part == 1:
             raise StoreError("injected: the disk had a moment")
@@ -1605,7 +1604,7 @@ def test_a_failing_part_of_k_or_sum_of_parts_is_tried_again_with_the_same_bits(
             raise StoreError("injected: the disk had a moment")
         return data
 
-    monkeypatch.setattr(stream.Engine, "multiply", counted)
+    monkeypatch.setattr(stream.TileEngine, "multiply", counted)
     monkeypatch.setattr(tasks, "store_sum", counted_sum)
     intercept_writes(monkeypatch, failing_write)
     run = tw.matmul(path, path, tmp_path / "d", cluster=client, **options)
@@ -1779,15 +1778,15 @@ def test_a_tile_that_comes_behind_the_end_is_answered(
     factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path
 ) -> None:
     _, _, a_path, b_path = factors
-    seen: list[stream.Engine] = []
-    original = stream.Engine.__init__
+    seen: list[stream.TileEngine] = []
+    original = stream.TileEngine.__init__
 
-    def keep(engine: stream.Engine, *args: Any) -> None:
+    def keep(engine: stream.TileEngine, *args: Any) -> None:
         seen.append(engine)
         original(engine, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream.Engine, "__init__", keep)
+        patch.setattr(stream.TileEngine, "__init__", keep)
         run = tw.matmul(a_path, b_path, tmp_path / "c", cluster=client, device="cpu")
     with pytest.raises(CancelledError):
         seen[0].multiply(next(run.plan.tiles()))
@@ -1805,7 +1804,7 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
     _, _, a_path, b_path = factors
     reading, ending, go_on = threading.Event(), threading.Event(), threading.Event()
     answered: list[bool] = []
-    loading, close = HostUnit.loading, stream.Engine.close
+    loading, close = HostUnit.loading, stream.TileEngine.close
 
     def held(call: Callable[[], Any]) -> Any:
         reading.set()
@@ -1819,7 +1818,7 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
             return found
         return replace(found, calls=[partial(held, call) for call in found.calls])
 
-    def told_close(engine: stream.Engine, **how: Any) -> None:
+    def told_close(engine: stream.TileEngine, **how: Any) -> None:
         ending.set()
         close(engine, **how)
 
@@ -1842,7 +1841,7 @@ def test_a_run_that_is_given_up_ends_beside_the_workers_loop(
     # As if the workers were to hear of that later: it goes to the scheduler, and the end to each of them.
     monkeypatch.setattr(submit, "cancel", lambda client, futures: None)
     monkeypatch.setattr(HostUnit, "loading", held_loading)
-    monkeypatch.setattr(stream.Engine, "close", told_close)
+    monkeypatch.setattr(stream.TileEngine, "close", told_close)
     with ThreadPoolExecutor(1) as pool:
         looking = pool.submit(look)
         with pytest.raises(Stopped):

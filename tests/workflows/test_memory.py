@@ -59,13 +59,13 @@ def events() -> list[Event]:
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Projected peaks of the plans for which an engine was made, in order."""
     peaks: list[int] = []
-    original = stream.Engine.__init__
+    original = stream.TileEngine.__init__
 
-    def noting(engine: stream.Engine, product: Product, *others: Any) -> None:
+    def noting(engine: stream.TileEngine, product: Product, *others: Any) -> None:
         peaks.append(product.plan.device_peak_nbytes)
         original(engine, product, *others)
 
-    monkeypatch.setattr(stream.Engine, "__init__", noting)
+    monkeypatch.setattr(stream.TileEngine, "__init__", noting)
     return peaks
 
 

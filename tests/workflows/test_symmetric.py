@@ -34,7 +34,7 @@ from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.store.arrays import write_unit
-from tilewright.pipeline.worker import stream, units
+from tilewright.pipeline.worker import units, write_stage
 
 __all__ = ["small_chunks"]
 
@@ -402,7 +402,7 @@ def test_a_tile_of_which_one_region_cannot_be_stored_is_not_recorded(
         "device": "cpu",
         "device_memory": TIGHT,
     }
-    original = stream.region_writes
+    original = write_stage.region_writes
 
     def failing(array: Any, region: tuple[slice, slice], drafts: str | None = None) -> Any:
         rows, columns = region
@@ -411,7 +411,7 @@ def test_a_tile_of_which_one_region_cannot_be_stored_is_not_recorded(
         return original(array, region, drafts)
 
     with monkeypatch.context() as patched:
-        patched.setattr(stream, "region_writes", failing)
+        patched.setattr(write_stage, "region_writes", failing)
         with pytest.raises(StoreError, match="half of the disk"):
             tw.matmul(path, path, out, **options)
     run = tw.matmul(path, path, out, **options)

@@ -39,7 +39,7 @@ from tilewright.pipeline.store.region_read import region_reads
 from tilewright.pipeline.store.region_write import region_writes
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.worker.gpu_unit import CudaUnit
-from tilewright.pipeline.worker.loading import load_all
+from tilewright.pipeline.worker.load_stage import load_all
 from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.units import Unit
 from tilewright.workflows.bench.common import (

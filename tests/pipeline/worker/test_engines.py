@@ -24,7 +24,8 @@ from tilewright.pipeline.store.arrays import place_of
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.worker import engines
 from tilewright.pipeline.worker.engines import store_sum
-from tilewright.pipeline.worker.stream import Engine
+from tilewright.pipeline.worker.load_stage import LoadStage
+from tilewright.pipeline.worker.stream import TileEngine
 from tilewright.pipeline.worker.survey import worker_facts
 from tilewright.pipeline.worker.units import HostUnit
 
@@ -61,9 +62,9 @@ class Making:
     def __init__(self, patch: pytest.MonkeyPatch, run: str, error: Exception | None = None) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.count = 0
-        original = Engine.__init__
+        original = TileEngine.__init__
 
-        def held(worker: Engine, product: Product, *arguments: Any) -> None:
+        def held(worker: TileEngine, product: Product, *arguments: Any) -> None:
             if product.run == run:
                 self.count += 1
                 if self.count == 1:
@@ -73,7 +74,7 @@ class Making:
                         raise error
             original(worker, product, *arguments)
 
-        patch.setattr(Engine, "__init__", held)
+        patch.setattr(TileEngine, "__init__", held)
 
 
 def told_of_waiting(patch: pytest.MonkeyPatch) -> threading.Semaphore:
@@ -91,17 +92,17 @@ def told_of_waiting(patch: pytest.MonkeyPatch) -> threading.Semaphore:
 
 def told_of_closing(patch: pytest.MonkeyPatch) -> threading.Event:
     """Set when an engine is being closed."""
-    closing, close = threading.Event(), Engine.close
+    closing, close = threading.Event(), TileEngine.close
 
-    def told_close(worker: Engine, **how: Any) -> None:
+    def told_close(worker: TileEngine, **how: Any) -> None:
         closing.set()
         close(worker, **how)
 
-    patch.setattr(Engine, "close", told_close)
+    patch.setattr(TileEngine, "close", told_close)
     return closing
 
 
-def told_of_joining(patch: pytest.MonkeyPatch, worker: Engine) -> queue.SimpleQueue[int]:
+def told_of_joining(patch: pytest.MonkeyPatch, worker: TileEngine) -> queue.SimpleQueue[int]:
     """Gets the identifier of each thread that begins to wait for the engine's, once."""
     joining, seen = queue.SimpleQueue[int](), set[int]()
 
@@ -117,7 +118,7 @@ def told_of_joining(patch: pytest.MonkeyPatch, worker: Engine) -> queue.SimpleQu
     return joining
 
 
-def made(product: Product) -> Engine:
+def made(product: Product) -> TileEngine:
     """The engine of a product's run, which no task has in hand."""
     with engines.engine_for(product, "here") as worker:
         return worker
@@ -142,7 +143,7 @@ def test_a_run_that_is_ended_several_times_is_remembered_once(registry: None) ->
 def test_an_engine_is_not_idle_while_a_task_has_it(engine: Any, factors: Any, registry: None) -> None:
     """Also before the task has begun its tile, which may not be the first. Another run looks at this worker meanwhile,
     and frees what nobody uses."""
-    product = engine(10**6)[0]._product
+    product = engine(10**6)[0].product
     with engines.engine_for(product, "here") as worker:
         for tile in product.plan.tiles():
             engines.close_idle_engines()
@@ -159,7 +160,7 @@ def test_an_engine_is_not_idle_while_a_task_has_it(engine: Any, factors: Any, re
 def test_while_an_engine_is_made_only_its_own_run_waits_for_it(
     engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product, other = (engine(10**6)[0]._product for _ in range(2))
+    product, other = (engine(10**6)[0].product for _ in range(2))
     making, waiting = Making(monkeypatch, product.run), told_of_waiting(monkeypatch)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(made, product)
@@ -190,7 +191,7 @@ def test_an_engine_that_could_not_be_made_is_made_by_the_next_task(
     engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one that waits for it already, if there is one."""
-    product = engine(10**6)[0]._product
+    product = engine(10**6)[0].product
     error = RuntimeError("injected: no memory can be pinned")
     making, waiting = Making(monkeypatch, product.run, error), told_of_waiting(monkeypatch)
     with ThreadPoolExecutor(2) as pool:
@@ -211,7 +212,7 @@ def test_an_engine_that_could_not_be_made_is_made_by_the_next_task(
 def test_an_engine_that_cannot_be_made_leaves_nothing(
     engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product = engine(10**6)[0]._product
+    product = engine(10**6)[0].product
     making = Making(monkeypatch, product.run, RuntimeError("injected: no memory can be pinned"))
     making.go_on.set()
     with pytest.raises(RuntimeError, match="injected"):
@@ -223,7 +224,7 @@ def test_an_engine_that_cannot_be_made_leaves_nothing(
 def test_an_engine_whose_run_ends_while_it_is_made_is_closed(
     by: str, engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product = engine(10**6)[0]._product
+    product = engine(10**6)[0].product
     making, waiting = Making(monkeypatch, product.run), told_of_waiting(monkeypatch)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(made, product)
@@ -258,7 +259,7 @@ def surveyed() -> Coroutine[Any, Any, Any]:
 def test_a_worker_can_be_surveyed_while_an_engine_is_made(
     engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product = engine(10**6)[0]._product
+    product = engine(10**6)[0].product
     making = Making(monkeypatch, product.run)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(made, product)
@@ -276,7 +277,7 @@ def test_a_workers_loop_goes_on_while_idle_engines_are_closed(
     engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It carries heartbeats, and answers that others wait for."""
-    made(engine(10**6)[0]._product)
+    made(engine(10**6)[0].product)
     closing = Held(monkeypatch, "close")
 
     async def survey() -> Any:
@@ -314,7 +315,7 @@ def test_an_array_is_the_same_by_any_name(
     (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path)
     for place in ("c0", f"{tmp_path}/link/c1", f"{tmp_path}/c2"):
-        product = engine(10**6)[0]._product
+        product = engine(10**6)[0].product
         made(product)
         engines.close_engines_writing(place, product.run)
         assert product.run in engines._engines, "its own run goes on"
@@ -327,7 +328,7 @@ def test_an_array_is_the_same_by_any_name(
 def test_where_ending_one_fails_the_others_are_ended(
     engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (engine(10**6)[0]._product for _ in range(2))
+    first, second = (engine(10**6)[0].product for _ in range(2))
     workers = [made(product) for product in (first, replace(second, c=first.c))]
     close = HostUnit.close
 
@@ -350,7 +351,7 @@ def test_who_ends_what_is_being_ended_already_waits_as_well(
     by: str, engine: Any, factors: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that died had its workers stop, and they wait for storage; nothing may be written behind the next."""
-    product = engine(10**6)[0]._product
+    product = engine(10**6)[0].product
     worker = made(product)
     tile = next(product.plan.tiles())
     saving, closing = Held(monkeypatch, "save"), told_of_closing(monkeypatch)
@@ -386,17 +387,17 @@ def test_who_ends_what_is_being_ended_already_waits_as_well(
 def test_tiles_can_be_abandoned_while_they_are_waited_for(
     by: str, engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product = engine(40_000)[0]._product
+    product = engine(40_000)[0].product
     worker = made(product)
     before = product.c[...]
     loading, closing = Held(monkeypatch, "load"), told_of_closing(monkeypatch)
-    abandoned = threading.Event()
-    monkeypatch.setattr(
-        Engine,
-        "_abandoned",
-        property(lambda worker: abandoned.is_set(), lambda worker, value: abandoned.set() if value else None),
-        raising=False,
-    )
+    abandoned, abandon = threading.Event(), LoadStage.abandon
+
+    def told_abandon(stage: LoadStage) -> None:
+        abandon(stage)
+        abandoned.set()
+
+    monkeypatch.setattr(LoadStage, "abandon", told_abandon)
     with ThreadPoolExecutor(3) as pool:
         under_way = pool.submit(worker.multiply, next(product.plan.tiles()))
         try:
@@ -416,7 +417,7 @@ def test_tiles_can_be_abandoned_while_they_are_waited_for(
 def test_an_engine_that_cannot_be_closed_is_not_closed_for_ever(
     engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product = engine(10**6)[0]._product
+    product = engine(10**6)[0].product
     made(product)
 
     def fail(unit: HostUnit) -> None:
@@ -438,7 +439,7 @@ def test_no_sum_is_written_once_its_run_has_ended(
     by: str, engine: Any, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The piece under way is waited for, those behind it are left out, and no later sum begins."""
-    product = engine(10**6)[0]._product
+    product = engine(10**6)[0].product
     tile = next(iter(product.plan.tiles()))
     parts = [np.ones((tile.rows, tile.columns))]
     before = product.c[...]

@@ -19,9 +19,9 @@ from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.tracebacks import clear_frames
 from tilewright.pipeline.worker import engines
-from tilewright.pipeline.worker.loading import Loading, LoadsUnderWay
+from tilewright.pipeline.worker.load_stage import LoadsUnderWay
 from tilewright.pipeline.worker.survey import free_what_is_over
-from tilewright.pipeline.worker.units import HostUnit
+from tilewright.pipeline.worker.units import HostUnit, Loading
 
 __all__ = ["engine", "factors", "registry"]
 
@@ -59,7 +59,7 @@ class Buffers:
 @pytest.fixture
 def product(engine: Any) -> Product:
     """One whose engine, which is yet to be made, has fewer buffers than there are panels."""
-    made: Product = engine(75_000)[0]._product
+    made: Product = engine(75_000)[0].product
     return made
 
 

@@ -30,17 +30,15 @@ from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product, TileReport
 from tilewright.pipeline.product.placement import Placement
 from tilewright.pipeline.store.arrays import as_stored_matrix
-from tilewright.pipeline.worker import engines, peers, stream, tasks
-from tilewright.pipeline.worker.panels import PanelCache, Placed
+from tilewright.pipeline.worker import engines, load_stage, panels, peers, tasks
+from tilewright.pipeline.worker.panels import Arrival, PanelCache, Part, Placed
 from tilewright.pipeline.worker.peers import (
-    Arrival,
-    Part,
     WorkerPeers,
     answer_peers,
     offer,
     parts_of,
 )
-from tilewright.pipeline.worker.stream import Engine
+from tilewright.pipeline.worker.stream import TileEngine
 from tilewright.pipeline.worker.units import HostUnit
 
 M, K, N = 160, 180, 90
@@ -89,14 +87,14 @@ class DirectPeers:
     """Engines of this process that ask each other, on a loop of their own as Dask's workers do."""
 
     def __init__(self) -> None:
-        self.engines: dict[str, Engine] = {}
+        self.engines: dict[str, TileEngine] = {}
         self.asked: list[tuple[str, str]] = []
         self.before_still: Callable[[str], None] = lambda peer: None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
 
-    def ask(self, peer: str, question: str, run: str, key: peers.Key, what: Any) -> Future[Any]:
+    def ask(self, peer: str, question: str, run: str, key: panels.Key, what: Any) -> Future[Any]:
         self.asked.append((peer, question))
 
         async def call() -> Any:
@@ -184,10 +182,10 @@ class Job:
         self.placement = Placement(self.plan, self.plan.tiles())
         self.placement.share_among(WORKERS)
 
-    def start(self, worker: str) -> Engine:
+    def start(self, worker: str) -> TileEngine:
         plan = replace(self.plan, read_threads=2, write_threads=1)
         product = Product(*self.factors, self.c, plan, "cpu", "full", f"run of {worker}")
-        engine = self.peers.engines[worker] = Engine(product, worker, self.peers)
+        engine = self.peers.engines[worker] = TileEngine(product, worker, self.peers)
         return engine
 
     def walk(self, worker: str, ahead: int = 1) -> list[TileReport]:
@@ -326,7 +324,7 @@ def test_a_panel_that_was_replaced_while_it_was_copied_is_read(job: Any) -> None
 
     def replace_it(peer: str) -> None:
         """The other worker goes on to other panels, into the same places."""
-        cache = work.peers.engines[peer]._b_panels
+        cache = work.peers.engines[peer].load.sources[1].cache
         for buffer in cache._held.values():
             buffer.flat[:] = np.nan
             buffer.arrival = Arrival()
@@ -358,7 +356,7 @@ def test_a_worker_that_is_lost_is_not_asked_again(job: Any) -> None:
         gone.close()
     work.assert_product()
     assert set(work.peers.asked) == {(WORKERS[0], "offer")}
-    assert len(work.peers.asked) <= stream.PANELS_TAKEN, "no more than were asked at once"
+    assert len(work.peers.asked) <= load_stage.PANELS_TAKEN, "no more than were asked at once"
 
 
 def test_memory_that_cannot_be_reached_is_read_instead(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +371,7 @@ def test_memory_that_cannot_be_reached_is_read_instead(job: Any, monkeypatch: py
     monkeypatch.setattr(HostSharedMemory, "copy", copy)
     assert shared(work.walk(WORKERS[1]))[1] == 0
     work.assert_product()
-    assert 1 <= work.peers.asked.count((WORKERS[0], "offer")) <= stream.PANELS_TAKEN
+    assert 1 <= work.peers.asked.count((WORKERS[0], "offer")) <= load_stage.PANELS_TAKEN
 
 
 def test_memory_that_cannot_be_given_is_read_by_all(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,9 +500,9 @@ def test_whatever_happens_c_is_right(seed: int, job: Any, monkeypatch: pytest.Mo
         list(pool.map(walk, names))
     work.assert_product()
     for engine in work.peers.engines.values():
-        for operand in engine._operands:
-            assert all(buffer.users == 0 for buffer in operand.cache._held.values())
-        assert engine._tile_slots.qsize() == work.plan.c_buffers
+        for source in engine.load.sources:
+            assert all(buffer.users == 0 for buffer in source.cache._held.values())
+        assert engine.slots.qsize() == work.plan.c_buffers
 
 
 @pytest.mark.sample(2)
@@ -645,7 +643,8 @@ def test_what_one_reads_alone_is_given_before_what_it_takes_has_come(
     """One asks for B alone and the other for A alone: each has read what the other waits for."""
     work = job()
     asked = {
-        work.start(worker)._sharing.exchange: operand for worker, operand in zip(WORKERS, "ab", strict=True)
+        work.start(worker).load.sharing.exchange: operand
+        for worker, operand in zip(WORKERS, "ab", strict=True)
     }
     monkeypatch.setattr(peers.Exchange, "asks", lambda exchange, operand: asked[exchange] == operand)
     tile, sharers = next(work.plan.tiles()), Sharers(tuple(WORKERS), tuple(WORKERS))
@@ -681,13 +680,13 @@ def test_what_one_reads_alone_does_not_wait_for_panels_before_it(
         done.result(30)
 
 
-def hold_back(patch: pytest.MonkeyPatch, engine: Engine) -> threading.Event:
+def hold_back(patch: pytest.MonkeyPatch, engine: TileEngine) -> threading.Event:
     """Lets an engine read nothing until the event is set."""
     gate = threading.Event()
     original = HostUnit.load
 
     def load(unit: Any, part: Any, panel: Placed) -> Any:
-        if unit is engine._unit:
+        if unit is engine.unit:
             assert gate.wait(30)
         return original(unit, part, panel)
 
@@ -752,23 +751,23 @@ def test_what_is_offered() -> None:
     assert asyncio.run(offered(arrival, other)) is None, "it comes from somebody who may wait for us"
 
     async def later() -> Any:
-        asyncio.get_running_loop().call_later(0.05, peers.tell, arrival.own_there, True)
+        asyncio.get_running_loop().call_later(0.05, panels.tell, arrival.own_there, True)
         return await offer(arrival, own)
 
     assert asyncio.run(later()) == (b"handle", arrival.number, False)
     assert asyncio.run(offered(arrival, (1, 4, 0, 9))) == (b"handle", arrival.number, False)
     assert asyncio.run(offered(arrival, other)) is None
-    peers.tell(arrival.whole, True)
-    peers.tell(arrival.whole, False)  # the first word counts
+    panels.tell(arrival.whole, True)
+    panels.tell(arrival.whole, False)  # the first word counts
     assert asyncio.run(offered(arrival, other)) == (b"handle", arrival.number, True)
     failed = Arrival(own, b"handle")
-    peers.tell(failed.own_there, False)
+    panels.tell(failed.own_there, False)
     assert asyncio.run(offered(failed, own)) is None
 
 
 def test_workers_ask_each_other_over_dask() -> None:
     arrival = Arrival((0, 5, 0, 9), b"\x00handle\xff")
-    peers.tell(arrival.whole, True)
+    panels.tell(arrival.whole, True)
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster),

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,13 @@ from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.product.execute import covered
 from tilewright.pipeline.store.arrays import as_stored_matrix
-from tilewright.pipeline.worker import stream, units
+from tilewright.pipeline.worker import load_stage, stream, units, write_stage
 from tilewright.pipeline.worker.engines import store_sum
 from tilewright.pipeline.worker.gpu_unit import CudaUnit
-from tilewright.pipeline.worker.loading import Move
 from tilewright.pipeline.worker.panels import Placed
-from tilewright.pipeline.worker.stream import Engine
+from tilewright.pipeline.worker.stream import TileEngine
 from tilewright.pipeline.worker.survey import worker_facts
-from tilewright.pipeline.worker.units import HostUnit
+from tilewright.pipeline.worker.units import HostUnit, Move
 
 M, K, N = 150, 100, 90
 
@@ -52,7 +51,7 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
     """Makes engines that multiply on the CPU under a plan made for a GPU with so much memory."""
     made = []
 
-    def make(nbytes: int, depth: int = 20) -> tuple[Engine, MatmulPlan, zarr.Array[Any]]:
+    def make(nbytes: int, depth: int = 20) -> tuple[TileEngine, MatmulPlan, zarr.Array[Any]]:
         a, b = factors
         c = zarr.create_array(
             tmp_path / f"c{len(made)}", shape=(M, N), chunks=(20, 20), dtype="f8", fill_value=7
@@ -63,7 +62,7 @@ def engine(factors: tuple[zarr.Array[Any], zarr.Array[Any]], tmp_path: Path) -> 
         )
         plan = replace(plan, read_threads=2, write_threads=1)
         product = Product(a, b, c, plan, "cpu", "full", f"run-{len(made)}")
-        made.append(Engine(product, "here"))
+        made.append(TileEngine(product, "here"))
         return made[-1], plan, c
 
     yield make
@@ -117,7 +116,7 @@ def test_cells_that_lie_apart(
     monkeypatch.setattr(unit, "allocate", lambda unit, size, dtype: poisoned(size, dtype, device))
     plan = replace(plan, read_threads=2, write_threads=1)
     product = Product(*arrays, c, plan, device, "full", "apart")
-    worker = Engine(product, "here")
+    worker = TileEngine(product, "here")
     try:
         for tile in plan.tiles():
             reports = [worker.multiply(tile, part) for part in range(k_parts)]
@@ -178,7 +177,7 @@ def test_tiles_of_a_symmetric_product_are_stored_twice(
     monkeypatch.setattr(unit, "allocate", lambda unit, size, dtype: poisoned(size, dtype, device))
     plan = replace(plan, read_threads=2, write_threads=2)
     product = Product(stored, stored, c, plan, device, "full", "mirrored")
-    worker = Engine(product, "here")
+    worker = TileEngine(product, "here")
     stored_nbytes = read_nbytes = 0
     try:
         for tile in plan.tiles():
@@ -222,7 +221,7 @@ def test_what_is_read_depends_on_the_order_of_tiles(tmp_path: Path, rng: np.rand
     tiles = list(plan.tiles())
     read, found = [], set()
     for name, order in (("planned", tiles), ("swapped", [*tiles[1::2], *tiles[::2]])):
-        worker = Engine(Product(stored, stored, c, plan, "cpu", "full", name), "here")
+        worker = TileEngine(Product(stored, stored, c, plan, "cpu", "full", name), "here")
         try:
             read.append(sum(worker.multiply(tile).read_nbytes for tile in order))
         finally:
@@ -333,7 +332,7 @@ class Gate:
             self.met = True
 
 
-def in_parallel(worker: Engine, plan: MatmulPlan) -> list[Any]:
+def in_parallel(worker: TileEngine, plan: MatmulPlan) -> list[Any]:
     with ThreadPoolExecutor(plan.tile_count) as pool:
         return [future.result() for future in [pool.submit(worker.multiply, tile) for tile in plan.tiles()]]
 
@@ -433,17 +432,17 @@ def test_several_tiles_are_written_at_once(
 ) -> None:
     other, plan, c = engine(1_000_000)
     assert plan.c_buffers == 4
-    worker = Engine(replace(other._product, plan=replace(plan, write_threads=8), run="writing"), "here")
+    worker = TileEngine(replace(other.product, plan=replace(plan, write_threads=8), run="writing"), "here")
     original, gate, lock, seen = HostUnit.save, Gate(3), threading.Lock(), []
 
-    def save(unit: Any, piece: Any, tile: Placed, dtype: np.dtype) -> Any:
+    def save(unit: Any, piece: Any, tile: Placed, *how: Any) -> Any:
         place = tile.flat.ctypes.data
         with lock:
             new = place not in seen and len(seen) < 3
             seen.extend([place] * new)
         if new:
             gate.arrive()
-        return original(unit, piece, tile, dtype)
+        return original(unit, piece, tile, *how)
 
     monkeypatch.setattr(HostUnit, "save", save)
     try:
@@ -463,7 +462,7 @@ def test_time_that_two_spend_together_counts_once() -> None:
 def test_more_buffers_than_a_plan_needs_change_nothing(engine: Any, factors: Any) -> None:
     worker, plan, c = engine(75_000)
     more = replace(plan, a_buffers=100, b_buffers=100)
-    other = Engine(replace(worker._product, plan=more, run="more"), "here")
+    other = TileEngine(replace(worker.product, plan=more, run="more"), "here")
     try:
         read = sum(other.multiply(tile).read_nbytes for tile in more.tiles())
     finally:
@@ -500,11 +499,20 @@ class Queue:
         patch.setattr(HostUnit, "passed", lambda unit: self.last.result)
 
 
-@pytest.mark.parametrize("failing", ["as_stored_matrix", "PanelCache", "ThreadPoolExecutor", "pool_of"])
+@pytest.mark.parametrize(
+    ("module", "failing"),
+    [
+        (load_stage, "as_stored_matrix"),
+        (load_stage, "PanelCache"),
+        (load_stage, "ThreadPoolExecutor"),
+        (write_stage, "ThreadPoolExecutor"),
+        (stream, "pool_of"),
+    ],
+)
 def test_an_engine_that_cannot_be_made_leaves_no_unit(
-    failing: str, engine: Any, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, failing: str, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product = engine(10**6)[0]._product
+    product = engine(10**6)[0].product
     closed = []
     monkeypatch.setattr(HostUnit, "close", lambda unit: closed.append(unit))
 
@@ -512,9 +520,9 @@ def test_an_engine_that_cannot_be_made_leaves_no_unit(
         raise OSError("injected")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stream, failing, fail)
+        patch.setattr(module, failing, fail)
         with pytest.raises(OSError, match="injected"):
-            Engine(product, "here")
+            TileEngine(product, "here")
     assert len(closed) == 1, "its pinned lanes serve the next attempt"
 
 
@@ -522,7 +530,7 @@ def test_an_engine_that_cannot_be_made_leaves_no_unit(
 def test_an_engine_that_gets_too_few_threads_leaves_none(
     started: int, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product = engine(10**6)[0]._product
+    product = engine(10**6)[0].product
     assert product.plan.c_buffers == 4
     closed = []
     monkeypatch.setattr(HostUnit, "close", lambda unit: closed.append(unit))
@@ -537,7 +545,7 @@ def test_an_engine_that_gets_too_few_threads_leaves_none(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="can't start"):
-            Engine(product, "here")
+            TileEngine(product, "here")
     assert len(closed) == 1, "its pinned lanes serve the next attempt"
     assert set(threading.enumerate()) <= before
 
@@ -596,7 +604,7 @@ def test_an_engine_that_is_closed_while_the_gpu_multiplies(
         np.testing.assert_allclose(c[place], product[place] if finished else 7, rtol=1e-12, atol=1e-12)
 
 
-def failing_at_once(worker: Engine, plan: MatmulPlan, under_way: int) -> list[Tile]:
+def failing_at_once(worker: TileEngine, plan: MatmulPlan, under_way: int) -> list[Tile]:
     """Those of all tiles, so many of them under way at once, that failed."""
 
     def fails(tile: Tile) -> bool:
@@ -623,7 +631,7 @@ def test_one_place_for_tiles_and_faults(
     for tile in failed:
         worker.multiply(tile)
     np.testing.assert_allclose(c[...], factors[0][...] @ factors[1][...], rtol=1e-12, atol=1e-12)
-    assert worker._tile_slots.qsize() == 1
+    assert worker.slots.qsize() == 1
 
 
 @pytest.mark.sample(2)

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tilewright.pipeline.worker.loading import Loading, LoadsUnderWay
+from tilewright.pipeline.worker.load_stage import LoadsUnderWay
+from tilewright.pipeline.worker.units import Loading
 
 
 def test_one_that_cannot_be_waited_for_does_not_keep_the_others_from_it() -> None:

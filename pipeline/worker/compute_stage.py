@@ -1,0 +1,137 @@
+"""The compute stage: multiplies pairs of panels, as they come, into the tiles of their jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.worker.panels import Placed
+from tilewright.pipeline.worker.tile_job import Clock, FirstPair, Loaded, PanelPair, TileJob
+from tilewright.pipeline.worker.units import Unit
+
+
+@dataclass
+class _Running:
+    """A pair of panels being multiplied, or enqueued behind the one before."""
+
+    pair: PanelPair
+    clock: Clock
+    wait: Callable[[], None] | None
+    """Waits until they are multiplied; None where nothing is pending."""
+    ends: bool = False
+    """Whether they are the last of their job."""
+
+
+class ComputeStage:
+    """Multiplies on one thread, and on a GPU keeps one product enqueued behind the one that runs.
+
+    slots: buffers for tiles; a job gets one with its first panels. release: called of a pair once it is multiplied, or
+    will not be.
+    """
+
+    def __init__(
+        self, product: Product, unit: Unit, slots: SimpleQueue[Any], release: Callable[[PanelPair], None]
+    ) -> None:
+        self._plan, self._look = product.plan, product.look
+        self._unit = unit
+        self._slots = slots
+        self._release = release
+        self._lines = product.plan.layout.c()
+        self._running: _Running | None = None
+        self._multiplied = 0.0
+        """When the last panels were multiplied."""
+
+    def run(self, loaded: SimpleQueue[Loaded | None], multiplied: SimpleQueue[TileJob | None]) -> None:
+        """Multiply what is loaded, and pass each job on when its last panels are multiplied, until None has come; pass
+        that on too."""
+        # The next panels are enqueued while those before are multiplied, so that a GPU does not wait for this thread,
+        # which must reacquire the interpreter's lock whenever it has slept.
+        while True:
+            if loaded.empty():
+                self._finish(multiplied)
+            if (item := loaded.get()) is None:
+                break
+            job = item.job
+            if job.target is None:
+                if self._slots.empty():
+                    self._finish(multiplied)  # the slot may have to come from the tile of these panels
+                # No local variable: errors hold the frames of their callers, and those would hold the slot.
+                job.target = Placed(self._slots.get(), (job.tile.rows, job.tile.columns), self._lines)
+                job.look = self._unit.look(job.target.flat)
+            if isinstance(item, FirstPair):
+                self._prepare(item.pair, job.target)
+            elif isinstance(item, PanelPair):
+                enqueued = self._enqueue(item, job.target)
+                self._finish(multiplied)
+                self._running = enqueued
+                if enqueued.wait is None:
+                    self._finish(multiplied)
+            else:
+                self._end(job, job.target, multiplied)
+        self._finish(multiplied)
+        multiplied.put(None)
+
+    def _prepare(self, pair: PanelPair, target: Placed) -> None:
+        """Get the kernels ready while the first panels are read: compiling takes seconds, loading tens of ms."""
+        job, clock = pair.job, Clock()
+        try:
+            self._unit.prepare(pair.a.placed, pair.b.placed, target)
+        except BaseException as error:
+            job.error = job.error or error
+        job.count("compute", "compute", clock)
+        self._multiplied = time.perf_counter()
+
+    def _enqueue(self, pair: PanelPair, target: Placed) -> _Running:
+        """Enqueue the product of a panel of A and one of B, unless the job has failed."""
+        job, clock = pair.job, Clock()
+        wait = None
+        if job.error is None:
+            try:
+                try:
+                    a, b = pair.a.placed, pair.b.placed
+                    job.kernels |= self._unit.multiply(a, b, target, accumulate=job.panels > 0)
+                    job.panels += 1
+                    # Those of the panels that this tile looks at for all tiles.
+                    for operand, looks in enumerate(self._plan.looks(job.tile)):
+                        if looks and self._look[operand] and job.look is not None:
+                            job.look.at_panel(operand, (a, b)[operand])
+                finally:
+                    wait = self._unit.passed()  # what was enqueued before an error still reads the panels
+            except BaseException as error:
+                job.error = error
+        return _Running(pair, clock, wait)
+
+    def _finish(self, multiplied: SimpleQueue[TileJob | None]) -> None:
+        """Wait until the panels that are running, if any, are multiplied; release them, and pass the job on if they
+        were its last."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        pair, job = running.pair, running.pair.job
+        try:
+            if running.wait is not None:
+                running.wait()
+        except BaseException as error:
+            job.error = job.error or error
+        late = max(0.0, self._multiplied - running.clock.start)  # the panels before ran until then
+        job.count("compute", "compute", Clock(running.clock.begin + late, running.clock.start + late))
+        self._multiplied = time.perf_counter()
+        self._release(pair)
+        if running.ends:
+            multiplied.put(job)
+
+    def _end(self, job: TileJob, target: Placed, multiplied: SimpleQueue[TileJob | None]) -> None:
+        """Pass a job on whose panels have all come, at once or when the last of them are multiplied."""
+        if job.panels == 0 and job.error is None:  # k = 0: the empty sum
+            try:
+                self._unit.clear(target)
+            except BaseException as error:
+                job.error = error
+        if self._running is not None and self._running.pair.job is job:
+            self._running.ends = True
+        else:
+            multiplied.put(job)

@@ -1,0 +1,371 @@
+"""The load stage: brings panels of A and of B into buffers, from the store or from other workers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import zarr
+
+from tilewright.pipeline.plan.layout import Lines
+from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.store.arrays import as_stored_matrix
+from tilewright.pipeline.store.waiting import read_while
+from tilewright.pipeline.threads import results_of, run_all, submitted
+from tilewright.pipeline.worker.panels import (
+    Arrival,
+    Key,
+    PanelBuffer,
+    PanelCache,
+    Part,
+    Placed,
+    shape_of,
+    tell,
+)
+from tilewright.pipeline.worker.peers import Exchange, PanelSharing, Peers, RemotePart, part_nbytes
+from tilewright.pipeline.worker.tile_job import Clock, FirstPair, JobEnd, Loaded, PanelPair, TileJob
+from tilewright.pipeline.worker.units import Loading, Move, Unit
+
+PANELS_COMING = 4
+"""Panels of A, and of B, that a worker loads at once where it has buffers for them: its threads read on while it asks
+other workers for parts of earlier panels."""
+PANELS_TAKEN = 2
+"""For how many of these at once it waits for other workers' answers, which take longer than the copies."""
+
+
+class PanelSource:
+    """A or B: the array it is read from, its panels held, and how they lie in memory."""
+
+    def __init__(self, name: str, array: zarr.Array[Any], cache: PanelCache, lines: Lines) -> None:
+        self.name, self.array, self.cache, self.lines = name, array, cache, lines
+        stored = as_stored_matrix(array)
+        self.unit = (1, stored.unit[1]) if stored.plain else stored.unit
+        """Rows and columns of what is read as one piece; a single row of a chunk that needs no decoding."""
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """A panel that is being loaded, and its arrival, which other workers may wait for."""
+
+    cache: PanelCache
+    key: Key
+    arrival: Arrival
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """What it took to bring panels. The bytes of this worker's own parts are counted when reading begins, not here."""
+
+    moves: list[Move] = field(default_factory=list)
+    """Of everything, own parts included."""
+    read_nbytes: int = 0
+    """Bytes read here because the workers whose parts they are did not have them."""
+    shared_nbytes: int = 0
+    """Bytes copied from other workers."""
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """A pair of panels being read, or queued to be, and the jobs that end behind it."""
+
+    pair: PanelPair
+    missing: list[_Missing]
+    """Those of the two that are being read; empty where both are held already."""
+    brought: Callable[[], _Brought]
+    """Waits until both panels are whole; raises what reading raised."""
+    clock: Clock = field(default_factory=Clock)
+    ends: list[JobEnd] = field(default_factory=list)
+
+
+class LoadStage:
+    """Loads the panels of one job after the other, each in the order of k, on one thread and a pool of readers.
+
+    worker: this one's address; peers: the connection to workers that share panels with it, if any do.
+    """
+
+    def __init__(self, product: Product, unit: Unit, worker: str, peers: Peers | None) -> None:
+        plan = self._plan = product.plan
+        self._unit = unit
+        self._abandoned = False
+        self.sharing: PanelSharing | None = None
+        if peers is not None and unit.shared is not None:
+            self.sharing = PanelSharing(Exchange(peers, product.run), unit.shared, worker)
+        self._readers = ThreadPoolExecutor(
+            plan.read_threads, "tilewright-read", initializer=read_while, initargs=(self._check_goes_on,)
+        )
+        self._takers = ThreadPoolExecutor(PANELS_TAKEN, thread_name_prefix="tilewright-take")
+        layout, depth = plan.layout, min(plan.panel_depth, plan.k)
+        a_buffer = partial(unit.allocate, layout.a_size(plan.tile_rows, depth), np.dtype(plan.a_dtype))
+        b_buffer = partial(unit.allocate, layout.b_size(plan.tile_columns, depth), np.dtype(plan.b_dtype))
+        self.sources = (
+            PanelSource("a", product.a, PanelCache(plan.a_buffers, a_buffer), layout.a()),
+            PanelSource("b", product.b, PanelCache(plan.b_buffers, b_buffer), layout.b()),
+        )
+
+    def run(self, jobs: SimpleQueue[TileJob | None], loaded: SimpleQueue[Loaded | None]) -> None:
+        """Load the panels of each job and pass them on, and the job's end after them, until None has come; pass that on
+        too."""
+        # Reading goes on with the next panels while the last blocks of earlier ones are still being sent, or parts of
+        # them are fetched from other workers: half a panel's time would be lost otherwise.
+        coming: deque[_Coming] = deque()
+        begun = False
+        while True:
+            while coming and jobs.empty():
+                self._hand_on(coming.popleft(), loaded)
+            if (job := jobs.get()) is None:
+                break
+            if self.sharing is not None:
+                try:
+                    self.sharing.close_unreached(job.sharers)
+                except BaseException as error:
+                    job.error = error  # if this thread ended, no tile would ever be answered
+            for start, stop in self._plan.panels(job.part):
+                while coming and not self._may_begin(coming, job.tile, start):
+                    self._hand_on(coming.popleft(), loaded)
+                if self._abandoned:
+                    job.error = CancelledError()
+                if job.error is not None:
+                    break
+                try:
+                    coming.append(self._begin(job, start, stop))
+                    if not begun:
+                        begun = True
+                        loaded.put(FirstPair(coming[-1].pair))
+                except BaseException as error:
+                    job.error = error
+                    break
+            if coming:
+                coming[-1].ends.append(JobEnd(job))
+            else:
+                loaded.put(JobEnd(job))
+        while coming:
+            self._hand_on(coming.popleft(), loaded)
+        loaded.put(None)
+
+    def release(self, pair: PanelPair) -> None:
+        """Let the buffers of a pair be reused that is multiplied, or will not be. Callable from any thread."""
+        self._let_go((pair.a, pair.b))
+
+    def arrival(self, key: Key) -> Arrival | None:
+        """The arrival of a panel here, for another worker; None if it is not, or no longer, here."""
+        buffer = self.sources[key[0] == "b"].cache.find(key)
+        return buffer.arrival if buffer is not None else None
+
+    def abandon(self) -> None:
+        """Fail every job at its next panel, and wait no longer for what a store has not answered."""
+        self._abandoned = True
+
+    def close(self) -> None:
+        """End the pools' threads; to be called once `run` has returned. The buffers last until `free`."""
+        self._readers.shutdown()
+        self._takers.shutdown()
+
+    def free(self) -> None:
+        for source in self.sources:
+            source.cache.free()
+
+    def _check_goes_on(self) -> None:
+        if self._abandoned:
+            raise CancelledError("this worker's part in the run was given up")
+
+    def _wanted(self, tile: Tile, start: int) -> Iterator[tuple[PanelSource, Key]]:
+        """The panels of A and of B from ``start`` on that a tile needs."""
+        a, b = self.sources
+        yield a, (a.name, tile.i, start)
+        # On the diagonal of a symmetric C one panel is both: A's, since the operands are one array.
+        if not self._plan.on_diagonal(tile):
+            yield b, (b.name, tile.j, start)
+
+    def _may_begin(self, coming: Sequence[_Coming], tile: Tile, start: int) -> bool:
+        """Whether these panels can begin while others are still coming. Each must have a buffer without waiting, and
+        must not itself be coming: it would be used before it is whole."""
+        reading = {panel.key for one in coming for panel in one.missing}
+        return len(coming) < PANELS_COMING and all(
+            source.cache.ready(key) and key not in reading for source, key in self._wanted(tile, start)
+        )
+
+    def _begin(self, job: TileJob, start: int, stop: int) -> _Coming:
+        """Start reading the panels of A and B over a range of k, unless they are held already."""
+        plan, (rows, columns), inner = self._plan, job.tile.region, slice(start, stop)
+        regions = (
+            (inner, rows) if plan.transpose_a else (rows, inner),
+            (columns, inner) if plan.transpose_b else (inner, columns),
+        )
+        sharers = job.sharers.a, job.sharers.b
+        loadings: list[Loading] = []
+        taken: list[PanelBuffer] = []
+        missing: list[_Missing] = []
+        remote: dict[RemotePart, Callable[[], Loading]] = {}
+        try:
+            for place, (source, key) in enumerate(self._wanted(job.tile, start)):
+                buffer, there = source.cache.take(key)
+                taken.append(buffer)
+                if there:
+                    continue
+                region, arrival = regions[place], buffer.arrival
+                missing.append(_Missing(source.cache, key, arrival))
+                panel = buffer.panel = Placed(buffer.flat, shape_of(region), source.lines)
+                own: Part | None = (0, panel.shape[0], 0, panel.shape[1])
+                if self.sharing is not None:
+                    own, others = self.sharing.split(key, region, source.unit, panel, arrival, sharers[place])
+                    for one in others:
+                        remote[one] = partial(self._loading, source.array, region, one.part, panel)
+                if own is not None:
+                    loading = self._loading(source.array, region, own, panel)
+                    job.read_nbytes += part_nbytes(own, panel.dtype)
+                    # Also where all of the panel is read here: other workers must not wait for the other panel of the
+                    # pair, or for earlier ones.
+                    given = arrival.exported is not None
+                    loadings.append(replace(loading, there=arrival.own_there if given else None))
+            bring = partial(self._bring, job, LoadsUnderWay(self._readers, loadings), remote, missing)
+            brought: Callable[[], _Brought] = bring
+            if remote:
+                # Other workers' answers take time: meanwhile this thread waits for earlier panels.
+                with suppress(RuntimeError):  # no thread left: they are asked later, in `_hand_on`
+                    brought = submitted(self._takers, bring).result
+        except BaseException:
+            self._give_back(taken, missing)
+            raise
+        return _Coming(PanelPair(job, taken[0], taken[-1]), missing, brought)
+
+    def _loading(
+        self, array: zarr.Array[Any], region: tuple[slice, slice], part: Part, panel: Placed
+    ) -> Loading:
+        """The loading of one part of a panel, whose whole is ``region`` of an array."""
+        top, bottom, left, right = part
+        rows, columns = region
+        inner = (
+            slice(rows.start + top, rows.start + bottom),
+            slice(columns.start + left, columns.start + right),
+        )
+        return self._unit.loading(array, inner, panel, (top, left))
+
+    def _bring(
+        self,
+        job: TileJob,
+        loads: LoadsUnderWay,
+        remote: dict[RemotePart, Callable[[], Loading]],
+        missing: Sequence[_Missing],
+    ) -> _Brought:
+        """Wait until panels are whole: own parts read, the others copied from other workers or, failing that, read
+        here."""
+        moves, read, shared = loads.finish(), 0, 0
+        if remote and self.sharing is not None:
+            if self._abandoned:
+                raise CancelledError()
+            start = time.perf_counter()
+            left = self.sharing.exchange.take(list(remote))
+            if left:
+                self.sharing.close_unreached(job.sharers)
+            if self._abandoned:
+                raise CancelledError()
+            moves.append(Move(0.0, time.perf_counter() - start))
+            if left:
+                moves += load_all(self._readers, [load() for part, load in remote.items() if part in left])
+            read = sum(part.nbytes for part in left)
+            shared = sum(part.nbytes for part in remote) - read
+        for panel in missing:
+            tell(panel.arrival.own_there, True)
+            tell(panel.arrival.whole, True)
+        return _Brought(moves, read, shared)
+
+    def _hand_on(self, coming: _Coming, loaded: SimpleQueue[Loaded | None]) -> None:
+        """Wait for a pair of panels, then pass it on, and the jobs that end behind it."""
+        pair, job = coming.pair, coming.pair.job
+        try:
+            if coming.missing:
+                brought = _Brought()
+                try:
+                    brought = coming.brought()
+                finally:
+                    job.count("read", "upload", coming.clock, brought.moves)
+                job.read_nbytes += brought.read_nbytes
+                job.shared_nbytes += brought.shared_nbytes
+        except BaseException as error:
+            job.error = job.error or error
+            self._give_back((pair.a, pair.b), coming.missing)
+        else:
+            loaded.put(pair)
+        for end in coming.ends:
+            loaded.put(end)
+
+    def _give_back(self, taken: Sequence[PanelBuffer], missing: Sequence[_Missing]) -> None:
+        """Release the buffers of panels that will not come."""
+        for panel in missing:
+            panel.cache.discard(panel.key)
+            tell(panel.arrival.own_there, False)
+            tell(panel.arrival.whole, False)
+        self._let_go(taken)
+
+    def _let_go(self, taken: Sequence[PanelBuffer]) -> None:
+        """Release a panel of A, and one of B unless that is the same."""
+        for source, buffer in zip(self.sources, dict.fromkeys(taken), strict=False):
+            source.cache.let_go(buffer)
+
+
+class LoadsUnderWay:
+    """Loads queued on a pool."""
+
+    def __init__(self, pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> None:
+        self._pool, self._loadings = pool, loadings
+        self._futures: list[Future[Move]] = []
+        self._told: list[Future[None]] = []
+        try:
+            for loading in loadings:
+                first = len(self._futures)
+                for call in loading.calls:
+                    self._futures.append(submitted(pool, call))
+                if loading.there is not None:
+                    # Queued behind its calls, so that those it waits for have been started.
+                    calls = self._futures[first:]
+                    self._told.append(submitted(pool, partial(self._tell, loading, loading.there, calls)))
+        except BaseException:
+            self._end()  # the buffers are about to be reused
+            raise
+
+    @staticmethod
+    def _tell(loading: Loading, there: Future[bool], calls: Sequence[Future[Move]]) -> None:
+        try:
+            wait(calls)
+            good = not any(call.exception() for call in calls) and not loading.rest()
+            loading.settle()
+        except BaseException:
+            good = False
+        tell(there, good)
+
+    def finish(self) -> list[Move]:
+        """Wait until everything is loaded; after an error, until nothing is written to the buffers any more.
+
+        Raises what reading raised.
+        """
+        try:
+            wait(self._futures)
+            wait(self._told)
+            moves = results_of(self._futures)
+            return moves + run_all(
+                self._pool, [call for loading in self._loadings for call in loading.rest()]
+            )
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Wait until none of the loads writes to its buffer any more, even if waiting for one of them raises."""
+        wait(self._futures)
+        wait(self._told)
+        with ExitStack() as settling:  # called last to first: the first one's error is raised
+            for loading in self._loadings:
+                settling.callback(loading.settle)
+
+
+def load_all(pool: ThreadPoolExecutor, loadings: Sequence[Loading]) -> list[Move]:
+    """Load all of them and wait. Raises what reading raised."""
+    return LoadsUnderWay(pool, loadings).finish()

@@ -1,0 +1,103 @@
+"""The write stage: stores finished tiles, several at once, each piece by piece by the threads of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from tilewright.pipeline.plan.inputs import accumulator_dtype
+from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.store.region_write import (
+    Bands,
+    FillFile,
+    RegionWrite,
+    gather,
+    region_writes,
+    stored_nbytes_of,
+)
+from tilewright.pipeline.store.sessions import changes_in, own_copy
+from tilewright.pipeline.threads import run_all
+from tilewright.pipeline.worker.panels import Placed
+from tilewright.pipeline.worker.tile_job import TileJob
+from tilewright.pipeline.worker.units import Look, Move, Unit
+
+
+class WriteStage:
+    """Stores the tiles of jobs that have not failed. `run` is to be called by as many threads as there are slots, so
+    that at the end of a run all tiles are written at once.
+
+    slots: where the buffers of tiles go back. answer: called of a job with nothing left to do, stored or failed.
+    """
+
+    def __init__(
+        self, product: Product, unit: Unit, slots: SimpleQueue[Any], answer: Callable[[TileJob], None]
+    ) -> None:
+        self._product, self._plan = product, product.plan
+        self._unit = unit
+        self._slots = slots
+        self._answer = answer
+        self._writers = ThreadPoolExecutor(self._plan.write_threads, thread_name_prefix="tilewright-write")
+
+    def run(self, multiplied: SimpleQueue[TileJob | None]) -> None:
+        """Store each job's tile, give its buffer back, and answer the job, until None has come."""
+        while (job := multiplied.get()) is not None:
+            target, look = job.target, job.look
+            assert target is not None, "there since the job's first panels came"
+            assert look is not None
+            if job.error is None:
+                try:
+                    self._store(job, target, look)
+                except BaseException as error:
+                    job.error = error
+            if job.error is not None:
+                with suppress(Exception):  # a GPU that is lost looks at nothing any more
+                    look.settle()
+            self._slots.put(target.flat)
+            job.target = job.look = target = look = None
+            self._answer(job)
+        multiplied.put(None)  # for the other threads of this stage
+
+    def close(self) -> None:
+        """End the pool's threads; to be called once `run` has returned everywhere."""
+        self._writers.shutdown()
+
+    def _store(self, job: TileJob, target: Placed, look: Look) -> None:
+        """Store a tile, and in a symmetric C its mirror image; or return it, if it is a sum over a part of k."""
+        plan, dtype = self._plan, np.dtype(self._plan.c_dtype)
+        regions = plan.regions(job.tile)
+        c = own_copy(self._product.c)
+        with job.clock("write", "download") as moves:
+            if plan.on_diagonal(job.tile):
+                self._unit.mirror(target, swap=False)
+            if plan.k_parts > 1:  # to be added up by another task, which looks at the sum of all parts
+                dtype = accumulator_dtype(dtype)
+                job.partial = np.empty(target.shape, dtype)
+                whole = target.pieces(slice(0, job.tile.rows), slice(0, job.tile.columns))
+                pieces = [RegionWrite(piece, partial(_gathered, job.partial[piece])) for piece in whole]
+                moves += self._saved(pieces, target, dtype)
+                job.found = look.found(times=len(regions))
+                return
+            if self._product.look[2]:
+                look.at_tile(target)
+            moves += self._saved(region_writes(c, regions[0], self._product.drafts), target, dtype)
+            job.found = look.found(times=len(regions))
+            for mirrored in regions[1:]:
+                # The buffer holds a square, whose last rows are nobody's where the tile is cut short by C.
+                square = Placed(target.flat, (job.tile.columns, job.tile.columns), target.lines)
+                self._unit.mirror(square, swap=True)
+                moves += self._saved(region_writes(c, mirrored, self._product.drafts), square, dtype)
+        job.stored_nbytes = stored_nbytes_of(c, regions) or 0
+        job.changes = changes_in(c)
+
+    def _saved(self, pieces: list[RegionWrite], matrix: Placed, dtype: np.dtype) -> list[Move]:
+        return run_all(self._writers, [partial(self._unit.save, piece, matrix, dtype) for piece in pieces])
+
+
+def _gathered(out: np.ndarray, bands: Bands, fill: FillFile | None) -> None:
+    gather(out, bands)
