@@ -38,6 +38,7 @@ from tilewright.pipeline.worker.panels import Part, Placed, shaped
 from tilewright.pipeline.worker.units import (
     BLOCK_NBYTES,
     Loading,
+    Look,
     Move,
     SharedMemory,
     band_rows,
@@ -187,6 +188,9 @@ class _Look:
 
         cuda.current_context()  # attaches the thread to the GPU
         self._at(2, tile, self._looks.tile_stream)
+
+    def at_rows(self, rows: np.ndarray) -> None:
+        """Nothing is left to look at: `at_tile` has launched it."""
 
     def _at(self, matrix: int, placed: Placed, stream: Any) -> None:
         looks = self._looks
@@ -377,7 +381,7 @@ class CudaUnit:
             transpose(lower, upper, self._mirror_stream, swap=swap, same=below == above)
         self._mirror_stream.synchronize()
 
-    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
+    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype, look: Look | None = None) -> Move:
         item = tile.dtype.itemsize
         pitch = tile.pitch * item
         rows, columns = piece.source

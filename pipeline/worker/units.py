@@ -5,13 +5,12 @@ The GPU is in `gpu_unit.py`.
 
 from __future__ import annotations
 
-import math
 import queue
 import time
 from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +20,7 @@ from tilewright.kernels import matmul
 from tilewright.kernels.cpu import product as host
 from tilewright.kernels.gemm import kernel_name, prepare
 from tilewright.kernels.gpu.memory import allocating
-from tilewright.kernels.passes.contents import NOTHING, contents_of, overflow_of
+from tilewright.kernels.passes.contents import NOTHING, Contents, contents_of, overflow_of
 from tilewright.kernels.passes.transpose_host import transpose
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.product import MatmulPlan
@@ -33,6 +32,10 @@ from tilewright.pipeline.worker.panels import Part, Placed
 
 BLOCK_NBYTES = LANE_NBYTES // 2
 """Bytes that a thread moves at once, while the other half of its lane is being sent to the GPU."""
+
+SAVED_NBYTES = 2**20
+"""Bytes of a tile that a thread of the CPU looks at and then writes or compresses, before it goes on to the next: they
+stay in its core's second-level cache."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,17 @@ class SharedMemory(Protocol):
 
 
 class Look(Protocol):
-    """A look at what one job's panels and tile hold; called in this order, from one thread at a time."""
+    """A look at what one job's panels and tile hold; called in this order. Only `at_rows` is called by several threads
+    at once."""
 
     def at_panel(self, operand: int, panel: Placed) -> None:
         """Look at a panel of A (0) or B (1), which is there until `Unit.passed` says that it is done."""
 
     def at_tile(self, tile: Placed) -> None:
-        """Look at the tile, once all panels are multiplied."""
+        """Look at the tile, once all panels are multiplied, unless that is left to those who save it."""
+
+    def at_rows(self, rows: np.ndarray) -> None:
+        """Look at rows of the tile, on a thread that saves them, if that was left to those threads."""
 
     def found(self, times: int = 1) -> Found:
         """What was found; waits for it. times: how often the tile is stored in C."""
@@ -129,9 +136,9 @@ class Unit(Protocol):
         """Copy what is below the diagonal of a finished square tile above it; with ``swap``, transpose the tile. Done
         when this returns."""
 
-    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
+    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype, look: Look | None = None) -> Move:
         """Store one piece of a finished tile; each line of the piece is contiguous in memory. Called by many threads at
-        once."""
+        once. look: one that `at_tile` was called of, if the piece is looked at."""
 
     def close(self) -> None: ...
 
@@ -198,26 +205,27 @@ def _multiply_thin(a: np.ndarray, b: np.ndarray, out: np.ndarray, options: dict[
 
 
 class HostLook:
-    """The CPU looks at what it is given, at once."""
+    """The CPU looks at what it is given, at once: at a panel on the thread that multiplies, and at a tile on those that
+    save it, whose cores have the bytes in their caches then."""
 
     def __init__(self, product: Product) -> None:
         self._look = product.look
         self._overflow = overflow_of(np.dtype(product.plan.c_dtype))
-        self._found = [NOTHING, NOTHING, NOTHING]
+        self._found: tuple[list[Contents], ...] = ([], [], [])
+        """Of each matrix, one piece after the other: lists, to which any thread can append."""
 
     def at_panel(self, operand: int, panel: Placed) -> None:
-        self._at(operand, panel, math.inf)
+        for piece in whole_lines(panel):
+            self._found[operand].append(contents_of(panel.cut(*piece), self._look[operand]))
 
     def at_tile(self, tile: Placed) -> None:
-        self._at(2, tile, self._overflow)
+        """Left to those who save it."""
 
-    def _at(self, matrix: int, placed: Placed, overflow: float) -> None:
-        for piece in whole_lines(placed):
-            found = contents_of(placed.cut(*piece), self._look[matrix], overflow)
-            self._found[matrix] = self._found[matrix].merged(found)
+    def at_rows(self, rows: np.ndarray) -> None:
+        self._found[2].append(contents_of(rows, self._look[2], self._overflow))
 
     def found(self, times: int = 1) -> Found:
-        a, b, c = self._found
+        a, b, c = (reduce(Contents.merged, pieces, NOTHING) for pieces in self._found)
         return Found(a, b, c.times(times))
 
     def settle(self) -> None:
@@ -303,11 +311,18 @@ class HostUnit:
         for below, above in mirrored_pieces(tile, self._product.plan.cell_rows):
             transpose(tile.cut(*below), tile.cut(*above), swap=swap, same=below == above)
 
-    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype) -> Move:
+    def save(self, piece: RegionWrite, tile: Placed, dtype: np.dtype, look: Look | None = None) -> Move:
+        def bands() -> Iterator[np.ndarray]:
+            step = band_rows(data.shape[1], data.itemsize, SAVED_NBYTES)
+            for row in range(0, data.shape[0], step):
+                band = data[row : row + step]
+                if look is not None:
+                    look.at_rows(band)
+                yield rounded(band, dtype)
+
         start = time.perf_counter()
         data = tile.cut(*piece.source)
-        step = band_rows(data.shape[1], data.itemsize)
-        piece.write(rounded(data[row : row + step], dtype) for row in range(0, data.shape[0], step))
+        piece.write(bands())
         return Move(time.perf_counter() - start, 0.0)
 
     def close(self) -> None:
@@ -341,9 +356,9 @@ def moved(parts: list[RegionRead], corner: tuple[int, int]) -> list[RegionRead]:
     ]
 
 
-def band_rows(columns: int, itemsize: int) -> int:
-    """Rows of a matrix that fit into one block."""
-    return max(1, BLOCK_NBYTES // max(1, columns * itemsize))
+def band_rows(columns: int, itemsize: int, nbytes: int = BLOCK_NBYTES) -> int:
+    """Rows of a matrix that fit into one block; one where not even that does."""
+    return max(1, nbytes // max(1, columns * itemsize))
 
 
 def rounded(band: np.ndarray, dtype: np.dtype) -> np.ndarray:

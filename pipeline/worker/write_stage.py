@@ -83,9 +83,10 @@ class WriteStage:
                 moves += self._saved(pieces, target, dtype)
                 job.found = look.found(times=len(regions))
                 return
-            if self._product.look[2]:
-                look.at_tile(target)
-            moves += self._saved(region_writes(c, regions[0], self._product.drafts), target, dtype)
+            looks = look if self._product.look[2] else None
+            if looks is not None:
+                looks.at_tile(target)
+            moves += self._saved(region_writes(c, regions[0], self._product.drafts), target, dtype, looks)
             job.found = look.found(times=len(regions))
             for mirrored in regions[1:]:
                 # The buffer holds a square, whose last rows are nobody's where the tile is cut short by C.
@@ -95,8 +96,12 @@ class WriteStage:
         job.stored_nbytes = stored_nbytes_of(c, regions) or 0
         job.changes = changes_in(c)
 
-    def _saved(self, pieces: list[RegionWrite], matrix: Placed, dtype: np.dtype) -> list[Move]:
-        return run_all(self._writers, [partial(self._unit.save, piece, matrix, dtype) for piece in pieces])
+    def _saved(
+        self, pieces: list[RegionWrite], matrix: Placed, dtype: np.dtype, look: Look | None = None
+    ) -> list[Move]:
+        return run_all(
+            self._writers, [partial(self._unit.save, piece, matrix, dtype, look) for piece in pieces]
+        )
 
 
 def _gathered(out: np.ndarray, bands: Bands, fill: FillFile | None) -> None:

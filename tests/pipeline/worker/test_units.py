@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 from tilewright.kernels.gpu import peer_memory
+from tilewright.kernels.passes.contents import HALF_OVERFLOW, UNSOUGHT, Contents, Sought
 from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
 from tilewright.pipeline.plan.layout import LINE_NBYTES, Lines
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.store.region_write import region_writes
 from tilewright.pipeline.text import lanes
+from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_download, file_upload, zstd_chunks
 from tilewright.pipeline.transfer import lane as transfer_lane
-from tilewright.pipeline.worker import gpu_unit
+from tilewright.pipeline.worker import gpu_unit, units
 from tilewright.pipeline.worker.gpu_unit import CudaUnit
 from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.units import HostUnit
@@ -193,6 +201,33 @@ def test_a_product_frees_the_lanes_of_text(pretended: list[int]) -> None:
     assert lanes._spare_lanes.kept() == lanes._spare_tallies.kept(256) == []
     assert PretendedLane.settled == 3
     assert len(pretended) == 2
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_threads_that_save_a_tile_look_at_each_element_once(
+    compressors: str | None, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of float32 for a C of float16, in cells that lie apart, with NaN between them that nobody looks at."""
+    monkeypatch.setattr(units, "SAVED_NBYTES", 4 * 30 * 7)
+    sums = rng.standard_normal((90, 75)).astype("f4")
+    sums[rng.random(sums.shape) < 0.01] = np.nan
+    sums[rng.random(sums.shape) < 0.02] = HALF_OVERFLOW
+    nan, infinite = int(np.isnan(sums).sum()), int((sums == HALF_OVERFLOW).sum())
+    assert min(nan, infinite) > 0
+    c = zarr.create_array(
+        tmp_path / "c", shape=sums.shape, chunks=(40, 30), dtype="f2", compressors=compressors
+    )
+    sought = UNSOUGHT, UNSOUGHT, Sought(not_finite=True)
+    product: Any = SimpleNamespace(look=sought, plan=SimpleNamespace(c_dtype="f2"))
+    unit, tile = HostUnit(product), placed(sums, Lines(30, 32), "cpu")
+    look = unit.look(tile.flat)
+    look.at_tile(tile)
+    pieces = region_writes(c, (slice(0, 90), slice(0, 75)))
+    with ThreadPoolExecutor(4) as pool:
+        run_all(pool, [partial(unit.save, piece, tile, c.dtype, look) for piece in pieces])
+    assert look.found(times=2).c == Contents(nan=2 * nan, infinite=2 * infinite)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(c[...], sums.astype("f2"))
 
 
 def multiplied(plan: MatmulPlan, device: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
