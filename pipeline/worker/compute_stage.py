@@ -11,7 +11,7 @@ from typing import Any
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.tile_job import Clock, FirstPair, Loaded, PanelPair, TileJob
-from tilewright.pipeline.worker.units import Unit
+from tilewright.pipeline.worker.units import DeviceUnit
 
 
 @dataclass
@@ -34,7 +34,11 @@ class ComputeStage:
     """
 
     def __init__(
-        self, product: Product, unit: Unit, slots: SimpleQueue[Any], release: Callable[[PanelPair], None]
+        self,
+        product: Product,
+        unit: DeviceUnit,
+        slots: SimpleQueue[Any],
+        release: Callable[[PanelPair], None],
     ) -> None:
         self._plan, self._look = product.plan, product.look
         self._unit = unit

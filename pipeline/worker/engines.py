@@ -24,7 +24,7 @@ from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import place_of
 from tilewright.pipeline.store.region_write import region_writes, stored_nbytes_of
 from tilewright.pipeline.store.sessions import changes_in, own_copy
-from tilewright.pipeline.worker.panels import Arrival, Key
+from tilewright.pipeline.worker.panels import Arrival, PanelKey
 from tilewright.pipeline.worker.peers import Peers
 from tilewright.pipeline.worker.stream import TileEngine
 from tilewright.pipeline.worker.units import rounded
@@ -103,7 +103,7 @@ def is_over(run: str) -> bool:
         return run in _ended
 
 
-def arrival_of(run: str, key: Key) -> Arrival | None:
+def arrival_of(run: str, key: PanelKey) -> Arrival | None:
     """The arrival of a run's panel in this process; None if it is not, or no longer, here."""
     engine = _engines.get(run)
     return engine.arrival(key) if engine is not None else None

@@ -34,7 +34,7 @@ from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
 from tilewright.pipeline.transfer.lane import Lane, Spares, free_pinned
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
-from tilewright.pipeline.worker.panels import Part, Placed, shaped
+from tilewright.pipeline.worker.panels import PanelPart, Placed, shaped
 from tilewright.pipeline.worker.units import (
     BLOCK_NBYTES,
     Loading,
@@ -100,7 +100,7 @@ class GpuSharedMemory:
     def export(self, flat: Any) -> bytes:
         return peer_memory.export(flat)
 
-    def copy(self, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
+    def copy(self, exported: bytes, peer: str, part: PanelPart, panel: Placed) -> None:
         top, bottom, left, right = part
         item = panel.dtype.itemsize
         corner = panel.place(top, left) * item

@@ -23,17 +23,18 @@ from tilewright.pipeline.store.waiting import read_while
 from tilewright.pipeline.threads import results_of, run_all, submitted
 from tilewright.pipeline.worker.panels import (
     Arrival,
-    Key,
     PanelBuffer,
     PanelCache,
-    Part,
+    PanelKey,
+    PanelPart,
     Placed,
+    part_nbytes,
     shape_of,
     tell,
 )
-from tilewright.pipeline.worker.peers import Exchange, PanelSharing, Peers, RemotePart, part_nbytes
+from tilewright.pipeline.worker.peers import Exchange, PanelSharing, Peers, RemotePart
 from tilewright.pipeline.worker.tile_job import Clock, FirstPair, JobEnd, Loaded, PanelPair, TileJob
-from tilewright.pipeline.worker.units import Loading, Move, Unit
+from tilewright.pipeline.worker.units import DeviceUnit, Loading, Move
 
 PANELS_COMING = 4
 """Panels of A, and of B, that a worker loads at once where it has buffers for them: its threads read on while it asks
@@ -57,7 +58,7 @@ class _Missing:
     """A panel that is being loaded, and its arrival, which other workers may wait for."""
 
     cache: PanelCache
-    key: Key
+    key: PanelKey
     arrival: Arrival
 
 
@@ -92,7 +93,7 @@ class LoadStage:
     worker: this one's address; peers: the connection to workers that share panels with it, if any do.
     """
 
-    def __init__(self, product: Product, unit: Unit, worker: str, peers: Peers | None) -> None:
+    def __init__(self, product: Product, unit: DeviceUnit, worker: str, peers: Peers | None) -> None:
         plan = self._plan = product.plan
         self._unit = unit
         self._abandoned = False
@@ -155,7 +156,7 @@ class LoadStage:
         """Let the buffers of a pair be reused that is multiplied, or will not be. Callable from any thread."""
         self._let_go((pair.a, pair.b))
 
-    def arrival(self, key: Key) -> Arrival | None:
+    def arrival(self, key: PanelKey) -> Arrival | None:
         """The arrival of a panel here, for another worker; None if it is not, or no longer, here."""
         buffer = self.sources[key[0] == "b"].cache.find(key)
         return buffer.arrival if buffer is not None else None
@@ -177,7 +178,7 @@ class LoadStage:
         if self._abandoned:
             raise CancelledError("this worker's part in the run was given up")
 
-    def _wanted(self, tile: Tile, start: int) -> Iterator[tuple[PanelSource, Key]]:
+    def _wanted(self, tile: Tile, start: int) -> Iterator[tuple[PanelSource, PanelKey]]:
         """The panels of A and of B from ``start`` on that a tile needs."""
         a, b = self.sources
         yield a, (a.name, tile.i, start)
@@ -214,7 +215,7 @@ class LoadStage:
                 region, arrival = regions[place], buffer.arrival
                 missing.append(_Missing(source.cache, key, arrival))
                 panel = buffer.panel = Placed(buffer.flat, shape_of(region), source.lines)
-                own: Part | None = (0, panel.shape[0], 0, panel.shape[1])
+                own: PanelPart | None = (0, panel.shape[0], 0, panel.shape[1])
                 if self.sharing is not None:
                     own, others = self.sharing.split(key, region, source.unit, panel, arrival, sharers[place])
                     for one in others:
@@ -238,7 +239,7 @@ class LoadStage:
         return _Coming(PanelPair(job, taken[0], taken[-1]), missing, brought)
 
     def _loading(
-        self, array: zarr.Array[Any], region: tuple[slice, slice], part: Part, panel: Placed
+        self, array: zarr.Array[Any], region: tuple[slice, slice], part: PanelPart, panel: Placed
     ) -> Loading:
         """The loading of one part of a panel, whose whole is ``region`` of an array."""
         top, bottom, left, right = part

@@ -17,10 +17,10 @@ import numpy as np
 from tilewright.kernels.gpu.device_array import DeviceRegion, address
 from tilewright.pipeline.plan.layout import Lines
 
-Part = tuple[int, int, int, int]
+PanelPart = tuple[int, int, int, int]
 """A rectangle of a panel as stored: first row, row after the last, first column, column after the last."""
 
-Key = tuple[str, int, int]
+PanelKey = tuple[str, int, int]
 """A panel: ``a`` or ``b``, its row or column of tiles, and its first index along k."""
 
 
@@ -77,7 +77,7 @@ _numbers = itertools.count()
 class Arrival:
     """The state of a panel being loaded, for workers that would copy it. Both futures are set once, by any thread."""
 
-    own: Part | None = None
+    own: PanelPart | None = None
     """The part that this worker reads from files first."""
     exported: bytes | None = None
     """The handle by which other processes open its buffer; None where they cannot copy it."""
@@ -174,6 +174,11 @@ class PanelCache:
                 buffer.flat = buffer.panel = None
             self._held.clear()
             self._spare = 0
+
+
+def part_nbytes(part: PanelPart, dtype: np.dtype) -> int:
+    top, bottom, left, right = part
+    return (bottom - top) * (right - left) * dtype.itemsize
 
 
 def shape_of(region: tuple[slice, slice]) -> tuple[int, int]:

@@ -23,12 +23,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 from distributed import Worker
 
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.plan.facts import Sharers
-from tilewright.pipeline.worker.panels import Arrival, Key, Part, Placed
+from tilewright.pipeline.worker.panels import Arrival, PanelKey, PanelPart, Placed, part_nbytes
 from tilewright.pipeline.worker.units import SharedMemory
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ MOST_PANELS_UNASKED = 16
 """The most panels that a worker reads in a row without asking others, after they have had nothing for long."""
 
 
-def parts_of(region: Sequence[slice], unit: Sequence[int], count: int) -> list[Part | None]:
+def parts_of(region: Sequence[slice], unit: Sequence[int], count: int) -> list[PanelPart | None]:
     """Cut a stored region into about equal parts for ``count`` workers; None for those that get none.
 
     unit: rows and columns of what is read as one piece, which is not cut. The cut is along the axis with more pieces.
@@ -53,14 +52,14 @@ def parts_of(region: Sequence[slice], unit: Sequence[int], count: int) -> list[P
         (start + shape[axis] * place // count + step // 2) // step * step - start for place in range(count)
     ]
     edges = [0, *(min(max(0, edge), shape[axis]) for edge in edges[1:]), shape[axis]]
-    found: list[Part | None] = []
+    found: list[PanelPart | None] = []
     for low, high in itertools.pairwise(edges):
         part = (low, high, 0, shape[1]) if axis == 0 else (0, shape[0], low, high)
         found.append(part if low < high else None)
     return found
 
 
-async def offer(arrival: Arrival | None, part: Part) -> tuple[bytes, int, bool] | None:
+async def offer(arrival: Arrival | None, part: PanelPart) -> tuple[bytes, int, bool] | None:
     """A panel's handle, its number, and whether all of it is there, once ``part`` is there; None where it will not be.
 
     Does not wait for a part that this worker has not begun or gets from yet another worker.
@@ -79,7 +78,7 @@ async def offer(arrival: Arrival | None, part: Part) -> tuple[bytes, int, bool] 
     return arrival.exported, arrival.number, arrival.whole.done() and arrival.whole.result()
 
 
-def _covers(part: Part, other: Part) -> bool:
+def _covers(part: PanelPart, other: PanelPart) -> bool:
     top, bottom, left, right = part
     return top <= other[0] and other[1] <= bottom and left <= other[2] and other[3] <= right
 
@@ -87,7 +86,7 @@ def _covers(part: Part, other: Part) -> bool:
 class Peers(Protocol):
     """A connection to other workers."""
 
-    def ask(self, peer: str, question: str, run: str, key: Key, what: Any) -> Future[Any]:
+    def ask(self, peer: str, question: str, run: str, key: PanelKey, what: Any) -> Future[Any]:
         """Ask a worker ``offer`` (what: a part) or ``still`` (what: a number) about a panel of a run."""
 
 
@@ -97,7 +96,7 @@ class WorkerPeers:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def ask(self, peer: str, question: str, run: str, key: Key, what: Any) -> Future[Any]:
+    def ask(self, peer: str, question: str, run: str, key: PanelKey, what: Any) -> Future[Any]:
         async def call() -> Any:
             return await getattr(self._worker.rpc(peer), f"tilewright_{question}")(
                 run=run, key=key, what=what
@@ -106,7 +105,7 @@ class WorkerPeers:
         return asyncio.run_coroutine_threadsafe(call(), self._worker.loop.asyncio_loop)
 
 
-def answer_peers(worker: Worker, arrival_of: Callable[[str, Key], Arrival | None]) -> None:
+def answer_peers(worker: Worker, arrival_of: Callable[[str, PanelKey], Arrival | None]) -> None:
     """Have a Dask worker answer the questions that other workers ask by `WorkerPeers` about panels in its process."""
 
     async def answer_offer(
@@ -122,7 +121,7 @@ def answer_peers(worker: Worker, arrival_of: Callable[[str, Key], Arrival | None
     worker.handlers.update(tilewright_offer=answer_offer, tilewright_still=answer_still)
 
 
-def _key(parts: Sequence[Any]) -> Key:
+def _key(parts: Sequence[Any]) -> PanelKey:
     operand, place, start = parts  # a list, where it has crossed the wire
     return operand, place, start
 
@@ -132,16 +131,11 @@ class RemotePart:
     """A part of a panel that another worker reads, and the way to copy it here."""
 
     peer: str
-    key: Key
-    part: Part
+    key: PanelKey
+    part: PanelPart
     nbytes: int
     copy: Callable[[bytes, str], None]
     """Copies the part, given the handle and address of a worker that has it; returns when it is here."""
-
-
-def part_nbytes(part: Part, dtype: np.dtype) -> int:
-    top, bottom, left, right = part
-    return (bottom - top) * (right - left) * dtype.itemsize
 
 
 class Exchange:
@@ -171,7 +165,7 @@ class Exchange:
         asked = [(one, self._ask(one.peer, "offer", one.key, one.part)) for one in wanted]
         copied: list[tuple[RemotePart, str, Future[Any] | None]] = []
         left: list[RemotePart] = []
-        whole: dict[Key, tuple[str, bytes, int]] = {}
+        whole: dict[PanelKey, tuple[str, bytes, int]] = {}
         until = time.monotonic() + 2 * PATIENCE_SECONDS  # for all of them: they were asked at once
 
         def copy(one: RemotePart, peer: str, exported: bytes, number: int) -> None:
@@ -205,7 +199,7 @@ class Exchange:
                 self._rest[operand] = self._pause[operand]
         return left
 
-    def _ask(self, peer: str, question: str, key: Key, what: Any) -> Future[Any] | None:
+    def _ask(self, peer: str, question: str, key: PanelKey, what: Any) -> Future[Any] | None:
         if peer in self.lost:
             return None
         try:
@@ -262,13 +256,13 @@ class PanelSharing:
 
     def split(
         self,
-        key: Key,
+        key: PanelKey,
         region: tuple[slice, slice],
         unit: tuple[int, int],
         panel: Placed,
         arrival: Arrival,
         sharers: Sequence[str],
-    ) -> tuple[Part | None, list[RemotePart]]:
+    ) -> tuple[PanelPart | None, list[RemotePart]]:
         """The part of a panel that this worker reads, if any, and the parts that it asks other workers for.
 
         region: what the panel is of its stored operand; unit: as in `parts_of`.
@@ -282,7 +276,7 @@ class PanelSharing:
         if not self.exchange.asks(key[0]):
             arrival.own, arrival.exported = whole, exported
             return whole, []
-        own: Part | None = None
+        own: PanelPart | None = None
         others: list[RemotePart] = []
         for peer, part in zip(sharers, parts_of(region, unit, len(sharers)), strict=True):
             if part is not None and peer == self._worker:

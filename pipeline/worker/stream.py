@@ -30,10 +30,10 @@ from tilewright.pipeline.tracebacks import clear_frames
 from tilewright.pipeline.worker.compute_stage import ComputeStage
 from tilewright.pipeline.worker.gpu_unit import CudaUnit
 from tilewright.pipeline.worker.load_stage import LoadStage
-from tilewright.pipeline.worker.panels import Arrival, Key
+from tilewright.pipeline.worker.panels import Arrival, PanelKey
 from tilewright.pipeline.worker.peers import Peers
 from tilewright.pipeline.worker.tile_job import Loaded, TileJob
-from tilewright.pipeline.worker.units import HostUnit, Unit, pool_of
+from tilewright.pipeline.worker.units import DeviceUnit, HostUnit, pool_of
 from tilewright.pipeline.worker.write_stage import WriteStage
 
 
@@ -54,7 +54,7 @@ class TileEngine:
         self._jobs: SimpleQueue[TileJob | None] = SimpleQueue()
         loaded: SimpleQueue[Loaded | None] = SimpleQueue()
         multiplied: SimpleQueue[TileJob | None] = SimpleQueue()
-        self.unit: Unit = CudaUnit(product) if product.device == "cuda" else HostUnit(product)
+        self.unit: DeviceUnit = CudaUnit(product) if product.device == "cuda" else HostUnit(product)
         try:
             self.load = LoadStage(product, self.unit, worker, peers)
             self.slots = pool_of(self.unit.tile_slots())
@@ -114,7 +114,7 @@ class TileEngine:
         clear_frames(error)
         job.done.set_exception(error)
 
-    def arrival(self, key: Key) -> Arrival | None:
+    def arrival(self, key: PanelKey) -> Arrival | None:
         """The arrival of a panel here, for another worker; None if it is not, or no longer, here."""
         return self.load.arrival(key)
 

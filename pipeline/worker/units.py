@@ -28,7 +28,7 @@ from tilewright.pipeline.plan.told import Found, Product
 from tilewright.pipeline.store.region_read import RegionRead, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
-from tilewright.pipeline.worker.panels import Part, Placed
+from tilewright.pipeline.worker.panels import PanelPart, Placed
 
 BLOCK_NBYTES = LANE_NBYTES // 2
 """Bytes that a thread moves at once, while the other half of its lane is being sent to the GPU."""
@@ -64,7 +64,7 @@ class SharedMemory(Protocol):
     def export(self, flat: Any) -> bytes:
         """A handle by which others can copy from a buffer. Raises what the driver raises if it refuses."""
 
-    def copy(self, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
+    def copy(self, exported: bytes, peer: str, part: PanelPart, panel: Placed) -> None:
         """Fill a part of a panel from another worker's; returns when the bytes have arrived."""
 
     def close(self, keep: Set[str] = frozenset()) -> None:
@@ -76,7 +76,7 @@ class Look(Protocol):
     at once."""
 
     def at_panel(self, operand: int, panel: Placed) -> None:
-        """Look at a panel of A (0) or B (1), which is there until `Unit.passed` says that it is done."""
+        """Look at a panel of A (0) or B (1), which is there until `DeviceUnit.passed` says that it is done."""
 
     def at_tile(self, tile: Placed) -> None:
         """Look at the tile, once all panels are multiplied, unless that is left to those who save it."""
@@ -91,7 +91,7 @@ class Look(Protocol):
         """Wait until nothing is looked at any more, of a job whose findings nobody asks for."""
 
 
-class Unit(Protocol):
+class DeviceUnit(Protocol):
     """A device that multiplies: its buffers, and the moves between them and the store."""
 
     shared: SharedMemory | None

@@ -25,7 +25,7 @@ from tilewright.pipeline.store.sessions import changes_in, own_copy
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.worker.panels import Placed
 from tilewright.pipeline.worker.tile_job import TileJob
-from tilewright.pipeline.worker.units import Look, Move, Unit
+from tilewright.pipeline.worker.units import DeviceUnit, Look, Move
 
 
 class WriteStage:
@@ -36,7 +36,7 @@ class WriteStage:
     """
 
     def __init__(
-        self, product: Product, unit: Unit, slots: SimpleQueue[Any], answer: Callable[[TileJob], None]
+        self, product: Product, unit: DeviceUnit, slots: SimpleQueue[Any], answer: Callable[[TileJob], None]
     ) -> None:
         self._product, self._plan = product, product.plan
         self._unit = unit

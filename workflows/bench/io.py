@@ -41,7 +41,7 @@ from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.worker.gpu_unit import CudaUnit
 from tilewright.pipeline.worker.load_stage import load_all
 from tilewright.pipeline.worker.panels import Placed
-from tilewright.pipeline.worker.units import Unit
+from tilewright.pipeline.worker.units import DeviceUnit
 from tilewright.workflows.bench.common import (
     SECONDS,
     BenchReport,
@@ -369,7 +369,7 @@ def _run(pool: Executor, calls: Sequence[Callable[[], Any]]) -> None:
     run_all(pool, calls)
 
 
-def _device_unit(path: Path, threads: int) -> Unit:
+def _device_unit(path: Path, threads: int) -> DeviceUnit:
     """What a worker of ours loads panels with, as for a product of the matrix with itself."""
     array = zarr.open_array(path, mode="r")
     stored = as_stored_matrix(array)
@@ -382,7 +382,7 @@ def _device_unit(path: Path, threads: int) -> Unit:
 
 
 def _load_by_ours(
-    unit: Unit, array: zarr.Array[Any], panel: Any, shape: tuple[int, int], pool: ThreadPoolExecutor
+    unit: DeviceUnit, array: zarr.Array[Any], panel: Any, shape: tuple[int, int], pool: ThreadPoolExecutor
 ) -> None:
     """As a worker loads a panel, from an array opened before: KvikIO is given the files, and opens those alone."""
     whole = (slice(0, shape[0]), slice(0, shape[1]))

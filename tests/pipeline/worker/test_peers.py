@@ -31,7 +31,7 @@ from tilewright.pipeline.plan.told import Product, TileReport
 from tilewright.pipeline.product.placement import Placement
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.worker import engines, load_stage, panels, peers, tasks
-from tilewright.pipeline.worker.panels import Arrival, PanelCache, Part, Placed
+from tilewright.pipeline.worker.panels import Arrival, PanelCache, PanelPart, Placed
 from tilewright.pipeline.worker.peers import (
     WorkerPeers,
     answer_peers,
@@ -94,7 +94,7 @@ class DirectPeers:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
 
-    def ask(self, peer: str, question: str, run: str, key: panels.Key, what: Any) -> Future[Any]:
+    def ask(self, peer: str, question: str, run: str, key: panels.PanelKey, what: Any) -> Future[Any]:
         self.asked.append((peer, question))
 
         async def call() -> Any:
@@ -127,7 +127,7 @@ class HostSharedMemory:
         self._memory[str(id(flat)).encode()] = flat
         return str(id(flat)).encode()
 
-    def copy(self, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
+    def copy(self, exported: bytes, peer: str, part: PanelPart, panel: Placed) -> None:
         top, bottom, left, right = part
         source = replace(panel, flat=self._memory[exported])
         for piece in panel.pieces(slice(top, bottom), slice(left, right)):
@@ -453,7 +453,7 @@ def test_whatever_happens_c_is_right(seed: int, job: Any, monkeypatch: pytest.Mo
             buffer.flat[:] = np.nan
         return buffer, there
 
-    def in_halves(unit: Any, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
+    def in_halves(unit: Any, exported: bytes, peer: str, part: PanelPart, panel: Placed) -> None:
         top, bottom, left, right = part
         middle = (top + bottom) // 2
         copy(unit, exported, peer, (top, middle, left, right), panel)
@@ -574,7 +574,7 @@ def test_without_threads_nothing_comes_into_a_place_that_was_given_back(
         time.sleep(0.005)  # so that a thread is still busy when the next is wanted
         late.extend(free & {panel.flat.ctypes.data})
 
-    def slow_copy(unit: Any, exported: bytes, peer: str, part: Part, panel: Placed) -> None:
+    def slow_copy(unit: Any, exported: bytes, peer: str, part: PanelPart, panel: Placed) -> None:
         written(panel)
         copy(unit, exported, peer, part, panel)
 
@@ -739,7 +739,7 @@ def test_a_worker_stops_while_it_waits_for_another(job: Any, monkeypatch: pytest
     assert engines._stopped.pop("stopping") is waiting
 
 
-async def offered(arrival: Arrival, part: Part) -> Any:
+async def offered(arrival: Arrival, part: PanelPart) -> Any:
     return await offer(arrival, part)
 
 
