@@ -166,7 +166,9 @@ def matmul(
     **shared: Any,
 ) -> None:
     """Store C = A B, all three Zarr arrays. C gets its name when it is whole and has been checked."""
+    from tilewright.pipeline.product import job
     from tilewright.pipeline.product.output import partial_path
+    from tilewright.pipeline.product.request import Request
     from tilewright.pipeline.store.arrays import local_path
     from tilewright.workflows import matmul as workflow
     from tilewright.workflows.progress import Counting, listening
@@ -174,7 +176,7 @@ def matmul(
     shared |= {"resume": not no_resume, "verify": not no_verify, "overwrite": overwrite}
     if plan_only:
         with listening(quiet=is_quiet()) as listener:
-            planned = workflow.plan_run(a, b, c, listener=listener, **shared)
+            planned = job.plan_only(Request(a, b, c, listener=listener, **shared))
         print_result(planned, as_json=as_json)
         return
     path = local_path(c)

@@ -11,7 +11,7 @@ from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.execute import MatmulRun
-from tilewright.pipeline.product.job import multiply, plan_only, plan_unplaced
+from tilewright.pipeline.product.job import multiply, plan_unplaced
 from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store.arrays import Source
 
@@ -105,50 +105,6 @@ def matmul(
         listener=listener,
     )
     return multiply(request)
-
-
-def plan_run(
-    a: Source,
-    b: Source,
-    out: Source,
-    *,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    dtype: str | np.dtype | None = None,
-    precision: str = "full",
-    cluster: Cluster = "local",
-    cluster_file: str | None = None,
-    device: str = "auto",
-    device_memory: int | str | None = None,
-    resume: bool = True,
-    verify: bool = True,
-    overwrite: bool = False,
-    listener: Listener = log_notices,
-) -> MatmulPlan:
-    """The plan that ``matmul`` would follow with the same arguments; nothing is written.
-
-    Notices tell what ``matmul`` would warn of before its first tile, what it would refuse C for, what it would keep of
-    a run that was stopped, and where sums of integers could wrap in C's dtype. Raises as ``matmul`` does for factors
-    and clusters, and PlanError where no tile fits or there would be too many.
-    """
-    request = Request(
-        a,
-        b,
-        out,
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        dtype=dtype,
-        precision=precision,
-        cluster=cluster,
-        cluster_file=cluster_file,
-        device=device,
-        device_memory=device_memory,
-        resume=resume,
-        verify=verify,
-        overwrite=overwrite,
-        listener=listener,
-    )
-    return plan_only(request)
 
 
 def plan_matmul(

@@ -137,7 +137,12 @@ def multiply(request: Request) -> MatmulRun:
 
 
 def plan_only(request: Request) -> MatmulPlan:
-    """The plan that `multiply` would follow; nothing is written. Raises as ``plan_run`` says."""
+    """The plan that `multiply` would follow; nothing is written.
+
+    Notices tell what `multiply` would warn of before its first tile, what it would refuse C for, what it would keep of
+    a run that was stopped, and where sums of integers could wrap in C's dtype. Raises as ``tilewright.matmul`` does for
+    factors and clusters, and PlanError where no tile fits or there would be too many.
+    """
     request = request.checked()
     out: Any = request.out
     factors, _ = _shared(open_factors(request))

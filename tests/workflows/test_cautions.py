@@ -23,7 +23,7 @@ from tests.workflows.test_matmul import TIGHT, numbers, put, small_chunks, stop_
 from tilewright.pipeline.events import Caution, Event, WorkPlanned
 from tilewright.pipeline.product import findings, job
 from tilewright.pipeline.product.output import partial_path
-from tilewright.workflows import matmul as workflow
+from tilewright.pipeline.product.request import Request
 from tilewright.workflows.cli import cli
 from tilewright.workflows.dot import DotRun, timed_dot
 
@@ -204,7 +204,7 @@ def test_a_plan_says_what_the_run_says_before_its_first_tile(
     arguments = case(tmp_path, monkeypatch, shared)
     a, b, out = (arguments.pop(name) for name in ("a", "b", "out"))
     planned, ran, alone = ([] for _ in range(3))
-    workflow.plan_run(a, b, out, listener=planned.append, **shared, **arguments)
+    job.plan_only(Request(a, b, out, listener=planned.append, **shared, **arguments))
     tw.matmul(a, b, out, listener=ran.append, **shared, **arguments)
     told = cautions(planned)
     assert told == cautions(before_the_first_tile(ran))
@@ -245,7 +245,9 @@ def test_python_s_default_logging_shows_masks_of_floats(
     shared: dict[str, Any] = {"transpose_a": True}
     calls: dict[str, Callable[[], Any]] = {
         "A": lambda: tw.matmul(x, x, tmp_path / "c", cluster=client, device="cpu", **shared),
-        "A again": lambda: workflow.plan_run(x, x, tmp_path / "d", cluster=client, device="cpu", **shared),
+        "A again": lambda: job.plan_only(
+            Request(x, x, tmp_path / "d", cluster=client, device="cpu", **shared)
+        ),
         "A alone": lambda: tw.plan_matmul(x, x, device="cpu", **shared),
         "A checked": lambda: tw.verify(x, x, tmp_path / "c", cluster=client, **shared),
         "X": lambda: tw.dot(vector, vector, cluster=client, device="cpu"),

@@ -22,12 +22,12 @@ from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.errors import OutputError, StoreError, TaskError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.plan import tiling
-from tilewright.pipeline.product import sides, verify
+from tilewright.pipeline.product import job, sides, verify
+from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store import probe as store_probe
 from tilewright.pipeline.store import sessions
 from tilewright.pipeline.store.origin import THIS_PROCESS, origin_of
 from tilewright.pipeline.worker import write_stage
-from tilewright.workflows.matmul import plan_run
 
 M, K, N = 70, 50, 90
 SMALL = {"device": "cpu", "device_memory": 40_000}
@@ -229,9 +229,11 @@ def test_a_plan_refuses_the_factors_that_the_product_would_refuse(repository: ic
     session = repository.writable_session("main")
     a, b, c = opened(session, "A", "B", "C")
     a[0, 0] = 1
-    for what in (tw.matmul, plan_run):
-        with pytest.raises(StoreError, match="cannot be forked"):
-            what(a, b, c, device="cpu", listener=lambda event: None)
+    options: dict[str, Any] = {"device": "cpu", "listener": lambda event: None}
+    with pytest.raises(StoreError, match="cannot be forked"):
+        tw.matmul(a, b, c, **options)
+    with pytest.raises(StoreError, match="cannot be forked"):
+        job.plan_only(Request(a, b, c, **options))
 
 
 def test_a_fork_is_read_as_it_is(

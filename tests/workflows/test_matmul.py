@@ -65,11 +65,11 @@ from tilewright.pipeline.plan.told import STAGES, THREADS, Product
 from tilewright.pipeline.product import findings, job, ledger
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.product import verify as check
+from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store import region_read, region_write
 from tilewright.pipeline.worker import engines, stream, tasks, units, write_stage
 from tilewright.pipeline.worker.survey import survey
 from tilewright.pipeline.worker.units import HostUnit, Loading
-from tilewright.workflows import matmul as workflow
 
 DTYPES = ["i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", "c8", "c16"]
 
@@ -192,7 +192,7 @@ def test_the_default_dtype_follows_from_dtypes_and_k_alone(client: Client, tmp_p
     for path, expected in ((zeros, "int64"), (short, "int32")):
         options: dict[str, Any] = {"transpose_b": True, "device": "cpu"}
         assert tw.plan_matmul(path, path, **options).c_dtype == expected
-        planned = workflow.plan_run(path, path, tmp_path / "c", cluster=client, **options)
+        planned = job.plan_only(Request(path, path, tmp_path / "c", cluster=client, **options))
         assert planned.c_dtype == expected
         tw.matmul(path, path, tmp_path / "c", cluster=client, overwrite=True, **options)
         assert zarr.open_array(tmp_path / "c").dtype == expected
@@ -658,7 +658,7 @@ def test_one_failed_read_loses_no_finished_tile(
         with pytest.raises(StoreError, match=r"c\.zarr\.partial.*Stale file handle; .*--no-resume"):
             tw.matmul(a_path, b_path, out, **options)
         if what == "record":
-            workflow.plan_run(a_path, b_path, out, listener=events.append, **options)
+            job.plan_only(Request(a_path, b_path, out, listener=events.append, **options))
             assert any("this would be refused: output: cannot read" in str(event) for event in events)
     assert tw.matmul(a_path, b_path, out, **options).resumed == 3
     assert_product(zarr.open_array(out)[...], a, b)

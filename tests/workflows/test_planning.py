@@ -17,7 +17,8 @@ from tests.workflows.test_matmul import put
 from tilewright.kernels.gpu import device_choice
 from tilewright.pipeline.errors import DeviceUnavailableError, OptionError
 from tilewright.pipeline.product import job
-from tilewright.workflows import matmul, verify
+from tilewright.pipeline.product.request import Request
+from tilewright.workflows import verify
 
 GIB = 2**30
 
@@ -30,7 +31,10 @@ def test_a_wrong_argument_is_named_before_a_cluster_is_started(
     for module in (job, verify):
         monkeypatch.setattr(module, "open_cluster", None)
     multiply = partial(tw.matmul, a, a, tmp_path / "c")
-    plan = partial(matmul.plan_run, a, a, tmp_path / "c")
+
+    def plan(**options: Any) -> None:
+        job.plan_only(Request(a, a, tmp_path / "c", **options))
+
     for call in (multiply, plan, partial(tw.plan_matmul, a, a, cluster="local")):
         with pytest.raises(
             OptionError, match=r"^device_memory \(--device-memory\): 'lots' is no size in bytes;"

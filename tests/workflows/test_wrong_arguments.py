@@ -16,7 +16,8 @@ from distributed import Client
 import tilewright as tw
 from tests.fuzzing import tree
 from tilewright.pipeline.cluster import cluster as cluster_module
-from tilewright.workflows import matmul as matmul_workflow
+from tilewright.pipeline.product import job
+from tilewright.pipeline.product.request import Request
 
 QUIET: dict[str, Any] = {"listener": lambda event: None}
 
@@ -167,7 +168,7 @@ def test_numbers_and_truth_values_of_numpy_are_taken(here: Path, client: Client)
 
 def test_a_plan_of_an_output_that_is_none_is_refused(here: Path, client: Client) -> None:
     with pytest.raises(tw.StoreError, match=r"^output: found builtins\.int"):
-        matmul_workflow.plan_run("a.zarr", "a.zarr", 5, cluster=client, **QUIET)  # type: ignore[arg-type]
+        job.plan_only(Request("a.zarr", "a.zarr", 5, cluster=client, **QUIET))  # type: ignore[arg-type]
 
 
 PROFILES = {

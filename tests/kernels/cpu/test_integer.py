@@ -25,7 +25,7 @@ from tilewright.kernels.cpu.integer import LIMB, NARROW, WIDE, WORDS_A, WORDS_B,
 from tilewright.kernels.cpu.loops import cpu_threads, target_type
 
 # Nothing but the instructions themselves needs such a CPU: the packing, and all else of a product of blocks, is tested
-# with them as Python integers, and whole products without them in test_host_matmul.py.
+# with them as Python integers, and whole products without them in test_product.py.
 needs_ifma = pytest.mark.skipif(
     not host_integer.available(),
     reason=f"this CPU lacks one of {', '.join(host_integer.FEATURES)}, or Numba is told not to use it",

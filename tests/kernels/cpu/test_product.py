@@ -1,6 +1,6 @@
 """The CPU twin against the naive product, in blocks so small that little data crosses many of them.
 
-Integers go by digits here, as on any CPU; `test_host_integer` tries the instructions that some have for them.
+Integers go by digits here, as on any CPU; `test_integer.py` tries the instructions that some have for them.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from distributed import Client, LocalCluster
 
 import tilewright as tw
 from tests.pipeline.cluster.test_submit import every_kind_of_work
-from tilewright.pipeline.cluster import answers, watch
-from tilewright.pipeline.cluster import identity as asking
+from tilewright.pipeline.cluster import answers, identity, watch
 from tilewright.pipeline.cluster.submit import run_bounded, run_combined, run_sent
 from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.events import Event, UnitDone
@@ -33,7 +32,7 @@ PACKAGE = Path(tw.__file__).parent
 ROOT = Path(__file__).parents[3]
 QUICK_SECONDS = 20
 """Far more than an error takes to be told, and far less than a run that hangs."""
-OURS = re.escape(str(asking.HERE))
+OURS = re.escape(str(identity.HERE))
 
 
 def changed(package: Path, file: str, old: str, new: str) -> None:
@@ -233,7 +232,7 @@ def test_a_worker_that_does_not_answer_holds_up_no_run(
     run = client.run
 
     def silent(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        if function is not asking.answer:
+        if function is not identity.answer:
             return run(function, *arguments, **options)
         asked.set()
         return client.submit(HELD.wait, 60, asynchronous=True)._result()
@@ -249,45 +248,46 @@ def test_a_worker_that_does_not_answer_holds_up_no_run(
 
 
 def test_a_message_names_a_few_workers() -> None:
-    other = asking.Code("0.0.9", "0" * 16)
-    found = [asking.Differs(f"tcp://host:{number}", other) for number in range(5)]
+    other = identity.Code("0.0.9", "0" * 16)
+    found = [identity.Differs(f"tcp://host:{number}", other) for number in range(5)]
     text = str(answers._other_code(found))
     assert text.count("tcp://") == 3
     assert ", 2 other workers another one, and this process " in text
     assert "checkout" not in text
-    other = asking.Code(tw.__version__, "0" * 16)
-    text = str(answers._other_code([asking.Differs("tcp://host:1", other)]))
+    other = identity.Code(tw.__version__, "0" * 16)
+    text = str(answers._other_code([identity.Differs("tcp://host:1", other)]))
     assert "other worker" not in text
     assert "(from a checkout: the same files in kernels and pipeline)" in text
 
 
 def test_what_a_process_runs_is_known_by_its_modules_alone(tmp_path: Path) -> None:
-    assert asking.Code(tw.__version__, asking.hash_of_sources(PACKAGE)) == asking.HERE
+    assert identity.Code(tw.__version__, identity.hash_of_sources(PACKAGE)) == identity.HERE
     package = tmp_path / "tilewright"
     copytree(PACKAGE, package, ignore=ignore_patterns("__pycache__"))
-    assert asking.hash_of_sources(package) == asking.HERE.sources
+    assert identity.hash_of_sources(package) == identity.HERE.sources
     (package / "kernels" / ".#launch.py").symlink_to("nowhere")  # an editor's
     (package / "kernels" / "notes.txt").write_text("of no matter")
     (package / "workflows" / "cli.py").write_text("")
     (package / "pipeline" / "__pycache__").mkdir()
     (package / "pipeline" / "__pycache__" / "plan.py").write_text("")
-    assert asking.hash_of_sources(package) == asking.HERE.sources
+    assert identity.hash_of_sources(package) == identity.HERE.sources
     with zipfile.ZipFile(tmp_path / "package.zip", "w") as archive:
         for path in package.rglob("*.py"):
             if path.exists():
                 archive.write(path, path.relative_to(tmp_path))
     assert (
-        asking.hash_of_sources(zipfile.Path(tmp_path / "package.zip") / "tilewright") == asking.HERE.sources
+        identity.hash_of_sources(zipfile.Path(tmp_path / "package.zip") / "tilewright")
+        == identity.HERE.sources
     )
     (package / "kernels" / "gemm" / "one_more.py").touch()
-    assert asking.hash_of_sources(package) != asking.HERE.sources
+    assert identity.hash_of_sources(package) != identity.HERE.sources
 
 
 def test_sources_that_cannot_be_read_are_no_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(package: Any) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(asking, "hash_of_sources", unreadable)
-    assert asking._code_here() == asking.Code(
+    monkeypatch.setattr(identity, "hash_of_sources", unreadable)
+    assert identity._code_here() == identity.Code(
         tw.__version__, "that cannot be read: [Errno 13] Permission denied"
     )

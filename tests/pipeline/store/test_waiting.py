@@ -19,7 +19,7 @@ from zarr.storage import FsspecStore
 
 import tilewright as tw
 from tests.pipeline.store.stored_arrays import as_remote
-from tilewright.pipeline.store import waiting as giving_up
+from tilewright.pipeline.store import waiting
 from tilewright.pipeline.store.waiting import answer_of, read_while, reading_while
 
 
@@ -81,9 +81,9 @@ def test_threads_of_a_pool_wait_no_longer_than_its_work_goes_on() -> None:
 def test_a_long_wait_is_logged_once_for_all_threads(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(giving_up, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(giving_up, "LATE_SECONDS", 0.1)
-    monkeypatch.setattr(giving_up, "_patience", giving_up._Patience())
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(waiting, "LATE_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "_patience", waiting._Patience())
 
     def lines() -> list[str]:
         return [record.getMessage() for record in caplog.records]
@@ -95,8 +95,8 @@ def test_a_long_wait_is_logged_once_for_all_threads(
 
     began = time.monotonic()
     with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(answer_of, answer_when_told(2), f"chunk {n} of a.zarr") for n in range(4)]
-        assert [each.result(60) for each in waiting] == [2] * 4
+        asked = [pool.submit(answer_of, answer_when_told(2), f"chunk {n} of a.zarr") for n in range(4)]
+        assert [each.result(60) for each in asked] == [2] * 4
     assert re.fullmatch(
         r"chunk \d of a\.zarr has not come for \d+ s: its storage does not answer; waiting on", lines()[0]
     )
@@ -117,8 +117,8 @@ def test_the_chunk_that_is_waited_for_is_named(
         return await get(store, key, *arguments, **options)
 
     monkeypatch.setattr(FsspecStore, "get", late)
-    monkeypatch.setattr(giving_up, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(giving_up, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(waiting, "LATE_SECONDS", 0.0)
     names = "shards", "chunks"
     tw.matmul(*(as_remote(tmp_path / name) for name in names), tmp_path / "c", device="cpu", verify=False)
     told = {record.getMessage().partition(" has not come")[0] for record in caplog.records}
