@@ -376,7 +376,9 @@ def test_an_error_as_large_as_the_readme_says_shows(
 ) -> None:
     a, b, c = factors(rng, dtype, 200, 200, 200)
     for name, chunks, factor in (("one", (200, 200), 1.0), ("four", (200, 50), 0.5)):
-        for error, passes in ((factor * unseen / 2, True), (factor * unseen * 10, False)):
+        # A vector's entry is at most 1, and the product's own rounding is on top: half of the largest error that can
+        # escape was seen once in thousands of checks.
+        for error, passes in ((factor * unseen / 4, True), (factor * unseen * 10, False)):
             wrong = c.copy()
             wrong[3, 10] += error
             outcome = check(client, tmp_path / f"{name}-{passes}", a, b, wrong, chunks, rounds=7)
