@@ -28,6 +28,7 @@ from tilewright.workflows.console import (
 
 DEVICES = ("auto", "cuda", "cpu")
 PRECISIONS = ("full", "split", "tf32", "bf16", "fp16")
+DURABILITIES = ("full", "none")
 BARS = ("counts", "percent", "probability")
 OUT_ENDINGS = (".csv", ".json", ".zarr")
 MOST_ROUNDS = 64
@@ -153,6 +154,8 @@ def cli() -> None:
 )
 @click.option("--no-verify", is_flag=True, help="Do not check the product.")
 @click.option("--no-resume", is_flag=True, help="Compute every tile, also those that a stopped run has left.")
+@click.option("--durability", type=click.Choice(DURABILITIES), default="full", show_default=True,
+              help="Whether C is forced to disk, so that a power cut leaves it whole.")  # fmt: skip
 @options(overwrite_option, json_option)
 def matmul(
     a: str,

@@ -36,6 +36,7 @@ def matmul(
     resume: bool = True,
     verify: bool = True,
     overwrite: bool = False,
+    durability: str = "full",
     listener: Listener = log_notices,
 ) -> MatmulRun:
     """Store C = op(A) op(B), with A, B and C in Zarr and op the identity or the transpose.
@@ -76,6 +77,10 @@ def matmul(
         Check C against A and B before it gets its name (see ``tilewright.verify``).
     overwrite
         Replace what stands at ``out``, once the new C is whole.
+    durability
+        ``full`` forces C to disk before it gets its name, and each tile before the record says so: a power cut loses
+        no more than what was under way. ``none`` leaves that to the system, which may take minutes: what a power cut
+        takes of a stopped run is noticed and computed again, what it takes of a finished C only ``audit`` notices.
     listener
         Is called with every event (``tilewright.pipeline.events``).
 
@@ -102,6 +107,7 @@ def matmul(
         resume=resume,
         verify=verify,
         overwrite=overwrite,
+        durability=durability,
         listener=listener,
     )
     return multiply(request)

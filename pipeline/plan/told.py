@@ -10,6 +10,7 @@ import numpy as np
 from tilewright.kernels.passes.contents import NOTHING, UNSOUGHT, Contents, Sought
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.stored import StoredObject
 
 if TYPE_CHECKING:
     import zarr
@@ -83,8 +84,8 @@ class TileReport:
     worker's first tile there is one more, of the time in which its kernels were made ready."""
     found: Found = NOTHING_FOUND
     """What it holds, and the panels that it looks at."""
-    stored_nbytes: int = 0
-    """Bytes of its chunks as stored; 0 where the tile is not stored, or stored in a remote array."""
+    stored: tuple[StoredObject, ...] = ()
+    """Its chunks, or shards, as stored; none where the tile is not stored, or not in files."""
     changes: bytes | None = None
     """What was written to its own fork of C's session, as `sessions.changes_in` gives it; None where the tile is in
     C's store already."""

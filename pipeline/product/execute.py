@@ -249,13 +249,13 @@ def run_tiles(
     device_name: str,
     finished: Collection[int],
     listener: Listener,
-    record: Callable[[int, int, Found], None],
+    record: Callable[[TileReport], None],
     keep: Callable[[bytes], None] | None = None,
 ) -> tuple[MatmulRun, Found]:
     """Compute every tile of the plan that is not finished yet. Returns the run, of which only the check and what is
     found in C are still to be told, and what these tiles found.
 
-    ``record`` is called with each tile's index, stored bytes and what was found, once it is stored; before that
+    ``record`` is called with each tile's report, once it is stored; before that
     ``keep``, where C is in a session's fork, with what the tile has changed there. When this ends, by success, error or
     Ctrl-C, the workers hold nothing of the run any more.
 
@@ -294,7 +294,7 @@ def run_tiles(
                     raise report
                 if keep is not None and report.changes is not None:
                     keep(report.changes)
-                record(report.index, report.stored_nbytes, report.found)
+                record(report)
                 found = found.merged(report.found)
                 kernels |= report.kernels
                 read_nbytes += report.read_nbytes

@@ -6,10 +6,12 @@ What it plans is in `request`, what runs the tiles in `execute`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 
 import zarr
@@ -34,7 +36,9 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Teller, on_waiting
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.told import Found, Product
+from tilewright.pipeline.plan.stored import StoredObject
+from tilewright.pipeline.plan.told import Found, Product, TileReport
+from tilewright.pipeline.product.durability import Durability, sync_on_hosts
 from tilewright.pipeline.product.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
     cautions,
@@ -65,8 +69,8 @@ from tilewright.pipeline.product.verify import Verification, find_damaged, verif
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import product_names
+from tilewright.pipeline.store.objects import fault_of, object_path
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
-from tilewright.pipeline.store.region_write import stored_nbytes_of
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
 from tilewright.pipeline.worker.survey import facts_here, survey
@@ -300,7 +304,7 @@ def _fill(
 ) -> MatmulRun:
     """Compute the tiles that the output lacks, verify and publish. Raises as `_attempt`."""
     client, request, factors, tell = job.client, job.request, job.factors, job.tell
-    finished = _still_stored(output.array, plan, recorded)
+    finished = _still_stored(output.array, recorded)
     if len(finished) < len(recorded):
         lost = counted(len(recorded) - len(finished), "tile")
         tell.say(
@@ -331,12 +335,20 @@ def _fill(
         if output.partial is not None:
             # The lock says that no other client writes there any more; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
-            ledger = stack.enter_context(closing(Ledger(output.partial, job.inputs.digest, plan, finished)))
+            digest = job.inputs.digest
+            ledger = stack.enter_context(
+                closing(Ledger(output.partial, digest, plan, finished, output.array))
+            )
             stack.enter_context(_telling_what_is_kept(job, plan))
-        record = ledger.record if ledger is not None else _forget
+        keeping = Keeping(ledger, output.array)
+        if ledger is not None and request.durability == "full":
+            keeping.durability = stack.enter_context(Durability(sync_on_hosts(client), ledger.settle))
+            keeping.settle({index: stored for index, stored in finished.items() if not stored.synced})
         try:
             keep = output.gathered.keep if output.gathered is not None else None
-            run, found = run_tiles(client, product, facts[0].name, finished, request.listener, record, keep)
+            run, found = run_tiles(
+                client, product, facts[0].name, finished, request.listener, keeping.record, keep
+            )
         except DeviceMemoryError as error:
             raise _TooLarge(plan, error) from None
         except DamagedError:
@@ -361,8 +373,14 @@ def _fill(
             ) from error
         if told := not_finite_caution(factors, found, (plan.m, plan.n), verification):
             tell.warn(told)
+        keeping.finish()
+        if ledger is not None and request.durability == "none":
+            tell.say(
+                "C was not forced to disk (--durability none): until the system does so, a power cut may take parts of"
+                " it, which tilewright audit finds"
+            )
         # The record goes once C has its name, so that a crash before loses nothing; then what C replaces.
-        for left in output.publish(ledger.remove) if ledger is not None else output.publish():
+        for left in output.publish(keeping.removed, durable=request.durability == "full"):
             tell.say(left)
     return replace(
         run,
@@ -537,20 +555,19 @@ def _kept(out: Source, factors: Factors, plan: MatmulPlan, past: Past) -> Collec
     array = open_growing(path, mode="r") if path is not None else None
     if array is None or not _fits(array, factors, plan):
         return None
-    return _still_stored(array, plan, past.finished)
+    return _still_stored(array, past.finished)
 
 
-def _still_stored(
-    array: zarr.Array[Any], plan: MatmulPlan, recorded: Mapping[int, Stored]
-) -> dict[int, Stored]:
-    """The recorded tiles whose chunks are as long as they were: a missing one would read as zeros, a short one not at
-    all."""
-    tiles = {tile.index: tile for tile in plan.tiles()} if recorded else {}
+def _still_stored(array: zarr.Array[Any], recorded: Mapping[int, Stored]) -> dict[int, Stored]:
+    """The recorded tiles whose stored objects are as long as they were: a missing one would read as zeros, a short one
+    not at all. Of those that a power cut may have taken, the checksums are compared, too."""
 
-    def found(index: int) -> int | None:
-        return stored_nbytes_of(array, plan.regions(tiles[index]))
+    def is_whole(stored: Stored) -> bool:
+        return all(fault_of(array, one, whole=not stored.synced) is None for one in stored.objects)
 
-    return {index: stored for index, stored in recorded.items() if found(index) == stored.nbytes}
+    with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-look") as pool:
+        whole = pool.map(is_whole, recorded.values())
+        return {index: stored for (index, stored), good in zip(recorded.items(), whole, strict=True) if good}
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:
@@ -572,5 +589,41 @@ def _choice(facts: list[WorkerFacts], plan: MatmulPlan) -> str:
     )
 
 
-def _forget(index: int, nbytes: int, found: Found) -> None:
-    """In-place outputs keep no record: nothing beside them is ours to write to."""
+@dataclass
+class Keeping:
+    """What is kept of tiles as they are stored: a record, and durability where that was asked for.
+
+    Outputs that are written in place keep nothing: nothing beside them is ours to write to.
+    """
+
+    ledger: Ledger | None
+    array: zarr.Array[Any]
+    durability: Durability | None = None
+
+    def record(self, report: TileReport) -> None:
+        if self.ledger is None:
+            return
+        self.ledger.record(report.index, Stored(report.stored, report.found, synced=False))
+        self._settle(report.index, report.worker, report.stored)
+
+    def settle(self, tiles: Mapping[int, Stored]) -> None:
+        """Force tiles of an earlier run to disk, from this host: nobody knows which worker wrote them."""
+        for index, stored in tiles.items():
+            self._settle(index, "inproc://", stored.objects)
+
+    def _settle(self, index: int, worker: str, objects: Iterable[StoredObject]) -> None:
+        if self.durability is not None:
+            self.durability.add(
+                index, worker, [str(object_path(self.array, one.place)) for one in objects if one.nbytes]
+            )
+
+    def finish(self) -> None:
+        """Wait until all is on disk, and keep the checksums with the product."""
+        if self.durability is not None:
+            self.durability.finish()
+        if self.ledger is not None:
+            self.ledger.keep()
+
+    def removed(self, folder: Path) -> None:
+        if self.ledger is not None:
+            self.ledger.remove(folder)

@@ -1,12 +1,17 @@
-"""The record of finished tiles, with which a run that was stopped resumes where it stood.
+"""The record of finished tiles, with which a run that was stopped resumes where it stood, and by which a finished
+product is audited and repaired.
 
-A file beside the growing output holds one line of JSON for what is being computed, one for each stored tile, and one
-for each stored tile that proved damaged. Only the submitting process appends to it, after a tile's task has returned,
-so a crash of a process never leaves a line ahead of the data; it loses at most the line of a tile that is stored
-already, which is then computed again with the same bytes. A crash of the machine that stores C can leave a line ahead
-of the data: lines are forced to disk, chunks are not. So a line holds the bytes that its tile's chunks took up, by
-which chunks that are missing, truncated or empty are noticed, as most are after a power cut. Damage that keeps the
-length goes unnoticed until somebody reads the chunk.
+A file beside the growing output holds lines of JSON: the first says what is being computed. ``stored`` says that a
+tile's objects have been written, with the bytes and the checksum of each. ``tile`` says the same once they have been
+forced to disk, and is forced to disk itself. ``withdrawn`` says that a tile proved damaged. Each line ends with a
+checksum of itself.
+
+Only the submitting process appends, after a tile's task has returned. So a crash of a process never leaves a line ahead
+of the data; it loses at most the line of a tile that is stored already, which is then computed again with the same
+bytes. After a crash of the machine that stores C, each ``tile`` line is true. A ``stored`` one may be ahead of the
+data, so whoever goes on compares the checksums of its tile with the files.
+
+The record of a finished product stays in its folder, with what an audit needs of it. Readers of Zarr ignore the file.
 """
 
 from __future__ import annotations
@@ -15,10 +20,11 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import zarr
@@ -28,20 +34,27 @@ from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.plan.inputs import Geometry
 from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found
 from tilewright.pipeline.store.origin import origin_of
+from tilewright.pipeline.transfer.checksum import new_checksum
+from tilewright.pipeline.transfer.files import sync_folder
 
 FILE_NAME = "tilewright-ledger.jsonl"
-VERSION = 5
+CHECKSUMS_NAME = "tilewright-checksums.jsonl"
+"""The record of a finished product."""
+VERSION = 6
 """A record of another version is ignored: the run starts anew."""
 
 
 class Stored(NamedTuple):
     """What the record says of a finished tile."""
 
-    nbytes: int
-    """Of its chunks."""
+    objects: tuple[StoredObject, ...] = ()
+    """All of its stored objects."""
     found: Found = NOTHING_FOUND
+    synced: bool = True
+    """Whether they have been forced to disk."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,12 @@ class Past:
     """Sides of the stored pieces of C, of which each tile holds whole ones."""
     finished: Mapping[int, Stored]
     """By each finished tile's index."""
+    array: Any = None
+    """What `array_facts` said of C when it was begun."""
+    digest: str = ""
+    """The fingerprint of the product."""
+    bad_lines: int = 0
+    """Lines that are damaged; each may have been about any tile."""
 
 
 @dataclass(frozen=True)
@@ -184,19 +203,37 @@ def _not_looked_at(path: str, error: OSError) -> StoreError:
     )
 
 
+def array_facts(array: zarr.Array[Any]) -> dict[str, Any]:
+    """What the metadata of C say of how its objects are read: all but attributes and names of dimensions, which users
+    add. As it comes back from JSON."""
+    facts = json.loads(json.dumps(array.metadata.to_dict(), sort_keys=True, default=str))
+    return {name: fact for name, fact in facts.items() if name not in METADATA_OF_USERS}
+
+
+METADATA_OF_USERS = ("attributes", "dimension_names", "consolidated_metadata")
+
+
 class Ledger:
-    """The open record of one run; ``record`` is durable when it returns."""
+    """The open record of one run. Threads may append at once."""
 
     def __init__(
-        self, folder: Path, digest: str, plan: MatmulPlan, finished: Mapping[int, Stored] | None = None
+        self,
+        folder: Path,
+        digest: str,
+        plan: MatmulPlan,
+        finished: Mapping[int, Stored] | None = None,
+        array: zarr.Array[Any] | None = None,
+        name: str = FILE_NAME,
     ) -> None:
         """Begin the record in the output's folder, with the tiles that an earlier run finished, as in ``Past``.
 
         The whole record is rewritten and put in place in one step: a line appended after one that a crash tore would be
         lost with it.
         """
-        self._path = folder / FILE_NAME
-        head = {
+        self._path = folder / name
+        self._appending = Lock()
+        self._tiles = dict(finished or {})
+        self._head = {
             "version": VERSION,
             "fingerprint": digest,
             "tile": [plan.tile_rows, plan.tile_columns],
@@ -204,34 +241,59 @@ class Ledger:
             "k_parts": plan.k_parts,
             "cell": [plan.cell_rows, plan.cell_columns],
             "c_unit": list(plan.c_unit),
+            "array": array_facts(array) if array is not None else None,
         }
-        lines = [
-            json.dumps(head),
-            *(_line(index, stored) for index, stored in sorted((finished or {}).items())),
-        ]
-        draft = self._path.with_suffix(".draft")
         with self._writing():
-            draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            draft.replace(self._path)
+            self._write_all(self._path, self._tiles)
             # Unbuffered, so that a line which could not be written leaves nothing for closing to write.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 -- lives as long as the run; see close
 
-    def record(self, index: int, nbytes: int, found: Found = NOTHING_FOUND) -> None:
-        """Note that the tile of this index is stored, in chunks of ``nbytes`` together, and what was found on the way.
-        Raises StoreError if the disk is full or refuses the write."""
-        self._append(_line(index, Stored(nbytes, found)))
+    def _write_all(self, path: Path, tiles: Mapping[int, Stored]) -> None:
+        lines = [sealed(self._head), *(_line(index, stored) for index, stored in sorted(tiles.items()))]
+        draft = path.with_suffix(".draft")
+        with open(draft, "wb") as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync_folder(path.parent)
+
+    def record(self, index: int, stored: Stored) -> None:
+        """Note that the tile of this index is stored, in which objects, and what was found on the way; and whether a
+        power cut leaves it: if so, this is durable when it returns. Raises StoreError if the disk is full or refuses
+        the write."""
+        self._tiles[index] = stored
+        self._append([_line(index, stored)], sync=stored.synced)
+
+    def settle(self, tiles: Iterable[int]) -> None:
+        """Note that recorded tiles have been forced to disk, unless they were withdrawn meanwhile; durable when it
+        returns. Raises as ``record``."""
+        lines = []
+        for index in tiles:
+            if index in self._tiles:
+                self._tiles[index] = self._tiles[index]._replace(synced=True)
+                lines.append(_line(index, self._tiles[index]))
+        if lines:
+            self._append(lines, sync=True)
 
     def withdraw(self, index: int) -> None:
         """Note that what is stored of this tile is invalid, so that a resumed run computes it again. Raises as
         ``record``."""
-        self._append(json.dumps({"withdrawn": index}))
+        self._tiles.pop(index, None)
+        self._append([sealed({"withdrawn": index})], sync=True)
 
-    def _append(self, text: str) -> None:
-        line = f"{text}\n".encode()
-        with self._writing():
-            if self._file.write(line) != len(line):
+    @property
+    def tiles(self) -> Mapping[int, Stored]:
+        """All that is recorded, by the tile's index."""
+        return self._tiles
+
+    def _append(self, lines: Sequence[str], *, sync: bool) -> None:
+        data = "".join(f"{line}\n" for line in lines).encode()
+        with self._appending, self._writing():
+            if self._file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._file.fileno())
+            if sync:
+                os.fsync(self._file.fileno())
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -242,6 +304,13 @@ class Ledger:
                 f"output: cannot write the record of finished tiles, {self._path}: {error}"
             ) from error
 
+    def keep(self) -> None:
+        """Put what an audit needs of the record into the output's folder, durably; the record itself stays. Raises as
+        ``record``."""
+        bare = {index: stored._replace(found=NOTHING_FOUND) for index, stored in self._tiles.items()}
+        with self._writing():
+            self._write_all(self._path.with_name(CHECKSUMS_NAME), bare)
+
     def close(self) -> None:
         self._file.close()
 
@@ -249,16 +318,45 @@ class Ledger:
         """Delete the record, which is no longer needed or not to be trusted; ``folder`` is where the output is by
         now."""
         self.close()
-        (folder / FILE_NAME).unlink(missing_ok=True)
+        (folder / self._path.name).unlink(missing_ok=True)
+
+
+SEAL = ', "check": "'
+"""What comes between the rest of a line and its checksum."""
+
+
+def sealed(entry: dict[str, Any]) -> str:
+    """A line of the record: JSON, whose last value is a checksum of what is before it."""
+    text = json.dumps(entry)[:-1]
+    return f'{text}{SEAL}{_seal(text)}"}}'
+
+
+def _seal(text: str) -> str:
+    found = new_checksum()
+    found.update(text.encode())
+    return str(found.hexdigest())
+
+
+def unsealed(line: str) -> dict[str, Any] | None:
+    """What a line of the record says; None where it is torn or damaged."""
+    text, seal, check = line.rpartition(SEAL)
+    if not seal or check != f'{_seal(text)}"}}':
+        return None
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):  # not JSON; or more digits or brackets than Python reads
+        return None
+    return entry if isinstance(entry, dict) else None
 
 
 def _line(index: int, stored: Stored) -> str:
-    line: dict[str, Any] = {"tile": index, "nbytes": stored.nbytes}
+    line: dict[str, Any] = {"tile" if stored.synced else "stored": index}
+    line["objects"] = [[*one.place, one.nbytes, f"{one.checksum:016x}"] for one in stored.objects]
     if stored.found != NOTHING_FOUND:
         line["found"] = [
             list(astuple(contents)) for contents in (stored.found.a, stored.found.b, stored.found.c)
         ]
-    return json.dumps(line)
+    return sealed(line)
 
 
 def _stored(entry: dict[str, Any]) -> Stored:
@@ -271,9 +369,12 @@ def _stored(entry: dict[str, Any]) -> Stored:
             map(_is_count, counts)
         ):
             raise ValueError(f"{contents} is no record of what a tile holds")
-    if not _is_count(entry["nbytes"]):
-        raise ValueError(f"{entry['nbytes']!r} is no number of bytes")
-    return Stored(entry["nbytes"], Found(*told))
+    objects = []
+    for *place, nbytes, checksum in entry["objects"]:
+        if not all(map(_is_count, [*place, nbytes])):
+            raise ValueError(f"{place} and {nbytes!r} are no place and no number of bytes")
+        objects.append(StoredObject(tuple(place), nbytes, int(checksum, 16)))
+    return Stored(tuple(objects), Found(*told), "tile" in entry)
 
 
 def _is_whole(number: Any) -> bool:
@@ -285,49 +386,56 @@ def _is_count(number: Any) -> bool:
 
 
 def read_past(folder: Path, digest: str) -> Past | None:
-    """What the record in ``folder`` says, if it is about the same product; None otherwise, or if it is damaged.
+    """What the record in ``folder`` says, if it is about the same product; None otherwise, or if its head is damaged.
+    Raises as `read_record`."""
+    past = read_record(folder / FILE_NAME)
+    return past if past is not None and past.digest == digest else None
 
-    A torn last line, left by a crash in the middle of a write, is ignored: its tile is computed again. So is a line
-    without its tile's bytes, since the stored chunks could not be compared with it.
+
+def read_record(path: Path) -> Past | None:
+    """What a record says; None where there is none, or its first line is damaged, or of another version.
+
+    Any other line that is damaged, as is the last one after a crash in the middle of a write, is left out: its tile is
+    computed again.
 
     Raises
     ------
     StoreError
         There is a record, or may be one, and it cannot be read now: for None all tiles would be removed.
     """
-    path = folder / FILE_NAME
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
+        lines = path.read_bytes().decode(errors="replace").split("\n")
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StoreError(
             f"output: cannot read the record of finished tiles, {path}: {error.strerror or error}; nothing was removed:"
             " let this process read it and run it again, or start over with --no-resume (resume=False)"
         ) from error
-    entries = []
-    for line in lines:
-        try:
-            entries.append(json.loads(line))
-        except (ValueError, RecursionError):  # not JSON; or more digits or brackets than Python reads
-            break
+    head, *entries = map(unsealed, lines)
+    finished: dict[int, Stored] = {}
     try:
-        head, *rest = entries
-        if head["version"] != VERSION or head["fingerprint"] != digest:
+        if head is None or head["version"] != VERSION:
             return None
         (rows, columns), (unit_rows, unit_columns), (cell_rows, cell_columns) = (
             head[name] for name in ("tile", "c_unit", "cell")
         )
-        finished: dict[int, Stored] = {}
-        for entry in rest:
+        for entry in entries:
+            if entry is None:
+                continue
             if "withdrawn" in entry:
                 finished.pop(entry["withdrawn"], None)
-            elif "nbytes" in entry or "tile" not in entry:
-                finished[entry["tile"]] = _stored(entry)
+            else:
+                index = entry["tile"] if "tile" in entry else entry["stored"]
+                finished[index] = _stored(entry)
         past = Past(
             Geometry(rows, columns, head["panel_depth"], head["k_parts"], cell_rows, cell_columns),
             (unit_rows, unit_columns),
             finished,
+            head["array"],
+            head["fingerprint"],
+            # What follows the last line's end is empty; where it is not, a crash tore the line.
+            sum(entry is None for entry in entries[:-1]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

@@ -45,7 +45,7 @@ from tilewright.pipeline.store.chunks import (
     new_drafts_name,
 )
 from tilewright.pipeline.store.sessions import Gathered, session_of
-from tilewright.pipeline.transfer.files import read_file
+from tilewright.pipeline.transfer.files import read_file, sync_files, sync_folder
 
 Created = TypeVar("Created", bound="zarr.Array[Any] | zarr.Group")
 
@@ -95,8 +95,12 @@ class Output:
     def partial(self) -> Path | None:
         return partial_path(self.final) if self.final is not None else None
 
-    def publish(self, then: Callable[[Path], None] = lambda final: None) -> list[str]:
+    def publish(
+        self, then: Callable[[Path], None] = lambda final: None, *, durable: bool = True
+    ) -> list[str]:
         """Put the finished array under its final name; an older one there is set aside first, then removed.
+
+        ``durable`` forces its metadata and its names to disk: of its chunks the caller has done so.
 
         With ``overwrite``, so is what killed runs had set aside when they replaced this output. ``then`` is called with
         the final path once the new array stands there, before anything is removed.
@@ -141,10 +145,14 @@ class Output:
         left += _make_groups(self.final)
         displaced = None
         try:
+            if durable:
+                sync_files([self.partial / name for name in METADATA_NAMES.values()])
             if self.final.exists():
                 displaced = replaced_path(self.final)
                 self.final.rename(displaced)
             self.partial.rename(self.final)
+            if durable:
+                sync_folder(self.final.parent)
         except BaseException as error:  # Ctrl-C between the two renames, too: nothing would stand there
             lost = ""
             if displaced is not None and not self.final.exists():
@@ -162,6 +170,8 @@ class Output:
         try:
             (self.final / MARK_NAME).unlink(missing_ok=True)
             then(self.final)
+            if durable:
+                sync_folder(self.final)
         except OSError as error:
             left.append(f"{self.final} is whole, but what the run kept there cannot be removed: {error}")
         if not self.overwrite:

@@ -56,6 +56,9 @@ CODING_SHARE = 1 / 8
 fewer than the cores."""
 
 
+DURABILITIES = ("full", "none")
+
+
 @dataclass(frozen=True)
 class Request:
     """A product as it is asked for, by the parameters of ``tilewright.matmul``, which says what each may be.
@@ -76,12 +79,14 @@ class Request:
     resume: bool = True
     verify: bool = True
     overwrite: bool = False
+    durability: str = "full"
     listener: Listener = log_notices
 
     def checked(self) -> Request:
         """The same, once its options are found good, but for the cluster and what only `open_factors` can tell."""
         config.check_all(device_memory=self.device_memory, cluster_file=self.cluster_file)
         check_choice("device", self.device, DEVICES)
+        check_choice("durability", self.durability, DURABILITIES)
         check_callable("listener", self.listener)
         return replace(
             self,

@@ -23,6 +23,7 @@ from zarr.storage import LocalStore
 
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import RunEndedError, StoreError
+from tilewright.pipeline.plan.stored import NOTHING_CHECKSUM, StoredObject
 from tilewright.pipeline.store.arrays import check_in_sight, metadata_name, name_of, write_unit
 from tilewright.pipeline.store.chunks import (
     ChunkLayout,
@@ -33,7 +34,9 @@ from tilewright.pipeline.store.chunks import (
     encode,
     layout_of,
 )
+from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.store.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
+from tilewright.pipeline.transfer.checksum import checksum_of_descriptor, checksum_of_file, new_checksum
 from tilewright.pipeline.transfer.zstd import encoder_nbytes
 
 DEFAULT_LEVEL = 0
@@ -71,9 +74,9 @@ def write_region(array: zarr.Array[Any], region: Sequence[slice], data: np.ndarr
 Bands: TypeAlias = Iterable[np.ndarray]
 """Successive bands of rows that together make up one stored piece."""
 
-FillFile: TypeAlias = Callable[[int, "Zstd | None"], bool]
-"""Writes all rows of a piece to a file, given by its descriptor, from the beginning, plain or compressed as given;
-False where it could not."""
+FillFile: TypeAlias = Callable[[int, "Zstd | None"], tuple[bool, int | None]]
+"""Writes all rows of a piece to a file, given by its descriptor, from the beginning, plain or compressed as given.
+Returns whether it could, and the checksum of what it wrote, None where it did not sum it up."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +85,16 @@ class RegionWrite:
 
     source: tuple[slice, slice]
     """Where the piece lies in the region."""
-    writer: Callable[[Bands, FillFile | None], None]
+    writer: Callable[[Bands, FillFile | None], StoredObject | None]
 
-    def write(self, bands: Bands, fill: FillFile | None = None) -> None:
-        """Store the piece's rows: ``bands`` of the array's dtype in native byte order.
+    def write(self, bands: Bands, fill: FillFile | None = None) -> StoredObject | None:
+        """Store the piece's rows: ``bands`` of the array's dtype in native byte order. Returns what is stored of them;
+        None where that is in no file.
 
         ``fill``, if given, writes the rows where a file holds them as memory does, or that compressed by Zstandard.
         Bands are drawn for all else, and where it could not. Raises StoreError.
         """
-        self.writer(bands, fill)
+        return self.writer(bands, fill)
 
 
 def region_writes(
@@ -104,53 +108,14 @@ def region_writes(
     ``Output.drafts``; by default that is beside their places.
     """
     layout = layout_of(array, name_of(array))
-    writer: Callable[[ChunkPart, Bands, FillFile | None], None] = partial(_write_through_zarr, array, region)
+    writer: Callable[[ChunkPart, Bands, FillFile | None], StoredObject | None]
+    writer = partial(_write_through_zarr, array, region)
     if layout is not None and layout.shards is None:
         writer = partial(_write_direct, layout, drafts)
     return [
         RegionWrite((piece.target[0], piece.target[1]), partial(writer, piece))
         for piece in chunks_in(region, write_unit(array))
     ]
-
-
-def stored_nbytes(array: zarr.Array[Any], region: tuple[slice, slice]) -> int | None:
-    """Stored bytes of a region's chunks, or shards; None where one that ``region_writes`` stored is missing or empty,
-    or is plain and has another length.
-
-    It reads no data. 0 where the array is remote. zarr-python does not store chunks that hold only the fill value, so
-    in arrays that it writes (sharded, or with rarer codecs) none counts as missing.
-
-    Raises StoreError where a chunk cannot be looked at, which says nothing of whether it is there.
-    """
-    if not isinstance(array.store, LocalStore):
-        return 0
-    layout, folder = layout_of(array, name_of(array)), array.store.root / array.path
-    plain = layout is not None and layout.plain
-    least: int | None = None
-    if layout is not None and layout.shards is None:
-        least = layout.chunk_nbytes if plain else 1
-    total = 0
-    for piece in chunks_in(region, write_unit(array)):
-        path = folder / array.metadata.encode_chunk_key(piece.chunk)
-        try:
-            nbytes = path.stat().st_size
-        except (FileNotFoundError, NotADirectoryError):
-            nbytes = 0
-        except OSError as error:
-            raise StoreError(
-                f"output: cannot look at {path}, a chunk that was stored: {error.strerror or error}; it is kept: let"
-                " this process read it and run it again, or start over with --no-resume (resume=False)"
-            ) from error
-        if least is not None and (nbytes != least if plain else nbytes < least):
-            return None
-        total += nbytes
-    return total
-
-
-def stored_nbytes_of(array: zarr.Array[Any], regions: Iterable[tuple[slice, slice]]) -> int | None:
-    """The sum of ``stored_nbytes`` over several regions; None where it is None for one of them."""
-    each = [stored_nbytes(array, region) for region in regions]
-    return None if None in each else sum(nbytes for nbytes in each if nbytes is not None)
 
 
 def gather(out: np.ndarray, bands: Bands) -> None:
@@ -163,30 +128,40 @@ def gather(out: np.ndarray, bands: Bands) -> None:
 
 def _write_direct(
     layout: ChunkLayout, drafts: str | None, piece: ChunkPart, bands: Bands, fill: FillFile | None
-) -> None:
+) -> StoredObject:
     """Write one chunk to its file, under another name first, so that a reader never meets half of it."""
     path = layout.root / layout.key(piece.chunk)
     draft = draft_of(path) if drafts is None else draft_of(layout.root / drafts / path.name)
     if not (layout.plain or layout.zstd) or not _fills(piece, layout, rows=not layout.plain):
         fill = None
     bands = _whole_rows(layout, piece, bands)
+    total, checksum = new_checksum(), None
     try:
         if drafts is None:
             # Where the array is gone, or out of sight, its folders must not be made without it.
             check_in_sight(layout.name, layout.root, layout.metadata_name)
             _make_folder(path.parent, layout.root)
-        with open(draft, "wb", buffering=0) as file:
+        with open(draft, "w+b", buffering=0) as file:
+            filled = False
             if fill is not None:
-                if fill(file.fileno(), layout.zstd):
+                filled, checksum = fill(file.fileno(), layout.zstd)
+                if filled:
                     file.seek(0, os.SEEK_END)
                     bands = _missing_rows(layout, piece)  # none if compressed: that is a whole chunk
                 else:
                     file.truncate(0)
-                    fill = None
-            if fill is None and not layout.plain:
+            if not filled and not layout.plain:
                 bands = _encoded(layout, piece, bands)
             for band in bands:
-                _write_fully(file, band)
+                checksum = None  # what was filled, if anything, is not all
+                data = as_bytes(np.ascontiguousarray(band))
+                total.update(data)
+                _write_fully(file, data)
+            nbytes = file.tell()
+            if not filled:
+                checksum = total.intdigest()
+            elif checksum is None:
+                nbytes, checksum = checksum_of_descriptor(file.fileno())
         try:
             draft.replace(path)
         except FileNotFoundError:
@@ -208,6 +183,7 @@ def _write_direct(
         raise StoreError(
             f"cannot write chunk {chunk_name(piece)} of {layout.name} to {path}: {error}"
         ) from error
+    return StoredObject(piece.chunk, nbytes, checksum)
 
 
 def _make_folder(folder: Path, root: Path) -> None:
@@ -290,15 +266,14 @@ def _widened(band: np.ndarray, layout: ChunkLayout) -> np.ndarray:
     return whole
 
 
-def _write_fully(file: RawIOBase, band: np.ndarray) -> None:
-    left = as_bytes(np.ascontiguousarray(band))
+def _write_fully(file: RawIOBase, left: memoryview) -> None:
     while left:
         left = left[file.write(left) :]
 
 
 def _write_through_zarr(
     array: zarr.Array[Any], region: Sequence[slice], piece: ChunkPart, bands: Bands, fill: FillFile | None
-) -> None:
+) -> StoredObject | None:
     place = tuple(
         slice(whole.start + part.start, whole.start + part.stop)
         for whole, part in zip(region, piece.target, strict=True)
@@ -307,6 +282,15 @@ def _write_through_zarr(
     whole = np.empty([part.stop - part.start for part in place], array.dtype.newbyteorder("="))
     gather(whole, bands)
     write_region(array, place, whole)
+    if not isinstance(array.store, LocalStore):
+        return None
+    path = object_path(array, piece.chunk)
+    try:
+        return StoredObject(piece.chunk, *checksum_of_file(path))
+    except FileNotFoundError:  # zarr stores no object that would hold only the fill value
+        return StoredObject(piece.chunk, 0, NOTHING_CHECKSUM)
+    except OSError as error:
+        raise StoreError(f"cannot read back {path}, which was just written: {error}") from error
 
 
 def encoders_nbytes(output: zarr.Array[Any] | None, piece_nbytes: int, threads: int) -> int:

@@ -19,7 +19,8 @@ import numpy as np
 
 from tilewright.kernels.cpu.loops import compiled
 from tilewright.pipeline.transfer import calls, lane_copies
-from tilewright.pipeline.transfer.calls import call1, long_call4, nanoseconds
+from tilewright.pipeline.transfer.calls import call1, long_call3, long_call4, nanoseconds
+from tilewright.pipeline.transfer.checksum import loop_checksum
 
 WRITE, CLOCK, WAIT, RECORD, COPY, COPY_ROWS = range(6)
 """Indices of the system's and the driver's functions in the table of addresses."""
@@ -75,6 +76,16 @@ next_block = numba.njit(_next_block)
 """The same for loops to call."""
 
 
+def _add_to(checksum: Any, place: int, nbytes: int) -> None:
+    """Add bytes at an address to a checksum, if there is one."""
+    if checksum[0] != 0:
+        long_call3(checksum[0], numba.int64(checksum[1]), place, nbytes)
+
+
+add_to = numba.njit(_add_to)
+"""The same for loops to call."""
+
+
 def _store(
     functions: Any,
     descriptor: int,
@@ -85,13 +96,14 @@ def _store(
     tall: int,
     wide: int,
     lane: Any,
+    checksum: Any,
     spent: Any,
 ) -> bool:
     """Write ``rows`` of ``width`` bytes, ``pitch`` apart on the device, one after the other from the start of a file.
 
     functions: uint64 addresses. tall, wide: rows and bytes of a row that one block takes. lane:
-    int64[`LANE_WORDS`]. spent: float64[2], written: the seconds of writing, and of waiting for the device.
-    Returns whether all of it was written.
+    int64[`LANE_WORDS`]. checksum: of the bytes, `LoopChecksum.words`. spent: float64[2], written: the seconds of
+    writing, and of waiting for the device. Returns whether all of it was written.
     """
     words = lane_copies.copy_words(False)
     now = np.zeros(2, np.int64)
@@ -106,6 +118,8 @@ def _store(
         ready = nanoseconds(clock, now)
         moving += ready - mark
         place, done = lane[lane_copies.BLOCK + 1 - number % 2], numba.int64(0)
+        if nbytes > 0:
+            add_to(checksum, place, nbytes)
         while good and done < nbytes:
             put = long_call4(functions[WRITE], descriptor, place + done, nbytes - done, written)
             if put <= 0:
@@ -124,7 +138,8 @@ def _store(
 @functools.cache
 def _loop() -> Any:
     integer = numba.int64
-    return compiled(_store, numba.uint64[::1], *(integer,) * 7, numba.int64[::1], numba.float64[::1])
+    words = numba.uint64[::1]
+    return compiled(_store, words, *(integer,) * 7, numba.int64[::1], words, numba.float64[::1])
 
 
 def available() -> bool:
@@ -146,15 +161,16 @@ def store(
     block_nbytes: int,
     lane: np.ndarray,
     functions: np.ndarray | None = None,
-) -> tuple[bool, float, float]:
+) -> tuple[bool, int | None, float, float]:
     """Write a rectangle of the device's memory to an open file, from its beginning, row after row.
 
     descriptor: of the file. source: address of the first row. pitch: bytes from one row to the next. rows, width: not
     zero; width in bytes. block_nbytes: the size of a lane's block. lane: int64[`LANE_WORDS`], for the current
     device, which this thread must be attached to.
 
-    Returns whether all of it was written, and the seconds of writing and of waiting for the device. If not, the file's
-    content is undefined, and doing the same in the ordinary way will say why.
+    Returns whether all of it was written, its checksum (None where the loop cannot tell it), and the seconds of writing
+    and of waiting for the device. If not all was written, the file's content is undefined, and doing the same in the
+    ordinary way will say why.
     """
     if pitch == width or rows == 1:
         rows, width = 1, rows * width
@@ -163,5 +179,6 @@ def store(
     tall = min(rows, block_nbytes // width) if wide == width else 1
     spent = np.zeros(2)
     table = calls.addresses(SYSTEM, DRIVER) if functions is None else functions
-    good = _loop()(table, descriptor, source, pitch, rows, width, tall, wide, lane, spent)
-    return bool(good), float(spent[0]), float(spent[1])
+    with loop_checksum() as checksum:
+        good = _loop()(table, descriptor, source, pitch, rows, width, tall, wide, lane, checksum.words, spent)
+        return bool(good), checksum.value(), float(spent[0]), float(spent[1])

@@ -14,10 +14,11 @@ within one tick of a clock as coarse as FAT's, and a link that is turned to anot
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """For reading at offsets. O_NONBLOCK means nothing for files. Without it opening a pipe blocks until somebody writes to
@@ -78,6 +79,39 @@ def read_at(descriptor: int, target: memoryview, offset: int) -> int:
     except BlockingIOError:
         os.set_blocking(descriptor, True)  # as in `open_file`
         return os.preadv(descriptor, [target], offset)
+
+
+def sync_files(paths: Sequence[str | os.PathLike[str]]) -> None:
+    """Force files to disk, and the folders that they lie in, so that a power cut leaves both.
+
+    One that is not there is left out, since somebody has removed it; its folder is forced to disk all the same. Raises
+    OSError, as where the disk failed to take what was written earlier.
+    """
+    folders = dict.fromkeys(os.path.dirname(os.fspath(path)) for path in paths)
+    for path in paths:
+        _sync(path, os.O_RDONLY)
+    for folder in folders:
+        _sync(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Force the names in a folder to disk. Raises OSError."""
+    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: str | os.PathLike[str], flags: int) -> None:
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems in user space have nothing to force, and say so.
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def check_is_file(found: os.stat_result) -> None:

@@ -35,6 +35,7 @@ from tilewright.pipeline.transfer.calls import (
     nanoseconds,
     take_numbers,
 )
+from tilewright.pipeline.transfer.checksum import loop_checksum
 from tilewright.pipeline.transfer.file_rectangles import ANY_LENGTH, StoredChunk, name_table
 from tilewright.pipeline.transfer.files import READ_FLAGS
 from tilewright.pipeline.transfer.zstd import (
@@ -203,14 +204,15 @@ def _store(
     lane: Any,
     context: int,
     memory: Any,
+    total: Any,
     spent: Any,
 ) -> bool:
     """Compress ``rows`` of ``width`` bytes, ``pitch`` apart on the device, into one frame, written from a file's start.
 
     functions: uint64 addresses. tall, wide: rows and bytes of a row that one block takes. lane:
     int64[`LANE_WORDS`]. context: the address of an encoder that was told the total length. memory: uint8, for
-    compressed bytes. spent: float64[2], written: the seconds of compressing and writing, and of waiting for the device.
-    Returns whether all of it was written.
+    compressed bytes. total: the checksum of these, `LoopChecksum.words`. spent: float64[2], written: the seconds of
+    compressing and writing, and of waiting for the device. Returns whether all of it was written.
     """
     words = np.zeros(WORDS, np.int64)
     here = numba.int64(words.ctypes.data)
@@ -241,6 +243,8 @@ def _store(
             if words[OUT + USED] < words[OUT + SIZE] and (left or order != _END):
                 continue
             done = 0
+            if words[OUT + USED] > 0:
+                file_download.add_to(total, words[OUT + ADDRESS], words[OUT + USED])
             while good and done < words[OUT + USED]:
                 put = long_call4(
                     functions[file_download.WRITE],
@@ -292,6 +296,7 @@ def _compiled_store() -> Any:
         numba.int64[::1],
         integer,
         numba.uint8[::1],
+        numba.uint64[::1],
         numba.float64[::1],
     )
 
@@ -426,27 +431,29 @@ def store_chunk(
     block_nbytes: int,
     lane: np.ndarray,
     functions: np.ndarray | None = None,
-) -> tuple[bool, float, float]:
+) -> tuple[bool, int | None, float, float]:
     """Compress a rectangle of the device's memory, row after row, into one frame at the beginning of an open file.
 
     descriptor: of the file. source: address of the first row. pitch: bytes from one row to the next. rows, width: not
     zero; width in bytes. level, checksum: as libzstd takes them. block_nbytes: the size of a lane's block. lane:
     int64[`LANE_WORDS`], for the current device, which this thread must be attached to.
 
-    Returns whether all of it was written, and the seconds of compressing and writing and of waiting for the device. If
-    not, the file's content is undefined, and doing the same in the ordinary way will say why. Raises MemoryError.
+    Returns whether all of it was written, the file's checksum (None where the loop cannot tell it), and the seconds of
+    compressing and writing and of waiting for the device. If not all was written, the file's content is undefined,
+    and doing the same in the ordinary way will say why. Raises MemoryError.
     """
     tall, wide = _block_sides(rows, width, block_nbytes)
     spent = np.zeros(2)
     table = _download_functions() if functions is None else functions
     with _compiling:
         loop = _compiled_store()
-    with _borrowed_encoder() as encoder:
+    with _borrowed_encoder() as encoder, loop_checksum() as total:
         context = encoder.begin(level, checksum, rows * width)
+        sides = rows, width, tall, wide
         good = loop(
-            table, descriptor, source, pitch, rows, width, tall, wide, lane, context, encoder.memory, spent
+            table, descriptor, source, pitch, *sides, lane, context, encoder.memory, total.words, spent
         )
-    return bool(good), float(spent[0]), float(spent[1])
+        return bool(good), total.value(), float(spent[0]), float(spent[1])
 
 
 def _block_sides(rows: int, width: int, block_nbytes: int) -> tuple[int, int]:

@@ -20,9 +20,10 @@ import zarr
 
 from tilewright.kernels.passes.contents import Contents, contents_of, overflow_of
 from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import place_of
-from tilewright.pipeline.store.region_write import region_writes, stored_nbytes_of
+from tilewright.pipeline.store.region_write import region_writes
 from tilewright.pipeline.store.sessions import changes_in, own_copy
 from tilewright.pipeline.worker.panels import Arrival, PanelKey
 from tilewright.pipeline.worker.peers import Peers
@@ -211,16 +212,17 @@ def collect_leftovers() -> None:
 
 def store_sum(
     product: Product, tile: Tile, parts: Sequence[np.ndarray]
-) -> tuple[int, Contents, bytes | None]:
+) -> tuple[tuple[StoredObject, ...], Contents, bytes | None]:
     """Store one tile as the sum of its parts over k, added in order: the same bits every time.
 
-    Returns its ``stored_nbytes``, as in ``TileReport``, what it holds, and its ``changes`` there. Raises CancelledError
-    when the run is over, also between two pieces.
+    Returns its ``stored`` objects, as in ``TileReport``, what it holds, and its ``changes`` there. Raises
+    CancelledError when the run is over, also between two pieces.
     """
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
     regions = product.plan.regions(tile)
+    stored: list[StoredObject] = []
     with _engines_lock:
         _check_goes_on(product)
         _sums.setdefault(product.run, []).append(product.c)
@@ -230,7 +232,9 @@ def store_sum(
             for piece in region_writes(c, region, product.drafts):
                 with _engines_lock:
                     _check_goes_on(product)
-                piece.write([rounded(values[piece.source], np.dtype(product.plan.c_dtype))])
+                done = piece.write([rounded(values[piece.source], np.dtype(product.plan.c_dtype))])
+                if done is not None:
+                    stored.append(done)
     finally:
         with _engines_lock:
             _sums[product.run].pop()
@@ -238,4 +242,4 @@ def store_sum(
                 del _sums[product.run]
             _changed.notify_all()
     found = contents_of(total, product.look[2], overflow_of(np.dtype(product.plan.c_dtype)))
-    return stored_nbytes_of(c, regions) or 0, found.times(len(regions)), changes_in(c)
+    return tuple(stored), found.times(len(regions)), changes_in(c)

@@ -416,24 +416,24 @@ class CudaUnit:
                         yield rounded(row, dtype)
                 clock = time.perf_counter()
 
-        def fill(lane: Lane, descriptor: int, zstd: Zstd | None) -> bool:
+        def fill(lane: Lane, descriptor: int, zstd: Zstd | None) -> tuple[bool, int | None]:
             rectangle = corner, pitch, height, width * item
             if zstd is None:
-                good, _, waiting = self._download.store(
+                good, checksum, _, waiting = self._download.store(
                     descriptor, *rectangle, LOOP_BLOCK_NBYTES, lane.from_gpu
                 )
             else:
-                good, _, waiting = self._chunks.store_chunk(
+                good, checksum, _, waiting = self._chunks.store_chunk(
                     descriptor, *rectangle, *zstd, LOOP_BLOCK_NBYTES, lane.from_gpu
                 )
             moving[0] += waiting
-            return good
+            return good, checksum
 
         direct = self._in_loops and dtype == tile.dtype
         with self._lane() as lane:
             clock = time.perf_counter()
-            piece.write(bands(lane), partial(fill, lane) if direct else None)
-        return Move(time.perf_counter() - clock - moving[0], moving[0])
+            stored = piece.write(bands(lane), partial(fill, lane) if direct else None)
+        return Move(time.perf_counter() - clock - moving[0], moving[0], stored)
 
     def close(self) -> None:
         self._cuda.current_context()

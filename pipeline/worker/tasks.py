@@ -96,7 +96,7 @@ def add_parts(
             read,
             spans=tuple(spans),
             found=found,
-            stored_nbytes=stored,
+            stored=stored,
             changes=changes,
         )
 

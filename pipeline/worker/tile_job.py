@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, STAGES, THREADS, Found, TileReport
 from tilewright.pipeline.worker.panels import PanelBuffer, Placed
 from tilewright.pipeline.worker.units import Look, Move
@@ -57,7 +58,7 @@ class TileJob:
     partial: np.ndarray | None = None
     read_nbytes: int = 0
     shared_nbytes: int = 0
-    stored_nbytes: int = 0
+    stored: tuple[StoredObject, ...] = ()
     found: Found = NOTHING_FOUND
     changes: bytes | None = None
 
@@ -93,7 +94,7 @@ class TileJob:
             self.partial,
             tuple(Span(worker, *span) for span in self.spans),
             self.found,
-            self.stored_nbytes,
+            self.stored,
             self.changes,
         )
 

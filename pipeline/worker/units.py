@@ -24,6 +24,7 @@ from tilewright.kernels.passes.contents import NOTHING, Contents, contents_of, o
 from tilewright.kernels.passes.transpose_host import transpose
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import Found, Product
 from tilewright.pipeline.store.region_read import RegionRead, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
@@ -44,6 +45,8 @@ class Move:
 
     store_seconds: float
     device_seconds: float
+    stored: StoredObject | None = None
+    """What a thread stored of a tile; None where that is in no file."""
 
 
 @dataclass(frozen=True)
@@ -322,8 +325,8 @@ class HostUnit:
 
         start = time.perf_counter()
         data = tile.cut(*piece.source)
-        piece.write(bands())
-        return Move(time.perf_counter() - start, 0.0)
+        stored = piece.write(bands())
+        return Move(time.perf_counter() - start, 0.0, stored)
 
     def close(self) -> None:
         pass

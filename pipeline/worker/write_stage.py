@@ -19,7 +19,6 @@ from tilewright.pipeline.store.region_write import (
     RegionWrite,
     gather,
     region_writes,
-    stored_nbytes_of,
 )
 from tilewright.pipeline.store.sessions import changes_in, own_copy
 from tilewright.pipeline.threads import run_all
@@ -93,7 +92,7 @@ class WriteStage:
                 square = Placed(target.flat, (job.tile.columns, job.tile.columns), target.lines)
                 self._unit.mirror(square, swap=True)
                 moves += self._saved(region_writes(c, mirrored, self._product.drafts), square, dtype)
-        job.stored_nbytes = stored_nbytes_of(c, regions) or 0
+        job.stored = tuple(move.stored for move in moves if move.stored is not None)
         job.changes = changes_in(c)
 
     def _saved(
@@ -105,4 +104,5 @@ class WriteStage:
 
 
 def _gathered(out: np.ndarray, bands: Bands, fill: FillFile | None) -> None:
+    """Nothing is stored yet."""
     gather(out, bands)

@@ -456,8 +456,8 @@ def intercept_writes(
         def wrap(piece: region_write.RegionWrite) -> region_write.RegionWrite:
             top, left = (whole.start + part.start for whole, part in zip(region, piece.source, strict=True))
 
-            def write(bands: region_write.Bands, fill: region_write.FillFile | None) -> None:
-                piece.write([through(top, left, np.concatenate([band.copy() for band in bands]))])
+            def write(bands: region_write.Bands, fill: region_write.FillFile | None) -> Any:
+                return piece.write([through(top, left, np.concatenate([band.copy() for band in bands]))])
 
             return region_write.RegionWrite(piece.source, write)
 
@@ -640,7 +640,7 @@ def test_one_failed_read_loses_no_finished_tile(
     growing = outputs.partial_path(out)
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
     stop_at(3, a_path, b_path, out, **options)
-    real = {"read_text": Path.read_text, "open_array": zarr.open_array, "stat": Path.stat}
+    real = {"read_bytes": Path.read_bytes, "open_array": zarr.open_array, "stat": Path.stat}
 
     def failing(name: str, path: Any, *arguments: Any, **more: Any) -> Any:
         chunk = isinstance(path, Path) and path.is_relative_to(growing) and path.name.isdigit()
@@ -650,7 +650,7 @@ def test_one_failed_read_loses_no_finished_tile(
 
     with monkeypatch.context() as patch:
         owner, name = {
-            "record": (Path, "read_text"),
+            "record": (Path, "read_bytes"),
             "metadata": (zarr, "open_array"),
             "chunk": (Path, "stat"),
         }[what]
@@ -677,7 +677,7 @@ def test_a_record_of_tiles_that_the_plan_does_not_have_is_not_gone_on_with(
     stop_at(3, a_path, b_path, out, **options)
     tile_count = tw.plan_matmul(a_path, b_path, device="cpu", device_memory=TIGHT).tile_count
     with (outputs.partial_path(out) / ledger.FILE_NAME).open("a") as record:
-        record.write(json.dumps({"tile": tile_count, "nbytes": 1024}) + "\n")
+        record.write(ledger.sealed({"tile": tile_count, "objects": []}) + "\n")
     run = tw.matmul(a_path, b_path, out, listener=events.append, **options)
     assert (run.resumed, run.plan.tile_count) == (0, tile_count)
     assert any("it starts anew" in event.message for event in events if isinstance(event, Notice))
@@ -1305,14 +1305,14 @@ def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_done(
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
     left, lock, write = [6_000], threading.Lock(), region_write._write_fully
 
-    def filling(file: Any, band: np.ndarray) -> None:
+    def filling(file: Any, data: memoryview) -> None:
         with lock:
             room = left[0]
-            left[0] -= band.nbytes
-        if room < band.nbytes:
-            write(file, band.reshape(-1).view(np.uint8)[: max(0, room)])
+            left[0] -= data.nbytes
+        if room < data.nbytes:
+            write(file, data[: max(0, room)])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(file, band)
+        write(file, data)
 
     with monkeypatch.context() as patch:
         patch.setattr(region_write, "_write_fully", filling)
@@ -1702,7 +1702,7 @@ def test_what_a_run_that_was_killed_behind_its_rename_leaves_in_c_does_no_harm(
     with pytest.raises(OutputExistsError, match="exists"):
         tw.matmul(a_path, b_path, out, cluster=client, device="cpu")
     tw.matmul(a_path, b_path, out, cluster=client, device="cpu", overwrite=True)
-    assert sorted(os.listdir(out)) == ["c", "zarr.json"]
+    assert sorted(os.listdir(out)) == ["c", ledger.CHECKSUMS_NAME, "zarr.json"]
 
 
 def test_a_worker_that_outlives_its_client_writes_nothing_into_the_next_run(
@@ -1730,13 +1730,13 @@ def test_a_worker_that_outlives_its_client_writes_nothing_into_the_next_run(
         stop_at(2, a_path, b_path, out, **options)
         ended.set()
 
-    def stopped(piece: region_write.RegionWrite, *args: Any) -> None:
+    def stopped(piece: region_write.RegionWrite, *args: Any) -> Any:
         monkeypatch.setattr(region_write.RegionWrite, "write", write)
         outputs.fcntl.flock(locks[0], outputs.fcntl.LOCK_UN)  # as the client dies
         thread = threading.Thread(target=next_run)
         thread.start()
         thread.join()
-        piece.write(*args)
+        return piece.write(*args)
 
     monkeypatch.setattr(job, "create_output", locked)
     monkeypatch.setattr(tasks, "end_past_runs", unreached)
@@ -1746,7 +1746,7 @@ def test_a_worker_that_outlives_its_client_writes_nothing_into_the_next_run(
     assert ended.is_set()
     assert tw.matmul(a_path, b_path, out, **options).resumed == 2
     assert_product(zarr.open_array(out)[...], a, -b)
-    assert sorted(path.name for path in out.iterdir()) == ["c", "zarr.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["c", ledger.CHECKSUMS_NAME, "zarr.json"]
 
 
 def test_halves_of_chunks_of_a_killed_run_are_swept(

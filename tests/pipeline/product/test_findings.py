@@ -57,12 +57,12 @@ def test_the_record_keeps_what_was_found(tmp_path: Path) -> None:
         Contents(-(2**63), 2**63 - 1, masked=3), Contents(0, 2**64 - 1), Contents(nan=1, infinite=2)
     )
     ledger = Ledger(tmp_path, "abc", plan)
-    ledger.record(0, 10, found)
-    ledger.record(1, 11)
+    ledger.record(0, Stored(found=found))
+    ledger.record(1, Stored())
     ledger.close()
     past = read_past(tmp_path, "abc")
     assert past is not None
-    assert past.finished == {0: Stored(10, found), 1: Stored(11)}
+    assert past.finished == {0: Stored(found=found), 1: Stored()}
 
 
 def test_a_share_too_small_for_its_digits_is_not_none(pair: zarr.Array) -> None:

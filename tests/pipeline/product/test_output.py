@@ -568,9 +568,9 @@ def test_a_worker_that_a_dead_run_left_writes_nothing_into_the_next(
         if when == "behind a chunk's last byte":
             take_over()
 
-    def fill(descriptor: int, _: Any) -> bool:
+    def fill(descriptor: int, _: Any) -> tuple[bool, int | None]:
         os.pwrite(descriptor, b"".join(band.tobytes() for band in bands()), 0)
-        return True
+        return True, None
 
     piece = region_writes(dead.array, REGION, dead.drafts)[0]
     dead.release()

@@ -172,7 +172,7 @@ def test_a_run_that_goes_on_has_threads_for_the_chunks_that_it_goes_on_with(tmp_
     a = zarr.create_array(tmp_path / "a", shape=(16384, 16384), chunks=(4096, 4096), dtype="f4")
     limit = 7 * GIB // 2
     facts = [WorkerFacts("cuda", "GPU", GIB, limit, 1, 64, 64)]
-    past = ledger.Past(Geometry(4096, 4096, 512, 1, 4096, 4096), (4096, 4096), {0: ledger.Stored(1)})
+    past = ledger.Past(Geometry(4096, 4096, 512, 1, 4096, 4096), (4096, 4096), {0: ledger.Stored()})
 
     def planned(past: ledger.Past | None) -> MatmulPlan:
         return plan_for(Factors(a, a, np.dtype("f4"), a.shape[1], device_memory="192 MiB"), None, facts, past)

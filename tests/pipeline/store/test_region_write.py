@@ -13,6 +13,7 @@ from typing import Any
 import numcodecs
 import numpy as np
 import pytest
+import xxhash
 import zarr
 import zstandard
 from hypothesis import given
@@ -21,9 +22,11 @@ from zarr.codecs import ZstdCodec
 
 from tests.pipeline.store.stored_arrays import KINDS, OUT_OF_SIGHT, any_way, chunk_file, encoded, stored
 from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.plan.stored import NOTHING_CHECKSUM, StoredObject
 from tilewright.pipeline.store import region_write
 from tilewright.pipeline.store.arrays import write_unit
 from tilewright.pipeline.store.chunks import Zstd
+from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.store.region_write import region_writes
 
 
@@ -57,6 +60,23 @@ def test_what_is_written_in_bands_is_what_numpy_holds(
     assert not [name for name in names if name.endswith(".partial")]
 
 
+def assert_stored_in(array: zarr.Array[Any], stored: StoredObject | None) -> None:
+    """What a write returns is what lies there."""
+    assert stored is not None
+    data = object_path(array, stored.place).read_bytes()
+    assert (stored.nbytes, stored.checksum) == (len(data), xxhash.xxh3_64_intdigest(data))
+
+
+def test_what_is_not_stored_since_it_would_be_all_fill_has_no_bytes(tmp_path: Path) -> None:
+    array = stored("v3-sharded", tmp_path / "x.zarr", np.ones((8, 6), "f4"), (4, 3))
+    (piece,) = region_writes(array, (slice(0, 8), slice(0, 6)))
+    assert_stored_in(array, piece.write([np.ones((8, 6), "f4")]))
+    empty = piece.write([np.full((8, 6), array.fill_value, "f4")])
+    assert empty == StoredObject((0, 0), 0, NOTHING_CHECKSUM)
+    assert xxhash.xxh3_64_intdigest(b"") == NOTHING_CHECKSUM
+    assert not object_path(array, (0, 0)).exists()
+
+
 def test_a_shard_is_written_in_one_piece(tmp_path: Path) -> None:
     """Each writer of a shard writes all of it: of two, one would undo what the other did."""
     array = stored("v3-sharded", tmp_path / "x.zarr", np.zeros((20, 18), "f4"), (4, 3))
@@ -88,8 +108,10 @@ def test_every_level_that_numcodecs_takes_is_written_in_bands_too(
 
 
 @pytest.mark.parametrize("codecs", ["3 none", "2 none", "3 zstd", "2 zstd", "3 blosc", "2 filtered"])
-@pytest.mark.parametrize("able", [True, False])
-def test_whole_chunks_are_written_by_another_where_it_can(codecs: str, able: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("able", "summed"), [(True, True), (True, False), (False, True)])
+def test_whole_chunks_are_written_by_another_where_it_can(
+    codecs: str, able: bool, summed: bool, tmp_path: Path
+) -> None:
     """All rows of plain ones, and of those at the lower edge those that there are."""
     full = np.arange(1, 1 + 10 * 9, dtype="f4").reshape(10, 9)
     empty, plain, zstd = np.zeros_like(full), codecs.endswith("none"), codecs.endswith("zstd")
@@ -101,7 +123,7 @@ def test_whole_chunks_are_written_by_another_where_it_can(codecs: str, able: boo
     for piece in region_writes(array, (slice(0, 10), slice(0, 9))):
         rows = full[piece.source]
 
-        def fill(descriptor: int, how: Zstd | None, rows: np.ndarray = rows) -> bool:
+        def fill(descriptor: int, how: Zstd | None, rows: np.ndarray = rows) -> tuple[bool, int | None]:
             filled.append(rows.shape)
             data = rows.tobytes() if able else b"half of it, and then the disk was full" * 100
             if zstd:
@@ -110,10 +132,10 @@ def test_whole_chunks_are_written_by_another_where_it_can(codecs: str, able: boo
             else:
                 assert how is None
             assert os.pwrite(descriptor, data, 0) == len(data)
-            return able
+            return able, xxhash.xxh3_64_intdigest(data) if summed else None
 
         bands = (row[None] for row in rows)
-        piece.write(bands, fill)
+        assert_stored_in(array, piece.write(bands, fill))
         if rows.shape in filled and able:
             assert next(bands) is not None, "what another wrote is not written again"
     np.testing.assert_array_equal(array[...], full)
@@ -183,13 +205,14 @@ def test_behind_the_edge_of_an_array_its_fill_value_is_stored(
     full = np.arange(10, 10 + 10 * 9, dtype="f4").reshape(10, 9)
     array = any_way(kind, tmp_path / "x.zarr", np.zeros_like(full), (4, 6))
 
-    def write(rows: np.ndarray, descriptor: int, how: Zstd | None) -> bool:
+    def write(rows: np.ndarray, descriptor: int, how: Zstd | None) -> tuple[bool, int]:
         data = rows.tobytes() if how is None else zstandard.compress(rows.tobytes(), how.level)
-        return os.pwrite(descriptor, data, 0) == len(data)
+        return os.pwrite(descriptor, data, 0) == len(data), xxhash.xxh3_64_intdigest(data)
 
     for piece in region_writes(array, (slice(0, 10), slice(0, 9))):
         rows = full[piece.source]
-        piece.write((row[None] for row in rows), partial(write, rows) if by_another else None)
+        fill = partial(write, rows) if by_another else None
+        assert_stored_in(array, piece.write((row[None] for row in rows), fill))
     array.resize((17, 20))
     expected = np.full((17, 20), 7, "f4")
     expected[:10, :9] = full

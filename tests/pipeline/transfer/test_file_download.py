@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,10 +40,11 @@ def test_rectangles_of_any_shape_come_to_the_file(
     path, driver = tmp_path_factory.mktemp("files") / "out", Driver()
     device = np.random.default_rng(rows).integers(0, 256, (rows, width + gap), np.uint8)
     with lane() as words, open(path, "wb") as file:
-        good, writing, waiting = store(
+        good, checksum, writing, waiting = store(
             file.fileno(), device.ctypes.data, width + gap, rows, width, BLOCK, words, driver.functions_out
         )
     assert good
+    assert checksum == xxhash.xxh3_64_intdigest(path.read_bytes())
     assert min(writing, waiting) >= 0
     np.testing.assert_array_equal(np.fromfile(path, np.uint8).reshape(rows, width), device[:, :width])
     assert driver.copies == driver.records
@@ -82,7 +84,7 @@ def test_a_file_that_may_not_grow_is_said(tmp_path: Path) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4500, limits[1]))
         with lane() as words, open(tmp_path / "out", "wb") as file:
-            good, _, _ = store(
+            good, *_ = store(
                 file.fileno(), device.ctypes.data, 10_000, 1, 10_000, BLOCK, words, driver.functions_out
             )
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numcodecs
 import numpy as np
 import pytest
+import xxhash
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,7 +150,7 @@ def stored_by_loop(
 ) -> bool:
     ((words, memory),) = lanes(1)
     with open(path, "wb") as file:
-        good, working, waiting = store_chunk(
+        good, total, working, waiting = store_chunk(
             file.fileno(),
             device.ctypes.data,
             device.shape[1],
@@ -162,6 +163,7 @@ def stored_by_loop(
             driver.functions_zstd_out,
         )
     assert min(working, waiting) >= 0
+    assert not good or total == xxhash.xxh3_64_intdigest(path.read_bytes())
     assert (memory[:, BLOCK:] == 0xEE).all(), "written behind a block"
     return good
 

@@ -446,10 +446,10 @@ def test_no_sum_is_written_once_its_run_has_ended(
     begun, go_on, waiting = threading.Event(), threading.Event(), told_of_waiting(monkeypatch)
     write = RegionWrite.write
 
-    def slowly(piece: RegionWrite, rounded: Any) -> None:
+    def slowly(piece: RegionWrite, rounded: Any) -> Any:
         begun.set()
         assert go_on.wait(10)
-        write(piece, rounded)
+        return write(piece, rounded)
 
     monkeypatch.setattr(RegionWrite, "write", slowly)
     with ThreadPoolExecutor(2) as pool:

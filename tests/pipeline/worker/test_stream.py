@@ -186,9 +186,9 @@ def test_tiles_of_a_symmetric_product_are_stored_twice(
             if k_parts > 1:
                 sums = [report.partial for report in reports if report.partial is not None]
                 assert all(np.isfinite(part).all() for part in sums)
-                stored_nbytes += store_sum(product, tile, sums)[0]
+                stored_nbytes += sum(one.nbytes for one in store_sum(product, tile, sums)[0])
             else:
-                stored_nbytes += reports[0].stored_nbytes
+                stored_nbytes += sum(one.nbytes for one in reports[0].stored)
     finally:
         worker.close()
     found = c[...]

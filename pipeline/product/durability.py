@@ -1,0 +1,134 @@
+"""What tiles store is forced to disk, batch after batch beside the work, and then the record says so.
+
+A batch is all that has been stored since the one before it began, so that a slow disk gets few large ones (group
+commit: DeWitt et al., "Implementation Techniques for Main Memory Database Systems", SIGMOD 1984). A file is forced to
+disk on the host that wrote it, whose memory may hold what no other host can see.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from queue import SimpleQueue
+from threading import Thread
+
+import psutil
+from distributed import Client
+from distributed.comm import get_address_host
+
+from tilewright.pipeline.cluster.answers import ask_all
+from tilewright.pipeline.errors import ClusterError, StoreError
+from tilewright.pipeline.transfer.files import sync_files
+
+logger = logging.getLogger(__name__)
+
+SYNC_THREADS = 8
+"""Files that are forced to disk at once: file systems join what they write for them."""
+
+Sync = Callable[[str, Sequence[str]], None]
+"""Forces files to disk that a worker, given by its address, has written. Raises OSError or StoreError."""
+
+
+def sync_many(paths: Sequence[str]) -> None:
+    """`sync_files`, on several threads."""
+    with ThreadPoolExecutor(SYNC_THREADS, "tilewright-sync") as pool:
+        # Each folder comes last: it is forced to disk by the thread whose files lie in it, once they are.
+        for _ in pool.map(sync_files, [paths[start::SYNC_THREADS] for start in range(SYNC_THREADS)]):
+            pass
+
+
+def sync_on_hosts(client: Client) -> Sync:
+    """Forces files to disk on the host of the worker that wrote them."""
+
+    def sync(worker: str, paths: Sequence[str]) -> None:
+        if not _is_here(worker):
+            try:
+                if ask_all(client, sync_many, list(paths), workers=[worker]):
+                    return
+            except ClusterError as error:
+                logger.debug("%s cannot force its files to disk: %s", worker, error)
+        # The worker is gone, or is ours: a file system of several hosts has got what a closed file holds.
+        sync_many(paths)
+
+    return sync
+
+
+@cache
+def _addresses_here() -> frozenset[str]:
+    found = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    return frozenset(found | {"localhost", socket.gethostname()})
+
+
+def _is_here(worker: str) -> bool:
+    """Whether a worker is a process of this host."""
+    return worker.startswith("inproc://") or get_address_host(worker) in _addresses_here()
+
+
+class Durability:
+    """Forces tiles to disk on a thread of its own. Use it as a context manager: what is left is waited for by
+    `finish`; an error ends it after the batch under way.
+
+    settle: told of the tiles of a batch, by their indices, once they are on disk.
+    """
+
+    def __init__(self, sync: Sync, settle: Callable[[Sequence[int]], None]) -> None:
+        self._sync, self._settle = sync, settle
+        self._waiting: SimpleQueue[tuple[int, str, Sequence[str]] | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="tilewright-durability", daemon=True)
+
+    def __enter__(self) -> Durability:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._waiting.put(None)
+        self._thread.join()
+
+    def add(self, tile: int, worker: str, paths: Sequence[str]) -> None:
+        """Take note that a worker has stored a tile in these files. Raises StoreError where earlier ones could not be
+        forced to disk."""
+        self._raise()
+        self._waiting.put((tile, worker, paths))
+
+    def finish(self) -> None:
+        """Wait until all tiles are on disk, and recorded so. Raises StoreError where they are not."""
+        self._waiting.put(None)
+        self._thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if isinstance(self._error, StoreError):
+            raise self._error
+        if self._error is not None:
+            raise StoreError(
+                f"output: tiles cannot be forced to disk: {self._error}; see that the disk is whole and has room, and"
+                " run it again: what is on it is kept (--durability none does without)"
+            ) from self._error
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            batch = [self._waiting.get()]
+            while not self._waiting.empty():
+                batch.append(self._waiting.get())
+            tiles = [one for one in batch if one is not None]
+            ended = len(tiles) < len(batch)
+            if not tiles or self._error is not None:
+                continue
+            try:
+                self._force(tiles)
+            except BaseException as error:  # told to whoever stores the next tile, or waits for the last
+                self._error = error
+
+    def _force(self, tiles: Sequence[tuple[int, str, Sequence[str]]]) -> None:
+        of_hosts: dict[str, tuple[str, list[str]]] = {}
+        for _, worker, paths in tiles:
+            host = "" if _is_here(worker) else get_address_host(worker)
+            of_hosts.setdefault(host, (worker, []))[1].extend(paths)
+        for worker, paths in of_hosts.values():
+            self._sync(worker, paths)
+        self._settle([tile for tile, _, _ in tiles])
