@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
 import psutil
+import zarr
 from distributed import Client
 from distributed.comm import get_address_host
 
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.errors import ClusterError, StoreError
+from tilewright.pipeline.plan.stored import StoredObject
+from tilewright.pipeline.plan.told import TileReport
+from tilewright.pipeline.product.ledger import Ledger, Stored
+from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.transfer.files import sync_files
 
 logger = logging.getLogger(__name__)
@@ -132,3 +140,43 @@ class Durability:
         for worker, paths in of_hosts.values():
             self._sync(worker, paths)
         self._settle([tile for tile, _, _ in tiles])
+
+
+@dataclass
+class Keeping:
+    """What is kept of tiles as they are stored: a record, and durability where that was asked for.
+
+    Outputs that are written in place keep nothing: nothing beside them is ours to write to.
+    """
+
+    ledger: Ledger | None
+    array: zarr.Array[Any]
+    durability: Durability | None = None
+
+    def record(self, report: TileReport) -> None:
+        if self.ledger is None:
+            return
+        self.ledger.record(report.index, Stored(report.stored, report.found, synced=False))
+        self._settle(report.index, report.worker, report.stored)
+
+    def settle(self, tiles: Mapping[int, Stored]) -> None:
+        """Force tiles of an earlier run to disk, from this host: nobody knows which worker wrote them."""
+        for index, stored in tiles.items():
+            self._settle(index, "inproc://", stored.objects)
+
+    def _settle(self, index: int, worker: str, objects: Iterable[StoredObject]) -> None:
+        if self.durability is not None:
+            self.durability.add(
+                index, worker, [str(object_path(self.array, one.place)) for one in objects if one.nbytes]
+            )
+
+    def finish(self) -> None:
+        """Wait until all is on disk, and keep the checksums with the product."""
+        if self.durability is not None:
+            self.durability.finish()
+        if self.ledger is not None:
+            self.ledger.keep()
+
+    def removed(self, folder: Path) -> None:
+        if self.ledger is not None:
+            self.ledger.remove(folder)

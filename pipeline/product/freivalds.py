@@ -259,6 +259,8 @@ class Outcome:
     """Whether there are numbers where there must be none."""
     special_rows: int
     """How many of the rows of A hold NaN or infinity."""
+    wrong: frozenset[tuple[int, int]] = frozenset()
+    """Number of the block of rows, and of the group, of each wrong block, where they are asked for."""
 
 
 def compare(
@@ -311,7 +313,17 @@ def compare(
         unchecked,
         bool(product.strays.any()),
         int(np.count_nonzero(special != NUMBER)),
+        _wrong_blocks(errors > allowed.relative, rows.start, probe.block_rows),
     )
+
+
+def _wrong_blocks(wrong: np.ndarray, first: int, block_rows: int) -> frozenset[tuple[int, int]]:
+    """The wrong blocks of some rows, the first of which is number ``first``. wrong: rows × groups × vectors, bool."""
+    if not block_rows:
+        return frozenset()
+    places = np.argwhere(wrong.any(axis=2))
+    places[:, 0] = (places[:, 0] + first) // block_rows
+    return frozenset((int(row), int(group)) for row, group in np.unique(places, axis=0))
 
 
 def _multiplied(

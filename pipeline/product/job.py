@@ -6,12 +6,11 @@ What it plans is in `request`, what runs the tiles in `execute`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from pathlib import Path
 from typing import Any
 
 import zarr
@@ -26,7 +25,6 @@ from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import (
     ClusterError,
     DamagedError,
-    DamagedProductError,
     DeviceMemoryError,
     OutputError,
     PlanError,
@@ -36,9 +34,8 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Teller, on_waiting
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import Found, Product, TileReport
-from tilewright.pipeline.product.durability import Durability, sync_on_hosts
+from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
+from tilewright.pipeline.product.durability import Durability, Keeping, sync_on_hosts
 from tilewright.pipeline.product.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
     cautions,
@@ -57,6 +54,7 @@ from tilewright.pipeline.product.ledger import (
     fingerprint,
     read_past,
 )
+from tilewright.pipeline.product.mend import Check, mended
 from tilewright.pipeline.product.output import (
     Output,
     create_output,
@@ -65,11 +63,11 @@ from tilewright.pipeline.product.output import (
     resume_output,
 )
 from tilewright.pipeline.product.request import Factors, Request, check_output, open_factors, plan_for
-from tilewright.pipeline.product.verify import Verification, find_damaged, verify_product
+from tilewright.pipeline.product.verify import Verification
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import product_names
-from tilewright.pipeline.store.objects import fault_of, object_path
+from tilewright.pipeline.store.objects import fault_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
@@ -317,60 +315,42 @@ def _fill(
             rest = "only the check is left" if request.verify else "none is left to compute"
         tell.say(f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; {rest}")
     tell.warn_once(cautions(factors, job.out, request.precision, facts, plan, finished))
-    product = Product(
-        a=factors.a,
-        b=factors.b,
-        c=output.array,
-        plan=plan,
-        device=facts[0].device,
-        precision=factors.precision,
-        run=uuid.uuid4().hex[:12],
-        drafts=output.drafts,
-        neighbours=most_neighbours(fact.address for fact in facts),
-        sharing=_sharing(facts),
-        look=sought_in(factors),
-    )
+    product = product_of(factors, facts, plan, output)
     with ExitStack() as stack:
         ledger = None
         if output.partial is not None:
             # The lock says that no other client writes there any more; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
-            digest = job.inputs.digest
             ledger = stack.enter_context(
-                closing(Ledger(output.partial, digest, plan, finished, output.array))
+                closing(Ledger(output.partial, job.inputs, plan, finished, output.array))
             )
             stack.enter_context(_telling_what_is_kept(job, plan))
         keeping = Keeping(ledger, output.array)
         if ledger is not None and request.durability == "full":
             keeping.durability = stack.enter_context(Durability(sync_on_hosts(client), ledger.settle))
             keeping.settle({index: stored for index, stored in finished.items() if not stored.synced})
-        try:
-            keep = output.gathered.keep if output.gathered is not None else None
-            run, found = run_tiles(
-                client, product, facts[0].name, finished, request.listener, keeping.record, keep
-            )
-        except DeviceMemoryError as error:
-            raise _TooLarge(plan, error) from None
-        except DamagedError:
-            # An input that is being rewritten cannot be decoded either, and the tiles may be of both.
-            _check_inputs_stayed(job, output, ledger)
-            raise
-        found = reduce(Found.merged, (stored.found for stored in finished.values()), found)
+        keep = output.gathered.keep if output.gathered is not None else None
+
+        def compute(done: Collection[int]) -> tuple[MatmulRun, Found]:
+            try:
+                return run_tiles(client, product, facts[0].name, done, request.listener, keeping.record, keep)
+            except DeviceMemoryError as error:
+                raise _TooLarge(plan, error) from None
+            except DamagedError:
+                # An input that is being rewritten cannot be decoded either, and the tiles may be of both.
+                _check_inputs_stayed(job, output, ledger)
+                raise
+
+        run, found = compute(finished)
+        verification = _verified(job, plan, output, ledger, compute) if request.verify else None
+        _check_inputs_stayed(job, output, ledger)
+        if ledger is not None:
+            found = reduce(Found.merged, (stored.found for stored in ledger.tiles.values()), NOTHING_FOUND)
         if plan.symmetric:  # nobody looked at B, which is A
             found = replace(found, b=found.a)
         findings = findings_of(factors, found)
         for caution in findings.cautions:
             tell.warn(caution)
-        try:
-            verification = _verified(job, output, ledger) if request.verify else None
-            _check_inputs_stayed(job, output, ledger)
-        except DamagedProductError as error:
-            if ledger is None or not (count := _withdraw_damaged(job, plan, output, ledger)):
-                raise  # if all chunks can be read by now, somebody restored them
-            tiles = counted(count, "tile")
-            raise DamagedError(
-                f"{error}; the same command computes {tiles} of it again, and keeps the rest"
-            ) from error
         if told := not_finite_caution(factors, found, (plan.m, plan.n), verification):
             tell.warn(told)
         keeping.finish()
@@ -388,6 +368,23 @@ def _fill(
         wraps=findings.wraps,
         masked=findings.masked,
         not_finite=found.c.not_finite,
+    )
+
+
+def product_of(factors: Factors, facts: list[WorkerFacts], plan: MatmulPlan, output: Output) -> Product:
+    """What workers are told to multiply."""
+    return Product(
+        a=factors.a,
+        b=factors.b,
+        c=output.array,
+        plan=plan,
+        device=facts[0].device,
+        precision=factors.precision,
+        run=uuid.uuid4().hex[:12],
+        drafts=output.drafts,
+        neighbours=most_neighbours(fact.address for fact in facts),
+        sharing=_sharing(facts),
+        look=sought_in(factors),
     )
 
 
@@ -409,25 +406,22 @@ def _telling_what_is_kept(job: Job, plan: MatmulPlan) -> Iterator[None]:
         ) from error
 
 
-def _verified(job: Job, output: Output, ledger: Ledger | None) -> Verification:
-    """Check the product before it gets its name. Raises VerificationError where it is wrong: it is kept, but not its
-    record, since no later run may trust its tiles."""
-    factors = job.factors
-    verification = verify_product(
-        job.client,
-        factors.a,
-        factors.b,
-        output.whole,
-        transpose_a=factors.transposed[0],
-        transpose_b=factors.transposed[1],
-        rounds=config.get("verify-rounds"),
-        precision=factors.precision,
-        listener=job.request.listener,
-    )
+def _verified(
+    job: Job,
+    plan: MatmulPlan,
+    output: Output,
+    ledger: Ledger | None,
+    compute: Callable[[Collection[int]], object],
+) -> Verification:
+    """Check the product before it gets its name, and mend it once where that can help. Raises VerificationError where
+    it is wrong for good: it is kept, but not its record, since no later run may trust its tiles."""
+    stayed = partial(_check_inputs_stayed, job, output, ledger)
+    check = Check(job.client, job.factors, plan, output.whole, job.request.listener)
+    verification = check.run() if ledger is None else mended(check, ledger, compute, stayed, job.tell)
     if not verification.conclusive:
         job.tell.warn(f"{verification}; the product is kept unverified")
     elif not verification.passed:
-        _check_inputs_stayed(job, output, ledger)
+        stayed()
         if ledger is not None and output.partial is not None:
             ledger.remove(output.partial)
         raise VerificationError(
@@ -459,20 +453,6 @@ def _check_inputs_stayed(job: Job, output: Output, ledger: Ledger | None) -> Non
         f"{names} changed while C was computed, so that C may be of neither the old nor the new; it is"
         f" {_whereabouts(output)}, and the next run computes it anew: let nobody write to the inputs until that is done"
     )
-
-
-def _withdraw_damaged(job: Job, plan: MatmulPlan, output: Output, ledger: Ledger) -> int:
-    """Remove the tiles of C that cannot be read from the record: with them every later run would end in the same error.
-    Returns how many. All of C is read, or each of them would take a run to find."""
-    job.tell.say("a chunk of C cannot be read; looking for all tiles with such ones")
-    of_tiles = [(tile.index, region) for tile in plan.tiles() for region in plan.regions(tile)]
-    places = find_damaged(
-        job.client, output.array, (region for _, region in of_tiles), listener=job.request.listener
-    )
-    damaged = {of_tiles[place][0] for place in places}
-    for index in sorted(damaged):
-        ledger.withdraw(index)
-    return len(damaged)
 
 
 def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulPlan, given_up: int) -> str:
@@ -587,43 +567,3 @@ def _choice(facts: list[WorkerFacts], plan: MatmulPlan) -> str:
         f"multiplying on {facts[0].name} with {workers}: {tiles} of {plan.tile_rows} × {plan.tile_columns},"
         f" {format_nbytes(plan.device_peak_nbytes)} a worker"
     )
-
-
-@dataclass
-class Keeping:
-    """What is kept of tiles as they are stored: a record, and durability where that was asked for.
-
-    Outputs that are written in place keep nothing: nothing beside them is ours to write to.
-    """
-
-    ledger: Ledger | None
-    array: zarr.Array[Any]
-    durability: Durability | None = None
-
-    def record(self, report: TileReport) -> None:
-        if self.ledger is None:
-            return
-        self.ledger.record(report.index, Stored(report.stored, report.found, synced=False))
-        self._settle(report.index, report.worker, report.stored)
-
-    def settle(self, tiles: Mapping[int, Stored]) -> None:
-        """Force tiles of an earlier run to disk, from this host: nobody knows which worker wrote them."""
-        for index, stored in tiles.items():
-            self._settle(index, "inproc://", stored.objects)
-
-    def _settle(self, index: int, worker: str, objects: Iterable[StoredObject]) -> None:
-        if self.durability is not None:
-            self.durability.add(
-                index, worker, [str(object_path(self.array, one.place)) for one in objects if one.nbytes]
-            )
-
-    def finish(self) -> None:
-        """Wait until all is on disk, and keep the checksums with the product."""
-        if self.durability is not None:
-            self.durability.finish()
-        if self.ledger is not None:
-            self.ledger.keep()
-
-    def removed(self, folder: Path) -> None:
-        if self.ledger is not None:
-            self.ledger.remove(folder)

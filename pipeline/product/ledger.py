@@ -22,7 +22,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -71,6 +71,8 @@ class Past:
     """What `array_facts` said of C when it was begun."""
     digest: str = ""
     """The fingerprint of the product."""
+    request: dict[str, Any] = field(default_factory=dict)
+    """What was asked for."""
     bad_lines: int = 0
     """Lines that are damaged; each may have been about any tile."""
 
@@ -88,6 +90,8 @@ class Fingerprint:
     """
     inputs: tuple[str, str]
     """Digests of A and of B as stored."""
+    request: dict[str, Any] = field(default_factory=dict, compare=False)
+    """What was asked for."""
 
 
 def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> Fingerprint:
@@ -107,7 +111,7 @@ def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, An
             digest.update(line)
             alone.update(line)
         inputs.append(alone.hexdigest())
-    return Fingerprint(digest.hexdigest(), (inputs[0], inputs[1]))
+    return Fingerprint(digest.hexdigest(), (inputs[0], inputs[1]), plan_facts)
 
 
 def changed_inputs(before: Fingerprint, a: zarr.Array[Any], b: zarr.Array[Any]) -> list[str]:
@@ -219,7 +223,7 @@ class Ledger:
     def __init__(
         self,
         folder: Path,
-        digest: str,
+        of: Fingerprint,
         plan: MatmulPlan,
         finished: Mapping[int, Stored] | None = None,
         array: zarr.Array[Any] | None = None,
@@ -235,7 +239,8 @@ class Ledger:
         self._tiles = dict(finished or {})
         self._head = {
             "version": VERSION,
-            "fingerprint": digest,
+            "fingerprint": of.digest,
+            "request": of.request,
             "tile": [plan.tile_rows, plan.tile_columns],
             "panel_depth": plan.panel_depth,
             "k_parts": plan.k_parts,
@@ -434,6 +439,7 @@ def read_record(path: Path) -> Past | None:
             finished,
             head["array"],
             head["fingerprint"],
+            head["request"],
             # What follows the last line's end is empty; where it is not, a crash tore the line.
             sum(entry is None for entry in entries[:-1]),
         )

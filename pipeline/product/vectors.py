@@ -52,6 +52,8 @@ class Probe:
     compute: np.dtype
     """What C's elements are formed in."""
     threads: int
+    block_rows: int = 0
+    """Where wrong blocks are asked for: how many rows each has; it has the columns of a group. 0 where they are not."""
     left_out: np.ndarray | None = None
     """What the columns of op(B) hold, uint8 (`kernels/cpu/thin.py`): all but those of ``NUMBER`` count as zeros, in
     C too."""
@@ -104,8 +106,19 @@ def group_width(n: int, k: int, dtype: np.dtype, rounds: int, step: int) -> int:
     return step * ceil_div(ceil_div(n, step), groups) if n else 1
 
 
-def draw_probe(n: int, k: int, dtype: np.dtype, rounds: int, step: int) -> Probe:
-    """Fresh vectors from the system's entropy: a fixed seed could be met by a fixed fault."""
+def draw_probe(
+    n: int,
+    k: int,
+    dtype: np.dtype,
+    rounds: int,
+    step: int,
+    cuts: tuple[int, ...] = (),
+    block_rows: int = 0,
+) -> Probe:
+    """Fresh vectors from the system's entropy: a fixed seed could be met by a fixed fault.
+
+    cuts: where the groups are cut; by default as `group_width` says. block_rows: as `Probe.block_rows`.
+    """
     generator = np.random.default_rng()
     exact = dtype.kind in "iu"
     shape = vector_count(rounds, dtype), n
@@ -115,7 +128,8 @@ def draw_probe(n: int, k: int, dtype: np.dtype, rounds: int, step: int) -> Probe
     else:
         # Multiples of 2^-24 from 0 to 1, the latter not reached, become the midpoints of cells between -1 and 1.
         vectors = generator.random(shape, np.float32) * np.float32(2) - np.float32(1 - 2.0**-FRACTION_BITS)
-    cuts = (*range(0, n, group_width(n, k, dtype, rounds, step)), n) if n else (0,)
+    if not cuts:
+        cuts = (*range(0, n, group_width(n, k, dtype, rounds, step)), n) if n else (0,)
     return Probe(
         vectors,
         wide_dtype(dtype),
@@ -124,6 +138,7 @@ def draw_probe(n: int, k: int, dtype: np.dtype, rounds: int, step: int) -> Probe
         8 * dtype.itemsize,
         compute_dtype(dtype),
         config.threads("read-threads"),
+        block_rows,
     )
 
 

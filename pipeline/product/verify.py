@@ -101,6 +101,8 @@ class Verification:
     cause: str = ""
     """Why it failed, where that is known: numbers where NaN or infinity leaves none, or an operand too large for the
     precision."""
+    wrong: tuple[tuple[int, int, int, int], ...] = ()
+    """First and last + 1 row and column of each wrong block, where blocks were asked for (`locate.py`)."""
 
     def chance_to_escape(self, size: float) -> float:
         """The most that the chance can be that an error in C passes so many rounds.
@@ -168,10 +170,12 @@ def verify_product(
     rounds: int = 2,
     precision: str = "full",
     listener: Listener = log_notices,
+    cuts: tuple[int, ...] = (),
+    block_rows: int = 0,
 ) -> Verification:
     """Check that C (m × n) = op(A) (m × k) op(B) (k × n), all three stored, by tasks on the client's workers.
 
-    ``rounds`` is as `config.get` allows for ``verify-rounds``.
+    ``rounds`` is as `config.get` allows for ``verify-rounds``; ``cuts`` and ``block_rows`` as `draw_probe` has them.
 
     Raises
     ------
@@ -196,7 +200,7 @@ def verify_product(
     _check_kinds({"A": a, "B": b}, c)
     check.precision(precision, dtype)
     units = as_stored_matrix(b, transpose=transpose_b).unit[1], as_stored_matrix(c).unit[1]
-    probe = draw_probe(n, k, dtype, rounds, units[1])
+    probe = draw_probe(n, k, dtype, rounds, units[1], cuts, block_rows)
     at_once = max(threads_of(client, waiting=_waiting(listener)).values())
     right_step, left_step, step = (side.step(probe.line_nbytes, at_once) for side in (right, left, result))
     column_step = right.transposed.step(line_nbytes(1, 1, probe.dtype), at_once)
@@ -292,6 +296,17 @@ def check_sides(
         special_rows=sum(outcome.special_rows for outcome in outcomes),
         special_columns=int(np.count_nonzero(special)),
         cause=cause,
+        wrong=_blocks_of(outcomes, probe, m),
+    )
+
+
+def _blocks_of(outcomes: Sequence[Outcome], probe: Probe, m: int) -> tuple[tuple[int, int, int, int], ...]:
+    """As `Verification.wrong`."""
+    found = sorted({place for outcome in outcomes for place in outcome.wrong})
+    rows = probe.block_rows
+    return tuple(
+        (row * rows, min((row + 1) * rows, m), probe.cuts[group], probe.cuts[group + 1])
+        for row, group in found
     )
 
 

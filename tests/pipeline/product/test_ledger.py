@@ -37,6 +37,8 @@ from tilewright.pipeline.product.ledger import (
     sealed,
 )
 
+PRODUCT = Fingerprint("abc", ("a", "b"), {"dtype": "float32"})
+
 
 def tile_of(nbytes: int, *, synced: bool = True) -> Stored:
     """A tile of one object."""
@@ -50,7 +52,7 @@ def plan() -> MatmulPlan:
 
 
 def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, "abc", plan)
+    ledger = Ledger(tmp_path, PRODUCT, plan)
     for index in (3, 0, 7):
         ledger.record(index, tile_of(100 + index))
     ledger.close()
@@ -59,6 +61,7 @@ def test_what_was_recorded_is_read(plan: MatmulPlan, tmp_path: Path) -> None:
     assert past.finished == {index: tile_of(100 + index) for index in (0, 3, 7)}
     assert past.geometry == plan.geometry
     assert past.c_unit == (10, 10)
+    assert past.request == {"dtype": "float32"}
     assert read_past(tmp_path, "another product") is None
     ledger.remove(tmp_path)
     assert read_past(tmp_path, "abc") is None
@@ -89,7 +92,7 @@ def test_the_fingerprint_sees_a_zip_file_that_was_written_again(tmp_path: Path) 
 def test_a_torn_last_line_loses_one_tile_and_no_later_one(
     torn: int, plan: MatmulPlan, tmp_path: Path
 ) -> None:
-    ledger = Ledger(tmp_path, "abc", plan)
+    ledger = Ledger(tmp_path, PRODUCT, plan)
     for index in (1, 2, 3):
         ledger.record(index, tile_of(10))
     ledger.close()
@@ -99,7 +102,7 @@ def test_a_torn_last_line_loses_one_tile_and_no_later_one(
     assert past is not None
     assert past.finished == dict.fromkeys((1, 2, 3) if torn == 1 else (1, 2), tile_of(10))
     again = Ledger(
-        tmp_path, "abc", plan, past.finished
+        tmp_path, PRODUCT, plan, past.finished
     )  # going on behind a torn line must not lose what comes
     again.record(9, tile_of(11))
     again.close()
@@ -235,7 +238,7 @@ def test_an_input_that_cannot_be_looked_at_is_named(chunked: zarr.Array[Any], tm
 
 
 def test_a_record_of_another_version_is_none(plan: MatmulPlan, tmp_path: Path) -> None:
-    Ledger(tmp_path, "abc", plan).close()
+    Ledger(tmp_path, PRODUCT, plan).close()
     path = tmp_path / FILE_NAME
     head = json.loads(path.read_text())
     del head["check"]
@@ -256,7 +259,7 @@ def test_a_record_of_another_version_is_none(plan: MatmulPlan, tmp_path: Path) -
     ],
 )
 def test_what_no_line_says_is_no_record(entry: dict[str, Any], plan: MatmulPlan, tmp_path: Path) -> None:
-    Ledger(tmp_path, "abc", plan).close()
+    Ledger(tmp_path, PRODUCT, plan).close()
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes() + f"{sealed(entry)}\n".encode())
     assert read_past(tmp_path, "abc") is None
@@ -264,7 +267,7 @@ def test_what_no_line_says_is_no_record(entry: dict[str, Any], plan: MatmulPlan,
 
 @pytest.mark.parametrize("head", [b"\xff\xfe", b"", b"[1]", b"5", b"{}", b'{"version": 6}'])
 def test_without_its_first_line_a_record_is_none(head: bytes, plan: MatmulPlan, tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, "abc", plan)
+    ledger = Ledger(tmp_path, PRODUCT, plan)
     ledger.record(5, tile_of(10))
     ledger.close()
     path = tmp_path / FILE_NAME
@@ -277,7 +280,7 @@ def test_without_its_first_line_a_record_is_none(head: bytes, plan: MatmulPlan, 
 def test_a_flipped_bit_costs_no_more_than_its_line(
     place: float, flipped: int, plan: MatmulPlan, tmp_path: Path
 ) -> None:
-    ledger = Ledger(tmp_path, "abc", plan)
+    ledger = Ledger(tmp_path, PRODUCT, plan)
     tiles = {index: tile_of(100 + index, synced=index % 2 == 0) for index in range(8)}
     for index, stored in tiles.items():
         ledger.record(index, stored)
@@ -299,7 +302,7 @@ def test_a_flipped_bit_costs_no_more_than_its_line(
 
 
 def test_a_tile_counts_as_on_disk_once_it_was_settled(plan: MatmulPlan, tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, "abc", plan)
+    ledger = Ledger(tmp_path, PRODUCT, plan)
     for index in (1, 2, 3):
         ledger.record(index, tile_of(10, synced=False))
     ledger.withdraw(2)
@@ -313,7 +316,7 @@ def test_a_tile_counts_as_on_disk_once_it_was_settled(plan: MatmulPlan, tmp_path
 def test_the_record_of_a_finished_product_is_kept_without_what_was_found(
     plan: MatmulPlan, tmp_path: Path
 ) -> None:
-    ledger = Ledger(tmp_path, "abc", plan)
+    ledger = Ledger(tmp_path, PRODUCT, plan)
     ledger.record(1, tile_of(10)._replace(found=Found(c=Contents(nan=1))))
     ledger.keep()
     ledger.remove(tmp_path)
@@ -329,7 +332,7 @@ def test_the_record_of_a_finished_product_is_kept_without_what_was_found(
     "line", [b'{"tile": ' + b"9" * 6000 + b"}", b"[" * 200_000], ids=["digits", "brackets"]
 )
 def test_a_line_past_what_python_reads_is_torn(line: bytes, plan: MatmulPlan, tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, "abc", plan)
+    ledger = Ledger(tmp_path, PRODUCT, plan)
     ledger.record(5, tile_of(10))
     ledger.close()
     path = tmp_path / FILE_NAME
@@ -340,7 +343,7 @@ def test_a_line_past_what_python_reads_is_torn(line: bytes, plan: MatmulPlan, tm
 
 
 def test_a_line_without_its_seal_is_left_out(plan: MatmulPlan, tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, "abc", plan)
+    ledger = Ledger(tmp_path, PRODUCT, plan)
     ledger.record(5, tile_of(10))
     ledger.close()
     path = tmp_path / FILE_NAME
@@ -351,7 +354,7 @@ def test_a_line_without_its_seal_is_left_out(plan: MatmulPlan, tmp_path: Path) -
 
 
 def test_a_tile_that_was_withdrawn_counts_once_it_is_stored_again(plan: MatmulPlan, tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, "abc", plan)
+    ledger = Ledger(tmp_path, PRODUCT, plan)
     ledger.record(5, tile_of(10))
     ledger.record(6, tile_of(10))
     for index in (2, 5, 6):  # 2: it was stored by the run that finds it damaged, or by nobody
@@ -368,7 +371,7 @@ def test_a_record_that_cannot_be_read_now_is_not_taken_for_none(
     number: int, plan: MatmulPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All tiles would be removed."""
-    Ledger(tmp_path, "abc", plan).close()
+    Ledger(tmp_path, PRODUCT, plan).close()
 
     def failing(*arguments: Any, **options: Any) -> str:
         raise OSError(number, os.strerror(number))
@@ -387,10 +390,10 @@ def test_a_full_disk_is_named(plan: MatmulPlan, tmp_path: Path, monkeypatch: pyt
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    ledger = Ledger(tmp_path, "abc", plan)
+    ledger = Ledger(tmp_path, PRODUCT, plan)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match=r"record of finished tiles.*No space left"):
         ledger.record(3, tile_of(10))
     ledger.close()
     with pytest.raises(StoreError, match=r"record of finished tiles.*No space left"):
-        Ledger(tmp_path, "abc", plan)
+        Ledger(tmp_path, PRODUCT, plan)

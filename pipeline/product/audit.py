@@ -1,0 +1,267 @@
+"""Whether what is stored of a product is what was written: by checksums, object by object, or where there are none by
+Freivalds' check, block by block."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import zarr
+from distributed import Client
+
+from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.pipeline import config
+from tilewright.pipeline.errors import DamagedProductError
+from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
+from tilewright.pipeline.plan.stored import StoredObject
+from tilewright.pipeline.product.ledger import (
+    CHECKSUMS_NAME,
+    FILE_NAME,
+    Past,
+    Stored,
+    array_facts,
+    read_record,
+)
+from tilewright.pipeline.product.locate import wrong_blocks
+from tilewright.pipeline.product.verify import find_damaged
+from tilewright.pipeline.store.arrays import name_of, write_unit
+from tilewright.pipeline.store.objects import fault_of
+from tilewright.pipeline.store.region import chunks_in
+
+MOST_TOLD = 20
+"""Bad objects that a text names."""
+
+
+@dataclass(frozen=True)
+class BadObject:
+    """A stored object that is not what it should be."""
+
+    file: str
+    """Its name below the array."""
+    rows: tuple[int, int]
+    """First and last + 1 row of C in it."""
+    columns: tuple[int, int]
+    reason: str
+    tile: int | None = None
+    """The tile of the recorded plan that it belongs to; None where there is no record."""
+
+    def __str__(self) -> str:
+        (top, bottom), (left, right) = self.rows, self.columns
+        return f"{self.file} (rows {top} to {bottom - 1}, columns {left} to {right - 1}): {self.reason}"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit, or a repair, found of a stored product."""
+
+    name: str
+    """Of the array."""
+    by: str
+    """``checksums``, or ``products`` where C was compared with A times B."""
+    objects: int
+    """Stored objects that were looked at: shards where C is sharded, else chunks."""
+    nbytes: int
+    """Bytes of C that were read for it: as stored by checksums, else decoded."""
+    bad: tuple[BadObject, ...]
+    seconds: float
+    conclusive: bool = True
+    """Whether anything could be compared. With ``products``, what meets infinity or may overflow cannot be."""
+    metadata: str = ""
+    """What is not as it was in the array's metadata; empty where all is."""
+    repaired: int | None = None
+    """Tiles that were computed again; None where nobody asked for that."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether C is as it was written, or a repair has made it so."""
+        whole = not self.bad or self.repaired is not None
+        return whole and self.conclusive and not self.metadata
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "passed": self.passed}
+
+    def __str__(self) -> str:
+        count = counted(self.objects, "stored object")
+        how = f"{count} of {self.name} by {self.by} in {self.seconds:.2f} s, {format_nbytes(self.nbytes)}"
+        if not self.conclusive:
+            return f"audit could compare nothing: {how}"
+        lines = []
+        if self.metadata:
+            lines.append(f"audit failed: the metadata of {self.name} are not what they were: {self.metadata}")
+        if not self.bad and not lines:
+            return f"audited {how}: all are as they should be"
+        if self.bad:
+            found = f"{len(self.bad)} of {how}"
+            lines.append(
+                f"found bad: {found}" if self.repaired is not None else f"audit failed: bad are {found}"
+            )
+            lines += [f"  {one}" for one in self.bad[:MOST_TOLD]]
+            if len(self.bad) > MOST_TOLD:
+                lines.append(f"  and {len(self.bad) - MOST_TOLD} more")
+        if self.repaired is not None:
+            lines.append(f"computed again: {counted(self.repaired, 'tile')}")
+        return "\n".join(lines)
+
+
+def record_of(array: zarr.Array[Any], folder: Path | None) -> Past | None:
+    """The record that lies in the folder of a finished product, or of a growing one; None where there is none. Raises
+    StoreError where it cannot be read now."""
+    if folder is None:
+        return None
+    return read_record(folder / CHECKSUMS_NAME) or read_record(folder / FILE_NAME)
+
+
+def changed_metadata(array: zarr.Array[Any], record: Past) -> str:
+    """What of C's metadata is not as it was when its record was begun; empty where all is."""
+    found = array_facts(array)
+    before = record.array if isinstance(record.array, dict) else {}
+    names = [name for name in sorted({*found, *before}) if found.get(name) != before.get(name)]
+    return ", ".join(f"{name} is {found.get(name)} and was {before.get(name)}" for name in names)
+
+
+def audit_by_checksums(
+    array: zarr.Array[Any], record: Past, listener: Listener, *, finished: bool = True
+) -> Audit:
+    """Compare all that is stored of C with the checksums of its record. finished: whether all of C must be there.
+
+    Raises StoreError where a file cannot be looked at, which says nothing of what it holds.
+    """
+    start = time.perf_counter()
+    metadata = changed_metadata(array, record)
+    unit = write_unit(array)
+    bad: list[BadObject] = []
+    if not metadata:
+        bad = [
+            _bad(array, unit, stored.place, reason, tile)
+            for tile, stored, reason in faults(array, record.finished, listener, whole=True)
+        ]
+        if finished:
+            known = {one.place for stored in record.finished.values() for one in stored.objects}
+            whole = tuple(slice(0, side) for side in array.shape)
+            bad += [
+                _bad(array, unit, piece.chunk, "the record has no checksum of it")
+                for piece in chunks_in(whole, unit)
+                if piece.chunk not in known
+            ]
+    objects = [one for stored in record.finished.values() for one in stored.objects]
+    return Audit(
+        name_of(array),
+        "checksums",
+        len(objects),
+        sum(one.nbytes for one in objects),
+        tuple(sorted(bad, key=lambda one: (one.rows, one.columns))),
+        time.perf_counter() - start,
+        metadata=metadata,
+    )
+
+
+def _bad(
+    array: zarr.Array[Any],
+    unit: tuple[int, ...],
+    place: tuple[int, ...],
+    reason: str,
+    tile: int | None = None,
+) -> BadObject:
+    (top, bottom), (left, right) = (
+        (index * side, min((index + 1) * side, length))
+        for index, side, length in zip(place, unit, array.shape, strict=True)
+    )
+    return BadObject(array.metadata.encode_chunk_key(place), (top, bottom), (left, right), reason, tile)
+
+
+def faults(
+    array: zarr.Array[Any], tiles: Mapping[int, Stored], listener: Listener, *, whole: bool
+) -> list[tuple[int, StoredObject, str]]:
+    """The tile, the stored object and what is wrong with it, for each that is not as it was written.
+
+    whole: whether bytes are read and compared with their checksums; else only lengths are. Raises StoreError where a
+    file cannot be looked at.
+    """
+    objects = [(tile, one) for tile, stored in tiles.items() for one in stored.objects]
+    nbytes = sum(one.nbytes for _, one in objects)
+    start = time.perf_counter()
+    listener(WorkPlanned("audit", len(objects), 0, "objects", nbytes, 0))
+    owners = {one.checksum: one.place for _, one in objects}
+
+    def look(number: int) -> str | None:
+        _, stored = objects[number]
+        fault = fault_of(array, stored, whole=whole)
+        if fault is None:
+            return None
+        reason, checksum = fault
+        if checksum is not None and (owner := owners.get(checksum)) not in (None, stored.place):
+            reason += f"; they are those of {array.metadata.encode_chunk_key(owner)}"
+        return reason
+
+    found = []
+    with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-audit") as pool:
+        for number, reason in enumerate(pool.map(look, range(len(objects)))):
+            tile, stored = objects[number]
+            if reason is not None:
+                found.append((tile, stored, reason))
+            listener(UnitDone("audit", number, "", 0.0, stored.nbytes, 0, {}))
+    listener(WorkDone("audit", time.perf_counter() - start))
+    return found
+
+
+def audit_by_products(
+    client: Client,
+    a: zarr.Array[Any],
+    b: zarr.Array[Any],
+    c: zarr.Array[Any],
+    *,
+    listener: Listener,
+    **options: Any,
+) -> Audit:
+    """Compare C with A times B, in blocks as C is stored. options: as `wrong_blocks` has them. Raises as it does."""
+    start = time.perf_counter()
+    unit = write_unit(c)
+    whole = tuple(slice(0, side) for side in c.shape)
+    pieces = [piece.chunk for piece in chunks_in(whole, unit)]
+    nbytes = c.shape[0] * c.shape[1] * c.dtype.itemsize
+    done = Audit(name_of(c), "products", len(pieces), nbytes, (), 0.0)
+    if not pieces:
+        return replace(done, seconds=time.perf_counter() - start)
+    try:
+        found = wrong_blocks(client, a, b, c, (unit[0], unit[1]), listener=listener, **options)
+    except DamagedProductError:
+        # What cannot be decoded cannot be compared: name all such chunks first.
+        regions = [_region(c, unit, place) for place in pieces]
+        bad = [
+            _bad(c, unit, pieces[place], "it cannot be decoded")
+            for place in find_damaged(client, c, regions, listener=listener)
+        ]
+        if not bad:
+            raise
+        return replace(done, bad=tuple(bad), seconds=time.perf_counter() - start)
+    bad = [
+        _bad(c, unit, (top // unit[0], left // unit[1]), "its numbers are not those of A times B")
+        for top, _, left, _ in found.wrong
+    ]
+    return replace(done, bad=tuple(bad), seconds=time.perf_counter() - start, conclusive=found.conclusive)
+
+
+def _region(array: zarr.Array[Any], unit: tuple[int, ...], place: tuple[int, ...]) -> tuple[slice, slice]:
+    rows, columns = (
+        slice(index * side, min((index + 1) * side, length))
+        for index, side, length in zip(place, unit, array.shape, strict=True)
+    )
+    return rows, columns
+
+
+def tiles_with(
+    bad: Iterable[BadObject], regions: Callable[[], Iterable[tuple[int, tuple[slice, slice]]]]
+) -> set[int]:
+    """The tiles that bad objects belong to, by their regions of C."""
+    corners = {(one.rows[0], one.columns[0]) for one in bad}
+    return {
+        tile
+        for tile, (rows, columns) in regions()
+        if any(
+            rows.start <= top < rows.stop and columns.start <= left < columns.stop for top, left in corners
+        )
+    }

@@ -1,0 +1,138 @@
+"""The check of a product before it gets its name, and what is done where it fails: bad tiles are found, and computed
+once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import zarr
+from distributed import Client
+
+from tilewright.kernels.numbers import counted
+from tilewright.pipeline import config
+from tilewright.pipeline.errors import DamagedProductError
+from tilewright.pipeline.events import Listener, Teller
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.product.audit import faults
+from tilewright.pipeline.product.ledger import Ledger
+from tilewright.pipeline.product.locate import wrong_blocks
+from tilewright.pipeline.product.request import Factors
+from tilewright.pipeline.product.verify import Verification, find_damaged, verify_product
+from tilewright.pipeline.store.objects import object_path
+
+
+@dataclass(frozen=True)
+class Check:
+    """A product that is to be checked, as it was planned."""
+
+    client: Client
+    factors: Factors
+    plan: MatmulPlan
+    c: zarr.Array[Any]
+    listener: Listener
+
+    def run(self) -> Verification:
+        """Raises as `verify_product`."""
+        return verify_product(self.client, self.factors.a, self.factors.b, self.c, **self._options)
+
+    def wrong_tiles(self) -> set[int]:
+        """Those with numbers that are not A times B's. Raises as `verify_product`."""
+        side = self.plan.tile_rows, self.plan.tile_columns
+        found = wrong_blocks(self.client, self.factors.a, self.factors.b, self.c, side, **self._options)
+        corners = {(top, left) for top, _, left, _ in found.wrong}
+        return {tile for tile, (rows, columns) in self._regions if (rows.start, columns.start) in corners}
+
+    def undecodable_tiles(self) -> set[int]:
+        regions = self._regions
+        places = find_damaged(self.client, self.c, (region for _, region in regions), listener=self.listener)
+        return {regions[place][0] for place in places}
+
+    @property
+    def _regions(self) -> list[tuple[int, tuple[slice, slice]]]:
+        """Each region of C, with its tile; in a symmetric C most tiles have two."""
+        return [(tile.index, region) for tile in self.plan.tiles() for region in self.plan.regions(tile)]
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {
+            "transpose_a": self.factors.transposed[0],
+            "transpose_b": self.factors.transposed[1],
+            "rounds": config.get("verify-rounds"),
+            "precision": self.factors.precision,
+            "listener": self.listener,
+        }
+
+
+def mended(
+    check: Check,
+    ledger: Ledger,
+    compute: Callable[[Collection[int]], object],
+    check_inputs_stayed: Callable[[], None],
+    tell: Teller,
+) -> Verification:
+    """The outcome of the check; where it fails, of a second one, after the tiles that are bad were computed once more.
+
+    compute: computes all tiles but those given. check_inputs_stayed: raises where A or B is not what it was.
+
+    Raises DamagedProductError where chunks of C cannot be decoded, the second time too.
+    """
+    outcome = _outcome(check)
+    if not _is_bad(outcome):
+        return _raised(outcome)
+    check_inputs_stayed()
+    bad, why = _bad_tiles(check, ledger, outcome)
+    if not bad:
+        return _raised(outcome)
+    count = counted(check.plan.tile_count, "tile")
+    tell.warn(f"{outcome}; {len(bad)} of {count} {_are(bad)} bad ({why}) and {_are(bad)} computed once more")
+    for index in sorted(bad):
+        ledger.withdraw(index)
+    compute(ledger.tiles)
+    outcome = _outcome(check)
+    if not _is_bad(outcome):
+        return _raised(outcome)
+    check_inputs_stayed()
+    cause = (
+        f"{counted(len(bad), 'bad tile')} had been computed a second time, from inputs that did not change: suspect the"
+        " memory, the disk or the GPU of these hosts"
+    )
+    if isinstance(outcome, DamagedProductError):
+        raise DamagedProductError(f"{outcome}; {cause}") from outcome
+    return replace(outcome, cause="; ".join(filter(None, [outcome.cause, cause])))
+
+
+def _are(tiles: Collection[int]) -> str:
+    return "is" if len(tiles) == 1 else "are"
+
+
+def _outcome(check: Check) -> Verification | DamagedProductError:
+    try:
+        return check.run()
+    except DamagedProductError as error:
+        return error
+
+
+def _is_bad(outcome: Verification | DamagedProductError) -> bool:
+    return isinstance(outcome, DamagedProductError) or (outcome.conclusive and not outcome.passed)
+
+
+def _raised(outcome: Verification | DamagedProductError) -> Verification:
+    if isinstance(outcome, DamagedProductError):
+        raise outcome
+    return outcome
+
+
+def _bad_tiles(
+    check: Check, ledger: Ledger, outcome: Verification | DamagedProductError
+) -> tuple[set[int], str]:
+    """The tiles that are not what they should be, and why, in words: those whose bytes are not what was written; or if
+    all are, those that cannot be decoded, or are no part of the product."""
+    found = faults(check.c, ledger.tiles, check.listener, whole=True)
+    if found:
+        _, stored, reason = found[0]
+        return {tile for tile, _, _ in found}, f"{object_path(check.c, stored.place)}: {reason}"
+    if isinstance(outcome, DamagedProductError):
+        return check.undecodable_tiles(), "they cannot be decoded, but hold the bytes that were written"
+    return check.wrong_tiles(), "they hold the bytes that were written, and wrong numbers"
