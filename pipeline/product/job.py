@@ -6,7 +6,7 @@ What it plans is in `request`, what runs the tiles in `execute`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -47,16 +47,8 @@ from tilewright.pipeline.product.findings import (
     sought_in,
     wrap_note,
 )
-from tilewright.pipeline.product.ledger import (
-    FILE_NAME,
-    Fingerprint,
-    Ledger,
-    Past,
-    Stored,
-    changed_inputs,
-    fingerprint,
-    read_past,
-)
+from tilewright.pipeline.product.inputs import Fingerprint, InputWatch, fingerprint
+from tilewright.pipeline.product.ledger import FILE_NAME, Ledger, Past, Stored, read_past
 from tilewright.pipeline.product.output import (
     Output,
     create_output,
@@ -68,7 +60,7 @@ from tilewright.pipeline.product.request import Factors, Request, check_output, 
 from tilewright.pipeline.product.verify import Verification, find_damaged, verify_product
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
-from tilewright.pipeline.store.attributes import product_names
+from tilewright.pipeline.store.attributes import masks_of, product_names
 from tilewright.pipeline.store.objects import fault_of, object_path
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
@@ -165,10 +157,12 @@ def plan_only(request: Request) -> MatmulPlan:
     past, kept = None, None
     # A digest takes a look at every file of A and B, so it is made only where there is something to compare it with.
     found = request.resume and _holds_record(out)
+    looks = None
     if found:
-        digest = _fingerprint(factors, facts).digest
+        now = _fingerprint(factors, facts)
+        looks = now.inputs
         try:
-            past = _find_past(out, digest)
+            past = _find_past(out, now.digest)
         except StoreError as error:
             found = False
             tell.warn(f"without --plan-only this would be refused: {error}")
@@ -181,7 +175,11 @@ def plan_only(request: Request) -> MatmulPlan:
             tell.warn(f"without --plan-only this would be refused: {error}")
     if kept:
         tiles = counted(plan.tile_count, "tile")
-        tell.say(f"an earlier run finished {len(kept)} of {tiles}, which would be kept")
+        same = past is not None and past.inputs == looks
+        condition = (
+            "" if same else " if A and B, which look otherwise now, prove to hold what it read of them"
+        )
+        tell.say(f"an earlier run finished {len(kept)} of {tiles}, which would be kept{condition}")
     elif found and kept is None:
         tell.say("an earlier run left tiles that do not fit this product or its plan; they would be replaced")
     tell.warn_once(cautions(factors, out, request.precision, facts, plan, kept or (), replaced=kept is None))
@@ -234,6 +232,9 @@ def _fingerprint(factors: Factors, facts: list[WorkerFacts]) -> Fingerprint:
         "dtype": str(factors.dtype),
         "precision": factors.precision,
         "device": facts[0].device,
+        # Of the attributes, only what is stored with C or counted in its factors.
+        "names": product_names(factors.a, factors.b, *factors.transposed),
+        "masks": [repr(masks_of(array)) for array in (factors.a, factors.b)],
     }
     return fingerprint(factors.a, factors.b, request)
 
@@ -290,20 +291,22 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
     tell.say(_choice(facts, plan))
     # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
     overwrite = request.overwrite or (failed is not None and store.local_path(out) is None)
-    output, recorded = _open_output(job, plan, past, overwrite)
-    if past is not None and past.finished and not recorded:
+    output, resumed = _open_output(job, plan, past, overwrite)
+    if past is not None and past.finished and resumed is None:
         tell.say("an earlier run left an array that is no more what it was; it starts anew")
     try:
-        return _fill(job, facts, plan, output, recorded)
+        return _fill(job, facts, plan, output, resumed)
     finally:
         output.release()
 
 
 def _fill(
-    job: Job, facts: list[WorkerFacts], plan: MatmulPlan, output: Output, recorded: Mapping[int, Stored]
+    job: Job, facts: list[WorkerFacts], plan: MatmulPlan, output: Output, past: Past | None
 ) -> MatmulRun:
-    """Compute the tiles that the output lacks, verify and publish. Raises as `_attempt`."""
+    """Compute the tiles that the output lacks, verify and publish. past: what is recorded of those that it has. Raises
+    as `_attempt`."""
     client, request, factors, tell = job.client, job.request, job.factors, job.tell
+    recorded = past.finished if past is not None else {}
     finished = _still_stored(output.array, recorded)
     if len(finished) < len(recorded):
         lost = counted(len(recorded) - len(finished), "tile")
@@ -311,6 +314,12 @@ def _fill(
             f"{lost} of an earlier run lost stored pieces in {output.partial}, or parts of them, and will be"
             " computed again"
         )
+    read = past.read if past is not None else {}
+    watch = InputWatch(
+        client, factors.roles, plan, job.inputs, tell, finished, read, whereabouts=_whereabouts(output)
+    )
+    if past is not None:
+        watch.compare_past(past.inputs)
     if finished:
         rest = "it goes on with the rest"
         if len(finished) == plan.tile_count:
@@ -335,10 +344,16 @@ def _fill(
         if output.partial is not None:
             # The lock says that no other client writes there any more; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
-            digest = job.inputs.digest
-            ledger = stack.enter_context(
-                closing(Ledger(output.partial, digest, plan, finished, output.array))
+            ledger = Ledger(
+                output.partial,
+                job.inputs.digest,
+                plan,
+                finished,
+                output.array,
+                inputs=job.inputs.inputs,
+                read=watch.hashes(),
             )
+            watch.record = stack.enter_context(closing(ledger))
             stack.enter_context(_telling_what_is_kept(job, plan))
         keeping = Keeping(ledger, output.array)
         if ledger is not None and request.durability == "full":
@@ -346,14 +361,12 @@ def _fill(
             keeping.settle({index: stored for index, stored in finished.items() if not stored.synced})
         try:
             keep = output.gathered.keep if output.gathered is not None else None
-            run, found = run_tiles(
-                client, product, facts[0].name, finished, request.listener, keeping.record, keep
-            )
+            run, found = _run_all(job, product, facts[0].name, watch, keeping.record, keep)
         except DeviceMemoryError as error:
             raise _TooLarge(plan, error) from None
         except DamagedError:
             # An input that is being rewritten cannot be decoded either, and the tiles may be of both.
-            _check_inputs_stayed(job, output, ledger)
+            watch.check_stayed()
             raise
         found = reduce(Found.merged, (stored.found for stored in finished.values()), found)
         if plan.symmetric:  # nobody looked at B, which is A
@@ -362,8 +375,8 @@ def _fill(
         for caution in findings.cautions:
             tell.warn(caution)
         try:
-            verification = _verified(job, output, ledger) if request.verify else None
-            _check_inputs_stayed(job, output, ledger)
+            verification = _verified(job, output, ledger, watch) if request.verify else None
+            watch.check_stayed()
         except DamagedProductError as error:
             if ledger is None or not (count := _withdraw_damaged(job, plan, output, ledger)):
                 raise  # if all chunks can be read by now, somebody restored them
@@ -384,11 +397,36 @@ def _fill(
             tell.say(left)
     return replace(
         run,
+        resumed=len(finished),
         verification=verification,
         wraps=findings.wraps,
         masked=findings.masked,
         not_finite=found.c.not_finite,
     )
+
+
+def _run_all(
+    job: Job,
+    product: Product,
+    device_name: str,
+    watch: InputWatch,
+    record: Callable[[TileReport], None],
+    keep: Callable[[bytes], None] | None,
+) -> tuple[MatmulRun, Found]:
+    """Compute every tile that is not finished, and then those that were, until an input proved to be another one than
+    they were computed from. Raises as `run_tiles`, and StoreError where an input changes meanwhile."""
+
+    def compute(product: Product) -> tuple[MatmulRun, Found]:
+        finished, listener = watch.finished, job.request.listener
+        return run_tiles(job.client, product, device_name, finished, listener, record, keep, watch.see)
+
+    run, found = compute(product)
+    while len(watch.finished) < product.plan.tile_count:
+        more, also = compute(
+            replace(product, run=uuid.uuid4().hex[:12])
+        )  # on the workers the other one is over
+        run, found = run.followed_by(more), found.merged(also)
+    return run, found
 
 
 @contextmanager
@@ -409,7 +447,7 @@ def _telling_what_is_kept(job: Job, plan: MatmulPlan) -> Iterator[None]:
         ) from error
 
 
-def _verified(job: Job, output: Output, ledger: Ledger | None) -> Verification:
+def _verified(job: Job, output: Output, ledger: Ledger | None, watch: InputWatch) -> Verification:
     """Check the product before it gets its name. Raises VerificationError where it is wrong: it is kept, but not its
     record, since no later run may trust its tiles."""
     factors = job.factors
@@ -427,7 +465,7 @@ def _verified(job: Job, output: Output, ledger: Ledger | None) -> Verification:
     if not verification.conclusive:
         job.tell.warn(f"{verification}; the product is kept unverified")
     elif not verification.passed:
-        _check_inputs_stayed(job, output, ledger)
+        watch.check_stayed()
         if ledger is not None and output.partial is not None:
             ledger.remove(output.partial)
         raise VerificationError(
@@ -443,21 +481,6 @@ def _whereabouts(output: Output) -> str:
         f"kept at {name} for inspection"
         if output.gathered is None
         else f"not merged into the session of {name}"
-    )
-
-
-def _check_inputs_stayed(job: Job, output: Output, ledger: Ledger | None) -> None:
-    """Raise StoreError where an input has changed since the work began: a product of both would get its name. Its
-    record is removed, since the input may yet become what it was."""
-    factors = job.factors
-    if not (changed := changed_inputs(job.inputs, factors.a, factors.b)):
-        return
-    if ledger is not None and output.partial is not None:
-        ledger.remove(output.partial)
-    names = " and ".join(f"{role}, {store.name_of(factors.roles[role])}," for role in changed)
-    raise StoreError(
-        f"{names} changed while C was computed, so that C may be of neither the old nor the new; it is"
-        f" {_whereabouts(output)}, and the next run computes it anew: let nobody write to the inputs until that is done"
     )
 
 
@@ -513,8 +536,8 @@ def _goes_on(plan: MatmulPlan, past: Past) -> bool:
 
 def _open_output(
     job: Job, plan: MatmulPlan, past: Past | None, overwrite: bool
-) -> tuple[Output, Mapping[int, Stored]]:
-    """The output to write to, and the tiles that it already holds, with their stored bytes."""
+) -> tuple[Output, Past | None]:
+    """The output to write to, and what is recorded of the tiles that it already holds; None where it is new."""
     out, factors = job.out, job.factors
     path = store.local_path(out)
     if past is not None and path is not None:
@@ -527,7 +550,7 @@ def _open_output(
                 output.release()
                 raise
             if past is not None and _fits(output.array, factors, plan) and _goes_on(plan, past):
-                return output, past.finished
+                return output, past
             output.release()
     output = create_output(
         out,
@@ -538,12 +561,12 @@ def _open_output(
         overwrite=overwrite,
         dimension_names=product_names(factors.a, factors.b, *factors.transposed),
     )
-    return output, {}
+    return output, None
 
 
 def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan) -> bool:
-    """Whether a growing array can take the tiles of a plan. The names of its dimensions follow from the metadata of A
-    and B, which the digest of an earlier run covers."""
+    """Whether a growing array can take the tiles of a plan. The names of its dimensions are covered by the digest of an
+    earlier run."""
     found = store.write_unit(array), array.shape, array.dtype
     return found == (plan.c_unit, (plan.m, plan.n), factors.dtype)
 

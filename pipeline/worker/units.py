@@ -26,6 +26,7 @@ from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import Found, Product
+from tilewright.pipeline.store.content import content_hash
 from tilewright.pipeline.store.region_read import RegionRead, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
@@ -59,6 +60,9 @@ class Loading:
     """Waits until everything that the calls sent is in place; to be called once they have returned."""
     there: Future[bool] | None = None
     """If others may wait for the region: set to whether the calls loaded everything, as soon as they have ended."""
+    hashes: list[tuple[PanelPart, int]] | None = None
+    """To which the calls add a hash of the numbers of each part of the panel that they read; None where they do not
+    hash what they read."""
 
 
 class SharedMemory(Protocol):
@@ -283,12 +287,18 @@ class HostUnit:
             for piece, place in pieces_of(region, panel, corner)
             for part in moved(region_reads(array, piece), place)
         ]
-        return Loading([partial(self.load, part, panel) for part in parts], settle=self.settle)
+        hashes: list[tuple[PanelPart, int]] = []
+        return Loading(
+            [partial(self.load, part, panel, hashes) for part in parts], settle=self.settle, hashes=hashes
+        )
 
-    def load(self, part: RegionRead, panel: Placed) -> Move:
+    def load(self, part: RegionRead, panel: Placed, hashes: list[tuple[PanelPart, int]]) -> Move:
+        """Read a part and hash it, while the core's cache may still hold it."""
         start = time.perf_counter()
         rows, columns = part.target
-        part.read(panel.cut(rows, columns))
+        target = panel.cut(rows, columns)
+        part.read(target)
+        hashes.append(((rows.start, rows.stop, columns.start, columns.stop), content_hash(target)))
         return Move(time.perf_counter() - start, 0.0)
 
     def settle(self) -> None:
