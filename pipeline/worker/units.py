@@ -288,17 +288,25 @@ class HostUnit:
             for part in moved(region_reads(array, piece), place)
         ]
         hashes: list[tuple[PanelPart, int]] = []
-        return Loading(
-            [partial(self.load, part, panel, hashes) for part in parts], settle=self.settle, hashes=hashes
-        )
+        calls: list[Callable[[], Move]] = [
+            partial(self._load_and_hash, part, panel, hashes) for part in parts
+        ]
+        return Loading(calls, settle=self.settle, hashes=hashes)
 
-    def load(self, part: RegionRead, panel: Placed, hashes: list[tuple[PanelPart, int]]) -> Move:
-        """Read a part and hash it, while the core's cache may still hold it."""
+    def _load_and_hash(self, part: RegionRead, panel: Placed, hashes: list[tuple[PanelPart, int]]) -> Move:
+        """Load a part, and hash it while the core's cache may still hold it."""
+        move = self.load(part, panel)
         start = time.perf_counter()
         rows, columns = part.target
-        target = panel.cut(rows, columns)
-        part.read(target)
-        hashes.append(((rows.start, rows.stop, columns.start, columns.stop), content_hash(target)))
+        hashes.append(
+            ((rows.start, rows.stop, columns.start, columns.stop), content_hash(panel.cut(rows, columns)))
+        )
+        return replace(move, store_seconds=move.store_seconds + time.perf_counter() - start)
+
+    def load(self, part: RegionRead, panel: Placed) -> Move:
+        start = time.perf_counter()
+        rows, columns = part.target
+        part.read(panel.cut(rows, columns))
         return Move(time.perf_counter() - start, 0.0)
 
     def settle(self) -> None:

@@ -19,6 +19,7 @@ import tilewright as tw
 from tests.workflows.test_matmul import TIGHT, assert_product, numbers, put, stop_at
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone
+from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product import output as outputs
 
@@ -149,6 +150,30 @@ def test_what_changes_no_number_between_two_runs_costs_no_tile(
     assert ("A, " in told(events)) is not quick
 
 
+@pytest.mark.parametrize("transposed", [(True, False), (False, True), (True, True)])
+def test_what_transposed_factors_held_is_known_too(
+    transposed: tuple[bool, bool],
+    client: Client,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    events: list[Event],
+) -> None:
+    a, b = numbers(rng, (96, 80), "f4"), numbers(rng, (80, 64), "f4")
+    paths = [
+        put(tmp_path / f"{name}.zarr", data.T if turned else data, (16, 8))
+        for name, data, turned in zip("ab", (a, b), transposed, strict=True)
+    ]
+    options = options_with(client) | {"transpose_a": transposed[0], "transpose_b": transposed[1]}
+    out = tmp_path / "c.zarr"
+    stop_at(8, *paths, out, **options)
+    for path in paths:
+        touch(path)
+    run = tw.matmul(*paths, out, listener=events.append, **options)
+    assert run.resumed == 8
+    assert "of A and B were compared" in told(events)
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
 @pytest.mark.parametrize("change", MEANWHILE)
 def test_what_changes_no_number_during_a_run_does_not_refuse_the_product(
     change: Callable[[Path], Path],
@@ -251,6 +276,30 @@ def test_an_input_that_changed_during_a_run_keeps_the_tiles_that_do_not_depend_o
     run = tw.matmul(a_path, b_path, out, **options)
     assert run.resumed >= 4, "of the first six tiles at most two are in the last column"
     assert_product(zarr.open_array(out)[...], a, zarr.open_array(b_path)[...])
+
+
+def test_a_sum_of_parts_of_k_is_known_by_what_all_parts_read(
+    client: Client,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    events: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
+    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
+    a, b = numbers(rng, (16, 640), "f4"), numbers(rng, (640, 16), "f4")
+    a_path, b_path = put(tmp_path / "a.zarr", a), put(tmp_path / "b.zarr", b)
+    options, out = options_with(client), tmp_path / "c.zarr"
+
+    def listener(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, UnitDone):
+            touch(a_path)
+
+    run = tw.matmul(a_path, b_path, out, listener=listener, **options)
+    assert run.plan.k_parts > 1
+    assert "40 KiB of A were compared" in told(events)
+    assert_product(zarr.open_array(out)[...], a, b)
 
 
 def test_tiles_of_which_nothing_is_recorded_are_computed_again_where_an_input_looks_otherwise(
