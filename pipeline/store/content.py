@@ -13,22 +13,22 @@ from tilewright.pipeline.plan.told import Corners, PanelContent
 from tilewright.pipeline.store.arrays import write_unit
 
 COPIED_NBYTES = 2**18
-"""Rows that are not contiguous are copied in bands of this size and hashed there: a copy in a core's second-level cache
-costs less than a call for each row."""
+LONG_ROW_NBYTES = 4096
+"""Shorter rows that do not follow each other are copied in bands of this size and hashed there: a copy in a core's
+second-level cache costs less than a call for each of them."""
 
 
 def content_hash(block: np.ndarray) -> int:
     """xxh3-64 of a matrix's numbers, row after row, as the processor has them.
 
-    block: rows × columns, any dtype in native byte order, each row contiguous. The interpreter's lock is released while
-    bytes are hashed and copied.
+    block: rows × columns, any dtype in native byte order, each row contiguous. Of megabytes the interpreter's lock is
+    released meanwhile.
     """
     if block.flags.c_contiguous:
         return xxhash.xxh3_64_intdigest(_bytes_of(block))
-    step = max(1, COPIED_NBYTES // max(1, block.shape[1] * block.itemsize))
-    if step >= block.shape[0]:
-        return xxhash.xxh3_64_intdigest(_bytes_of(np.ascontiguousarray(block)))
     state = xxhash.xxh3_64()
+    width = block.shape[1] * block.itemsize
+    step = max(1, COPIED_NBYTES // width) if width < LONG_ROW_NBYTES else 1
     for row in range(0, block.shape[0], step):
         state.update(_bytes_of(np.ascontiguousarray(block[row : row + step])))
     return state.intdigest()

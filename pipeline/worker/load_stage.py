@@ -17,7 +17,7 @@ import zarr
 
 from tilewright.pipeline.plan.layout import Lines
 from tilewright.pipeline.plan.product import Tile
-from tilewright.pipeline.plan.told import PanelContent, Product
+from tilewright.pipeline.plan.told import Corners, PanelContent, Product
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.store.content import panel_content
 from tilewright.pipeline.store.waiting import read_while
@@ -64,7 +64,7 @@ class _Missing:
     buffer: PanelBuffer
     region: tuple[slice, slice]
     """Of the array."""
-    hashes: list[tuple[PanelPart, int]] | None = None
+    hashes: list[tuple[Corners, int]] | None = None
     """As ``Loading.hashes``, where all of the panel is read here."""
 
 
@@ -318,12 +318,8 @@ class LoadStage:
         if panel.hashes is None:
             return None
         rows, columns = panel.region
-        parts = [
-            ((rows.start + top, rows.start + bottom, columns.start + left, columns.start + right), value)
-            for (top, bottom, left, right), value in panel.hashes
-        ]
         role = "A" if self._plan.symmetric or panel.key[0] == "a" else "B"
-        return panel_content(role, (rows.start, rows.stop, columns.start, columns.stop), parts)
+        return panel_content(role, (rows.start, rows.stop, columns.start, columns.stop), panel.hashes)
 
     def _give_back(self, taken: Sequence[PanelBuffer], missing: Sequence[_Missing]) -> None:
         """Release the buffers of panels that will not come."""

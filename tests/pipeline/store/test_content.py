@@ -21,6 +21,7 @@ def test_a_hash_is_of_the_numbers_row_after_row(
     dtype: Any, band_nbytes: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content, "COPIED_NBYTES", band_nbytes)
+    monkeypatch.setattr(content, "LONG_ROW_NBYTES", 100)
     buffer = rng.integers(0, 100, (37, 53)).astype(dtype)
     for rows, columns in [
         (slice(0, 37), slice(0, 53)),

@@ -1,0 +1,61 @@
+"""Hashes of the parts of A and B that a worker reads, for as long as a run lasts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from tilewright.pipeline.plan.told import Corners
+from tilewright.pipeline.store.content import content_hash
+
+SETTLED_NS = 2 * 10**9
+"""How long ago a file must have changed for its next change to give it another time: the coarsest clocks of file
+systems tick every two seconds."""
+
+Status = tuple[int, int, int]
+"""Of a file: its length, and the times of the last modification and of the last change of status, which nobody can set
+back (`transfer/files.py`)."""
+
+
+class PartHashes:
+    """Hashes what is read. A part that is read again, from a file that nobody wrote to since it was hashed, is the same
+    and not hashed anew: that would take as long as all hashing where every panel is read several times.
+
+    clock: nanoseconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
+        self._clock = clock
+        self._known: dict[tuple[str, Corners], tuple[Status, int]] = {}
+
+    def of(self, path: str | None, corners: Corners, read: Callable[[], np.ndarray]) -> int:
+        """The hash of a part that ``read`` reads, and returns. path: the file that it is read from; None where it is
+        none, or the part needs other files too. corners: the part's place in its array. Callable from any thread."""
+        if path is None:
+            return content_hash(read())
+        known = self._known.get((path, corners))
+        before = self._status(path) if known is None else None
+        held = read()
+        after = self._status(path)
+        if known is not None and after == known[0]:
+            return known[1]
+        value = content_hash(held)
+        if after is not None and after == before:
+            self._known[path, corners] = after, value
+        elif known is not None:
+            self._known.pop((path, corners), None)
+        return value
+
+    def _status(self, path: str) -> Status | None:
+        """None where there is no such file, or it changed so lately that it may change again unseen."""
+        try:
+            facts = os.stat(path)
+        except OSError:
+            return None
+        settled = self._clock() - SETTLED_NS
+        if max(facts.st_mtime_ns, facts.st_ctime_ns) > settled:
+            return None
+        return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
