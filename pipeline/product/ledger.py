@@ -4,7 +4,8 @@ product is audited and repaired.
 A file beside the growing output holds lines of JSON: the first says what is being computed. ``stored`` says that a
 tile's objects have been written, with the bytes and the checksum of each. ``tile`` says the same once they have been
 forced to disk, and is forced to disk itself. ``withdrawn`` says that a tile proved damaged, or of other inputs.
-``read`` says what was read of A and B (`inputs.py`). Each line ends with a checksum of itself.
+``inputs`` says how A and B looked, and ``read`` what was read of them (`inputs.py`). Each line ends with a checksum of
+itself.
 
 Only the submitting process appends, after a tile's task has returned. So a crash of a process never leaves a line ahead
 of the data; it loses at most the line of a tile that is stored already, which is then computed again with the same
@@ -121,15 +122,15 @@ class Ledger:
             "cell": [plan.cell_rows, plan.cell_columns],
             "c_unit": list(plan.c_unit),
             "array": array_facts(array) if array is not None else None,
-            "inputs": inputs,
         }
         of_inputs = [line for role, hashes in (read or {}).items() for line in _read_lines(role, hashes)]
+        of_inputs.append(sealed({"inputs": inputs}))
         with self._writing():
-            self._write_all(self._path, self._tiles, of_inputs)
+            self._write_all(self._path, of_inputs, self._tiles)
             # Unbuffered, so that a line which could not be written leaves nothing for closing to write.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 -- lives as long as the run; see close
 
-    def _write_all(self, path: Path, tiles: Mapping[int, Stored], of_inputs: Sequence[str] = ()) -> None:
+    def _write_all(self, path: Path, of_inputs: Sequence[str], tiles: Mapping[int, Stored]) -> None:
         of_tiles = (_line(index, stored) for index, stored in sorted(tiles.items()))
         lines = [sealed(self._head), *of_inputs, *of_tiles]
         draft = path.with_suffix(".draft")
@@ -204,7 +205,7 @@ class Ledger:
         ``record``."""
         bare = {index: stored._replace(found=NOTHING_FOUND) for index, stored in self._tiles.items()}
         with self._writing():
-            self._write_all(self._path.with_name(CHECKSUMS_NAME), bare)
+            self._write_all(self._path.with_name(CHECKSUMS_NAME), [], bare)
 
     def close(self) -> None:
         self._file.close()
@@ -293,7 +294,7 @@ def _add_parts(read: dict[str, dict[Corners, int]], entry: dict[str, Any]) -> No
 
 
 def _looks(inputs: Any) -> tuple[Appearance, Appearance] | None:
-    """How a head says that A and B looked. Raises TypeError or ValueError for what no head says."""
+    """How a line says that A and B looked. Raises TypeError or ValueError for what no line says."""
     if inputs is None:
         return None
     a, b = inputs
@@ -343,7 +344,7 @@ def read_record(path: Path) -> Past | None:
         (rows, columns), (unit_rows, unit_columns), (cell_rows, cell_columns) = (
             head[name] for name in ("tile", "c_unit", "cell")
         )
-        inputs = _looks(head.get("inputs"))
+        inputs = None
         read: dict[str, dict[Corners, int]] = {"A": {}, "B": {}}
         for entry in entries:
             if entry is None:
@@ -351,7 +352,7 @@ def read_record(path: Path) -> Past | None:
             if "read" in entry:
                 _add_parts(read, entry)
             elif "inputs" in entry:
-                inputs = None
+                inputs = _looks(entry["inputs"])
             elif "withdrawn" in entry:
                 finished.pop(entry["withdrawn"], None)
             else:

@@ -15,6 +15,10 @@ SETTLED_NS = 2 * 10**9
 """How long ago a file must have changed for its next change to give it another time: the coarsest clocks of file
 systems tick every two seconds."""
 
+MOST_KNOWN = 100_000
+"""Parts whose hashes are kept, at some 300 bytes each: of inputs in more parts, the others are hashed as often as they
+are read."""
+
 Status = tuple[int, int, int]
 """Of a file: its length, and the times of the last modification and of the last change of status, which nobody can set
 back (`transfer/files.py`)."""
@@ -43,7 +47,7 @@ class PartHashes:
         if known is not None and after == known[0]:
             return known[1]
         value = content_hash(held)
-        if after is not None and after == before:
+        if after is not None and after == before and len(self._known) < MOST_KNOWN:
             self._known[path, corners] = after, value
         elif known is not None:
             self._known.pop((path, corners), None)

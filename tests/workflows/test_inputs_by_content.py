@@ -16,12 +16,14 @@ import zarr
 from distributed import Client
 
 import tilewright as tw
-from tests.workflows.test_matmul import TIGHT, assert_product, numbers, put, stop_at
+from tests.workflows.test_matmul import TIGHT, assert_product, factors, numbers, put, stop_at
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product import output as outputs
+
+__all__ = ["factors"]
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
@@ -29,12 +31,6 @@ Factors = tuple[np.ndarray, np.ndarray, Path, Path]
 
 FINISHED = 12
 """Of the 16 tiles, four in a row: those of the first three rows."""
-
-
-@pytest.fixture
-def factors(tmp_path: Path, rng: np.random.Generator) -> Factors:
-    a, b = numbers(rng, (96, 80), "f4"), numbers(rng, (80, 64), "f4")
-    return a, b, put(tmp_path / "a.zarr", a), put(tmp_path / "b.zarr", b)
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -1028,7 +1028,7 @@ def test_an_input_that_changes_meanwhile_is_named_and_nothing_is_published(
     if then == "is put back":
         copy(tmp_path / "backup", b_path)
     run = tw.matmul(a_path, b_path, out, **options)
-    assert run.resumed <= 3
+    assert run.resumed < run.plan.tile_count, "some tiles were of the other B"
     assert_product(zarr.open_array(out)[...], a, -b if then == "stays" else b)
 
 

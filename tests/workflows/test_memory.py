@@ -28,7 +28,6 @@ from tests.workflows.test_matmul import (
     intercept_writes,
     numbers,
     put,
-    small_chunks,
     stop_after,
 )
 from tilewright.kernels.gpu import memory
@@ -45,7 +44,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.worker import engines, stream
 from tilewright.pipeline.worker.units import HostUnit
 
-__all__ = ["factors", "small_chunks", "uncollected"]
+__all__ = ["factors", "uncollected"]
 
 Factors = tuple[np.ndarray, np.ndarray, Path, Path]
 

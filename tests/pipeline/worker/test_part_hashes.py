@@ -85,6 +85,14 @@ def test_a_file_of_just_now_is_hashed_every_time(reader: Reader) -> None:
     assert reader.hashed == 3
 
 
+def test_of_too_many_parts_the_rest_is_hashed_every_time(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_hashes, "MOST_KNOWN", 0)
+    assert len({reader.hash() for _ in range(3)}) == 1
+    assert reader.hashed == 3
+
+
 def test_what_is_no_file_is_hashed_every_time(reader: Reader, tmp_path: Path) -> None:
     hashes = PartHashes()
     for path in (None, str(tmp_path / "missing")):
