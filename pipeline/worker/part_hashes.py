@@ -28,38 +28,39 @@ class PartHashes:
     """Hashes what is read. A part that is read again, from a file that nobody wrote to since it was hashed, is the same
     and not hashed anew: that would take as long as all hashing where every panel is read several times.
 
-    clock: nanoseconds since the epoch.
+    clock: nanoseconds since the epoch. Callable from any thread.
     """
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self._clock = clock
         self._known: dict[tuple[str, Corners], tuple[Status, int]] = {}
 
-    def of(self, path: str | None, corners: Corners, read: Callable[[], np.ndarray]) -> int:
-        """The hash of a part that ``read`` reads, and returns. path: the file that it is read from; None where it is
-        none, or the part needs other files too. corners: the part's place in its array. Callable from any thread."""
+    def status(self, path: str | None, corners: Corners) -> Status | None:
+        """What tells the file of a part that will be read, for `of`; None where the part's hash is known, or would not
+        be kept. path: None where it is read from no file, or needs others too. corners: its place in its array."""
+        return None if path is None or (path, corners) in self._known else _status(path, self._clock())
+
+    def of(self, path: str | None, corners: Corners, held: np.ndarray, before: Status | None) -> int:
+        """The hash of a part that has been read. held: rows × columns. before: what `status` said before it was
+        read."""
         if path is None:
-            return content_hash(read())
-        known = self._known.get((path, corners))
-        before = self._status(path) if known is None else None
-        held = read()
-        after = self._status(path)
+            return content_hash(held)
+        known, after = self._known.get((path, corners)), _status(path, self._clock())
         if known is not None and after == known[0]:
             return known[1]
         value = content_hash(held)
+        self._known.pop((path, corners), None)
         if after is not None and after == before and len(self._known) < MOST_KNOWN:
             self._known[path, corners] = after, value
-        elif known is not None:
-            self._known.pop((path, corners), None)
         return value
 
-    def _status(self, path: str) -> Status | None:
-        """None where there is no such file, or it changed so lately that it may change again unseen."""
-        try:
-            facts = os.stat(path)
-        except OSError:
-            return None
-        settled = self._clock() - SETTLED_NS
-        if max(facts.st_mtime_ns, facts.st_ctime_ns) > settled:
-            return None
-        return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+def _status(path: str, now: int) -> Status | None:
+    """None where there is no such file, or it changed so lately that it may change again unseen."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    if max(facts.st_mtime_ns, facts.st_ctime_ns) > now - SETTLED_NS:
+        return None
+    return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns

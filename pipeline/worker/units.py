@@ -300,20 +300,14 @@ class HostUnit:
     ) -> Move:
         """Load a part, and hash it while the core's cache may still hold it. first: the panel's first row and column in
         the array."""
-        start = time.perf_counter()
-        moves: list[Move] = []
         rows, columns = part.target
         down, across = first
         corners = rows.start + down, rows.stop + down, columns.start + across, columns.stop + across
-
-        def read() -> np.ndarray:
-            moves.append(self.load(part, panel))
-            held: np.ndarray = panel.cut(rows, columns)
-            return held
-
-        hashes.append((corners, self._hashes.of(part.path, corners, read)))
-        device_seconds = sum(move.device_seconds for move in moves)
-        return Move(time.perf_counter() - start - device_seconds, device_seconds)
+        before = self._hashes.status(part.path, corners)
+        move = self.load(part, panel)
+        start = time.perf_counter()
+        hashes.append((corners, self._hashes.of(part.path, corners, panel.cut(rows, columns), before)))
+        return replace(move, store_seconds=move.store_seconds + time.perf_counter() - start)
 
     def load(self, part: RegionRead, panel: Placed) -> Move:
         start = time.perf_counter()
