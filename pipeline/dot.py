@@ -30,8 +30,8 @@ from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.errors import DamagedError, ShapeError, StoreError
 from tilewright.pipeline.events import Caution, Listener
 from tilewright.pipeline.plan.sums import can_wrap_by_dtype, dtype_reason, found_wrap
-from tilewright.pipeline.product.ledger import input_digest
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
+from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source, name_of, open_array, read_unit
 from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
@@ -62,10 +62,10 @@ class Vectors:
     """Of the vectors whose attributes have numbers stand for missing ones."""
     notes: tuple[str, ...]
     """What is to be said of them before they are multiplied, as text for people."""
-    digests: dict[str, str]
-    """What tells that one was written to (`ledger.input_digest`)."""
+    looks: dict[str, Appearance]
+    """What tells that one was written to."""
     looked: float
-    """When the digests were taken, by `time.monotonic`."""
+    """When they were looked at, by `time.monotonic`."""
 
 
 def open_vectors(x: Source, y: Source, dtype: str | np.dtype | None) -> Vectors:
@@ -92,7 +92,7 @@ def open_vectors(x: Source, y: Source, dtype: str | np.dtype | None) -> Vectors:
         dtype_reason(result, of_x, of_y, n, "numpy.vdot"),
         {role: found for role, vector in arrays.items() if (found := masks_of(vector)) is not None},
         tuple(note for role, vector in arrays.items() if (note := packing_notice(role, vector))),
-        {role: input_digest(vector) for role, vector in arrays.items()},
+        {role: appearance_of(vector, status=True) for role, vector in arrays.items()},
         time.monotonic(),
     )
 
@@ -109,7 +109,9 @@ def _common_length(x: zarr.Array[Any], y: zarr.Array[Any]) -> int:
 def _check_unchanged(vectors: Vectors) -> None:
     """Raise StoreError if one is not what it was when it was opened."""
     changed = [
-        role for role, vector in vectors.arrays.items() if input_digest(vector) != vectors.digests[role]
+        role
+        for role, vector in vectors.arrays.items()
+        if appearance_of(vector, status=True) != vectors.looks[role]
     ]
     if changed:
         names = " and ".join(f"{role}, {name_of(vectors.arrays[role])}," for role in changed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -62,6 +62,25 @@ class Product:
     """What is looked for in A, in B and in C."""
 
 
+Corners: TypeAlias = tuple[int, int, int, int]
+"""A rectangle of an array as stored: first row, row after the last, first column, column after the last."""
+
+
+@dataclass(frozen=True)
+class PanelContent:
+    """What a panel held when it was read."""
+
+    role: str
+    """``A`` or ``B``: the input that it was read from. ``A`` for both where C is symmetric."""
+    corners: Corners
+    """Of the panel, in the array."""
+    digest: int
+    """Of the corners and hashes of its parts."""
+    parts: tuple[tuple[Corners, int], ...] | None = None
+    """Each part that was read as one piece, in the array, and its `store.content.content_hash`. None where an earlier
+    tile on the same worker had the panel read."""
+
+
 @dataclass(frozen=True)
 class TileReport:
     """The report of one finished tile, or part of one. Matrix data cross the wire only where k is cut: ``partial``."""
@@ -89,3 +108,5 @@ class TileReport:
     changes: bytes | None = None
     """What was written to its own fork of C's session, as `sessions.changes_in` gives it; None where the tile is in
     C's store already."""
+    contents: tuple[PanelContent, ...] = ()
+    """What the panels held that it was multiplied from; empty on a GPU, where nobody hashes them."""

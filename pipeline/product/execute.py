@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from distributed import Client
@@ -27,7 +27,7 @@ from tilewright.pipeline.events import (
     on_waiting,
 )
 from tilewright.pipeline.plan.product import MatmulPlan, Tile
-from tilewright.pipeline.plan.told import NOTHING_FOUND, THREADS, Found, Product, TileReport
+from tilewright.pipeline.plan.told import NOTHING_FOUND, THREADS, Found, PanelContent, Product, TileReport
 from tilewright.pipeline.product.placement import Placement
 from tilewright.pipeline.product.verify import Verification
 from tilewright.pipeline.worker import tasks
@@ -134,6 +134,10 @@ def covered(times: Iterable[tuple[float, float]]) -> float:
     return total
 
 
+def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
+
+
 @dataclass(frozen=True)
 class MatmulRun:
     """A finished matrix product: the plan, what computed it, how long it took, and the result of its verification."""
@@ -173,6 +177,21 @@ class MatmulRun:
     in all of the array. They were multiplied as they are stored."""
     not_finite: int = 0
     """Elements of C that are NaN or infinite."""
+
+    def followed_by(self, other: MatmulRun) -> MatmulRun:
+        """This run and another one of the same product right after it, which computed more of its tiles."""
+        summed = ("seconds", "read_nbytes", "shared_nbytes", "write_nbytes", "operations", "workers_lost")
+        kernels = {name for run in (self, other) for name in run.kernel.split(" and ")} - {"none"}
+        return replace(
+            self,
+            kernel=" and ".join(sorted(kernels)) or "none",
+            stages=_added(self.stages, other.stages),
+            workers={
+                worker: _added(self.workers.get(worker, {}), other.workers.get(worker, {}))
+                for worker in self.workers | other.workers
+            },
+            **{name: getattr(self, name) + getattr(other, name) for name in summed},
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {
@@ -251,11 +270,12 @@ def run_tiles(
     listener: Listener,
     record: Callable[[TileReport], None],
     keep: Callable[[bytes], None] | None = None,
+    see: Callable[[int, Sequence[PanelContent]], None] | None = None,
 ) -> tuple[MatmulRun, Found]:
     """Compute every tile of the plan that is not finished yet. Returns the run, of which only the check and what is
     found in C are still to be told, and what these tiles found.
 
-    ``record`` is called with each tile's report, once it is stored; before that
+    ``record`` is called with each tile's report, once it is stored; before that ``see``, with what its panels held, and
     ``keep``, where C is in a session's fork, with what the tile has changed there. When this ends, by success, error or
     Ctrl-C, the workers hold nothing of the run any more.
 
@@ -292,6 +312,8 @@ def run_tiles(
             for _, report in results:
                 if isinstance(report, DeviceMemoryError):
                     raise report
+                if see is not None:
+                    see(report.index, report.contents)
                 if keep is not None and report.changes is not None:
                     keep(report.changes)
                 record(report)

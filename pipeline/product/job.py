@@ -34,7 +34,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Teller, on_waiting
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
-from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
+from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, TileReport
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_on_hosts
 from tilewright.pipeline.product.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
@@ -44,16 +44,8 @@ from tilewright.pipeline.product.findings import (
     sought_in,
     wrap_note,
 )
-from tilewright.pipeline.product.ledger import (
-    FILE_NAME,
-    Fingerprint,
-    Ledger,
-    Past,
-    Stored,
-    changed_inputs,
-    fingerprint,
-    read_past,
-)
+from tilewright.pipeline.product.inputs import Fingerprint, InputWatch, fingerprint
+from tilewright.pipeline.product.ledger import FILE_NAME, Ledger, Past, Stored, read_past
 from tilewright.pipeline.product.mend import Check, mended
 from tilewright.pipeline.product.output import (
     Output,
@@ -66,7 +58,7 @@ from tilewright.pipeline.product.request import Factors, Request, check_output, 
 from tilewright.pipeline.product.verify import Verification
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
-from tilewright.pipeline.store.attributes import product_names
+from tilewright.pipeline.store.attributes import masks_of, product_names
 from tilewright.pipeline.store.objects import fault_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
@@ -163,10 +155,12 @@ def plan_only(request: Request) -> MatmulPlan:
     past, kept = None, None
     # A digest takes a look at every file of A and B, so it is made only where there is something to compare it with.
     found = request.resume and _holds_record(out)
+    looks = None
     if found:
-        digest = _fingerprint(factors, facts).digest
+        now = _fingerprint(factors, facts)
+        looks = now.inputs
         try:
-            past = _find_past(out, digest)
+            past = _find_past(out, now.digest)
         except StoreError as error:
             found = False
             tell.warn(f"without --plan-only this would be refused: {error}")
@@ -179,7 +173,11 @@ def plan_only(request: Request) -> MatmulPlan:
             tell.warn(f"without --plan-only this would be refused: {error}")
     if kept:
         tiles = counted(plan.tile_count, "tile")
-        tell.say(f"an earlier run finished {len(kept)} of {tiles}, which would be kept")
+        same = past is not None and past.inputs == looks
+        condition = (
+            "" if same else " if A and B, which look otherwise now, prove to hold what it read of them"
+        )
+        tell.say(f"an earlier run finished {len(kept)} of {tiles}, which would be kept{condition}")
     elif found and kept is None:
         tell.say("an earlier run left tiles that do not fit this product or its plan; they would be replaced")
     tell.warn_once(cautions(factors, out, request.precision, facts, plan, kept or (), replaced=kept is None))
@@ -232,6 +230,9 @@ def _fingerprint(factors: Factors, facts: list[WorkerFacts]) -> Fingerprint:
         "dtype": str(factors.dtype),
         "precision": factors.precision,
         "device": facts[0].device,
+        # Of the attributes, only what is stored with C or counted in its factors.
+        "names": product_names(factors.a, factors.b, *factors.transposed),
+        "masks": [repr(masks_of(array)) for array in (factors.a, factors.b)],
     }
     return fingerprint(factors.a, factors.b, request)
 
@@ -288,20 +289,22 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
     tell.say(_choice(facts, plan))
     # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
     overwrite = request.overwrite or (failed is not None and store.local_path(out) is None)
-    output, recorded = _open_output(job, plan, past, overwrite)
-    if past is not None and past.finished and not recorded:
+    output, resumed = _open_output(job, plan, past, overwrite)
+    if past is not None and past.finished and resumed is None:
         tell.say("an earlier run left an array that is no more what it was; it starts anew")
     try:
-        return _fill(job, facts, plan, output, recorded)
+        return _fill(job, facts, plan, output, resumed)
     finally:
         output.release()
 
 
 def _fill(
-    job: Job, facts: list[WorkerFacts], plan: MatmulPlan, output: Output, recorded: Mapping[int, Stored]
+    job: Job, facts: list[WorkerFacts], plan: MatmulPlan, output: Output, past: Past | None
 ) -> MatmulRun:
-    """Compute the tiles that the output lacks, verify and publish. Raises as `_attempt`."""
+    """Compute the tiles that the output lacks, verify and publish. past: what is recorded of those that it has. Raises
+    as `_attempt`."""
     client, request, factors, tell = job.client, job.request, job.factors, job.tell
+    recorded = past.finished if past is not None else {}
     finished = _still_stored(output.array, recorded)
     if len(finished) < len(recorded):
         lost = counted(len(recorded) - len(finished), "tile")
@@ -309,6 +312,12 @@ def _fill(
             f"{lost} of an earlier run lost stored pieces in {output.partial}, or parts of them, and will be"
             " computed again"
         )
+    read = past.read if past is not None else {}
+    watch = InputWatch(
+        client, factors.roles, plan, job.inputs, tell, finished, read, whereabouts=_whereabouts(output)
+    )
+    if past is not None:
+        watch.compare_past(past.inputs)
     if finished:
         rest = "it goes on with the rest"
         if len(finished) == plan.tile_count:
@@ -321,9 +330,17 @@ def _fill(
         if output.partial is not None:
             # The lock says that no other client writes there any more; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
-            ledger = stack.enter_context(
-                closing(Ledger(output.partial, job.inputs, plan, finished, output.array))
+            ledger = Ledger(
+                output.partial,
+                job.inputs.digest,
+                plan,
+                finished,
+                output.array,
+                request=job.inputs.request,
+                inputs=job.inputs.inputs,
+                read=watch.hashes(),
             )
+            watch.record = stack.enter_context(closing(ledger))
             stack.enter_context(_telling_what_is_kept(job, plan))
         keeping = Keeping(ledger, output.array)
         if ledger is not None and request.durability == "full":
@@ -331,19 +348,21 @@ def _fill(
             keeping.settle({index: stored for index, stored in finished.items() if not stored.synced})
         keep = output.gathered.keep if output.gathered is not None else None
 
-        def compute(done: Collection[int]) -> tuple[MatmulRun, Found]:
+        def compute() -> tuple[MatmulRun, Found]:
+            # On the workers an earlier run of it is over.
+            again = replace(product, run=uuid.uuid4().hex[:12])
             try:
-                return run_tiles(client, product, facts[0].name, done, request.listener, keeping.record, keep)
+                return _run_all(job, again, facts[0].name, watch, keeping.record, keep)
             except DeviceMemoryError as error:
                 raise _TooLarge(plan, error) from None
             except DamagedError:
                 # An input that is being rewritten cannot be decoded either, and the tiles may be of both.
-                _check_inputs_stayed(job, output, ledger)
+                watch.check_stayed()
                 raise
 
-        run, found = compute(finished)
-        verification = _verified(job, plan, output, ledger, compute) if request.verify else None
-        _check_inputs_stayed(job, output, ledger)
+        run, found = compute()
+        verification = _verified(job, plan, output, ledger, watch, compute) if request.verify else None
+        watch.check_stayed()
         if ledger is not None:
             found = reduce(Found.merged, (stored.found for stored in ledger.tiles.values()), NOTHING_FOUND)
         if plan.symmetric:  # nobody looked at B, which is A
@@ -364,6 +383,7 @@ def _fill(
             tell.say(left)
     return replace(
         run,
+        resumed=len(finished),
         verification=verification,
         wraps=findings.wraps,
         masked=findings.masked,
@@ -386,6 +406,30 @@ def product_of(factors: Factors, facts: list[WorkerFacts], plan: MatmulPlan, out
         sharing=_sharing(facts),
         look=sought_in(factors),
     )
+
+
+def _run_all(
+    job: Job,
+    product: Product,
+    device_name: str,
+    watch: InputWatch,
+    record: Callable[[TileReport], None],
+    keep: Callable[[bytes], None] | None,
+) -> tuple[MatmulRun, Found]:
+    """Compute every tile that is not finished, and then those that were, until an input proved to be another one than
+    they were computed from. Raises as `run_tiles`, and StoreError where an input changes meanwhile."""
+
+    def compute(product: Product) -> tuple[MatmulRun, Found]:
+        finished, listener = watch.finished, job.request.listener
+        return run_tiles(job.client, product, device_name, finished, listener, record, keep, watch.see)
+
+    run, found = compute(product)
+    while len(watch.finished) < product.plan.tile_count:
+        more, also = compute(
+            replace(product, run=uuid.uuid4().hex[:12])
+        )  # on the workers the other one is over
+        run, found = run.followed_by(more), found.merged(also)
+    return run, found
 
 
 @contextmanager
@@ -411,17 +455,25 @@ def _verified(
     plan: MatmulPlan,
     output: Output,
     ledger: Ledger | None,
-    compute: Callable[[Collection[int]], object],
+    watch: InputWatch,
+    compute: Callable[[], object],
 ) -> Verification:
     """Check the product before it gets its name, and mend it once where that can help. Raises VerificationError where
     it is wrong for good: it is kept, but not its record, since no later run may trust its tiles."""
-    stayed = partial(_check_inputs_stayed, job, output, ledger)
+
+    def again(bad: Collection[int]) -> None:
+        watch.withdraw(bad)
+        compute()
+
     check = Check(job.client, job.factors, plan, output.whole, job.request.listener)
-    verification = check.run() if ledger is None else mended(check, ledger, compute, stayed, job.tell)
+    if ledger is None:
+        verification = check.run()
+    else:
+        verification = mended(check, ledger, again, watch.check_stayed, job.tell)
     if not verification.conclusive:
         job.tell.warn(f"{verification}; the product is kept unverified")
     elif not verification.passed:
-        stayed()
+        watch.check_stayed()
         if ledger is not None and output.partial is not None:
             ledger.remove(output.partial)
         raise VerificationError(
@@ -437,21 +489,6 @@ def _whereabouts(output: Output) -> str:
         f"kept at {name} for inspection"
         if output.gathered is None
         else f"not merged into the session of {name}"
-    )
-
-
-def _check_inputs_stayed(job: Job, output: Output, ledger: Ledger | None) -> None:
-    """Raise StoreError where an input has changed since the work began: a product of both would get its name. Its
-    record is removed, since the input may yet become what it was."""
-    factors = job.factors
-    if not (changed := changed_inputs(job.inputs, factors.a, factors.b)):
-        return
-    if ledger is not None and output.partial is not None:
-        ledger.remove(output.partial)
-    names = " and ".join(f"{role}, {store.name_of(factors.roles[role])}," for role in changed)
-    raise StoreError(
-        f"{names} changed while C was computed, so that C may be of neither the old nor the new; it is"
-        f" {_whereabouts(output)}, and the next run computes it anew: let nobody write to the inputs until that is done"
     )
 
 
@@ -493,8 +530,8 @@ def _goes_on(plan: MatmulPlan, past: Past) -> bool:
 
 def _open_output(
     job: Job, plan: MatmulPlan, past: Past | None, overwrite: bool
-) -> tuple[Output, Mapping[int, Stored]]:
-    """The output to write to, and the tiles that it already holds, with their stored bytes."""
+) -> tuple[Output, Past | None]:
+    """The output to write to, and what is recorded of the tiles that it already holds; None where it is new."""
     out, factors = job.out, job.factors
     path = store.local_path(out)
     if past is not None and path is not None:
@@ -507,7 +544,7 @@ def _open_output(
                 output.release()
                 raise
             if past is not None and _fits(output.array, factors, plan) and _goes_on(plan, past):
-                return output, past.finished
+                return output, past
             output.release()
     output = create_output(
         out,
@@ -518,12 +555,12 @@ def _open_output(
         overwrite=overwrite,
         dimension_names=product_names(factors.a, factors.b, *factors.transposed),
     )
-    return output, {}
+    return output, None
 
 
 def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan) -> bool:
-    """Whether a growing array can take the tiles of a plan. The names of its dimensions follow from the metadata of A
-    and B, which the digest of an earlier run covers."""
+    """Whether a growing array can take the tiles of a plan. The names of its dimensions are covered by the digest of an
+    earlier run."""
     found = store.write_unit(array), array.shape, array.dtype
     return found == (plan.c_unit, (plan.m, plan.n), factors.dtype)
 

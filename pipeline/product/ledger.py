@@ -3,8 +3,9 @@ product is audited and repaired.
 
 A file beside the growing output holds lines of JSON: the first says what is being computed. ``stored`` says that a
 tile's objects have been written, with the bytes and the checksum of each. ``tile`` says the same once they have been
-forced to disk, and is forced to disk itself. ``withdrawn`` says that a tile proved damaged. Each line ends with a
-checksum of itself.
+forced to disk, and is forced to disk itself. ``withdrawn`` says that a tile proved damaged, or of other inputs.
+``inputs`` says how A and B looked, and ``read`` what was read of them (`inputs.py`). Each line ends with a checksum of
+itself.
 
 Only the submitting process appends, after a tile's task has returned. So a crash of a process never leaves a line ahead
 of the data; it loses at most the line of a tile that is stored already, which is then computed again with the same
@@ -17,26 +18,25 @@ The record of a finished product stays in its folder, with what an audit needs o
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any, NamedTuple
 
 import zarr
 
-from tilewright import __version__
 from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.plan.inputs import Geometry
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import NOTHING_FOUND, Found
-from tilewright.pipeline.store.origin import origin_of
+from tilewright.pipeline.plan.told import NOTHING_FOUND, Corners, Found
+from tilewright.pipeline.product.inputs import Hashes
+from tilewright.pipeline.store.appearance import Appearance
 from tilewright.pipeline.transfer.checksum import new_checksum
 from tilewright.pipeline.transfer.files import sync_folder
 
@@ -75,136 +75,10 @@ class Past:
     """What was asked for."""
     bad_lines: int = 0
     """Lines that are damaged; each may have been about any tile."""
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """What two runs of the same product have in common."""
-
-    digest: str
-    """Of what tiles of one C must share: the inputs as stored, the request, which names the kind of device, and the
-    version of Tilewright, whose releases may sum in other orders. The plan's geometry is compared beside it.
-
-    Sums of floats may differ in their last bits by what is not in it: the model of GPU, the threads and the build of
-    BLAS, the versions of the driver and of other packages. A run may go on elsewhere, and its result is no less right.
-    """
-    inputs: tuple[str, str]
-    """Digests of A and of B as stored."""
-    request: dict[str, Any] = field(default_factory=dict, compare=False)
-    """What was asked for."""
-
-
-def fingerprint(a: zarr.Array[Any], b: zarr.Array[Any], plan_facts: dict[str, Any]) -> Fingerprint:
-    """The fingerprint of a product: of both inputs, as `input_lines` gives them, of the request, and of the
-    version of Tilewright.
-
-    Raises
-    ------
-    StoreError
-        A file or folder of an input cannot be inspected.
-    """
-    digest = hashlib.sha256(json.dumps([__version__, plan_facts], sort_keys=True).encode())
-    inputs = []
-    for array in (a, b):
-        alone = hashlib.sha256()
-        for line in input_lines(array):
-            digest.update(line)
-            alone.update(line)
-        inputs.append(alone.hexdigest())
-    return Fingerprint(digest.hexdigest(), (inputs[0], inputs[1]), plan_facts)
-
-
-def changed_inputs(before: Fingerprint, a: zarr.Array[Any], b: zarr.Array[Any]) -> list[str]:
-    """``A``, ``B``, both or none: the inputs that are not as they were. Raises as `fingerprint`."""
-    after = fingerprint(a, b, {}).inputs
-    return [role for role, old, new in zip("AB", before.inputs, after, strict=True) if old != new]
-
-
-def input_digest(array: zarr.Array[Any]) -> str:
-    """What tells an input that was written to during a run that keeps nothing: of `input_lines` with the times of the
-    files' status. Raises as `fingerprint`."""
-    digest = hashlib.sha256()
-    for line in input_lines(array, status=True):
-        digest.update(line)
-    return digest.hexdigest()
-
-
-def input_lines(array: zarr.Array[Any], *, status: bool = False) -> Iterator[bytes]:
-    """What says that an input is what it was.
-
-    That is where it comes from (`origin.py`) and its metadata; for local arrays, however they were opened, also the
-    name, size and time of every stored file, or the size and time of the archive that they lie in. Of remote ones no
-    more, since listing them can take longer than the product. ``status``: also the time at which each file's status
-    last changed, which tells a rewrite after which the other time was put back (`transfer/files.py`).
-    """
-    origin = origin_of(array)
-    yield json.dumps(origin.place, sort_keys=True, default=repr).encode()
-    yield json.dumps(array.metadata.to_dict(), sort_keys=True, default=str).encode()
-    if origin.folder is not None:
-        for line in _stored_files(origin.folder, status):
-            yield os.fsencode(line)  # file names may hold bytes that are not UTF-8
-    elif origin.file is not None:
-        try:
-            facts = os.stat(origin.file)
-        except OSError as error:
-            raise _not_looked_at(origin.file, error) from error
-        yield _size_and_times(facts, status).encode()
-
-
-def _size_and_times(facts: os.stat_result, status: bool) -> str:
-    return f"{facts.st_size} {facts.st_mtime_ns}" + (f" {facts.st_ctime_ns}" if status else "")
-
-
-def _stored_files(root: str, status: bool = False) -> Iterator[str]:
-    """A line for everything below ``root``, in a fixed order: name, size and nanoseconds since the epoch of each file,
-    or what else is there. Links are followed.
-
-    A replaced file is recognised by its modification time, even an older one; so are files that swap names. Inode
-    numbers would add little, and on some network file systems they differ between hosts or change after a restart; the
-    time of the last status change changes with a backup that makes hard links. Either would discard finished tiles for
-    nothing. Where there are none, ``status`` adds that time.
-
-    Raises StoreError.
-    """
-    followed = {os.path.realpath(root): ""}
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            with os.scandir(os.path.join(root, folder)) as listing:
-                entries = sorted(listing, key=lambda entry: entry.name)
-        except (FileNotFoundError, NotADirectoryError):  # it went away while we looked
-            yield f"{folder}\0missing\n"
-            continue
-        except OSError as error:
-            raise _not_looked_at(os.path.join(root, folder), error) from error
-        for entry in entries:
-            name = os.path.join(folder, entry.name)
-            try:
-                if entry.is_dir():
-                    # A folder that links lead to is listed once: links may form a cycle.
-                    first = (
-                        followed.setdefault(os.path.realpath(entry.path), name)
-                        if entry.is_symlink()
-                        else name
-                    )
-                    yield f"{name}\0folder {first}\n"
-                    if first == name:
-                        waiting.append(name)
-                    continue
-                facts = entry.stat()
-                yield f"{name}\0{_size_and_times(facts, status)}\n"
-            except FileNotFoundError:  # a dangling link, or gone by now: reads as a chunk never written
-                yield f"{name}\0missing\n"
-            except OSError as error:
-                raise _not_looked_at(entry.path, error) from error
-
-
-def _not_looked_at(path: str, error: OSError) -> StoreError:
-    return StoreError(
-        f"cannot look at {path}: {error.strerror}; a run compares its inputs with what they were: let this process read"
-        " every folder of them, and mend links that lead to themselves"
-    )
+    inputs: tuple[Appearance, Appearance] | None = None
+    """How A and B looked; None where that says nothing, since one of them changed while it was read."""
+    read: Mapping[str, Hashes] = field(default_factory=dict)
+    """Hashes of what was read of ``A`` and of ``B``."""
 
 
 def array_facts(array: zarr.Array[Any]) -> dict[str, Any]:
@@ -223,24 +97,29 @@ class Ledger:
     def __init__(
         self,
         folder: Path,
-        of: Fingerprint,
+        digest: str,
         plan: MatmulPlan,
         finished: Mapping[int, Stored] | None = None,
         array: zarr.Array[Any] | None = None,
         name: str = FILE_NAME,
+        *,
+        request: Mapping[str, Any] | None = None,
+        inputs: tuple[Appearance, Appearance] | None = None,
+        read: Mapping[str, Hashes] | None = None,
     ) -> None:
-        """Begin the record in the output's folder, with the tiles that an earlier run finished, as in ``Past``.
+        """Begin the record in the output's folder, with what was asked for, the tiles that an earlier run finished, and
+        what is known of its inputs, as in ``Past``.
 
         The whole record is rewritten and put in place in one step: a line appended after one that a crash tore would be
         lost with it.
         """
         self._path = folder / name
-        self._appending = Lock()
+        self._appending = RLock()
         self._tiles = dict(finished or {})
         self._head = {
             "version": VERSION,
-            "fingerprint": of.digest,
-            "request": of.request,
+            "fingerprint": digest,
+            "request": dict(request or {}),
             "tile": [plan.tile_rows, plan.tile_columns],
             "panel_depth": plan.panel_depth,
             "k_parts": plan.k_parts,
@@ -248,13 +127,16 @@ class Ledger:
             "c_unit": list(plan.c_unit),
             "array": array_facts(array) if array is not None else None,
         }
+        of_inputs = [line for role, hashes in (read or {}).items() for line in _read_lines(role, hashes)]
+        of_inputs.append(sealed({"inputs": inputs}))
         with self._writing():
-            self._write_all(self._path, self._tiles)
+            self._write_all(self._path, of_inputs, self._tiles)
             # Unbuffered, so that a line which could not be written leaves nothing for closing to write.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 -- lives as long as the run; see close
 
-    def _write_all(self, path: Path, tiles: Mapping[int, Stored]) -> None:
-        lines = [sealed(self._head), *(_line(index, stored) for index, stored in sorted(tiles.items()))]
+    def _write_all(self, path: Path, of_inputs: Sequence[str], tiles: Mapping[int, Stored]) -> None:
+        of_tiles = (_line(index, stored) for index, stored in sorted(tiles.items()))
+        lines = [sealed(self._head), *of_inputs, *of_tiles]
         draft = path.with_suffix(".draft")
         with open(draft, "wb") as file:
             file.write("".join(f"{line}\n" for line in lines).encode())
@@ -267,25 +149,38 @@ class Ledger:
         """Note that the tile of this index is stored, in which objects, and what was found on the way; and whether a
         power cut leaves it: if so, this is durable when it returns. Raises StoreError if the disk is full or refuses
         the write."""
-        self._tiles[index] = stored
-        self._append([_line(index, stored)], sync=stored.synced)
+        with self._appending:
+            self._tiles[index] = stored
+            self._append([_line(index, stored)], sync=stored.synced)
 
     def settle(self, tiles: Iterable[int]) -> None:
         """Note that recorded tiles have been forced to disk, unless they were withdrawn meanwhile; durable when it
         returns. Raises as ``record``."""
-        lines = []
-        for index in tiles:
-            if index in self._tiles:
-                self._tiles[index] = self._tiles[index]._replace(synced=True)
-                lines.append(_line(index, self._tiles[index]))
-        if lines:
-            self._append(lines, sync=True)
+        with self._appending:  # a line behind that of a tile's withdrawal would bring it back
+            lines = []
+            for index in tiles:
+                if index in self._tiles:
+                    self._tiles[index] = self._tiles[index]._replace(synced=True)
+                    lines.append(_line(index, self._tiles[index]))
+            if lines:
+                self._append(lines, sync=True)
+
+    def add_read(self, role: str, hashes: Hashes) -> None:
+        """Note what parts of A or B hold, before the first tile that was computed from them is recorded: so it is
+        durable when that is. Raises as ``record``."""
+        self._append(list(_read_lines(role, hashes)), sync=False)
+
+    def doubt_inputs(self) -> None:
+        """Note that A and B may be others than those that tiles were computed from, though they look the same; durable
+        when it returns. Raises as ``record``."""
+        self._append([sealed({"inputs": None})], sync=True)
 
     def withdraw(self, index: int) -> None:
         """Note that what is stored of this tile is invalid, so that a resumed run computes it again. Raises as
         ``record``."""
-        self._tiles.pop(index, None)
-        self._append([sealed({"withdrawn": index})], sync=True)
+        with self._appending:
+            self._tiles.pop(index, None)
+            self._append([sealed({"withdrawn": index})], sync=True)
 
     @property
     def tiles(self) -> Mapping[int, Stored]:
@@ -314,7 +209,7 @@ class Ledger:
         ``record``."""
         bare = {index: stored._replace(found=NOTHING_FOUND) for index, stored in self._tiles.items()}
         with self._writing():
-            self._write_all(self._path.with_name(CHECKSUMS_NAME), bare)
+            self._write_all(self._path.with_name(CHECKSUMS_NAME), [], bare)
 
     def close(self) -> None:
         self._file.close()
@@ -325,6 +220,9 @@ class Ledger:
         self.close()
         (folder / self._path.name).unlink(missing_ok=True)
 
+
+PARTS_OF_A_LINE = 1000
+"""Parts of an input in one line of the record."""
 
 SEAL = ', "check": "'
 """What comes between the rest of a line and its checksum."""
@@ -382,6 +280,31 @@ def _stored(entry: dict[str, Any]) -> Stored:
     return Stored(tuple(objects), Found(*told), "tile" in entry)
 
 
+def _read_lines(role: str, hashes: Hashes) -> Iterator[str]:
+    """Lines that say what parts of an input hold: the corners of each, and its hash in hexadecimal digits."""
+    parts = [[*corners, f"{value:016x}"] for corners, value in hashes.items()]
+    for first in range(0, len(parts), PARTS_OF_A_LINE):
+        yield sealed({"read": role, "parts": parts[first : first + PARTS_OF_A_LINE]})
+
+
+def _add_parts(read: dict[str, dict[Corners, int]], entry: dict[str, Any]) -> None:
+    """Add what a line says of an input. Raises KeyError, TypeError or ValueError for what no line says."""
+    hashes = read[entry["read"]]
+    for top, bottom, left, right, value in entry["parts"]:
+        corners = top, bottom, left, right
+        if not all(map(_is_count, corners)) or top >= bottom or left >= right:
+            raise ValueError(f"{corners} is no part of an array")
+        hashes[corners] = int(value, 16)
+
+
+def _looks(inputs: Any) -> tuple[Appearance, Appearance] | None:
+    """How a line says that A and B looked. Raises TypeError or ValueError for what no line says."""
+    if inputs is None:
+        return None
+    a, b = inputs
+    return Appearance(*a), Appearance(*b)
+
+
 def _is_whole(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool)
 
@@ -425,10 +348,16 @@ def read_record(path: Path) -> Past | None:
         (rows, columns), (unit_rows, unit_columns), (cell_rows, cell_columns) = (
             head[name] for name in ("tile", "c_unit", "cell")
         )
+        inputs = None
+        read: dict[str, dict[Corners, int]] = {"A": {}, "B": {}}
         for entry in entries:
             if entry is None:
                 continue
-            if "withdrawn" in entry:
+            if "read" in entry:
+                _add_parts(read, entry)
+            elif "inputs" in entry:
+                inputs = _looks(entry["inputs"])
+            elif "withdrawn" in entry:
                 finished.pop(entry["withdrawn"], None)
             else:
                 index = entry["tile"] if "tile" in entry else entry["stored"]
@@ -442,6 +371,8 @@ def read_record(path: Path) -> Past | None:
             head["request"],
             # What follows the last line's end is empty; where it is not, a crash tore the line.
             sum(entry is None for entry in entries[:-1]),
+            inputs,
+            read,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

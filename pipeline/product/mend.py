@@ -68,13 +68,13 @@ class Check:
 def mended(
     check: Check,
     ledger: Ledger,
-    compute: Callable[[Collection[int]], object],
+    again: Callable[[Collection[int]], object],
     check_inputs_stayed: Callable[[], None],
     tell: Teller,
 ) -> Verification:
     """The outcome of the check; where it fails, of a second one, after the tiles that are bad were computed once more.
 
-    compute: computes all tiles but those given. check_inputs_stayed: raises where A or B is not what it was.
+    again: withdraws these tiles, and computes them. check_inputs_stayed: raises where A or B is not what it was.
 
     Raises DamagedProductError where chunks of C cannot be decoded, the second time too.
     """
@@ -87,9 +87,7 @@ def mended(
         return _raised(outcome)
     count = counted(check.plan.tile_count, "tile")
     tell.warn(f"{outcome}; {len(bad)} of {count} {_are(bad)} bad ({why}) and {_are(bad)} computed once more")
-    for index in sorted(bad):
-        ledger.withdraw(index)
-    compute(ledger.tiles)
+    again(bad)
     outcome = _outcome(check)
     if not _is_bad(outcome):
         return _raised(outcome)

@@ -74,6 +74,9 @@ class RegionRead:
     read: Callable[[np.ndarray], None]
     """Fills an array of the part's shape; raises StoreError naming the array, the chunk and the file, or its subclass
     DamagedError where reading again cannot help."""
+    path: str | None = None
+    """The file that the part is read from, without zarr-python; None where that is another way, or needs another
+    one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -206,12 +209,14 @@ def _source_of(
 def _coded_reads(
     layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart, in_loops: bool = False
 ) -> list[RegionRead]:
-    return [RegionRead(piece.target, partial(_read_direct, layout, indexes, piece, in_loop=in_loops))]
+    path = f"{layout.root}/{layout.file_name(piece.chunk)}"
+    return [RegionRead(piece.target, partial(_read_direct, layout, indexes, piece, in_loop=in_loops), path)]
 
 
 def _plain_reads(layout: ChunkLayout, indexes: dict[str, np.ndarray], piece: ChunkPart) -> list[RegionRead]:
+    path = f"{layout.root}/{layout.file_name(piece.chunk)}"
     return [
-        RegionRead(part.target, partial(_read_direct, layout, indexes, part))
+        RegionRead(part.target, partial(_read_direct, layout, indexes, part), path)
         for part in _split(piece, layout.dtype.itemsize)
     ]
 

@@ -17,8 +17,9 @@ import zarr
 
 from tilewright.pipeline.plan.layout import Lines
 from tilewright.pipeline.plan.product import Tile
-from tilewright.pipeline.plan.told import Product
+from tilewright.pipeline.plan.told import Corners, PanelContent, Product
 from tilewright.pipeline.store.arrays import as_stored_matrix
+from tilewright.pipeline.store.content import panel_content
 from tilewright.pipeline.store.waiting import read_while
 from tilewright.pipeline.threads import results_of, run_all, submitted
 from tilewright.pipeline.worker.panels import (
@@ -60,6 +61,11 @@ class _Missing:
     cache: PanelCache
     key: PanelKey
     arrival: Arrival
+    buffer: PanelBuffer
+    region: tuple[slice, slice]
+    """Of the array."""
+    hashes: list[tuple[Corners, int]] | None = None
+    """As ``Loading.hashes``, where all of the panel is read here."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +219,7 @@ class LoadStage:
                 if there:
                     continue
                 region, arrival = regions[place], buffer.arrival
-                missing.append(_Missing(source.cache, key, arrival))
+                missing.append(_Missing(source.cache, key, arrival, buffer, region))
                 panel = buffer.panel = Placed(buffer.flat, shape_of(region), source.lines)
                 own: PanelPart | None = (0, panel.shape[0], 0, panel.shape[1])
                 if self.sharing is not None:
@@ -227,6 +233,8 @@ class LoadStage:
                     # pair, or for earlier ones.
                     given = arrival.exported is not None
                     loadings.append(replace(loading, there=arrival.own_there if given else None))
+                    if own == (0, panel.shape[0], 0, panel.shape[1]):
+                        missing[-1] = replace(missing[-1], hashes=loading.hashes)
             bring = partial(self._bring, job, LoadsUnderWay(self._readers, loadings), remote, missing)
             brought: Callable[[], _Brought] = bring
             if remote:
@@ -291,13 +299,27 @@ class LoadStage:
                     job.count("read", "upload", coming.clock, brought.moves)
                 job.read_nbytes += brought.read_nbytes
                 job.shared_nbytes += brought.shared_nbytes
+                for panel in coming.missing:
+                    panel.buffer.content = self._content(panel)
         except BaseException as error:
             job.error = job.error or error
             self._give_back((pair.a, pair.b), coming.missing)
         else:
+            read = {panel.buffer for panel in coming.missing}
+            for buffer in dict.fromkeys((pair.a, pair.b)):
+                if (content := buffer.content) is not None:
+                    job.contents.append(content if buffer in read else replace(content, parts=None))
             loaded.put(pair)
         for end in coming.ends:
             loaded.put(end)
+
+    def _content(self, panel: _Missing) -> PanelContent | None:
+        """What a panel holds that was read here, by the hashes of its parts; None where there are none."""
+        if panel.hashes is None:
+            return None
+        rows, columns = panel.region
+        role = "A" if self._plan.symmetric or panel.key[0] == "a" else "B"
+        return panel_content(role, (rows.start, rows.stop, columns.start, columns.stop), panel.hashes)
 
     def _give_back(self, taken: Sequence[PanelBuffer], missing: Sequence[_Missing]) -> None:
         """Release the buffers of panels that will not come."""

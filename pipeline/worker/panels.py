@@ -16,6 +16,7 @@ import numpy as np
 
 from tilewright.kernels.gpu.device_array import DeviceRegion, address
 from tilewright.pipeline.plan.layout import Lines
+from tilewright.pipeline.plan.told import PanelContent
 
 PanelPart = tuple[int, int, int, int]
 """A rectangle of a panel as stored: first row, row after the last, first column, column after the last."""
@@ -103,6 +104,8 @@ class PanelBuffer:
     """The arrival of the panel that is here or being loaded."""
     panel: Placed | None = None
     """That panel, from when loading it is begun."""
+    content: PanelContent | None = None
+    """What it holds, once it is there; None where nobody hashed it as it was read."""
 
     @property
     def placed(self) -> Placed:
@@ -138,7 +141,7 @@ class PanelCache:
                     oldest = next(iter(self._held))
                     self._let_go.wait_for(lambda: self._held[oldest].users == 0)
                     buffer = self._held.pop(oldest)
-                    buffer.arrival = Arrival()
+                    buffer.arrival, buffer.content = Arrival(), None
                 self._held[key] = buffer
             self._held.move_to_end(key)
             buffer.users += 1

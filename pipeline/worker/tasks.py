@@ -98,6 +98,7 @@ def add_parts(
             found=found,
             stored=stored,
             changes=changes,
+            contents=tuple(content for report in reports for content in report.contents),
         )
 
     return _unless_memory_is_short(product, store, f"the sum of tile {tile.index}")

@@ -15,7 +15,7 @@ from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.facts import Sharers
 from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import NOTHING_FOUND, STAGES, THREADS, Found, TileReport
+from tilewright.pipeline.plan.told import NOTHING_FOUND, STAGES, THREADS, Found, PanelContent, TileReport
 from tilewright.pipeline.worker.panels import PanelBuffer, Placed
 from tilewright.pipeline.worker.units import Look, Move
 
@@ -61,6 +61,8 @@ class TileJob:
     stored: tuple[StoredObject, ...] = ()
     found: Found = NOTHING_FOUND
     changes: bytes | None = None
+    contents: list[PanelContent] = field(default_factory=list)
+    """Of the panels that came for it, where what is read is hashed."""
 
     @contextmanager
     def clock(self, store_stage: str, device_stage: str) -> Iterator[list[Move]]:
@@ -96,6 +98,7 @@ class TileJob:
             self.found,
             self.stored,
             self.changes,
+            tuple(self.contents),
         )
 
 

@@ -25,11 +25,12 @@ from tilewright.kernels.passes.transpose_host import transpose
 from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.plan.told import Found, Product
+from tilewright.pipeline.plan.told import Corners, Found, Product
 from tilewright.pipeline.store.region_read import RegionRead, region_reads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.pipeline.worker.panels import PanelPart, Placed
+from tilewright.pipeline.worker.part_hashes import PartHashes
 
 BLOCK_NBYTES = LANE_NBYTES // 2
 """Bytes that a thread moves at once, while the other half of its lane is being sent to the GPU."""
@@ -59,6 +60,9 @@ class Loading:
     """Waits until everything that the calls sent is in place; to be called once they have returned."""
     there: Future[bool] | None = None
     """If others may wait for the region: set to whether the calls loaded everything, as soon as they have ended."""
+    hashes: list[tuple[Corners, int]] | None = None
+    """To which the calls add each part of the array that they read, and the hash of its numbers; None where they do not
+    hash what they read."""
 
 
 class SharedMemory(Protocol):
@@ -260,6 +264,7 @@ class HostUnit:
 
     def __init__(self, product: Product) -> None:
         self._product = product
+        self._hashes = PartHashes()
 
     def attach(self) -> None:
         """Any thread can free the host's memory."""
@@ -283,7 +288,26 @@ class HostUnit:
             for piece, place in pieces_of(region, panel, corner)
             for part in moved(region_reads(array, piece), place)
         ]
-        return Loading([partial(self.load, part, panel) for part in parts], settle=self.settle)
+        first = region[0].start - corner[0], region[1].start - corner[1]
+        hashes: list[tuple[Corners, int]] = []
+        calls: list[Callable[[], Move]] = [
+            partial(self._load_and_hash, part, panel, first, hashes) for part in parts
+        ]
+        return Loading(calls, settle=self.settle, hashes=hashes)
+
+    def _load_and_hash(
+        self, part: RegionRead, panel: Placed, first: tuple[int, int], hashes: list[tuple[Corners, int]]
+    ) -> Move:
+        """Load a part, and hash it while the core's cache may still hold it. first: the panel's first row and column in
+        the array."""
+        rows, columns = part.target
+        down, across = first
+        corners = rows.start + down, rows.stop + down, columns.start + across, columns.stop + across
+        before = self._hashes.status(part.path, corners)
+        move = self.load(part, panel)
+        start = time.perf_counter()
+        hashes.append((corners, self._hashes.of(part.path, corners, panel.cut(rows, columns), before)))
+        return replace(move, store_seconds=move.store_seconds + time.perf_counter() - start)
 
     def load(self, part: RegionRead, panel: Placed) -> Move:
         start = time.perf_counter()

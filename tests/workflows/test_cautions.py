@@ -19,15 +19,13 @@ from click.testing import CliRunner
 from distributed import Client
 
 import tilewright as tw
-from tests.workflows.test_matmul import TIGHT, numbers, put, small_chunks, stop_at
+from tests.workflows.test_matmul import TIGHT, numbers, put, stop_at
 from tilewright.pipeline.events import Caution, Event, WorkPlanned
 from tilewright.pipeline.product import findings, job
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.request import Request
 from tilewright.workflows.cli import cli
 from tilewright.workflows.dot import DotRun, timed_dot
-
-__all__ = ["small_chunks"]
 
 MEGABYTE = 2**20
 C_NBYTES = 96 * 64 * 4

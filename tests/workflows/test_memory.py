@@ -28,7 +28,6 @@ from tests.workflows.test_matmul import (
     intercept_writes,
     numbers,
     put,
-    small_chunks,
     stop_after,
 )
 from tilewright.kernels.gpu import memory
@@ -45,7 +44,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.worker import engines, stream
 from tilewright.pipeline.worker.units import HostUnit
 
-__all__ = ["factors", "small_chunks", "uncollected"]
+__all__ = ["factors", "uncollected"]
 
 Factors = tuple[np.ndarray, np.ndarray, Path, Path]
 
@@ -237,7 +236,7 @@ def test_a_second_failure_is_a_clear_error_and_the_next_run_goes_on(
     partial = outputs.partial_path(out)
     assert not [path for path in (partial / "c").rglob("*") if path.is_file()], "no chunk was written"
     lines = (partial / ledger.FILE_NAME).read_text().splitlines()
-    assert len(lines) == 1, "no tile is on record"
+    assert not [line for line in lines if "objects" in json.loads(line)], "no tile is on record"
     assert engines._engines == {}
     run = tw.matmul(a_path, b_path, out, **options)
     head = json.loads(lines[0])

@@ -24,7 +24,6 @@ from tests.workflows.test_matmul import (
     numbers,
     order_by_sides,
     put,
-    small_chunks,
     stop_after,
     stop_at,
     stored_somehow,
@@ -35,8 +34,6 @@ from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.store.arrays import write_unit
 from tilewright.pipeline.worker import units, write_stage
-
-__all__ = ["small_chunks"]
 
 TIGHT = 9_000
 """Device memory that cuts a C of 100 × 100 float32 into many tiles of a few panels each."""

@@ -14,7 +14,7 @@ from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.kernels.widths import can_wrap, largest_sum
 from tilewright.pipeline.plan.told import Found
 from tilewright.pipeline.product.findings import findings_of, not_finite_caution, sought_in
-from tilewright.pipeline.product.ledger import Fingerprint, Ledger, Stored, read_past
+from tilewright.pipeline.product.ledger import Ledger, Stored, read_past
 from tilewright.pipeline.product.request import Factors
 
 
@@ -56,7 +56,7 @@ def test_the_record_keeps_what_was_found(tmp_path: Path) -> None:
     found = Found(
         Contents(-(2**63), 2**63 - 1, masked=3), Contents(0, 2**64 - 1), Contents(nan=1, infinite=2)
     )
-    ledger = Ledger(tmp_path, Fingerprint("abc", ("a", "b")), plan)
+    ledger = Ledger(tmp_path, "abc", plan)
     ledger.record(0, Stored(found=found))
     ledger.record(1, Stored())
     ledger.close()

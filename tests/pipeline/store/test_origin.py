@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.implementations.zip import ZipFileSystem
 from zarr.storage import FsspecStore, LoggingStore, ObjectStore, StorePath, ZipStore
 
-from tilewright.pipeline.product.ledger import changed_inputs, fingerprint
+from tilewright.pipeline.product.inputs import changed_inputs, fingerprint
 from tilewright.pipeline.store.arrays import open_array
 from tilewright.pipeline.store.origin import Origin, is_same_array, origin_of
 
