@@ -30,7 +30,14 @@ from tilewright.kernels.arguments import shown
 from tilewright.kernels.cpu.loops import start_compiler
 from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.local import allow_open_files, client_of, details_wanted, quiet, start
+from tilewright.pipeline.cluster.local import (
+    allow_open_files,
+    client_of,
+    details_wanted,
+    quiet,
+    root_of,
+    start,
+)
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 
 logger = logging.getLogger(__name__)
@@ -350,7 +357,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     except RuntimeError as error:
         if isinstance(error.__cause__, (TypeError, ValueError)):  # a worker refused them
             raise _refused(called, profile, error.__cause__) from error
-        root = _root_of(error)
+        root = root_of(error)
         why = str(error) if str(root) in str(error) else f"{error} {type(root).__name__}: {root}"
         if kind == "local":  # it has no processes
             raise ClusterError(f"{called}: its worker did not start ({why})") from error
@@ -497,15 +504,6 @@ def _check_known(whose: str, known: Set[str], options: Iterable[Any]) -> None:
         near = get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ClusterError(f"{whose} has no option {unknown[0]!r}{hint}")
-
-
-def _root_of(error: BaseException) -> BaseException:
-    """What an error was raised because of, at the beginning."""
-    passed = {id(error)}
-    while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in passed:
-        error = cause
-        passed.add(id(error))
-    return error
 
 
 def _started_by_a_script() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import re
@@ -51,6 +52,10 @@ JOIN_SECONDS = 120
 """How long worker processes may take in which no further one joins, unless ``death_timeout`` says how long they are to
 try. They take seconds; where all that they import comes from a slow disk, a minute. Dask hangs for good where one of
 them cannot be started, and where one is not there in its ``death_timeout``."""
+FAILED = "Failed to start process: "
+"""What Dask's nannies log, before an error, where a process cannot be started."""
+FAILED_SECONDS = 0.5
+"""How long a start is waited for in which that has happened, and its end: Dask may end it, and hangs in most cases."""
 GIVE_UP_SECONDS = 3
 """How long it is then waited for without its worker processes: that takes a tenth of a second."""
 STOPPED_SECONDS = 0.5
@@ -368,12 +373,15 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
             joining = _Joining(server, options)
             # A daemon: where it stands for good, Python does not wait for it at its end.
             threading.Thread(target=begin, name="start of a cluster", daemon=True).start()
-            while not started.done() and not noted and joining.may_go_on():
+            while not started.done() and not noted and joining.may_go_on() and not _process_error(errors):
                 wait([started], LOOK_SECONDS)
+            if _process_error(errors) and not noted:
+                wait([started], FAILED_SECONDS)
             late = not started.done() and not noted
             if noted or late:
                 given_up = True
-                _give_up(server, started, others, 0 if late else START_SECONDS)
+                most = FAILED_SECONDS if _process_error(errors) else GIVE_UP_SECONDS
+                _give_up(server, started, others, 0 if late else START_SECONDS, most)
         if late:
             raise RuntimeError(joining.told(errors))
         if given_up:
@@ -384,6 +392,20 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
             _give_up(server, started, others)
         raise
     return server
+
+
+def root_of(error: BaseException) -> BaseException:
+    """What an error was raised because of, at the beginning."""
+    passed = {id(error)}
+    while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in passed:
+        error = cause
+        passed.add(id(error))
+    return error
+
+
+def _process_error(errors: list[str]) -> str:
+    """Why a worker process could not be started, if Dask has said so among these errors: it waits for it for good."""
+    return next((error.removeprefix(FAILED) for error in errors if error.startswith(FAILED)), "")
 
 
 class _Joining:
@@ -417,6 +439,13 @@ class _Joining:
 
     def told(self, errors: list[str]) -> str:
         """Why it does not go on; ``errors``: what Dask has said meanwhile."""
+        if failure := _process_error(errors):
+            room = (
+                "; free room in /dev/shm, where each takes some"
+                if os.strerror(errno.ENOSPC) in failure
+                else ""
+            )
+            return f"{self._joined} joined, and one could not be started: {failure}{room}"
         why = f"; Dask says: {errors[0]}" if errors else ""
         return (
             f"{self._joined} joined, and no further one within {self._seconds:g} s{why}; see what they say with"
@@ -433,6 +462,7 @@ def _errors_noted() -> Iterator[list[str]]:
     class Noting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             error = record.exc_info[1] if record.exc_info else None
+            error = None if error is None else root_of(error)
             why = "" if error is None else f": {type(error).__name__}: {error}"
             noted.append(f"{record.getMessage()}{why}")
 
@@ -474,12 +504,17 @@ def _signals_noted() -> Iterator[list[int]]:
 
 
 def _give_up(
-    server: LocalCluster, started: Future[None], others: set[BaseProcess], seconds: float = START_SECONDS
+    server: LocalCluster,
+    started: Future[None],
+    others: set[BaseProcess],
+    seconds: float = START_SECONDS,
+    most: float | None = None,
 ) -> None:
-    """End a cluster that was to start, however far it has come; ``seconds``: it may take as long to do that."""
+    """End a cluster that was to start, however far it has come; ``seconds``: it may take as long to do that. most: how
+    long it is then waited for without its worker processes, `GIVE_UP_SECONDS` by default."""
     try:
         wait([started], seconds)
-        deadline = time.monotonic() + GIVE_UP_SECONDS
+        deadline = time.monotonic() + (GIVE_UP_SECONDS if most is None else most)
         while not started.done() and time.monotonic() < deadline:
             # Without its workers Dask ends the rest by itself; it may be that some are yet to be started.
             for process in _worker_processes() - others:
