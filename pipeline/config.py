@@ -28,7 +28,7 @@ class Setting:
     unit: str
     meaning: str
     least: int = 1
-    """For sizes in bytes, the least that a user may set. Internal callers, in tests, may use less."""
+    """For sizes in bytes, and for seconds, the least that a user may set. Internal callers, in tests, may use less."""
     most: int | None = None
     """For counts, the most that may be set; None: no limit."""
     argument: str | None = None
@@ -78,7 +78,12 @@ SETTINGS = (
     Setting("tilewright.workers", 1, "workers",
             "workers that have to join a cluster which was started elsewhere before work is planned for it"),
     Setting("tilewright.join-seconds", 300, "seconds",
-            "how long such workers are waited for: then it goes on with fewer, and fails where there is none"),
+            "how long such workers are waited for: then it goes on with fewer, and fails where there is none", least=0),
+    Setting("tilewright.worker-deadline", 60, "seconds",
+            "how long a worker, or the scheduler, may be silent before it is given up; it is named after 10 s; 5 at"
+            " least", least=5),
+    Setting("tilewright.grace-seconds", 20, "seconds",
+            "how long SIGTERM lets a command finish the tiles whose results are nearly there", least=0),
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"
@@ -182,9 +187,10 @@ def check_all(**arguments: Any) -> None:
             raise OptionError(f"tilewright.{name}: there is no such setting; {hint}")
     for setting in SETTINGS:
         value = get(setting.name.partition(".")[2])
-        if setting.unit == "bytes" and value is not None and value < setting.least:
+        if setting.unit in ("bytes", "seconds") and value is not None and value < setting.least:
             raise OptionError(
-                f"{setting.name} ({setting.environment}): {value} bytes are too few; it must be {setting.least} or more"
+                f"{setting.name} ({setting.environment}): {value} {setting.unit} are too few; it must be"
+                f" {setting.least} or more"
             )
         if setting.argument in arguments:
             get(setting.name.partition(".")[2], arguments[setting.argument])

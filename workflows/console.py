@@ -26,6 +26,8 @@ from typing import IO, Any, NoReturn
 
 import click
 
+from tilewright.pipeline.cluster.endings import request_end
+
 INTERRUPTED_STATUS, TERMINATED_STATUS = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """What shells report for a process that Ctrl-C ended, and for one that it was asked to end."""
 NOISY_LOGGERS = (
@@ -153,10 +155,13 @@ def _stopped(interrupt: KeyboardInterrupt) -> Interrupted:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM in this block raises `Termination`, unless somebody has other plans for it."""
+    """SIGTERM in this block raises `Termination`, unless somebody has other plans for it; the first one only once what
+    is nearly done is finished, where work can be drained."""
 
-    def terminate(number: int, frame: Any) -> NoReturn:
-        raise Termination
+    def terminate(number: int, frame: Any) -> None:
+        ending = Termination()
+        if not request_end(ending):
+            raise ending
 
     free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not free or threading.current_thread() is not threading.main_thread():

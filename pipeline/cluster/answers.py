@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError
 from concurrent.futures import Future as ConcurrentFuture
+from concurrent.futures import wait as futures_wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +22,7 @@ from distributed.scheduler import KilledWorker
 from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.cluster import identity
+from tilewright.pipeline.cluster.heartbeats import heartbeats_of
 from tilewright.pipeline.errors import (
     ClusterError,
     DamagedError,
@@ -37,6 +40,9 @@ Answer = TypeVar("Answer")
 
 MOST_NAMED = 3
 """Workers that a message names."""
+
+LOOK_SECONDS = 1.0
+"""How often it is looked, while an answer is waited for, who is silent."""
 
 CONNECTION_LOST = "scheduler-connection-lost"
 """The reason that Dask gives for all tasks that it cancels then."""
@@ -57,10 +63,46 @@ class ResultLateError(Exception):
     """A result has not come in time: its worker was lost with it, or it is large."""
 
 
+class NotHeardError(OSError):
+    """A worker has not answered, and was not waited for."""
+
+
 def answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
-    """What the scheduler answers; ClusterError where it does not, or where the client was closed meanwhile."""
-    try:
+    """What the scheduler answers; ClusterError where it does not, or where the client was closed meanwhile.
+
+    ``ask`` is called where the client gives coroutines, on its event loop, if the cluster is listened to
+    (`heartbeats.listened_to`): then who is silent is named, and no longer waited for behind the deadline.
+    """
+    with cluster_errors(client):
+        return unchanged_answer_of(client, ask)
+
+
+def unchanged_answer_of(client: Client, ask: Callable[[], Answer]) -> Answer:
+    """As ``answer_of``, but what Dask raises is raised as it is."""
+    heartbeats = heartbeats_of(client)
+    if heartbeats is None:
         return ask()
+    answer: ConcurrentFuture[Answer] = begin(client, _asked(ask))
+    try:
+        while not answer.done():
+            futures_wait([answer], LOOK_SECONDS)
+            if not answer.done():
+                heartbeats.look()
+        return answer.result()
+    finally:
+        answer.cancel()  # where nobody waits for it any more
+
+
+async def _asked(ask: Callable[[], Any]) -> Any:
+    found = ask()
+    return await found if asyncio.iscoroutine(found) else found
+
+
+@contextmanager
+def cluster_errors(client: Client) -> Iterator[None]:
+    """ClusterError for what Dask raises in this block where the scheduler has gone, or the client was closed."""
+    try:
+        yield
     except TilewrightError:
         raise
     except Exception as error:
@@ -92,13 +134,41 @@ def cancel(client: Client, futures: list[Future]) -> None:
         logger.debug("%d tasks need not be cancelled: %s", len(futures), error)
 
 
-def run_on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """The function's result on each worker, by address, or the error that it, or the connection, failed with.
+def run_on_all(
+    client: Client, function: Callable[..., Any], *arguments: Any, unawaited: Collection[str] = ()
+) -> dict[str, Any]:
+    """The function's result on each worker, by address, or the error that it, or the connection, failed with. Where the
+    cluster is listened to, a worker that is silent, or one of ``unawaited``, is asked too, and not waited for: a
+    NotHeardError stands in for its answer.
 
     Raises ClusterError where the scheduler does not answer.
     """
-    answers: dict[str, Any] = answer_of(client, partial(client.run, function, *arguments, on_error="return"))
-    return answers
+    heartbeats = heartbeats_of(client)
+    if heartbeats is None:
+        answers: dict[str, Any] = answer_of(
+            client, partial(client.run, function, *arguments, on_error="return")
+        )
+        return answers
+
+    async def ask(worker: str) -> Any:
+        found = await client.run(function, *arguments, workers=[worker], on_error="return")
+        return found[worker]
+
+    with cluster_errors(client):
+        workers = answer_of(client, client.nthreads)
+        asked = {worker: begin(client, ask(worker)) for worker in workers}
+        while left := {worker for worker, answer in asked.items() if not answer.done()}:
+            if not left - heartbeats.silent().keys() - set(unawaited):
+                break
+            futures_wait([asked[worker] for worker in left], LOOK_SECONDS, FIRST_COMPLETED)
+            heartbeats.look()
+    return {worker: _answer_or_error(answer) for worker, answer in asked.items()}
+
+
+def _answer_or_error(answer: ConcurrentFuture[Any]) -> Any:
+    if not answer.done():
+        return NotHeardError("it has not answered; it does when it goes on")
+    return answer.exception() or answer.result()
 
 
 def ask_all(

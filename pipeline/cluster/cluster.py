@@ -30,7 +30,14 @@ from tilewright.kernels.arguments import shown
 from tilewright.kernels.cpu.loops import start_compiler
 from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.local import allow_open_files, client_of, details_wanted, quiet, start
+from tilewright.pipeline.cluster.local import (
+    allow_open_files,
+    client_of,
+    details_wanted,
+    quiet,
+    root_of,
+    start,
+)
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 
 logger = logging.getLogger(__name__)
@@ -330,19 +337,21 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             allow_open_files(0)
             if loops and not cuda_available():
                 start_compiler()  # for the CPU's loops, while the cluster starts
-            options = ALONE | profile | _no_dashboard(profile)
+            options = ALONE | profile
+            options |= _dashboard(options)
             server = start(LocalCluster, stack.enter_context(quiet(options)))
         elif kind == "cpu":
             # Workers that see a GPU would take it: on this profile they must not.
             environment = {"CUDA_VISIBLE_DEVICES": ""} | profile.pop("env", {})
             options = {"processes": True, "n_workers": CPU_COUNT} | profile | {"env": environment}
-            options |= _no_dashboard(profile)
+            options |= _dashboard(options)
             allow_open_files(options["n_workers"])
             server = start(LocalCluster, stack.enter_context(quiet(options)))
         else:
             cuda_cluster, gpus = _cuda_cluster()
             allow_open_files(profile.get("n_workers", gpus))
-            server = start(cuda_cluster, stack.enter_context(quiet(profile)))
+            options = profile | _dashboard(profile, wanted=True)
+            server = start(cuda_cluster, stack.enter_context(quiet(options)))
     except TilewrightError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, OSError, ImportError) as error:
@@ -350,7 +359,7 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     except RuntimeError as error:
         if isinstance(error.__cause__, (TypeError, ValueError)):  # a worker refused them
             raise _refused(called, profile, error.__cause__) from error
-        root = _root_of(error)
+        root = root_of(error)
         why = str(error) if str(root) in str(error) else f"{error} {type(root).__name__}: {root}"
         if kind == "local":  # it has no processes
             raise ClusterError(f"{called}: its worker did not start ({why})") from error
@@ -360,13 +369,31 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     return stack.enter_context(client_of(server, hushed=hushed))
 
 
-def _no_dashboard(profile: dict[str, Any]) -> dict[str, Any]:
-    """What keeps a cluster from having a dashboard, unless the profile says where: the import of Bokeh takes longer
-    than all else of a start. What the scheduler still serves gets a port that no other run can have taken."""
-    if profile.get("dashboard_address") is not None:
-        return {}
-    given = profile.get("scheduler_kwargs") or {}
-    return {"dashboard_address": ":0", "scheduler_kwargs": {"dashboard": False} | given}
+LOOPBACK = "127.0.0.1"
+"""Where clusters that are started here listen: whoever reaches a scheduler can run code by it."""
+
+
+def _dashboard(profile: dict[str, Any], *, wanted: bool = False) -> dict[str, Any]:
+    """Where a cluster has its dashboard, on loopback unless the profile names a host; none where it says nothing,
+    unless one is ``wanted``: the import of Bokeh takes longer than all else of a start. What the scheduler still serves
+    gets a port that no other run can have taken."""
+    given = profile.get("dashboard_address")
+    found: dict[str, Any] = {"dashboard_address": _on_loopback(":0" if given is None else given)}
+    if given is None and not wanted:
+        found["scheduler_kwargs"] = {"dashboard": False} | (profile.get("scheduler_kwargs") or {})
+    # In this process workers listen to no address whose host Dask could take.
+    if profile.get("worker_dashboard_address") is None and not profile.get("processes", True):
+        found["worker_dashboard_address"] = f"{LOOPBACK}:0"
+    return found
+
+
+def _on_loopback(address: Any) -> Any:
+    """A dashboard's address, or several with commas between; those that are ports alone, which Dask takes for ports of
+    all networks, with the host added. What is no address is left to Dask."""
+    if isinstance(address, bool) or not isinstance(address, int | str):
+        return address
+    ports = (one.strip().removeprefix(":") for one in str(address).split(","))
+    return ",".join(f"{LOOPBACK}:{port}" if port.isdecimal() else port for port in ports)
 
 
 def _check_counts(called: str, options: dict[str, Any]) -> None:
@@ -499,15 +526,6 @@ def _check_known(whose: str, known: Set[str], options: Iterable[Any]) -> None:
         raise ClusterError(f"{whose} has no option {unknown[0]!r}{hint}")
 
 
-def _root_of(error: BaseException) -> BaseException:
-    """What an error was raised because of, at the beginning."""
-    passed = {id(error)}
-    while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in passed:
-        error = cause
-        passed.add(id(error))
-    return error
-
-
 def _started_by_a_script() -> bool:
     """Whether this process runs a user's script, which its worker processes import, and not the command."""
     main = sys.modules["__main__"]
@@ -574,6 +592,10 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         where = options.get("address") or scheduler_file
         secured = f" (with what {called} says of security)" if "security" in options else ""
+        if str(where).startswith("tls://") and not secured:
+            secured = (
+                "; give a profile its security: {tls_ca_file: ..., tls_client_cert: ..., tls_client_key: ...}"
+            )
         raise ClusterError(f"cannot reach the scheduler at {where}: {error}{secured}") from error
 
 

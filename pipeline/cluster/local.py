@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import re
@@ -13,9 +14,10 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from multiprocessing import active_children, resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -50,8 +52,15 @@ JOIN_SECONDS = 120
 """How long worker processes may take in which no further one joins, unless ``death_timeout`` says how long they are to
 try. They take seconds; where all that they import comes from a slow disk, a minute. Dask hangs for good where one of
 them cannot be started, and where one is not there in its ``death_timeout``."""
+FAILED = "Failed to start process: "
+"""What Dask's nannies log, before an error, where a process cannot be started."""
+FAILED_SECONDS = 0.5
+"""How long a start is waited for in which that has happened, and its end: Dask may end it, and hangs in most cases."""
 GIVE_UP_SECONDS = 3
 """How long it is then waited for without its worker processes: that takes a tenth of a second."""
+STOPPED_SECONDS = 0.5
+"""How long the end of a cluster is waited for before its processes that are stopped are killed: its nannies, which wait
+for them for four seconds, know by then that they are to end."""
 FILES_A_WORKER, OTHER_FILES = 12, 32
 """Open files that a worker process takes in the process that starts it, at most, and that the rest of a cluster and its
 work do. Measured with 1 to 16 workers: 11.2 of each worker and 24 others."""
@@ -137,8 +146,12 @@ def _end_heartbeats(client: Client) -> None:
     """Have all workers end theirs; those that cannot be asked are gone, or go on."""
     if client.status != "running":
         return
+    stopped = _stopped_processes(client.cluster)
+    options = {"on_error": "return", "callback_timeout": HEARTBEAT_SECONDS}
+    if stopped:
+        options["workers"] = [worker for worker in client.nthreads() if worker not in stopped]
     try:
-        client.sync(client.run, end_heartbeats, on_error="return", callback_timeout=HEARTBEAT_SECONDS)
+        client.sync(client.run, end_heartbeats, **options)
     except Exception as error:  # whatever it is, the cluster is about to end
         logger.debug("heartbeats go on: %s: %s", type(error).__name__, error)
 
@@ -168,6 +181,10 @@ def _close(server: LocalCluster, seconds: float) -> None:
     # Python's end waits ten seconds for the other half. A daemon, as in `start`.
     threading.Thread(target=close, name="end of a cluster", daemon=True).start()
     try:
+        wait([closed], STOPPED_SECONDS)
+        for pid in {} if closed.done() else _stopped_processes(server).values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         wait([closed], seconds)
     except KeyboardInterrupt:
         wait([closed], INTERRUPTED_SECONDS)
@@ -181,6 +198,24 @@ def _close(server: LocalCluster, seconds: float) -> None:
         logger.warning(
             "the worker processes that were started did not end in time; they end with this process"
         )
+
+
+def _stopped_processes(server: LocalCluster) -> dict[str, int]:
+    """The addresses of the workers of a cluster whose processes are stopped, as by SIGSTOP, and those processes."""
+    found = {}
+    for nanny in list(server.workers.values()):
+        pid, address = getattr(nanny, "pid", None), getattr(nanny, "worker_address", None)
+        if pid is not None and address is not None and _is_stopped(pid):
+            found[address] = pid
+    return found
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:  # it has ended, or this system has no such files
+        return False
+    return told.rpartition(")")[2].split()[0] in "Tt"  # behind the name, which may hold anything
 
 
 def details_wanted() -> bool:
@@ -338,12 +373,15 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
             joining = _Joining(server, options)
             # A daemon: where it stands for good, Python does not wait for it at its end.
             threading.Thread(target=begin, name="start of a cluster", daemon=True).start()
-            while not started.done() and not noted and joining.may_go_on():
+            while not started.done() and not noted and joining.may_go_on() and not _process_error(errors):
                 wait([started], LOOK_SECONDS)
+            if _process_error(errors) and not noted:
+                wait([started], FAILED_SECONDS)
             late = not started.done() and not noted
             if noted or late:
                 given_up = True
-                _give_up(server, started, others, 0 if late else START_SECONDS)
+                most = FAILED_SECONDS if _process_error(errors) else GIVE_UP_SECONDS
+                _give_up(server, started, others, 0 if late else START_SECONDS, most)
         if late:
             raise RuntimeError(joining.told(errors))
         if given_up:
@@ -354,6 +392,20 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
             _give_up(server, started, others)
         raise
     return server
+
+
+def root_of(error: BaseException) -> BaseException:
+    """What an error was raised because of, at the beginning."""
+    passed = {id(error)}
+    while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in passed:
+        error = cause
+        passed.add(id(error))
+    return error
+
+
+def _process_error(errors: list[str]) -> str:
+    """Why a worker process could not be started, if Dask has said so among these errors: it waits for it for good."""
+    return next((error.removeprefix(FAILED) for error in errors if error.startswith(FAILED)), "")
 
 
 class _Joining:
@@ -387,6 +439,13 @@ class _Joining:
 
     def told(self, errors: list[str]) -> str:
         """Why it does not go on; ``errors``: what Dask has said meanwhile."""
+        if failure := _process_error(errors):
+            room = (
+                "; free room in /dev/shm, where each takes some"
+                if os.strerror(errno.ENOSPC) in failure
+                else ""
+            )
+            return f"{self._joined} joined, and one could not be started: {failure}{room}"
         why = f"; Dask says: {errors[0]}" if errors else ""
         return (
             f"{self._joined} joined, and no further one within {self._seconds:g} s{why}; see what they say with"
@@ -403,6 +462,7 @@ def _errors_noted() -> Iterator[list[str]]:
     class Noting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             error = record.exc_info[1] if record.exc_info else None
+            error = None if error is None else root_of(error)
             why = "" if error is None else f": {type(error).__name__}: {error}"
             noted.append(f"{record.getMessage()}{why}")
 
@@ -444,12 +504,17 @@ def _signals_noted() -> Iterator[list[int]]:
 
 
 def _give_up(
-    server: LocalCluster, started: Future[None], others: set[BaseProcess], seconds: float = START_SECONDS
+    server: LocalCluster,
+    started: Future[None],
+    others: set[BaseProcess],
+    seconds: float = START_SECONDS,
+    most: float | None = None,
 ) -> None:
-    """End a cluster that was to start, however far it has come; ``seconds``: it may take as long to do that."""
+    """End a cluster that was to start, however far it has come; ``seconds``: it may take as long to do that. most: how
+    long it is then waited for without its worker processes, `GIVE_UP_SECONDS` by default."""
     try:
         wait([started], seconds)
-        deadline = time.monotonic() + GIVE_UP_SECONDS
+        deadline = time.monotonic() + (GIVE_UP_SECONDS if most is None else most)
         while not started.done() and time.monotonic() < deadline:
             # Without its workers Dask ends the rest by itself; it may be that some are yet to be started.
             for process in _worker_processes() - others:

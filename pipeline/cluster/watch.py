@@ -18,7 +18,8 @@ from distributed.protocol import pickle
 
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import identity
-from tilewright.pipeline.cluster.answers import answer_of, answers_of, begin, can_work
+from tilewright.pipeline.cluster.answers import answer_of, answers_of, begin, can_work, cluster_errors
+from tilewright.pipeline.cluster.heartbeats import heartbeats_of, listened_to
 from tilewright.pipeline.cluster.local import why_none_comes_back
 from tilewright.pipeline.cluster.pool import out_of_the_pool
 from tilewright.pipeline.errors import ClusterError
@@ -60,11 +61,16 @@ def workers_held(client: Client, *, waiting: Tell = logger.warning) -> Iterator[
     is done for the workers that are there, and again none between two parts of the work. The task makes it start a
     worker, and keep it as long as that holds the task's result.
 
-    A task of the same cluster that works like this leaves its worker's pool meanwhile, see `out_of_the_pool`.
+    A task of the same cluster that works like this leaves its worker's pool meanwhile, see `out_of_the_pool`. Who is
+    silent, the scheduler or a worker, is named by ``waiting`` and given up later, see `heartbeats`.
     """
-    with out_of_the_pool(partial(answer_of, client, client.nthreads)):
+    with (
+        out_of_the_pool(partial(answer_of, client, client.nthreads)),
+        listened_to(client, waiting),
+    ):
         name = f"workers-held-{time.time_ns():x}"
-        task = answer_of(client, partial(client.submit, bool, key=name, pure=False))
+        with cluster_errors(client):
+            task = client.submit(bool, key=name, pure=False)
         try:
             await_workers(client, waiting=waiting)
             yield
@@ -187,6 +193,8 @@ class Lookout:
             return there
         if not there and (why := why_none_comes_back(self._client)):
             raise ClusterError(f"the cluster has no workers any more: {why}")
+        if not there and (heartbeats := heartbeats_of(self._client)) is not None:
+            heartbeats.look()  # which raises where they were given up
         now = self._idle_since = time.monotonic()  # who has no workers does not wait for busy ones
         if self._alone_since is None:
             self._alone_since = now
@@ -302,7 +310,8 @@ class Newcomers:
         workers = sorted(there - self._known)
         self._known = there  # one that comes back may run something else by then
         if workers:
-            self._asked = answer_of(self._client, partial(begin, self._client, self._ask(workers)))
+            with cluster_errors(self._client):
+                self._asked = begin(self._client, self._ask(workers))
 
     async def _ask(self, workers: list[str]) -> dict[str, Any]:
         question = pickle.dumps((can_work, ()))

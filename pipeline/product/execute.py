@@ -6,14 +6,15 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from distributed import Client
 
 from tilewright.kernels.numbers import counted, format_nbytes
-from tilewright.pipeline.cluster.answers import Result, WorkersKilledError, run_on_all
+from tilewright.pipeline.cluster.answers import NotHeardError, Result, WorkersKilledError, run_on_all
+from tilewright.pipeline.cluster.drain import Drain, draining
 from tilewright.pipeline.cluster.submit import TasksUnderWay, run_combined
 from tilewright.pipeline.cluster.watch import Lost, Tell, Workers, log_loss, threads_of
 from tilewright.pipeline.errors import ClusterError, DeviceMemoryError, TaskError
@@ -21,6 +22,7 @@ from tilewright.pipeline.events import (
     LEAST_BUSY_SHARE,
     Listener,
     UnitDone,
+    Waiting,
     WorkDone,
     WorkPlanned,
     on_lost,
@@ -39,10 +41,17 @@ LIMITING_SHARE = 0.8
 
 
 def _tile_results(
-    client: Client, product: Product, tiles: list[Tile], waiting: Tell, lost: Lost
+    client: Client,
+    product: Product,
+    tiles: list[Tile],
+    left_behind: set[str],
+    *,
+    waiting: Tell,
+    lost: Lost,
+    drain: Drain,
 ) -> Generator[tuple[int, TileReport | DeviceMemoryError], None, None]:
     """Yield a number and a report for each tile as it is stored. A tile takes one task; where k is cut, one for each
-    part and one that adds them up."""
+    part and one that adds them up. ``left_behind`` is as in `run_placed`."""
     key = f"tile-{product.run}"
     parts = range(product.plan.k_parts)
     if len(parts) == 1:
@@ -53,7 +62,16 @@ def _tile_results(
 
         least = tasks.TILES_UNDER_WAY if product.device == "cuda" else 1
         return run_placed(
-            client, tasks.multiply_tile, placement, call, key=key, least=least, waiting=waiting, lost=lost
+            client,
+            tasks.multiply_tile,
+            placement,
+            call,
+            key=key,
+            least=least,
+            left_behind=left_behind,
+            waiting=waiting,
+            lost=lost,
+            drain=drain,
         )
     groups = [((product, tile), [(product, tile, part) for part in parts]) for tile in tiles]
     window = product.plan.sums_under_way
@@ -66,6 +84,7 @@ def _tile_results(
         key=key,
         waiting=waiting,
         lost=lost,
+        drain=drain,
     )
 
 
@@ -77,8 +96,10 @@ def run_placed(
     *,
     key: str,
     least: int = 1,
+    left_behind: set[str] | None = None,
     waiting: Tell = logger.warning,
     lost: Lost = log_loss,
+    drain: Drain | None = None,
 ) -> Generator[tuple[int, Result], None, None]:
     """Submit ``function(*call(tile, worker))`` for every tile of ``placement`` and the worker that it is meant for;
     yield the tile's index and the result as it finishes.
@@ -86,16 +107,26 @@ def run_placed(
     Each worker has as many tiles under way as it has threads, or ``least`` if that is more (a function that waits
     rather than computes may make room for the next, see `pool.make_room`), and one more of its own share to find
     waiting. When its share is handed out, it gets tiles of others'. A task whose worker is lost goes to any other, or
-    waits for one. When workers come or go, the tiles left are divided anew. In all else, errors too, this is as
+    waits for one. When workers come or go, or fall silent, the tiles left are divided anew. A tile that takes far
+    longer than others did is given to a worker that has nothing left to do too, and the first result counts;
+    ``left_behind`` gets the workers that may then still be busy with it. In all else, errors too, this is as
     ``run_bounded``.
     """
     workers = Workers(client, threads_of(client, waiting=waiting))
     threads = workers.threads()
     placement.share_among(list(threads))
+    run: TasksUnderWay[Result] = TasksUnderWay(client, function, key, waiting, lost, drain)
+    if left_behind is not None:
+        run.left_behind = left_behind
+
+    def heard() -> dict[str, int]:
+        """Threads of the workers that are not silent; of those that were not, where all are."""
+        there = workers.threads()
+        return {worker: there[worker] for worker in run.heard(there)} or threads
 
     def feed(under_way: Counter[str | None]) -> Iterator[tuple[int, tuple[Any, ...], str | None]]:
         nonlocal threads
-        before, threads = threads, workers.threads() if len(placement) else threads
+        before, threads = threads, heard() if len(placement) else threads
         if threads.keys() != before.keys():
             placement.share_among(list(threads))
         for take, more in ((placement.own, 1), (placement.others, 0)):
@@ -109,19 +140,23 @@ def run_placed(
                     else:
                         taking.remove(worker)
 
-    run: TasksUnderWay[Result] = TasksUnderWay(client, function, key, waiting, lost)
     yield from run.results(feed, lambda: len(placement))
 
 
-def on_all(client: Client, function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function on every worker; failures are only logged, since a worker that is gone holds nothing any more."""
+def on_all(
+    client: Client, function: Callable[..., Any], *arguments: Any, unawaited: Collection[str] = ()
+) -> None:
+    """Call a function on every worker; failures are only logged, since a worker that is gone holds nothing any more.
+    One that is silent, or of ``unawaited``, is not waited for: it does that when it goes on."""
     try:
-        answers = run_on_all(client, function, *arguments)
-    except ClusterError as error:  # the scheduler is gone; if that ends the run, its own error says so
-        logger.warning("%s: %s", function.__name__, error)
+        answers = run_on_all(client, function, *arguments, unawaited=unawaited)
+    except ClusterError as error:  # the scheduler is gone, or silent: whatever is asked next says so
+        logger.debug("%s: %s", function.__name__, error)
         return
     for worker, answer in answers.items():
-        if isinstance(answer, BaseException):
+        if isinstance(answer, NotHeardError):
+            logger.debug("%s on %s: %s", function.__name__, worker, answer)
+        elif isinstance(answer, BaseException):
             logger.warning("%s on %s: %s: %s", function.__name__, worker, type(answer).__name__, answer)
 
 
@@ -305,13 +340,21 @@ def run_tiles(
 
     start = time.perf_counter()
     ended = False
+    left_behind: set[str] = set()
+    waiting = on_waiting(listener, "matmul", "keeps what is finished")
     try:
-        waiting = on_waiting(listener, "matmul", "keeps what is finished")
-        results = _tile_results(client, product, list(todo.values()), waiting, lost)
-        with closing(results):  # cancels outstanding tasks before the workers are told to end
+        with ExitStack() as stack:
+            drain = stack.enter_context(draining(lambda wait: listener(Waiting(f"matmul: {wait}")), "tile"))
+            results = _tile_results(
+                client, product, list(todo.values()), left_behind, waiting=waiting, lost=lost, drain=drain
+            )
+            stack.enter_context(
+                closing(results)
+            )  # cancels outstanding tasks before the workers are told to end
             for _, report in results:
                 if isinstance(report, DeviceMemoryError):
                     raise report
+                drain.took(report.seconds)
                 if see is not None:
                     see(report.index, report.contents)
                 if keep is not None and report.changes is not None:
@@ -344,9 +387,12 @@ def run_tiles(
         raise TaskError(f"{error}, or the plan less (--device-memory, tilewright.device-memory)") from error
     finally:
         if client.status == "running":  # else the scheduler is gone, which raises its own error
+            # What workers still do then nobody needs. Where it could be stored later, it is waited for.
+            abandon = not ended or bool(left_behind)
+            unawaited = left_behind if product.drafts is not None else ()
             if product.sharing:  # no worker frees what another may still copy from
-                on_all(client, tasks.stop_run, product.run, not ended)
-            on_all(client, tasks.end_run, product.run, not ended)
+                on_all(client, tasks.stop_run, product.run, abandon, unawaited=unawaited)
+            on_all(client, tasks.end_run, product.run, abandon, unawaited=unawaited)
     seconds = time.perf_counter() - start
     listener(WorkDone("matmul", seconds))
     kernel = " and ".join(sorted(kernels)) or "none"

@@ -83,11 +83,11 @@ async def standing_still(store: FsspecStore, key: str, *arguments: Any, **option
     threading.Event().wait()
 
 
-def waiting_for_all(client: Client, function: Callable[..., Any], *arguments: Any) -> None:
+def waiting_for_all(client: Client, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
     """Ctrl-C once more, where the end of the workers' part is waited for."""
     if function is tasks.end_run:
         interrupt()
-    on_all(client, function, *arguments)
+    on_all(client, function, *arguments, **options)
 
 
 class Last:

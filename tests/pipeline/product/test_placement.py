@@ -20,7 +20,7 @@ from distributed import Client, LocalCluster, get_worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.pipeline.cluster import pool, watch
+from tilewright.pipeline.cluster import pool, submit, watch
 from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
 from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
@@ -342,6 +342,53 @@ def test_workers_of_one_thread_have_several_tiles_under_way(two: Any) -> None:
     )
     assert sorted(index for index, _ in results) == list(range(16))
     assert sorted(most.values()) == [4, 4], "three, and the one that would wait for a thread"
+
+
+def test_a_tile_that_takes_far_longer_than_others_is_given_to_a_worker_without_work(
+    two: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first result counts, once, and it is known who may still be busy with the tile."""
+    _, client = two
+    monkeypatch.setattr(submit, "STRAGGLER_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.02)
+    slow, _ = client.nthreads()
+    let_go, hung = threading.Event(), list[str]()
+
+    def work(address: str) -> None:
+        if address == slow and not hung:
+            hung.append(address)
+            let_go.wait(60)
+
+    SHARED["work"] = work
+    plan = plan_of((4, 4), 2)
+    left_behind = set[str]()
+    results = run_placed(
+        client,
+        shared_work,
+        Placement(plan, plan.tiles()),
+        lambda tile, _: (tile.index,),
+        key="straggler",
+        left_behind=left_behind,
+    )
+    try:
+        assert sorted(index for index, _ in results) == list(range(16))
+        assert left_behind == {slow}
+    finally:
+        let_go.set()
+
+
+def test_a_tile_is_not_given_to_two_while_others_are_left_or_few_are_done(
+    two: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = two
+    monkeypatch.setattr(submit, "STRAGGLER_SECONDS", 0.0)
+    monkeypatch.setattr(submit, "STRAGGLER_TIMES", 0.0)
+    monkeypatch.setattr(submit, "STRAGGLER_LIKE", 16)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.01)
+    calls = Counter[str]()
+    SHARED["work"] = lambda address: calls.update([address]) or time.sleep(0.02)
+    assert sorted(index for index, _ in placed(client, plan_of((4, 4), 2), shared_work)) == list(range(16))
+    assert calls.total() == 16
 
 
 def test_a_slow_worker_is_helped(two: Any) -> None:
