@@ -14,7 +14,8 @@ from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
 from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.counting import Histogram, count_corpus
+from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.worker.survey import survey
 
 

@@ -1,4 +1,4 @@
-"""The histogram of a corpus: what it is, how a cluster is given its pieces, and what a task does with one.
+"""How a corpus is counted: how a cluster is given its pieces, and what a task does with one.
 
 `count_corpus` runs where the corpus was listed, `count_piece` on workers. `corpus.py` finds the files and cuts them
 into pieces, `blocks.py` reads a piece in blocks, the kernels count a block, `lanes.py` carries blocks to a GPU.
@@ -6,15 +6,14 @@ into pieces, `blocks.py` reads a piece in blocks, the kernels count a block, `la
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from distributed import Client
@@ -23,7 +22,7 @@ from distributed.system import MEMORY_LIMIT
 from tilewright.kernels.cpu.loops import share_of_cores, usable_cores
 from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
+from tilewright.kernels.numbers import ceil_div, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import PlanError
 from tilewright.pipeline.events import Listener
@@ -47,6 +46,7 @@ from tilewright.pipeline.text.corpus import (
     cut_pieces,
     share_out,
 )
+from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.thread_buffers import thread_buffer
 from tilewright.pipeline.threads import run_all
 from tilewright.pipeline.transfer import file_upload
@@ -71,132 +71,9 @@ MOST_BLOCK_NBYTES = 2**30
 LEAST_PIECE_NBYTES = 2**20
 """A small corpus is cut finer, so that all workers get some of it, but not finer than this."""
 
-FEW_BINS = 256
-"""Up to this many bins, all are listed, with their labels; of more, only those that occur."""
-
 STAGES = ("read", "count")
 LEAST_STREAM_NBYTES = 2**18
 """The least stored bytes that a thread decompresses, if the piece has them: each thread costs counts of its own."""
-
-JSON_COUNTS = 2**16
-"""About how many counts become text at a time: as Python numbers and their digits they take some megabytes."""
-
-BAR_WIDTH = 40
-MOST_BARS = 26
-
-
-@dataclass(frozen=True, eq=False)
-class Histogram:
-    """How often every bin occurs in a corpus."""
-
-    by: str
-    """``byte``, ``ascii``, ``letter``, ``bigram`` or ``codepoint``."""
-    counts: np.ndarray
-    """int64[bins]; per document int64[(documents, bins)], rows in the order of ``documents``."""
-    documents: tuple[str, ...]
-    skipped: int
-    """Bytes that have no bin: above 127 for ``ascii``, all but letters for ``letter``."""
-    nbytes: int
-    """Length of the whole corpus, of compressed documents decompressed."""
-    device: str
-    """Name of the GPU, or ``CPU``."""
-    seconds: float
-    """From the first piece handed out to the last one counted."""
-
-    @property
-    def bins(self) -> int:
-        return int(self.counts.shape[-1])
-
-    @property
-    def totals(self) -> np.ndarray:
-        """int64[bins]: the counts of the whole corpus."""
-        return self.counts if self.counts.ndim == 1 else self.counts.sum(axis=0)
-
-    @cached_property
-    def labels(self) -> tuple[str, ...]:
-        """What to call each bin, made on first use (1.1 million of them by code point)."""
-        return tuple(label(self.by, place) for place in range(self.bins))
-
-    def to_json(self) -> dict[str, Any]:
-        """Every field as JSON types; ``labels`` is null for kinds of more than 256 bins.
-
-        A bin's place in ``counts`` is its byte, letter, pair or code point.
-        """
-        return self.facts() | {"counts": self.counts.tolist()}
-
-    def json_pieces(self) -> Iterator[str]:
-        """The text of ``json.dumps(self.to_json())`` in pieces, for counts that fit in memory once."""
-        yield json.dumps(self.facts())[:-1] + ', "counts": ['
-        step = max(1, JSON_COUNTS * len(self.counts) // max(1, self.counts.size))
-        for start in range(0, len(self.counts), step):
-            text = json.dumps(self.counts[start : start + step].tolist())[1:-1]
-            yield f", {text}" if start else text
-        yield "]}"
-
-    def facts(self) -> dict[str, Any]:
-        """Every field as JSON types, but for the counts, which as Python numbers take as much memory again."""
-        return {
-            "by": self.by,
-            "bins": self.bins,
-            "documents": list(self.documents),
-            "labels": list(self.labels) if self.bins <= FEW_BINS else None,
-            "skipped": self.skipped,
-            "nbytes": self.nbytes,
-            "device": self.device,
-            "seconds": self.seconds,
-        }
-
-    def __str__(self) -> str:
-        rate = self.nbytes / self.seconds if self.seconds > 0 else 0.0
-        totals = self.totals
-        head = (
-            f"{format_nbytes(self.nbytes)} in {counted(len(self.documents), 'document')} by {self.by}"
-            f" in {self.seconds:.2f} s on {self.device} ({rate / 1e9:.3g} GB/s): {int(totals.sum())} counted,"
-            f" {self.skipped} skipped"
-        )
-        return "\n".join([head, *bars(self)])
-
-
-def label(by: str, place: int) -> str:
-    """The name of one bin: the character where it can be printed, else its number in hexadecimal."""
-    return LABELS[by](place)
-
-
-def _byte_label(value: int) -> str:
-    return chr(value) if 0x20 < value < 0x7F else f"\\x{value:02x}"
-
-
-def _character_label(code: int) -> str:
-    return chr(code) if chr(code).isprintable() and code != 0x20 else f"U+{code:04X}"
-
-
-LABELS: dict[str, Callable[[int], str]] = {
-    "byte": _byte_label,
-    "ascii": _byte_label,
-    "letter": lambda place: chr(ord("A") + place),
-    "bigram": lambda place: _byte_label(place >> 8) + _byte_label(place & 0xFF),
-    "codepoint": _character_label,
-}
-
-
-def bars(histogram: Histogram, most: int = MOST_BARS) -> list[str]:
-    """Lines of label, count, share and a bar, for the ``most`` frequent bins in the order of the bins."""
-    totals = histogram.totals
-    occupied = np.flatnonzero(totals)
-    shown = np.sort(occupied[np.argsort(-totals[occupied], kind="stable")[:most]])
-    if not len(shown):
-        return []
-    names = [label(histogram.by, int(place)) for place in shown]
-    whole, largest = int(totals.sum()), int(totals.max())
-    width, digits = max(map(len, names)), len(str(largest))
-    lines = [
-        f"{name:<{width}}  {totals[place]:>{digits}}  {totals[place] / whole:>7.2%}"
-        f"  {'█' * max(1, round(BAR_WIDTH * int(totals[place]) / largest))}"
-        for name, place in zip(names, shown, strict=True)
-    ]
-    if len(occupied) > most:
-        lines.append(f"and {len(occupied) - most} more bins")
-    return lines
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tilewright.pipeline.product.output import (
 from tilewright.pipeline.store.arrays import check_source
 from tilewright.pipeline.store.region_write import region_writes, write_region
 from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.counting import FEW_BINS, Histogram, label
+from tilewright.pipeline.text.histogram import FEW_BINS, Histogram, label
 
 logger = logging.getLogger(__name__)
 

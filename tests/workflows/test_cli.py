@@ -31,7 +31,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.events import UnitDone
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.text import saved_counts
-from tilewright.pipeline.text.counting import Histogram
+from tilewright.pipeline.text.histogram import Histogram
 from tilewright.workflows import cli, console, histogram, plots, progress
 
 Run = Callable[..., Result]
