@@ -342,18 +342,27 @@ def histogram(
 @cli.command()
 @click.argument("x")
 @click.argument("y")
+@click.option("--state", metavar="FILE", help="Keep finished pieces in this file, and go on from there.")
+@click.option(
+    "--no-resume", is_flag=True, help="Multiply every piece, also those that a stopped run has left."
+)
 @options(cluster_options, device_option, sum_dtype_option, json_option)
-def dot(x: str, y: str, as_json: bool, **shared: Any) -> None:
+def dot(x: str, y: str, state: str | None, no_resume: bool, as_json: bool, **shared: Any) -> None:
     """Print the sum of conj(x) y over two one-dimensional Zarr arrays.
 
     Without --dtype the sum of integers has the smallest of int32, uint32, int64 and uint64 in which it cannot wrap, and
     where none is large enough NumPy's type widened to 64 bits; all else has numpy.vdot's dtype.
     """
     from tilewright.workflows.dot import timed_dot
-    from tilewright.workflows.progress import listening
+    from tilewright.workflows.progress import Counting, listening
 
-    with listening(quiet=is_quiet()) as listener:
-        run = timed_dot(x, y, listener=listener, **shared)
+    if no_resume and state is None:
+        raise click.UsageError("--no-resume is about what --state has kept: give that too")
+    pieces = Counting("dot")
+    if state is not None:
+        on_interrupt(lambda: f"{state} keeps {pieces}; the same command goes on from there")
+    with listening(quiet=is_quiet()) as told, pieces.listening(told) as listener:
+        run = timed_dot(x, y, state=state, resume=not no_resume, listener=listener, **shared)
     print_result(run, as_json=as_json)
 
 
