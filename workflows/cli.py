@@ -340,6 +340,24 @@ def histogram(
 
 
 @cli.command()
+@click.argument("counts", nargs=-1, required=True)
+@click.option(
+    "--out",
+    type=FileName(*OUT_ENDINGS),
+    required=True,
+    metavar="FILE",
+    help="Write the sum to F.csv, F.json or F.zarr.",
+)
+@options(overwrite_option, json_option)
+def merge(counts: tuple[str, ...], out: str, overwrite: bool, as_json: bool) -> None:
+    """Add up histograms of different documents, from the .json and .zarr files that they were written to."""
+    from tilewright.workflows.merge import merge as workflow
+
+    on_interrupt(Outputs(Path(out)).kept)
+    print_result(workflow(counts, out, overwrite=overwrite), as_json=as_json)
+
+
+@cli.command()
 @click.argument("x")
 @click.argument("y")
 @click.option("--state", metavar="FILE", help="Keep finished pieces in this file, and go on from there.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.pipeline.errors import OptionError
+from tilewright.pipeline.text.read_counts import read_counts
 
 FEW_BINS = 256
 """Up to this many bins, all are listed, with their labels; of more, only those that occur."""
@@ -38,7 +42,7 @@ class Histogram:
     device: str
     """Name of the GPU, or ``CPU``."""
     seconds: float
-    """From the first piece handed out to the last one counted."""
+    """From the first piece handed out to the last one counted; of a sum, those of its parts together."""
 
     @property
     def bins(self) -> int:
@@ -53,6 +57,36 @@ class Histogram:
     def labels(self) -> tuple[str, ...]:
         """What to call each bin, made on first use (1.1 million of them by code point)."""
         return tuple(label(self.by, place) for place in range(self.bins))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Histogram:
+        """The histogram in a .json or .zarr that ``tilewright histogram --out`` wrote, or in what ``--json`` printed.
+
+        Raises
+        ------
+        OptionError
+            The name has another ending. A .csv does not say all that was counted.
+        StoreError
+            The file cannot be read, or holds something else.
+        """
+        facts, counts = read_counts(path)
+        return cls(
+            by=facts["by"],
+            counts=counts.astype(np.int64, copy=False),
+            documents=tuple(facts["documents"]),
+            skipped=facts["skipped"],
+            nbytes=facts["nbytes"],
+            device=facts["device"],
+            seconds=facts["seconds"],
+        )
+
+    def __add__(self, other: Any) -> Histogram:
+        """The histogram of both corpora together; see `added`."""
+        return added([self, other]) if isinstance(other, Histogram) else NotImplemented
+
+    def __radd__(self, other: Any) -> Histogram:
+        # What ``sum`` begins with.
+        return self if isinstance(other, int) and other == 0 else NotImplemented
 
     def to_json(self) -> dict[str, Any]:
         """Every field as JSON types; ``labels`` is null for kinds of more than 256 bins.
@@ -92,6 +126,51 @@ class Histogram:
             f" {self.skipped} skipped"
         )
         return "\n".join([head, *bars(self)])
+
+
+def added(histograms: Sequence[Histogram]) -> Histogram:
+    """The histogram of several corpora together: their documents one behind the other, with the counts of each or of
+    all.
+
+    Raises
+    ------
+    OptionError
+        There is none; they count different things, or only some of them per document; or a document is in two of them,
+        and would count twice.
+    """
+    if not histograms:
+        raise OptionError("there are no histograms to add; give one at least")
+    first = histograms[0]
+    for other in histograms[1:]:
+        if other.by != first.by:
+            raise OptionError(
+                f"counts by {first.by} and by {other.by} do not add up; count both corpora by the same kind"
+            )
+        if other.counts.ndim != first.counts.ndim:
+            raise OptionError(
+                "one of the histograms has a row of counts for each document, and another one for all; count both"
+                " corpora per document, or neither"
+            )
+    documents = tuple(name for histogram in histograms for name in histogram.documents)
+    if len(set(documents)) < len(documents):
+        twice = [name for name, times in Counter(documents).items() if times > 1]
+        raise OptionError(
+            f"{counted(len(twice), 'document')} would count twice, {twice[0]} first: add counts of different"
+            " documents, and where only their names are the same, count them by paths that tell them apart"
+        )
+    if first.counts.ndim == 1:
+        counts = np.sum([histogram.counts for histogram in histograms], axis=0)
+    else:
+        counts = np.concatenate([histogram.counts for histogram in histograms])
+    return Histogram(
+        by=first.by,
+        counts=counts,
+        documents=documents,
+        skipped=sum(histogram.skipped for histogram in histograms),
+        nbytes=sum(histogram.nbytes for histogram in histograms),
+        device=", ".join(dict.fromkeys(histogram.device for histogram in histograms)),
+        seconds=sum(histogram.seconds for histogram in histograms),
+    )
 
 
 def label(by: str, place: int) -> str:

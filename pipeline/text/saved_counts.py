@@ -104,7 +104,7 @@ def _check_length(path: Path) -> None:
 
 
 def _check_apart(path: Path, corpus: Collection[str | os.PathLike[str]]) -> None:
-    if not path.exists():
+    if not corpus or not path.exists():
         return
     ours = path.resolve()
     # Files below a folder need no look, but a link there may lead out of it.
