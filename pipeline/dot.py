@@ -9,31 +9,38 @@ depend on the length alone: the same numbers give the same bits however they are
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 from distributed import Client
 
+from tilewright import __version__
 from tilewright.kernels import dot
 from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS
-from tilewright.kernels.numbers import ceil_div
+from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.kernels.passes.masked import Masks, count_masked
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.answers import ask_all
-from tilewright.pipeline.errors import DamagedError, ShapeError, StoreError
-from tilewright.pipeline.events import Caution, Listener
+from tilewright.pipeline.errors import DamagedError, OptionError, ShapeError, StoreError
+from tilewright.pipeline.events import Caution, Listener, Notice
 from tilewright.pipeline.plan.sums import can_wrap_by_dtype, dtype_reason, found_wrap
+from tilewright.pipeline.records import Record, open_record, packed_bytes, unpacked_bytes
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source, name_of, open_array, read_unit
 from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
+from tilewright.pipeline.store.origin import origin_of
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region_read import reads_parts, region_reads
 from tilewright.pipeline.store.waiting import reading_while
@@ -133,7 +140,55 @@ class DotSum:
     """How many elements of x and of y are missing by their masks; 0 where a vector has none."""
 
 
-def multiply_vectors(client: Client, vectors: Vectors, *, device: str, listener: Listener) -> DotSum:
+@dataclass(frozen=True)
+class KeptParts:
+    """The record of the sum's finished pieces, and what decides whether one is of these vectors."""
+
+    record: Record
+    vectors: str
+    """Of both, as they are stored."""
+
+
+@contextmanager
+def open_parts(
+    path: Path | None, vectors: Vectors, device: str, *, resume: bool = True
+) -> Iterator[KeptParts | None]:
+    """The record of a sum's finished pieces in the file ``path``, for as long as the block runs; None without one.
+
+    device: the kind of it; sums on another may have other bits.
+
+    Raises
+    ------
+    OptionError
+        The file is of sums of another dtype or on another kind of device, or a vector does not lie in local files, so
+        that nothing says whether it is what it was.
+    OutputExistsError, StoreError
+        As `open_record`.
+    """
+    if path is None:
+        yield None
+        return
+    for role, vector in vectors.arrays.items():
+        origin = origin_of(vector)
+        if origin.folder is None and origin.file is None:
+            raise OptionError(
+                f"state: {role}, {name_of(vector)}, does not lie in local files, so that nothing would say whether it"
+                " is still what it was; copy it to a disk, or leave --state (state=) out"
+            )
+    head = {
+        "work": "dot",
+        "dtype": vectors.dtype.name,
+        "device": device,
+        "block": BLOCK,
+        "tilewright": __version__,  # releases may sum in other orders
+    }
+    with open_record(path, head, resume=resume) as record:
+        yield KeptParts(record, json.dumps(vectors.looks))
+
+
+def multiply_vectors(
+    client: Client, vectors: Vectors, *, device: str, listener: Listener, kept: KeptParts | None = None
+) -> DotSum:
     """`dot_stored` of vectors that nothing writes to meanwhile; the listener is told of missing numbers in them.
 
     Raises
@@ -147,7 +202,9 @@ def multiply_vectors(client: Client, vectors: Vectors, *, device: str, listener:
     x, y = vectors.arrays.values()
     masks = [vectors.masks.get(role) for role in vectors.arrays]
     try:
-        total = dot_stored(client, x, y, vectors.dtype, device=device, listener=listener, masks=masks)
+        total = dot_stored(
+            client, x, y, vectors.dtype, device=device, listener=listener, masks=masks, kept=kept
+        )
     except DamagedError as error:
         try:
             _check_unchanged(vectors)
@@ -170,6 +227,7 @@ def dot_stored(
     device: str,
     listener: Listener,
     masks: Sequence[Masks | None] = (None, None),
+    kept: KeptParts | None = None,
 ) -> DotSum:
     """Sum of conj(x[i]) y[i] over two vectors of n elements, as a NumPy scalar of ``dtype``, to which both cast
     ``same_kind``; and how many elements of x and of y are missing by ``masks``.
@@ -178,6 +236,8 @@ def dot_stored(
     largest elements are found on the way, and the listener is told if the sum may have wrapped. Partial products of
     floating point are rounded to ``dtype`` (float16: float32) and then added exactly, with a single rounding at the end
     (``math.fsum``).
+
+    ``kept`` gets the partial products of each finished piece; those that it holds are not computed again.
 
     Raises
     ------
@@ -188,7 +248,7 @@ def dot_stored(
     """
     n = _common_length(x, y)
     step, lighter = _piece_elements(x, y)
-    ranges = [(start, min(start + step, n)) for start in range(0, n, step)]
+    ranges, known = _ranges(n, step, kept, listener)
     itemsize = x.dtype.itemsize + y.dtype.itemsize
     factors = x.dtype.newbyteorder("="), y.dtype.newbyteorder("=")
     ranged = can_wrap_by_dtype(dtype, *factors, n)
@@ -198,6 +258,8 @@ def dot_stored(
         [(x, y, start, stop, dtype, device, ranged, tuple(masks)) for start, stop in ranges],
         [(stop - start) * itemsize for start, stop in ranges],
         listener,
+        known=known,
+        arrived=lambda place, part: _keep(kept, ranges[place], part),
     )
     note = found_wrap("the sum", dtype, *factors, n, total.most_x, total.most_y) if ranged else None
     if note is not None:
@@ -243,6 +305,58 @@ class _Partials:
             max(self.most_y, others.most_y),
             (self.masked[0] + others.masked[0], self.masked[1] + others.masked[1]),
         )
+
+
+def _ranges(
+    n: int, step: int, kept: KeptParts | None, listener: Listener
+) -> tuple[list[tuple[int, int]], dict[int, _Partials]]:
+    """The stretches of vectors of length n, in order, with the parts of those that an earlier run finished, by place.
+
+    Whatever the sizes of its stretches were, all begin with a block: what it did not finish is cut into others.
+    """
+    ranges: list[tuple[int, int]] = []
+    known: dict[int, _Partials] = {}
+    entries = [] if kept is None else [entry for _, entry in kept.record.entries()]
+    ours = [entry for entry in entries if kept is not None and entry["vectors"] == kept.vectors]
+    done = 0
+    for entry in sorted(ours, key=itemgetter("start")):
+        start, stop = entry["start"], entry["stop"]
+        ranges += _cut(done, start, step)
+        known[len(ranges)] = _part_of(entry)
+        ranges.append((start, stop))
+        done = stop
+    ranges += _cut(done, n, step)
+    if known:
+        listener(Notice(f"{counted(len(known), 'piece')} of earlier runs not multiplied again"))
+    elif entries:
+        listener(Notice("what earlier runs kept is of other vectors, or of these before they changed"))
+    return ranges, known
+
+
+def _cut(start: int, stop: int, step: int) -> list[tuple[int, int]]:
+    return [(here, min(here + step, stop)) for here in range(start, stop, step)]
+
+
+def _keep(kept: KeptParts | None, stretch: tuple[int, int], part: _Partials) -> _Partials:
+    if kept is not None:
+        values = np.array(part.partials)
+        entry = {
+            "vectors": kept.vectors,
+            "start": stretch[0],
+            "stop": stretch[1],
+            "dtype": values.dtype.str,
+            "partials": packed_bytes(values.tobytes()),  # to the bit, NaN too
+            "most": [int(part.most_x), int(part.most_y)],
+            "masked": [int(count) for count in part.masked],
+        }
+        kept.record.append(entry)
+    return part
+
+
+def _part_of(entry: dict[str, Any]) -> _Partials:
+    values = np.frombuffer(unpacked_bytes(entry["partials"]), entry["dtype"])
+    (most_x, most_y), (in_x, in_y) = entry["most"], entry["masked"]
+    return _Partials(list(values), most_x, most_y, (in_x, in_y))
 
 
 def _reduction(lighter: str) -> Reduction[_Partials, _Partials]:

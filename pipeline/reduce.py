@@ -8,10 +8,11 @@ depends neither on the number of workers nor on their speed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from distributed import Client, Status, get_worker
@@ -64,18 +65,29 @@ def reduce_pieces(
     calls: Sequence[tuple[Any, ...]],
     nbytes: Sequence[int],
     listener: Listener,
+    *,
+    known: Mapping[int, Part] | None = None,
+    arrived: Callable[[int, Part], Part] = lambda place, part: part,
+    done: int = 0,
 ) -> Total:
     """Run ``reduction.chunk(*call)`` on the workers for every call, and combine the parts in this process.
 
     ``nbytes`` says how much each call reads. Raises what the tasks raise (see ``run_bounded``).
+
+    known: parts that need no task, by the places of their calls. arrived: is given each other part with its place as it
+    arrives, before the listener hears of it, and returns what is combined: whoever keeps finished pieces keeps them
+    there. done: pieces that have no call, since an earlier run finished them.
     """
     start = time.perf_counter()
-    listener(WorkPlanned(reduction.name, len(calls), 0, "pieces", sum(nbytes), 0))
+    known = known or {}
+    places = [place for place in range(len(calls)) if place not in known]
+    left = sum(nbytes[place] for place in places)
+    listener(WorkPlanned(reduction.name, len(calls) + done, len(known) + done, "pieces", left, 0))
     key = f"{reduction.name}-{time.time_ns():x}"
     outcomes = run_bounded(
         client,
         _run_chunk,
-        ((reduction.chunk, call) for call in calls),
+        ((reduction.chunk, calls[place]) for place in places),
         key=key,
         waiting=on_waiting(listener, reduction.name, "ends it"),
         lost=on_lost(listener, reduction.name, "piece"),
@@ -83,7 +95,9 @@ def reduce_pieces(
     total = reduction.identity()
     try:
         with closing(outcomes):  # cancels outstanding tasks now, not when an error's traceback is freed
-            for part in _parts(outcomes, reduction, nbytes, listener):
+            # What is to drain on SIGTERM ends here: it lets `outcomes` submit no more, and takes those under way.
+            placed = ((places[number], outcome) for number, outcome in outcomes)
+            for part in _parts(placed, reduction, nbytes, listener, known, arrived):
                 total = reduction.combine(total, part)
     except WorkersKilledError as error:
         raise TaskError(f"{error}, or {reduction.lighter}") from error
@@ -96,21 +110,30 @@ def _parts(
     reduction: Reduction[Part, Total],
     nbytes: Sequence[int],
     listener: Listener,
+    known: Mapping[int, Part] = MappingProxyType({}),
+    arrived: Callable[[int, Part], Part] = lambda place, part: part,
 ) -> Iterator[Part]:
-    """Yield the parts in an order that the reduction allows; tell the listener of each as it arrives."""
-    early: dict[int, Part] = {}
+    """Yield the parts, those known among them, in an order that the reduction allows; tell the listener of each other
+    one as it arrives."""
+    early: dict[int, Part] = dict(known)
     due = 0
+    if reduction.commutative:
+        yield from known.values()
     for place, outcome in outcomes:
+        part = arrived(place, outcome.part)
         listener(
             UnitDone(reduction.name, place, outcome.worker, outcome.seconds, nbytes[place], 0, outcome.stages)
         )
         if reduction.commutative:
-            yield outcome.part
+            yield part
             continue
-        early[place] = outcome.part
+        early[place] = part
         while due in early:
             yield early.pop(due)
             due += 1
+    while not reduction.commutative and due in early:  # no task was needed
+        yield early.pop(due)
+        due += 1
 
 
 def _run_chunk(chunk: Callable[..., tuple[Part, dict[str, float]]], call: tuple[Any, ...]) -> _Outcome[Part]:

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,27 @@ def run(arguments: list[str]) -> Any:
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def test_counts_go_on_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("corpus", "january", "february"):
+        Path(folder).mkdir()
+        Path(folder, "text").write_text(f"the text of {folder}")
+    for name in "xy":
+        zarr.save_array(f"{name}.zarr", np.arange(5.0))
+    shown = section("Counts that go on")
+    (commands,) = re.findall(r"^```bash\n(.*?)^```", shown, re.M | re.S)
+    (code,) = re.findall(r"^```python\n(.*?)^```", shown, re.M | re.S)
+    results = []
+    for line in commands.splitlines():
+        arguments = shlex.split(line.partition("  #")[0])
+        results.append(CliRunner().invoke(cli, arguments[1:]))
+        assert results[-1].exit_code == 0, results[-1].stderr
+    assert "1 piece of earlier runs is not counted again" in results[1].stderr
+    assert results[-1].stdout == "30.0\n"
+    assert {path.name for path in Path("kept").iterdir()} == {"tilewright-counts.jsonl"}
+    exec(code, {})
 
 
 def test_errors_are_those_of_the_package() -> None:

@@ -48,7 +48,7 @@ _ERRORS = (
 
 _HOME = {
     "Device": "tilewright.kernels.gpu.device",
-    "Histogram": "tilewright.pipeline.text.counting",
+    "Histogram": "tilewright.pipeline.text.histogram",
     "MatmulPlan": "tilewright.pipeline.plan.product",
     "MatmulRun": "tilewright.pipeline.product.execute",
     "Verification": "tilewright.pipeline.product.verify",
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
     from tilewright.pipeline.product.execute import MatmulRun as MatmulRun
     from tilewright.pipeline.product.verify import Verification as Verification
-    from tilewright.pipeline.text.counting import Histogram as Histogram
+    from tilewright.pipeline.text.histogram import Histogram as Histogram
     from tilewright.workflows.devices import devices as devices
     from tilewright.workflows.dot import dot as dot
     from tilewright.workflows.histogram import histogram as histogram

@@ -269,19 +269,29 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 @click.option(
     "--bars", type=click.Choice(BARS), default="counts", show_default=True, help="What the plot shows."
 )
+@click.option(
+    "--state",
+    metavar="DIR",
+    help="Keep finished pieces in this folder, and go on from there, also with a corpus that has grown. Without it,"
+    " --out keeps them beside FILE until that is written.",
+)
+@click.option("--no-resume", is_flag=True, help="Count every piece, also those that a stopped run has left.")
 @options(cluster_options, device_option, overwrite_option, json_option)
 def histogram(
     corpus: tuple[str, ...],
     out: str | None,
     plot: str | None,
     bars: str,
+    state: str | None,
+    no_resume: bool,
     overwrite: bool,
     as_json: bool,
     **shared: Any,
 ) -> None:
     """Count the bytes, letters, pairs or characters of files, and of all files below folders."""
+    from tilewright.pipeline.text.kept_counts import State, state_of_output
     from tilewright.workflows import histogram as workflow
-    from tilewright.workflows.progress import listening
+    from tilewright.workflows.progress import Counting, listening
 
     given = click.get_current_context().get_parameter_source("bars")
     if plot is None and given is not click.core.ParameterSource.DEFAULT:
@@ -291,39 +301,86 @@ def histogram(
         from tilewright.pipeline.text.saved_counts import check_outputs
 
         check_outputs(corpus, out, plot, overwrite=overwrite)
-    on_interrupt(Outputs(*files).kept)
-    with listening(quiet=is_quiet()) as listener:
-        result = workflow.histogram(corpus, listener=listener, **shared)
+    keeping = None
+    if state is not None:
+        keeping = State(Path(state), resume=not no_resume)
+    elif out is not None:
+        keeping = state_of_output(Path(out), resume=not no_resume)
+    elif no_resume:
+        raise click.UsageError("--no-resume is about what --state or --out has kept: give one of them too")
+    outputs, pieces = Outputs(*files), Counting("histogram")
+
+    def kept() -> str:
+        if keeping is not None and not outputs.finished() and keeping.apart is not None:
+            return f"{keeping.folder} keeps {pieces}; the same command goes on from there"
+        return outputs.kept()
+
+    on_interrupt(kept)
+    with listening(quiet=is_quiet()) as told, pieces.listening(told) as listener:
+        result = workflow.histogram(corpus, state=keeping, listener=listener, **shared)
     try:
         if out is not None:
             from tilewright.pipeline.text.saved_counts import save_histogram
 
-            save_histogram(result, out, overwrite=overwrite)
+            try:
+                save_histogram(result, out, overwrite=overwrite)
+            finally:
+                if keeping is not None and keeping.temporary and Path(out) in outputs.finished():
+                    keeping.remove()
         if plot is not None:
             from tilewright.workflows.plots import plot_histogram
 
             plot_histogram(result, plot, bars=bars, overwrite=overwrite)
     except Exception:
+        if keeping is not None and keeping.apart is not None and not is_quiet():
+            click.echo(f"what was counted is kept in {keeping.folder}; the same command writes it", err=True)
         print_result(result, as_json=as_json)  # counting may have taken hours
         raise
     print_result(result, as_json=as_json)
 
 
 @cli.command()
+@click.argument("counts", nargs=-1, required=True)
+@click.option(
+    "--out",
+    type=FileName(*OUT_ENDINGS),
+    required=True,
+    metavar="FILE",
+    help="Write the sum to F.csv, F.json or F.zarr.",
+)
+@options(overwrite_option, json_option)
+def merge(counts: tuple[str, ...], out: str, overwrite: bool, as_json: bool) -> None:
+    """Add up histograms of different documents, from the .json and .zarr files that they were written to."""
+    from tilewright.workflows.merge import merge as workflow
+
+    on_interrupt(Outputs(Path(out)).kept)
+    print_result(workflow(counts, out, overwrite=overwrite), as_json=as_json)
+
+
+@cli.command()
 @click.argument("x")
 @click.argument("y")
+@click.option("--state", metavar="FILE", help="Keep finished pieces in this file, and go on from there.")
+@click.option(
+    "--no-resume", is_flag=True, help="Multiply every piece, also those that a stopped run has left."
+)
 @options(cluster_options, device_option, sum_dtype_option, json_option)
-def dot(x: str, y: str, as_json: bool, **shared: Any) -> None:
+def dot(x: str, y: str, state: str | None, no_resume: bool, as_json: bool, **shared: Any) -> None:
     """Print the sum of conj(x) y over two one-dimensional Zarr arrays.
 
     Without --dtype the sum of integers has the smallest of int32, uint32, int64 and uint64 in which it cannot wrap, and
     where none is large enough NumPy's type widened to 64 bits; all else has numpy.vdot's dtype.
     """
     from tilewright.workflows.dot import timed_dot
-    from tilewright.workflows.progress import listening
+    from tilewright.workflows.progress import Counting, listening
 
-    with listening(quiet=is_quiet()) as listener:
-        run = timed_dot(x, y, listener=listener, **shared)
+    if no_resume and state is None:
+        raise click.UsageError("--no-resume is about what --state has kept: give that too")
+    pieces = Counting("dot")
+    if state is not None:
+        on_interrupt(lambda: f"{state} keeps {pieces}; the same command goes on from there")
+    with listening(quiet=is_quiet()) as told, pieces.listening(told) as listener:
+        run = timed_dot(x, y, state=state, resume=not no_resume, listener=listener, **shared)
     print_result(run, as_json=as_json)
 
 

@@ -28,7 +28,7 @@ from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.product.execute import MatmulRun
 from tilewright.pipeline.store.arrays import open_array
 from tilewright.pipeline.store.region_read import read_region
-from tilewright.pipeline.text.counting import Histogram, bars
+from tilewright.pipeline.text.histogram import Histogram, bars
 from tilewright.pipeline.text.saved_counts import store_counts
 from tilewright.workflows.histogram import histogram
 from tilewright.workflows.matmul import matmul

@@ -3,20 +3,22 @@ them."""
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tilewright.kernels.arguments import check_callable, check_choice
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
-from tilewright.pipeline.dot import multiply_vectors, open_vectors
+from tilewright.pipeline.dot import multiply_vectors, open_parts, open_vectors
 from tilewright.pipeline.events import Caution, Listener, Notice, log_notices, on_waiting
+from tilewright.pipeline.records import place_of
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.worker.survey import survey
 
@@ -65,6 +67,8 @@ def dot(
     cluster: Cluster = "local",
     cluster_file: str | None = None,
     device: str = "auto",
+    state: str | os.PathLike[str] | None = None,
+    resume: bool = True,
     listener: Listener = log_notices,
 ) -> Any:
     """Sum of conj(x[i]) y[i] over two stored vectors, as ``numpy.vdot``: a NumPy scalar.
@@ -83,6 +87,11 @@ def dot(
         such as a ``distributed.LocalCluster``, which is left open.
     device
         ``auto`` (the GPU if there is one), ``cuda`` or ``cpu``.
+    state
+        A file, made if it is not there, in which finished pieces are kept: a run that was stopped goes on from there,
+        unless a vector was written to since. The vectors have to lie in local files.
+    resume
+        Whether to go on from what ``state`` keeps; if not, that is forgotten.
 
     A sum of integers that may have wrapped all the same, by its dtype, the length and the largest elements, is told to
     the listener. On one kind of device the result is the same to the last bit for any chunks, any number of workers and
@@ -92,10 +101,19 @@ def dot(
     ------
     TilewrightError
         One of its subclasses: an array that is not there or holds no numbers, lengths that differ, a dtype to which a
-        vector does not cast; StoreError also for a vector that is no remote URL and was written to during the run.
+        vector does not cast; StoreError also for a vector that is no remote URL and was written to during the run;
+        OptionError for a ``state`` of other work, and OutputExistsError for one that another run has open.
     """
     return timed_dot(
-        x, y, dtype=dtype, cluster=cluster, cluster_file=cluster_file, device=device, listener=listener
+        x,
+        y,
+        dtype=dtype,
+        cluster=cluster,
+        cluster_file=cluster_file,
+        device=device,
+        state=state,
+        resume=resume,
+        listener=listener,
     ).value
 
 
@@ -107,6 +125,8 @@ def timed_dot(
     cluster: Cluster = "local",
     cluster_file: str | None = None,
     device: str = "auto",
+    state: str | os.PathLike[str] | None = None,
+    resume: bool = True,
     listener: Listener = log_notices,
 ) -> DotRun:
     """``dot`` with what the command line prints besides the value."""
@@ -114,6 +134,8 @@ def timed_dot(
     config.check_all(cluster_file=cluster_file)
     check_choice("device", device, DEVICES)
     check_callable("listener", listener)
+    resume = check_flag("resume", resume)
+    place = None if state is None else place_of(state)
     vectors = open_vectors(x, y, dtype)
     for note in vectors.notes:
         listener(Caution(note))
@@ -125,7 +147,9 @@ def timed_dot(
         listener(Notice(f"multiplying on {facts[0].name} with {counted(len(facts), 'worker')}"))
         if vectors.dtype_reason:
             listener(Notice(f"the sum is {vectors.dtype_reason}"))
-        total = multiply_vectors(client, vectors, device=facts[0].device, listener=listener)
+        of_device = facts[0].device
+        with open_parts(place, vectors, of_device, resume=resume) as kept:
+            total = multiply_vectors(client, vectors, device=of_device, listener=listener, kept=kept)
     masked = {
         role: count for role, count in zip(vectors.arrays, total.masked, strict=True) if role in vectors.masks
     }

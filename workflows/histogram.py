@@ -13,8 +13,11 @@ from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Listener, Notice, log_notices, on_waiting
+from tilewright.pipeline.records import place_of
 from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.counting import Histogram, count_corpus
+from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.histogram import Histogram
+from tilewright.pipeline.text.kept_counts import State, open_counts
 from tilewright.pipeline.worker.survey import survey
 
 
@@ -27,6 +30,8 @@ def histogram(
     device: str = "auto",
     per_document: bool = False,
     raw: bool = False,
+    state: str | os.PathLike[str] | State | None = None,
+    resume: bool = True,
     listener: Listener = log_notices,
 ) -> Histogram:
     """Count the bytes, letters, pairs or characters of a corpus: every file named, and every file below a
@@ -55,6 +60,13 @@ def histogram(
         One row of counts for each document instead of one for all.
     raw
         Count the bytes of compressed files as they are stored.
+    state
+        A folder, made if it is not there, in which finished pieces are kept: a count that was stopped goes on from
+        there, and one of a corpus that has grown since counts what is new. Files whose size and times are as they were
+        are not read again; those of which only times changed are compared, by fingerprints of their contents; counts
+        of files that are not in the corpus any more are left out. The counts are those of a count without it.
+    resume
+        Whether to go on from what ``state`` keeps; if not, that is forgotten.
     listener
         Is called with every event (``tilewright.pipeline.events``).
 
@@ -63,21 +75,34 @@ def histogram(
     TilewrightError
         One of its subclasses: CorpusError for paths that are not there, hold no files, or cannot be read or
         decompressed, and for files that were written to, replaced or removed before all were counted;
-        OptionError, PlanError, ClusterError and DeviceUnavailableError as their names say.
+        OptionError, PlanError, ClusterError and DeviceUnavailableError as their names say; OptionError also for a
+        ``state`` of other counts, OutputExistsError for one that another run has open, StoreError for one that cannot
+        be written.
     """
     config.check_all(cluster_file=cluster_file)
     check_choice("device", device, DEVICES)
     check_callable("listener", listener)
     per_document, raw = check_flag("per_document", per_document), check_flag("raw", raw)
+    keeping = _state_of(state, check_flag("resume", resume))
     kind = kind_named(by)  # a wrong word is refused before a corpus of a million files is listed
-    corpus = list_corpus([paths] if isinstance(paths, str | bytes | os.PathLike) else paths, raw=raw)
+    given = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
+    corpus = list_corpus(given, raw=raw, apart=None if keeping is None else keeping.apart)
     for note in corpus.notes:
         listener(Notice(note))
     with (
+        open_counts(keeping, kind, per_document=per_document, raw=raw, listener=listener) as record,
         open_cluster(cluster, cluster_file) as client,
         workers_held(client, waiting=on_waiting(listener, "histogram", "ends it")),
     ):
         facts = survey(client, device)
         documents, workers = counted(len(corpus.documents), "document"), counted(len(facts), "worker")
         listener(Notice(f"counting {documents} by {by} on {facts[0].name} with {workers}"))
-        return count_corpus(client, corpus, kind, facts, per_document=per_document, listener=listener)
+        return count_corpus(
+            client, corpus, kind, facts, per_document=per_document, listener=listener, record=record
+        )
+
+
+def _state_of(state: str | os.PathLike[str] | State | None, resume: bool) -> State | None:
+    if state is None or isinstance(state, State):
+        return state
+    return State(place_of(state), resume)

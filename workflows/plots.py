@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.text.counting import FEW_BINS, Histogram, label
+from tilewright.pipeline.text.histogram import FEW_BINS, Histogram, label
 from tilewright.pipeline.text.saved_counts import write_whole
 
 BARS = {"counts": "occurrences", "percent": "share in percent", "probability": "probability"}

@@ -348,11 +348,13 @@ def _fill(
             keeping.settle({index: stored for index, stored in finished.items() if not stored.synced})
         keep = output.gathered.keep if output.gathered is not None else None
 
-        def compute() -> tuple[MatmulRun, Found]:
+        computed: list[tuple[MatmulRun, Found]] = []
+
+        def compute() -> None:
             # On the workers an earlier run of it is over.
             again = replace(product, run=uuid.uuid4().hex[:12])
             try:
-                return _run_all(job, again, facts[0].name, watch, keeping.record, keep)
+                computed.append(_run_all(job, again, facts[0].name, watch, keeping.record, keep))
             except DeviceMemoryError as error:
                 raise _TooLarge(plan, error) from None
             except DamagedError:
@@ -360,9 +362,11 @@ def _fill(
                 watch.check_stayed()
                 raise
 
-        run, found = compute()
+        compute()
         verification = _verified(job, plan, output, ledger, watch, compute) if request.verify else None
         watch.check_stayed()
+        run = reduce(MatmulRun.followed_by, (one for one, _ in computed))
+        found = computed[0][1]
         if ledger is not None:
             found = reduce(Found.merged, (stored.found for stored in ledger.tiles.values()), NOTHING_FOUND)
         if plan.symmetric:  # nobody looked at B, which is A

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.pipeline.text.corpus import Document, Piece, read_range, reader
+from tilewright.pipeline.text.corpus import Document, Look, Piece, read_range, reader
 from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.fingerprints import Fingerprints, begin
 
 SEPARATOR = 0
 """The byte between documents that are counted as one text, where tokens span several bytes: NUL ends any UTF-8 sequence
@@ -69,24 +70,32 @@ def turn_to_read(piece: Piece) -> AbstractContextManager[object]:
     return _small_files if has_small_files(piece) else nullcontext()
 
 
-def read_at_once(piece: Piece, kind: Kind, gap: int, memory: Callable[[int], np.ndarray]) -> Block:
+def read_at_once(
+    piece: Piece,
+    kind: Kind,
+    gap: int,
+    memory: Callable[[int], np.ndarray],
+    prints: Fingerprints | None = None,
+) -> Block:
     """Read a piece of plain documents into one block, in memory from ``memory(nbytes)``.
 
     gap: 1 where documents are counted as one text and tokens span several bytes, so that a separator follows each; else
-    0.
+    0. prints: gets the fingerprints of what is read.
     """
     if piece.is_part:
         (document,) = piece.documents
         start, stop = with_margins(piece, kind)
         data = memory(stop - start)
-        read_range(document, start, stop, data)
+        read_range(document, start, stop, data, begin(prints, 0, start))
         return Block(data, 0, None, piece.start - start, piece.stop - start)
     lengths = np.fromiter((document.nbytes for document in piece.documents), np.int64, len(piece.documents))
     edges = np.concatenate([[0], np.cumsum(lengths + gap)])
     data = memory(int(edges[-1]))
     with turn_to_read(piece):
-        for document, begin in zip(piece.documents, edges.tolist(), strict=False):
-            read_range(document, 0, document.nbytes, data[begin : begin + document.nbytes])
+        for place, document in enumerate(piece.documents):
+            here = int(edges[place])
+            target = data[here : here + document.nbytes]
+            read_range(document, 0, document.nbytes, target, begin(prints, place, 0))
     if gap:
         data[edges[1:] - 1] = SEPARATOR
     return _whole(data, 0, edges)
@@ -99,25 +108,31 @@ def with_margins(piece: Piece, kind: Kind) -> tuple[int, int]:
 
 
 def stream(
-    piece: Piece, kind: Kind, gap: int, nbytes: int, buffer: Callable[[], np.ndarray]
+    piece: Piece,
+    kind: Kind,
+    gap: int,
+    nbytes: int,
+    buffer: Callable[[], np.ndarray],
+    prints: Fingerprints | None = None,
 ) -> Iterator[Block]:
     """Any piece in blocks of about ``nbytes``, decompressed if need be, in memory that does not grow.
 
     ``buffer()`` gives memory of ``nbytes + EXTRA_NBYTES`` for the next block: the last block's again, or other memory,
     so that the last block may still be read. A block holds the documents that ended in it. The beginning of the next
     document moves to the front of the next buffer; when it alone fills a buffer, it is handed out in stretches, and
-    their margins move to the front.
+    their margins move to the front. ``prints`` gets the fingerprints of what was read, once all is.
     """
     full = nbytes + kind.before + kind.after
     data = buffer()
     first, edges, filled = 0, [0], 0
     for place, document in enumerate(piece.documents):
         stretched, margin, behind = piece.is_part, 0, 0
-        begin, end = 0, document.nbytes
+        start, end = 0, document.nbytes
         if stretched:
-            begin, end = with_margins(piece, kind)
-            margin, behind = piece.start - begin, end - piece.stop
-        fill = reader(document) if document.codec is not None else _stored(document, begin, end)
+            start, end = with_margins(piece, kind)
+            margin, behind = piece.start - start, end - piece.stop
+        look = begin(prints, place, start)
+        fill = reader(document, look) if document.codec is not None else _stored(document, start, end, look)
         while True:
             while filled >= full:  # twice if only empty documents precede this one
                 if len(edges) > 1:
@@ -148,7 +163,7 @@ def stream(
         yield _whole(data, first, np.array(edges))
 
 
-def _stored(document: Document, start: int, stop: int) -> Fill:
+def _stored(document: Document, start: int, stop: int, look: Look | None) -> Fill:
     """A function that fills memory with the next bytes of a plain document's range and returns how many; 0 at its
     end."""
     done = start
@@ -156,7 +171,7 @@ def _stored(document: Document, start: int, stop: int) -> Fill:
     def fill(target: np.ndarray) -> int:
         nonlocal done
         step = min(len(target), stop - done)
-        read_range(document, done, done + step, target[:step])
+        read_range(document, done, done + step, target[:step], look)
         done += step
         return step
 

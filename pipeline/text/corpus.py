@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -36,6 +36,12 @@ from tilewright.pipeline.transfer.files import (
 
 MOST_DOCUMENTS = 4096
 """The most documents of one piece: opening more would take its task long, however small they are."""
+
+STEP_NBYTES = 2**18
+"""Bytes read at a time of which somebody wants a look: as much as stays in a core's cache until he has had it."""
+
+Look = Callable[[memoryview], object]
+"""Is called with stored bytes in the order in which they stand in their file, as they are read."""
 
 STORED_NBYTES = 2**20
 """Bytes read at a time from a compressed file; no more, since a library may copy what it has not used yet."""
@@ -115,8 +121,11 @@ class Piece:
         return self.stop - self.start
 
 
-def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = False) -> Corpus:
-    """The files that paths name: files themselves, and everything below folders.
+def list_corpus(
+    paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = False, apart: Path | None = None
+) -> Corpus:
+    """The files that paths name: files themselves, and everything below folders, but for what lies in the folder
+    ``apart``, which may not be there.
 
     A file that is named twice counts once. Links to files are followed, links to folders are not. The end of a
     name alone says how a file is compressed (`decompress.SUFFIXES`); with ``raw``, none is.
@@ -138,6 +147,7 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
     documents: dict[str, Document] = {}
     status: list[Status] = []
     absolute_folder, real_folder = cache(_absolute), cache(os.path.realpath)  # for each folder, not each file
+    passed_over = os.path.realpath(apart) if apart is not None else None
     repeated = links = special = broken = 0
     for path in given:
         facts = _stat(path)
@@ -166,6 +176,8 @@ def list_corpus(paths: Iterable[str | bytes | os.PathLike[str]], *, raw: bool = 
                 ) from error
             absolute = os.path.join(folder, last)
             place = os.path.join(real_folder(folder), last)
+            if passed_over is not None and place.startswith(passed_over + os.sep):
+                continue
             if not stat.S_ISREG(facts.st_mode):
                 special += 1
             elif place in documents:
@@ -299,8 +311,10 @@ def share_out(piece: Piece, nbytes: int) -> Iterator[Piece]:
         yield Piece(0, piece.documents, start, min(start + step, piece.stop))
 
 
-def read_range(document: Document, start: int, stop: int, target: np.ndarray) -> None:
-    """Fill ``target``, uint8[stop - start], with a range of the document's bytes.
+def read_range(
+    document: Document, start: int, stop: int, target: np.ndarray, look: Look | None = None
+) -> None:
+    """Fill ``target``, uint8[stop - start], with a range of the document's bytes; ``look`` sees them on the way.
 
     Raises
     ------
@@ -313,19 +327,21 @@ def read_range(document: Document, start: int, stop: int, target: np.ndarray) ->
         return
     with _opened(document) as descriptor:
         view = memoryview(target.view(np.uint8).data)
-        done = 0
+        done, step = 0, stop - start if look is None else STEP_NBYTES
         while done < stop - start:
-            got = read_at(descriptor, view[done:], start + done)
+            got = read_at(descriptor, view[done : done + step], start + done)
             if got == 0:
                 raise _ended(document, descriptor)
+            if look is not None:
+                look(view[done : done + got])
             done += got
         _check_as_listed(document, os.fstat(descriptor))
 
 
-def reader(document: Document) -> decompress.Fill:
+def reader(document: Document, look: Look | None = None) -> decompress.Fill:
     """A function that fills arrays with a decompressed document, from beginning to end.
 
-    It may give fewer bytes than fit, and gives none at the end.
+    It may give fewer bytes than fit, and gives none at the end, when ``look`` has seen all stored bytes.
 
     Raises
     ------
@@ -335,11 +351,13 @@ def reader(document: Document) -> decompress.Fill:
         The bytes are damaged, cut short, or followed by others, or need more memory or a dictionary.
     """
     assert document.codec is not None
+    looks = None if look is None else _Looks(document, look)
     stored = decompress.StoredFile(
         document.path,
         document.nbytes,
-        partial(_stored_blocks, document),
+        partial(_stored_blocks, document) if looks is None else partial(_seen_blocks, document, looks),
         lambda descriptor: _check_as_listed(document, os.fstat(descriptor)),
+        None if looks is None else looks.to,
     )
     fill = decompress.reader(document.codec, stored)
 
@@ -383,6 +401,37 @@ def _stored_blocks(document: Document, start: int) -> Iterator[memoryview]:
             done += got
             yield view[:got]
         _check_as_listed(document, os.fstat(descriptor))
+
+
+class _Looks:
+    """Shows somebody the stored bytes of a compressed document, also those that a loop of its own has read: they are in
+    the page cache, and are read again."""
+
+    def __init__(self, document: Document, look: Look) -> None:
+        self._document, self._look = document, look
+        self._done = 0
+        self._memory = np.empty(min(STEP_NBYTES, document.nbytes), np.uint8)
+
+    def to(self, stop: int) -> None:
+        """Show what lies before ``stop`` and was not shown yet."""
+        while self._done < stop:
+            step = min(STEP_NBYTES, stop - self._done)
+            read_range(self._document, self._done, self._done + step, self._memory[:step])
+            self.at(self._done, self._memory[:step].data)
+
+    def at(self, start: int, data: memoryview) -> None:
+        """Show bytes from ``start`` on, up to which all were shown."""
+        self._look(data)
+        self._done = start + len(data)
+
+
+def _seen_blocks(document: Document, looks: _Looks, start: int) -> Iterator[memoryview]:
+    """As `_stored_blocks`, with looks at them."""
+    looks.to(start)
+    for block in _stored_blocks(document, start):
+        looks.at(start, block)
+        start += len(block)
+        yield block
 
 
 @contextmanager

@@ -1,19 +1,19 @@
-"""The histogram of a corpus: what it is, how a cluster is given its pieces, and what a task does with one.
+"""How a corpus is counted: how a cluster is given its pieces, and what a task does with one.
 
 `count_corpus` runs where the corpus was listed, `count_piece` on workers. `corpus.py` finds the files and cuts them
 into pieces, `blocks.py` reads a piece in blocks, the kernels count a block, `lanes.py` carries blocks to a GPU.
+`kept_counts.py` keeps what is finished, and knows what a corpus leaves to count.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +23,12 @@ from distributed.system import MEMORY_LIMIT
 from tilewright.kernels.cpu.loops import share_of_cores, usable_cores
 from tilewright.kernels.gpu.memory import is_out_of_memory
 from tilewright.kernels.histograms.tokens import Kind
-from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
+from tilewright.kernels.numbers import ceil_div, format_nbytes
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.events import Listener
+from tilewright.pipeline.events import Listener, Notice
 from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.records import Record
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.text.blocks import (
     EXTRA_NBYTES,
@@ -46,6 +47,18 @@ from tilewright.pipeline.text.corpus import (
     check_unchanged,
     cut_pieces,
     share_out,
+)
+from tilewright.pipeline.text.fingerprints import NONE, Fingerprints, is_as_before
+from tilewright.pipeline.text.histogram import Histogram
+from tilewright.pipeline.text.kept_counts import (
+    Again,
+    Left,
+    counts_in,
+    entry_of,
+    everything,
+    names_of,
+    piece_again,
+    what_is_left,
 )
 from tilewright.pipeline.thread_buffers import thread_buffer
 from tilewright.pipeline.threads import run_all
@@ -71,132 +84,9 @@ MOST_BLOCK_NBYTES = 2**30
 LEAST_PIECE_NBYTES = 2**20
 """A small corpus is cut finer, so that all workers get some of it, but not finer than this."""
 
-FEW_BINS = 256
-"""Up to this many bins, all are listed, with their labels; of more, only those that occur."""
-
 STAGES = ("read", "count")
 LEAST_STREAM_NBYTES = 2**18
 """The least stored bytes that a thread decompresses, if the piece has them: each thread costs counts of its own."""
-
-JSON_COUNTS = 2**16
-"""About how many counts become text at a time: as Python numbers and their digits they take some megabytes."""
-
-BAR_WIDTH = 40
-MOST_BARS = 26
-
-
-@dataclass(frozen=True, eq=False)
-class Histogram:
-    """How often every bin occurs in a corpus."""
-
-    by: str
-    """``byte``, ``ascii``, ``letter``, ``bigram`` or ``codepoint``."""
-    counts: np.ndarray
-    """int64[bins]; per document int64[(documents, bins)], rows in the order of ``documents``."""
-    documents: tuple[str, ...]
-    skipped: int
-    """Bytes that have no bin: above 127 for ``ascii``, all but letters for ``letter``."""
-    nbytes: int
-    """Length of the whole corpus, of compressed documents decompressed."""
-    device: str
-    """Name of the GPU, or ``CPU``."""
-    seconds: float
-    """From the first piece handed out to the last one counted."""
-
-    @property
-    def bins(self) -> int:
-        return int(self.counts.shape[-1])
-
-    @property
-    def totals(self) -> np.ndarray:
-        """int64[bins]: the counts of the whole corpus."""
-        return self.counts if self.counts.ndim == 1 else self.counts.sum(axis=0)
-
-    @cached_property
-    def labels(self) -> tuple[str, ...]:
-        """What to call each bin, made on first use (1.1 million of them by code point)."""
-        return tuple(label(self.by, place) for place in range(self.bins))
-
-    def to_json(self) -> dict[str, Any]:
-        """Every field as JSON types; ``labels`` is null for kinds of more than 256 bins.
-
-        A bin's place in ``counts`` is its byte, letter, pair or code point.
-        """
-        return self.facts() | {"counts": self.counts.tolist()}
-
-    def json_pieces(self) -> Iterator[str]:
-        """The text of ``json.dumps(self.to_json())`` in pieces, for counts that fit in memory once."""
-        yield json.dumps(self.facts())[:-1] + ', "counts": ['
-        step = max(1, JSON_COUNTS * len(self.counts) // max(1, self.counts.size))
-        for start in range(0, len(self.counts), step):
-            text = json.dumps(self.counts[start : start + step].tolist())[1:-1]
-            yield f", {text}" if start else text
-        yield "]}"
-
-    def facts(self) -> dict[str, Any]:
-        """Every field as JSON types, but for the counts, which as Python numbers take as much memory again."""
-        return {
-            "by": self.by,
-            "bins": self.bins,
-            "documents": list(self.documents),
-            "labels": list(self.labels) if self.bins <= FEW_BINS else None,
-            "skipped": self.skipped,
-            "nbytes": self.nbytes,
-            "device": self.device,
-            "seconds": self.seconds,
-        }
-
-    def __str__(self) -> str:
-        rate = self.nbytes / self.seconds if self.seconds > 0 else 0.0
-        totals = self.totals
-        head = (
-            f"{format_nbytes(self.nbytes)} in {counted(len(self.documents), 'document')} by {self.by}"
-            f" in {self.seconds:.2f} s on {self.device} ({rate / 1e9:.3g} GB/s): {int(totals.sum())} counted,"
-            f" {self.skipped} skipped"
-        )
-        return "\n".join([head, *bars(self)])
-
-
-def label(by: str, place: int) -> str:
-    """The name of one bin: the character where it can be printed, else its number in hexadecimal."""
-    return LABELS[by](place)
-
-
-def _byte_label(value: int) -> str:
-    return chr(value) if 0x20 < value < 0x7F else f"\\x{value:02x}"
-
-
-def _character_label(code: int) -> str:
-    return chr(code) if chr(code).isprintable() and code != 0x20 else f"U+{code:04X}"
-
-
-LABELS: dict[str, Callable[[int], str]] = {
-    "byte": _byte_label,
-    "ascii": _byte_label,
-    "letter": lambda place: chr(ord("A") + place),
-    "bigram": lambda place: _byte_label(place >> 8) + _byte_label(place & 0xFF),
-    "codepoint": _character_label,
-}
-
-
-def bars(histogram: Histogram, most: int = MOST_BARS) -> list[str]:
-    """Lines of label, count, share and a bar, for the ``most`` frequent bins in the order of the bins."""
-    totals = histogram.totals
-    occupied = np.flatnonzero(totals)
-    shown = np.sort(occupied[np.argsort(-totals[occupied], kind="stable")[:most]])
-    if not len(shown):
-        return []
-    names = [label(histogram.by, int(place)) for place in shown]
-    whole, largest = int(totals.sum()), int(totals.max())
-    width, digits = max(map(len, names)), len(str(largest))
-    lines = [
-        f"{name:<{width}}  {totals[place]:>{digits}}  {totals[place] / whole:>7.2%}"
-        f"  {'█' * max(1, round(BAR_WIDTH * int(totals[place]) / largest))}"
-        for name, place in zip(names, shown, strict=True)
-    ]
-    if len(occupied) > most:
-        lines.append(f"and {len(occupied) - most} more bins")
-    return lines
 
 
 @dataclass(frozen=True)
@@ -209,6 +99,8 @@ class Counts:
     """int64, more than 0."""
     nbytes: int
     """The piece's length, decompressed."""
+    prints: np.ndarray = field(default_factory=lambda: NONE)
+    """The fingerprints of what was read, where they were wanted (`Fingerprints.rows`)."""
 
 
 @dataclass(eq=False)
@@ -228,8 +120,11 @@ def count_corpus(
     *,
     per_document: bool,
     listener: Listener,
+    record: Record | None = None,
 ) -> Histogram:
     """Count every document of the corpus on the client's workers, on the kind of device that all of them have.
+
+    ``record`` gets each finished piece, and what it holds of an earlier run is not counted again.
 
     Raises
     ------
@@ -237,6 +132,8 @@ def count_corpus(
         The counts, one row for each document, would not fit this process's memory.
     CorpusError
         A file cannot be read or decompressed, or is not what it was when the corpus was listed.
+    StoreError
+        The record cannot be written.
     """
     rows = len(corpus.documents) if per_document else 1
     needed, allowed = rows * kind.bins * np.dtype(np.int64).itemsize, MEMORY_LIMIT // 2
@@ -251,22 +148,45 @@ def count_corpus(
     # One that counts plain text on its CPU reads on the task's own thread, however many share the host.
     neighbours = 1 if plain and device == "cpu" else most_neighbours(worker.address for worker in workers)
     decompressors = 1 if plain else _decompressors(workers, neighbours)
-    pieces = _pieces(workers, corpus, kind, nbytes, per_document, decompressors)
-    threads = [readers if piece.is_plain else decompressors for piece in pieces]
+    left = everything(corpus) if record is None else what_is_left(record, corpus, kind)
+    for note in left.notes:
+        listener(Notice(note))
+    work = _work(workers, corpus, left, kind, nbytes, per_document, decompressors)
+    threads = [readers if piece.is_plain else decompressors for piece in work.pieces]
     let_a_tick_pass(corpus.listed)
     start = time.perf_counter()
+    total = Sum(np.zeros((rows, kind.bins), np.int64), 0)
+    if record is not None:
+        for again in left.done:
+            _add(total, _counts_again(record, again, kind, np.array(again.places), per_document))
+    keeping = None if record is None else _Keeping(record, corpus, work, kind, per_document)
     total = reduce_pieces(
         client,
-        _reduction(kind, rows),
+        _reduction(total, partial(_add_to_rows, work.rows, kind.bins) if per_document else _add),
         [
-            (piece, kind, device, per_document, nbytes, most, neighbours)
-            for piece, most in zip(pieces, threads, strict=True)
+            (
+                work.prints.get(place),
+                piece,
+                kind,
+                device,
+                per_document,
+                nbytes,
+                most,
+                neighbours,
+                bool(record),
+            )
+            for place, (piece, most) in enumerate(zip(work.pieces, threads, strict=True))
         ],
-        [piece.nbytes for piece in pieces],
+        [piece.nbytes for piece in work.pieces],
         listener,
+        arrived=keeping or _counted,
+        done=len(left.done),
     )
     seconds = time.perf_counter() - start
     check_unchanged(corpus)
+    if keeping is not None and keeping.different:
+        names = names_of(list(keeping.different))
+        listener(Notice(f"{names} changed, or came in a piece with some that did: counted anew there"))
     return Histogram(
         by=kind.name,
         counts=total.counts if per_document else total.counts[0],
@@ -286,58 +206,135 @@ def _decompressors(workers: Sequence[WorkerFacts], neighbours: int) -> int:
     )
 
 
-def _pieces(
+@dataclass(frozen=True)
+class _Work:
+    """What tasks are to do."""
+
+    pieces: list[Piece]
+    """What each task counts; ``first`` is a place in ``rows``."""
+    rows: np.ndarray
+    """int64: the places in the corpus of the documents that pieces consist of."""
+    prints: dict[int, np.ndarray]
+    """By the places of some pieces: fingerprints that they had when they were counted before."""
+    again: dict[int, Again]
+    """The same pieces, as they were kept."""
+
+
+def _work(
     workers: Sequence[WorkerFacts],
     corpus: Corpus,
+    left: Left,
     kind: Kind,
     block: int,
     per_document: bool,
     decompressors: int,
-) -> list[Piece]:
+) -> _Work:
     """What each task counts: for a GPU `TASK_BLOCKS` blocks of plain text at a time, if the corpus has as much for each
-    thread.
+    thread. What was counted before and may have changed keeps its pieces.
 
     block: what the setting says of a piece, in bytes.
     """
-    share = max(LEAST_PIECE_NBYTES, ceil_div(corpus.nbytes, 2 * sum(worker.threads for worker in workers)))
-    compressed = sum(document.codec is not None for document in corpus.documents)
+    documents = [corpus.documents[place] for place in left.whole]
+    whole = sum(document.nbytes for document in documents) + sum(
+        stop - start for _, start, stop in left.ranges
+    )
+    share = max(LEAST_PIECE_NBYTES, ceil_div(whole, 2 * sum(worker.threads for worker in workers)))
+    compressed = sum(document.codec is not None for document in documents)
     # Compressed documents are work for the cores, on a GPU's worker too: small tasks share them out evenly.
     nbytes = min(block, share)
     plain_nbytes = nbytes if workers[0].device == "cpu" else min(TASK_BLOCKS * min(block, LANE_NBYTES), share)
-    documents = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
+    most = max(1, ROWS_NBYTES // (kind.bins * 8)) if per_document else MOST_DOCUMENTS
     # One task decompresses several documents at once, since a worker has fewer tasks under way than cores.
     streams = min(decompressors, ceil_div(compressed, 2 * len(workers)))
     pieces = list(
-        cut_pieces(
-            corpus.documents, nbytes, min(documents, MOST_DOCUMENTS), streams, plain_nbytes=plain_nbytes
-        )
+        cut_pieces(documents, nbytes, min(most, MOST_DOCUMENTS), streams, plain_nbytes=plain_nbytes)
     )
     # Large compressed documents take longest: begun first, none keeps a single worker busy at the end.
-    return sorted(
-        pieces, key=lambda piece: -piece.nbytes if piece.nbytes > nbytes and not piece.is_plain else 0
-    )
+    pieces.sort(key=lambda piece: -piece.nbytes if piece.nbytes > nbytes and not piece.is_plain else 0)
+    rows = list(left.whole)
+    for place, start, stop in left.ranges:
+        rest = Piece(len(rows), (corpus.documents[place],), start, stop)
+        pieces += [replace(part, first=rest.first) for part in share_out(rest, plain_nbytes)]
+        rows.append(place)
+    prints, before = {}, {}
+    for again in left.doubtful:
+        prints[len(pieces)], before[len(pieces)] = again.kept.prints, again
+        pieces.append(piece_again(again, corpus, first=len(rows)))
+        rows += again.places
+    return _Work(pieces, np.array(rows, np.int64), prints, before)
 
 
-def _reduction(kind: Kind, rows: int) -> Reduction[Counts, Sum]:
+def _reduction(before: Sum, combine: Callable[[Sum, Counts], Sum]) -> Reduction[Counts | None, Sum]:
+    """before: what is added to."""
     return Reduction(
         name="histogram",
-        chunk=count_piece,
-        identity=partial(_nothing, rows, kind.bins),
-        combine=_add,
+        chunk=count_unless_as_before,
+        identity=lambda: before,
+        combine=lambda total, part: combine(total, _counted(0, part)),
         commutative=True,  # additions of integers
         lighter="let them take smaller pieces (tilewright.piece-nbytes), or decompress on fewer threads"
         " (tilewright.decompress-threads)",
     )
 
 
-def _nothing(rows: int, bins: int) -> Sum:
-    return Sum(np.zeros((rows, bins), np.int64), 0)
+def _counted(place: int, part: Counts | None) -> Counts:
+    assert part is not None  # only what was counted before is not counted, and then its counts are kept
+    return part
 
 
 def _add(total: Sum, part: Counts) -> Sum:
     total.counts.reshape(-1)[part.cells] += part.values
     total.nbytes += part.nbytes
     return total
+
+
+def _add_to_rows(rows: np.ndarray, bins: int, total: Sum, part: Counts) -> Sum:
+    """As `_add`, of a part whose rows are places in ``rows``."""
+    row, place = np.divmod(part.cells, bins)
+    return _add(total, replace(part, cells=rows[row] * bins + place))
+
+
+def _counts_again(record: Record, again: Again, kind: Kind, rows: np.ndarray, per_document: bool) -> Counts:
+    """The counts of a kept piece; its documents' counts go to these rows of the whole, or all to one."""
+    cells, values, nbytes = counts_in(record.entry(again.kept.line))
+    if per_document:
+        row, place = np.divmod(cells, kind.bins)
+        cells = rows[row] * kind.bins + place
+    return Counts(cells, values, nbytes, again.kept.prints)
+
+
+class _Keeping:
+    """Has a record keep each piece that comes back from a task."""
+
+    def __init__(self, record: Record, corpus: Corpus, work: _Work, kind: Kind, per_document: bool) -> None:
+        self._record, self._corpus, self._work = record, corpus, work
+        self._kind, self._per_document = kind, per_document
+        self.different: dict[str, None] = {}
+        """The names of documents whose contents were not what they had been."""
+
+    def __call__(self, place: int, part: Counts | None) -> Counts:
+        piece, again = self._work.pieces[place], self._work.again.get(place)
+        if part is None:
+            assert again is not None
+            rows = piece.first + np.arange(len(piece.documents))
+            part = _counts_again(self._record, again, self._kind, rows, self._per_document)
+        elif again is not None:
+            self.different |= dict.fromkeys(document.name for document in piece.documents)
+        cells = part.cells - piece.first * self._kind.bins if self._per_document else part.cells
+        corpus_places = self._work.rows[piece.first : piece.first + len(piece.documents)].tolist()
+        changed_ns = [self._corpus.status[here].changed_ns for here in corpus_places]
+        self._record.append(entry_of(piece, changed_ns, cells, part.values, part.nbytes, part.prints))
+        return part
+
+
+def count_unless_as_before(
+    before: np.ndarray | None, piece: Piece, *arguments: Any
+) -> tuple[Counts | None, dict[str, float]]:
+    """What a task does: `count_piece`, unless the piece still has the fingerprints that it had ``before``."""
+    start = time.perf_counter()
+    if before is not None and is_as_before(piece, before, end_if_given_up()):
+        return None, {"read": time.perf_counter() - start, "count": 0.0}
+    return count_piece(piece, *arguments)
 
 
 def count_piece(
@@ -348,14 +345,16 @@ def count_piece(
     block_nbytes: int,
     threads: int,
     neighbours: int = 1,
+    fingerprints: bool = False,
 ) -> tuple[Counts, dict[str, float]]:
-    """Read and count one piece; what a task does.
+    """Read and count one piece.
 
     block_nbytes: how much of a compressed document (on a GPU: of any) each thread counts at a time and, with margins,
     holds in memory; at most `LANE_NBYTES` on a GPU, `MOST_BLOCK_NBYTES` on a CPU.
     threads: how many of this process read or decompress, for all its tasks together; no more than it has cores
     decompress.
     neighbours: workers on this one's host, itself included.
+    fingerprints: whether those of what is read are wanted. There are none of large plain documents on a GPU.
     """
     if not piece.is_plain:
         threads = min(threads, usable_cores())  # more only take turns: on two cores, 8 are 0.7 × as fast as 2
@@ -365,7 +364,10 @@ def count_piece(
     check = end_if_given_up()  # a compressed document is one share however long it is
     if device == "cpu":
         parts = _run(
-            [partial(_on_host, share, kind, gap, per_document, block_nbytes) for share in shares],
+            [
+                partial(_on_host, share, kind, gap, per_document, block_nbytes, fingerprints)
+                for share in shares
+            ],
             threads,
             check,
         )
@@ -374,14 +376,17 @@ def count_piece(
 
     prepare(kind)
     if rows > 1:
-        parts = _run([partial(_rows_on_gpu, share, kind, block_nbytes) for share in shares], threads, check)
+        calls = [partial(_rows_on_gpu, share, kind, block_nbytes, fingerprints) for share in shares]
+        parts = _run(calls, threads, check)
         return _nonzero(_sum_rows(shares, parts, rows, kind), piece, per_document, kind, parts)
     with borrowed_tally(kind.bins) as tally:
         if file_upload.available() and piece.is_plain and not has_small_files(piece):
             part = _text_on_gpu(piece, kind, tally, threads, neighbours)
             if part is not None:
                 return _nonzero(part.counts, piece, per_document, kind, [part])
-        calls = [partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally) for share in shares]
+        calls = [
+            partial(_tally_on_gpu, share, kind, gap, block_nbytes, tally, fingerprints) for share in shares
+        ]
         parts = _run(calls, threads, check)
         counts = tally.read()
         np.subtract.at(counts, np.concatenate([part.counts for part in parts]), 1)
@@ -399,6 +404,8 @@ class _Part:
     """The documents' length, decompressed."""
     stages: dict[str, float]
     """Busy seconds."""
+    prints: np.ndarray
+    """`Counts.prints`."""
 
 
 def _shares(piece: Piece, device: str, block_nbytes: int, threads: int) -> list[Piece]:
@@ -464,18 +471,26 @@ def _nonzero(
     if per_document:
         cells += piece.first * kind.bins
     stages = {name: sum(part.stages[name] for part in parts) for name in STAGES}
-    return Counts(cells, values, sum(part.nbytes for part in parts)), stages
+    prints = np.concatenate([part.prints for part in parts])
+    return Counts(cells, values, sum(part.nbytes for part in parts), prints), stages
 
 
 def _on_host(
-    piece: Piece, kind: Kind, gap: int, per_document: bool, block_nbytes: int, check: Callable[[], None]
+    piece: Piece,
+    kind: Kind,
+    gap: int,
+    per_document: bool,
+    block_nbytes: int,
+    fingerprints: bool,
+    check: Callable[[], None],
 ) -> _Part:
     """Count a share on the CPU. ``check``, which is called for each block, may end it."""
     rows = len(piece.documents) if per_document else 1
     counts: np.ndarray | None = None
+    prints = Fingerprints(piece.first) if fingerprints else None
     nbytes, stages = 0, dict.fromkeys(STAGES, 0.0)
     clock = time.perf_counter()
-    for block in _host_blocks(piece, kind, gap, block_nbytes):
+    for block in _host_blocks(piece, kind, gap, block_nbytes, prints):
         check()
         read = time.perf_counter()
         found = _count_block(block, kind, gap, per_document)
@@ -490,17 +505,22 @@ def _on_host(
         clock = time.perf_counter()
         stages["count"] += clock - read
     assert counts is not None  # a piece has a document, and each makes a block
-    return _Part(counts, nbytes, stages)
+    return _Part(counts, nbytes, stages, _rows_of(prints))
 
 
-def _host_blocks(piece: Piece, kind: Kind, gap: int, block_nbytes: int) -> Iterable[Block]:
+def _rows_of(prints: Fingerprints | None) -> np.ndarray:
+    return NONE if prints is None else prints.rows()
+
+
+def _host_blocks(
+    piece: Piece, kind: Kind, gap: int, block_nbytes: int, prints: Fingerprints | None
+) -> Iterable[Block]:
     """Plain documents in one block, compressed ones in a buffer that is filled again and again."""
     if piece.is_plain:
-        return [read_at_once(piece, kind, gap, partial(thread_buffer, "text", pinned=False))]
+        return [read_at_once(piece, kind, gap, partial(thread_buffer, "text", pinned=False), prints)]
     nbytes = min(block_nbytes, MOST_BLOCK_NBYTES)
-    return stream(
-        piece, kind, gap, nbytes, partial(thread_buffer, "text", nbytes + EXTRA_NBYTES, pinned=False)
-    )
+    memory = partial(thread_buffer, "text", nbytes + EXTRA_NBYTES, pinned=False)
+    return stream(piece, kind, gap, nbytes, memory, prints)
 
 
 def _count_block(block: Block, kind: Kind, gap: int, per_document: bool) -> np.ndarray:
@@ -515,17 +535,24 @@ def _count_block(block: Block, kind: Kind, gap: int, per_document: bool) -> np.n
 
 
 def _tally_on_gpu(
-    piece: Piece, kind: Kind, gap: int, block_nbytes: int, tally: Tally, check: Callable[[], None]
+    piece: Piece,
+    kind: Kind,
+    gap: int,
+    block_nbytes: int,
+    tally: Tally,
+    fingerprints: bool,
+    check: Callable[[], None],
 ) -> _Part:
     """Add the counts of a share, all documents together, to the tally; returns when its last block is under way."""
     from tilewright.pipeline.text.lanes import borrowed_lane
 
     separators = [np.empty(0, np.int64)]
+    prints = Fingerprints(piece.first) if fingerprints else None
     nbytes, counting = 0, 0.0
     start = time.perf_counter()
     with borrowed_lane() as lane, turn_to_read(piece):
         try:
-            for block in stream(piece, kind, gap, min(block_nbytes, LANE_NBYTES), lane.buffer):
+            for block in stream(piece, kind, gap, min(block_nbytes, LANE_NBYTES), lane.buffer, prints):
                 check()
                 clock = time.perf_counter()
                 lane.add(block, kind, tally)
@@ -537,7 +564,7 @@ def _tally_on_gpu(
             tally.follow(lane)
         counting += lane.waited
     stages = {"read": time.perf_counter() - start - counting, "count": counting}
-    return _Part(np.concatenate(separators), nbytes, stages)
+    return _Part(np.concatenate(separators), nbytes, stages, _rows_of(prints))
 
 
 def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbours: int) -> _Part | None:
@@ -582,18 +609,21 @@ def _text_on_gpu(piece: Piece, kind: Kind, tally: Tally, threads: int, neighbour
             }
         finally:
             tally.settle()  # no copy to the text's memory is under way when another takes it
-    return _Part(counts, nbytes, stages)
+    return _Part(counts, nbytes, stages, NONE)
 
 
-def _rows_on_gpu(piece: Piece, kind: Kind, block_nbytes: int, check: Callable[[], None]) -> _Part:
+def _rows_on_gpu(
+    piece: Piece, kind: Kind, block_nbytes: int, fingerprints: bool, check: Callable[[], None]
+) -> _Part:
     """Counts of a share with a row for each document."""
     from tilewright.pipeline.text.lanes import borrowed_lane
 
     counts = np.zeros((len(piece.documents), kind.bins), np.int64)
+    prints = Fingerprints(piece.first) if fingerprints else None
     nbytes, counting = 0, 0.0
     start = time.perf_counter()
     with borrowed_lane() as lane, turn_to_read(piece):
-        for block in stream(piece, kind, 0, min(block_nbytes, LANE_NBYTES), lane.buffer):
+        for block in stream(piece, kind, 0, min(block_nbytes, LANE_NBYTES), lane.buffer, prints):
             check()
             clock = time.perf_counter()
             found = lane.rows(block, kind)
@@ -601,7 +631,8 @@ def _rows_on_gpu(piece: Piece, kind: Kind, block_nbytes: int, check: Callable[[]
             nbytes += block.nbytes
             counting += time.perf_counter() - clock
         counting += lane.waited
-    return _Part(counts, nbytes, {"read": time.perf_counter() - start - counting, "count": counting})
+    stages = {"read": time.perf_counter() - start - counting, "count": counting}
+    return _Part(counts, nbytes, stages, _rows_of(prints))
 
 
 def _of_separators(data: np.ndarray, edges: np.ndarray, kind: Kind) -> np.ndarray:

@@ -39,6 +39,8 @@ class StoredFile:
     """The bytes from an offset on, block by block; its errors say what is wrong with the file, also after the last."""
     check: Callable[[int], None]
     """Is called with the descriptor of a file that was read without ``blocks``, after that; its errors say the same."""
+    taken: Callable[[int], None] | None = None
+    """Is called, after some were read without ``blocks``, with how many bytes were read so far."""
 
 
 Fill = Callable[[np.ndarray], int]
@@ -236,6 +238,8 @@ class _Frames:
                 count = self._frames.fill(target)
             except FrameError as error:
                 raise self._source.malformed(error, self._frames.taken, self._frames.whole) from error
+            if self._file is not None and self._file.taken is not None:
+                self._file.taken(self._frames.taken)
             if count:
                 return count
             if self._file is not None and self._frames.descriptor >= 0:

@@ -26,7 +26,7 @@ from tilewright.pipeline.product.output import (
 from tilewright.pipeline.store.arrays import check_source
 from tilewright.pipeline.store.region_write import region_writes, write_region
 from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.counting import FEW_BINS, Histogram, label
+from tilewright.pipeline.text.histogram import FEW_BINS, Histogram, label
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def _check_length(path: Path) -> None:
 
 
 def _check_apart(path: Path, corpus: Collection[str | os.PathLike[str]]) -> None:
-    if not path.exists():
+    if not corpus or not path.exists():
         return
     ours = path.resolve()
     # Files below a folder need no look, but a link there may lead out of it.

@@ -105,13 +105,19 @@ def _sync(path: str | os.PathLike[str], flags: int) -> None:
     except FileNotFoundError:
         return
     try:
+        sync_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Force an open file to disk. Raises OSError."""
+    try:
         os.fsync(descriptor)
     except OSError as error:
         # Some file systems in user space have nothing to force, and say so.
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise
-    finally:
-        os.close(descriptor)
 
 
 def check_is_file(found: os.stat_result) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,9 +18,9 @@ from tilewright.kernels.dots import host as dot_host
 from tilewright.kernels.passes.masked import Masks
 from tilewright.pipeline import dot as dotting
 from tilewright.pipeline.cluster.answers import WorkersKilledError
-from tilewright.pipeline.dot import DotSum, dot_stored
-from tilewright.pipeline.errors import ShapeError, TaskError
-from tilewright.pipeline.events import Caution, Event, Listener, UnitDone
+from tilewright.pipeline.dot import DotSum, dot_stored, multiply_vectors, open_parts, open_vectors
+from tilewright.pipeline.errors import OptionError, ShapeError, TaskError
+from tilewright.pipeline.events import Caution, Event, Listener, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.store.arrays import open_array
 
 
@@ -295,3 +296,96 @@ def test_missing_elements_are_counted_over_all_pieces(client: Client, tmp_path: 
     plain = product(client, a, b)
     assert plain.masked == (0, 0)
     assert plain.value.tobytes() == total.value.tobytes()
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stopped_after(pieces: int | None, told: list[Event]) -> Listener:
+    def listener(event: Event) -> None:
+        told.append(event)
+        if sum(isinstance(each, UnitDone) for each in told) == pieces and isinstance(
+            event, WorkPlanned | UnitDone
+        ):
+            raise StoppedError
+
+    return listener
+
+
+def kept_product(
+    client: Client, paths: list[Path], state: Path, listener: Listener, dtype: str | None = None
+) -> DotSum:
+    vectors = open_vectors(*map(str, paths), dtype)
+    with open_parts(state, vectors, "cpu") as kept:
+        return multiply_vectors(client, vectors, device="cpu", listener=listener, kept=kept)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "int64"])
+@pytest.mark.parametrize("special", [False, True])
+def test_a_sum_that_was_stopped_behind_any_piece_goes_on_to_the_same_bits(
+    client: Client, tmp_path: Path, rng: np.random.Generator, dtype: str, special: bool
+) -> None:
+    x, y = draw(rng, 1003, dtype), draw(rng, 1003, dtype)
+    if special and np.dtype(dtype).kind != "i":
+        x[[130, 700]] = np.inf, np.nan
+    paths = [tmp_path / "x", tmp_path / "y"]
+    for path, values in zip(paths, (x, y), strict=True):
+        store(path, values, 100, attributes={"_FillValue": values[5].item()} if dtype == "int64" else None)
+    state, whole = tmp_path / "state", tmp_path / "whole"
+    told: list[Event] = []
+    expected = kept_product(client, paths, whole, told.append)
+    units = [event for event in told if isinstance(event, UnitDone)]
+    assert len(units) >= 8
+    for pieces in range(len(units) + 1):
+        stopped: list[Event] = []
+        with pytest.raises(StoppedError):
+            kept_product(client, paths, state, stopped_after(pieces, stopped))
+        told.clear()
+        # Other settings: pieces of three blocks.
+        with dask.config.set({"tilewright.piece-nbytes": 3 * 64 * 2 * x.itemsize}):
+            found = kept_product(client, paths, state, told.append)
+        assert found.value.tobytes() == expected.value.tobytes()
+        assert (found.wraps, found.masked) == (expected.wraps, expected.masked)
+        (planned,) = (event for event in told if isinstance(event, WorkPlanned))
+        assert planned.done == pieces
+        again, before = (
+            sum(event.nbytes for event in run if isinstance(event, UnitDone)) for run in (told, stopped)
+        )
+        assert again == planned.nbytes == 2 * x.nbytes - before
+        told.clear()
+        kept_product(client, paths, state, told.append)
+        assert not [event for event in told if isinstance(event, UnitDone)], "nothing is left, then"
+        state.unlink()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_pieces_of_vectors_that_were_written_to_are_multiplied_anew(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    paths, state = [tmp_path / "x", tmp_path / "y"], tmp_path / "state"
+    arrays = [store(path, draw(rng, 500, "float64"), 100) for path in paths]
+    kept_product(client, paths, state, ignore)
+    time = next((tmp_path / "x").rglob("0")).stat().st_mtime_ns
+    arrays[0][3] = 5.0
+    os.utime(next((tmp_path / "x").rglob("0")), ns=(time, time))
+    told: list[Event] = []
+    found = kept_product(client, paths, state, told.append)
+    assert found.value == product(client, *arrays).value
+    assert Notice("what earlier runs kept is of other vectors, or of these before they changed") in told
+    with pytest.raises(OptionError, match=r'dtype is "float64" there and "complex128" here'):
+        kept_product(client, paths, state, ignore, "complex128")
+
+
+def test_vectors_of_which_nothing_says_whether_they_changed_keep_no_pieces(
+    client: Client, tmp_path: Path
+) -> None:
+    vector = zarr.array(np.ones(5))
+    vectors = open_vectors(vector, vector, None)
+    with (
+        pytest.raises(OptionError, match=r"state: X, .* does not lie in local files"),
+        open_parts(tmp_path / "state", vectors, "cpu"),
+    ):
+        pass

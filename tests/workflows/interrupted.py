@@ -1,7 +1,7 @@
 """Run as a script: ``tilewright`` with the arguments given, and Ctrl-C when so many units are done, or at a place.
 
-The signal goes to the whole process group, as a terminal sends it, or is SIGTERM to the process alone, or to the shell
-that started it and is to pass it on. It comes from
+The signal goes to the whole process group, as a terminal sends it, or is SIGTERM or SIGKILL to the process alone, or
+SIGTERM to the shell that started it and is to pass it on. It comes from
 the listener, or right after the function that does the last thing before it, so that it is known how far the work has
 come: no test sleeps and hopes.
 """
@@ -45,6 +45,8 @@ def interrupt() -> None:
     elif by == "shell":
         os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(60)  # which the signal ends
+    elif by == "SIGKILL":
+        os.kill(os.getpid(), signal.SIGKILL)
     else:
         os.killpg(0, signal.SIGINT)
 

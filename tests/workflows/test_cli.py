@@ -31,7 +31,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.events import UnitDone
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.text import saved_counts
-from tilewright.pipeline.text.counting import Histogram
+from tilewright.pipeline.text.histogram import Histogram
 from tilewright.workflows import cli, console, histogram, plots, progress
 
 Run = Callable[..., Result]
@@ -385,8 +385,18 @@ def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(
     assert result.stderr.splitlines()[-1].startswith("error: cannot write")
     assert "No space left on device" in result.stderr
     assert len(refused) == 1, "nothing is written behind the first failure"
-    assert everything(here) == before
     assert "12 counted" in result.stdout, "what was counted is printed all the same"
+    kept = "f.zarr.counts.partial"
+    assert f"what was counted is kept in {kept}; the same command writes it" in result.stderr
+    assert {name for name in everything(here) if not name.startswith(kept)} == set(before)
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    again = run(
+        "histogram", "one.txt", "two.txt", "three.txt", "--by", "letter", "--out", "f.zarr", *per_document
+    )
+    assert "1 piece of earlier runs is not counted again" in again.stderr
+    assert zarr.open_array("f.zarr")[...].sum() == 12
+    assert not (here / kept).exists()
 
 
 @pytest.mark.sample(2)
@@ -412,7 +422,9 @@ def test_counts_that_cannot_be_saved_are_printed(
         assert json.loads(result.stdout)["counts"] == json.loads(printed)["counts"]
     else:
         assert result.stdout.splitlines()[1:] == printed.splitlines()[1:]
-    assert [path.name for path in here.iterdir()] == ["one.txt"]
+    kept = ["f.csv.counts.partial"] if option == "--out" else []
+    assert sorted(path.name for path in here.iterdir()) == [*kept, "one.txt"]
+    assert ("the same command writes it" in result.stderr) == bool(kept)
 
 
 @pytest.mark.sample(2)

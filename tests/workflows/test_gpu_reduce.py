@@ -19,7 +19,8 @@ from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.dot import BLOCK
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.text.corpus import Corpus, list_corpus
-from tilewright.pipeline.text.counting import Histogram, count_corpus
+from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 from tilewright.pipeline.worker.survey import survey
 from tilewright.workflows.dot import dot

@@ -82,23 +82,55 @@ def test_a_product_that_was_stopped_goes_on(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "c.zarr"]
 
 
-def test_a_histogram_that_was_stopped_leaves_nothing(tmp_path: Path) -> None:
+def test_a_histogram_without_a_file_to_write_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"text" * 100_000)
     before = sorted(tmp_path.iterdir())
-    result = interrupted(
-        "histogram",
-        "text",
-        "--out",
-        "f.csv",
-        "--plot",
-        "f.png",
-        cwd=tmp_path,
-        DASK_TILEWRIGHT__PIECE_NBYTES="32768",
-    )
+    result = interrupted("histogram", "text", cwd=tmp_path, DASK_TILEWRIGHT__PIECE_NBYTES="32768")
     assert result.returncode == 130, result.stderr
     assert result.stdout == ""
     assert result.stderr == "interrupted: nothing was written\n"
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("by", ["SIGTERM", "SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("state", [False, True])
+def test_a_histogram_that_was_stopped_goes_on(
+    tmp_path: Path, rng: np.random.Generator, by: str, state: bool
+) -> None:
+    data = rng.integers(0, 256, 400_000, np.uint8)
+    data.tofile(tmp_path / "text")
+    command = ["histogram", "text", "--out", "f.json", *(["--state", "kept"] if state else [])]
+    folder, pieces = "kept" if state else "f.json.counts.partial", "32768"
+    result = interrupted(*command, cwd=tmp_path, INTERRUPT_BY=by, DASK_TILEWRIGHT__PIECE_NBYTES=pieces)
+    assert result.stdout == ""
+    assert result.returncode == -9 if by == "SIGKILL" else 128 + signal.Signals[by], result.stderr
+    if by != "SIGKILL":
+        told = re.search(rf": {folder} keeps (\d+) of (\d+) pieces; the same command goes on", result.stderr)
+        assert told is not None, result.stderr
+        assert STOP_AFTER <= int(told[1]) < int(told[2])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder, "text"])
+    again = interrupted(
+        *command, cwd=tmp_path, UNITS_UNTIL_INTERRUPT="0", DASK_TILEWRIGHT__PIECE_NBYTES=pieces
+    )
+    assert again.returncode == 0, again.stderr
+    counts = json.loads((tmp_path / "f.json").read_text())["counts"]
+    np.testing.assert_array_equal(counts, np.bincount(data, minlength=256))
+    assert (tmp_path / folder).exists() == state
+    if state:
+        lines = (tmp_path / folder / "tilewright-counts.jsonl").read_bytes().splitlines()
+        assert len(lines) == 1 + -(-len(data) // 32768), "no piece was counted twice"
+
+
+def test_what_was_kept_is_forgotten_without_resuming(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"text" * 100_000)
+    environment = {"DASK_TILEWRIGHT__PIECE_NBYTES": "32768"}
+    assert interrupted("histogram", "text", "--state", "kept", cwd=tmp_path, **environment).returncode == 130
+    record = tmp_path / "kept" / "tilewright-counts.jsonl"
+    assert len(record.read_bytes().splitlines()) == 1 + STOP_AFTER
+    result = interrupted("histogram", "text", "--state", "kept", "--no-resume", cwd=tmp_path, **environment)
+    assert "kept keeps 3 of 13 pieces" in result.stderr
+    assert len(record.read_bytes().splitlines()) == 1 + STOP_AFTER
 
 
 SOURCE = ["matmul", "a.zarr", "a.zarr", "c.zarr", "--profile"]

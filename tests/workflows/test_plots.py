@@ -10,7 +10,7 @@ import pytest
 
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import OptionError, StoreError
-from tilewright.pipeline.text.counting import LABELS, Histogram
+from tilewright.pipeline.text.histogram import LABELS, Histogram
 from tilewright.workflows import plots
 from tilewright.workflows.plots import plot_histogram
 

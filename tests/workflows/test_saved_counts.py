@@ -15,7 +15,7 @@ import zarr
 
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.product import output as outputs
-from tilewright.pipeline.text.counting import Histogram
+from tilewright.pipeline.text.histogram import Histogram
 from tilewright.pipeline.text.saved_counts import check_outputs, save_histogram, store_counts, write_whole
 from tilewright.workflows.console import print_result
 
@@ -122,7 +122,7 @@ def test_counts_as_large_as_memory_become_json_without_another_copy(
     shape: tuple[int, int], printed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither as Python numbers nor as text are all of them in memory at once."""
-    monkeypatch.setattr("tilewright.pipeline.text.counting.JSON_COUNTS", 2**13)
+    monkeypatch.setattr("tilewright.pipeline.text.histogram.JSON_COUNTS", 2**13)
     counts = np.zeros(shape, np.int64)
     counts[:, ::50] = 2**40
     names = tuple(map(str, range(len(counts))))
@@ -151,7 +151,7 @@ def test_counts_as_large_as_memory_become_json_without_another_copy(
 def test_json_in_pieces_is_the_text_that_it_is_in_one(
     by: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tilewright.pipeline.text.counting.JSON_COUNTS", at_once)
+    monkeypatch.setattr("tilewright.pipeline.text.histogram.JSON_COUNTS", at_once)
     for counts in (np.arange(5), np.arange(15).reshape(3, 5), np.arange(2).reshape(2, 1)):
         found = Histogram(by, counts, ("a", "\udcff"), skipped=0, nbytes=0, device="CPU", seconds=0.5)
         assert "".join(found.json_pieces()) == json.dumps(found.to_json())

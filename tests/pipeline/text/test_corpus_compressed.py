@@ -30,9 +30,10 @@ from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentErr
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.text import blocks as reading
 from tilewright.pipeline.text import corpus, counting, decompress
-from tilewright.pipeline.text.corpus import Corpus, Document, Piece, cut_pieces, list_corpus, reader
+from tilewright.pipeline.text.corpus import Corpus, Document, Look, Piece, cut_pieces, list_corpus, reader
 from tilewright.pipeline.text.counting import count_corpus, count_piece
 from tilewright.pipeline.text.decompress import Fill
+from tilewright.pipeline.text.kept_counts import everything
 from tilewright.pipeline.transfer import zstd
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
@@ -233,9 +234,9 @@ def test_a_task_decompresses_several_documents_at_once(
     """Each of three large documents waits for the others to have begun."""
     together = threading.Barrier(3, timeout=60)
 
-    def met(document: Document) -> Fill:
+    def met(document: Document, look: Look | None) -> Fill:
         together.wait()
-        return reader(document)
+        return reader(document, look)
 
     monkeypatch.setattr(reading, "reader", met)
     monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
@@ -296,7 +297,9 @@ def test_a_document_that_fails_ends_those_read_beside_it(
 
     for name in ("damaged.gz", "long.gz"):
         (tmp_path / name).write_bytes(b"x")
-    monkeypatch.setattr(reading, "reader", lambda document: long if "long" in document.name else damaged)
+    monkeypatch.setattr(
+        reading, "reader", lambda document, look: long if "long" in document.name else damaged
+    )
     monkeypatch.setattr(counting, "LEAST_STREAM_NBYTES", 1)
     monkeypatch.setattr(counting, "usable_cores", lambda: 2)
     (piece,) = cut_pieces(list_corpus([tmp_path]).documents, 2)
@@ -315,7 +318,9 @@ def test_a_host_decompresses_on_all_its_cores(workers: int, at_once: int) -> Non
     files = tuple(Document(f"{i}.zst", f"/{i}.zst", 2**26, "zstd") for i in range(32))
     decompressors = counting._decompressors(facts, workers)
     assert decompressors == at_once
-    pieces = counting._pieces(facts, Corpus(files, ()), KINDS["byte"], 2**25, False, decompressors)
+    listed = Corpus(files, ())
+    work = counting._work(facts, listed, everything(listed), KINDS["byte"], 2**25, False, decompressors)
+    pieces = work.pieces
     for begun in (
         pieces[place : place + 2] for place in range(0, len(pieces), 2)
     ):  # by a worker's two threads
@@ -331,7 +336,7 @@ def test_a_compressed_file_does_not_cut_plain_ones_smaller(device: str, place: i
     packed = Document("dump.gz", "/dump.gz", 2**26, "gzip")
     corpus = Corpus((*texts[:place], packed, *texts[place:]), ())
     worker = WorkerFacts(device, "a device", None, None, 1, threads=2)
-    pieces = counting._pieces([worker], corpus, KINDS["byte"], 2**25, False, 2)
+    pieces = counting._work([worker], corpus, everything(corpus), KINDS["byte"], 2**25, False, 2).pieces
     assert pieces[0] == Piece(place, (packed,), 0, 2**26)
     nbytes = 2**25 if device == "cpu" else counting.TASK_BLOCKS * LANE_NBYTES
     assert {piece.nbytes for piece in pieces[1:]} == {nbytes}
@@ -418,9 +423,9 @@ def test_damage_is_looked_for_once(client: Client, tmp_path: Path, monkeypatch: 
     """It is as far into the document at every attempt, which may be hours."""
     read = []
 
-    def counted(document: Document) -> Fill:
+    def counted(document: Document, look: Look | None) -> Fill:
         read.append(document.name)
-        return reader(document)
+        return reader(document, look)
 
     monkeypatch.setattr(reading, "reader", counted)
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(1000))[:-1])

@@ -23,7 +23,8 @@ from tilewright.pipeline.events import Event, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import list_corpus
-from tilewright.pipeline.text.counting import Histogram, count_corpus, label
+from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.histogram import Histogram, label
 from tilewright.pipeline.threads import run_all
 
 

@@ -1,0 +1,408 @@
+"""Counts of pieces that earlier runs finished, as a folder keeps them, and what of a corpus they leave to count.
+
+An entry of the record (`pipeline/records.py`) is a piece: its documents' names, sizes and times, its range, its counts,
+and the fingerprints of what was read. It holds whatever the settings were, and however later runs cut the rest: ranges
+that no kept piece covers are cut anew. Nothing is taken out of a record. What is of documents that went away, or that
+changed, is passed over, and of several entries about the same bytes the last counts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tilewright.kernels.histograms.tokens import Kind
+from tilewright.kernels.numbers import counted
+from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
+from tilewright.pipeline.events import Listener, Notice
+from tilewright.pipeline.records import (
+    Line,
+    Record,
+    open_record,
+    packed,
+    packed_bytes,
+    remove_record,
+    unpacked,
+    unpacked_bytes,
+)
+from tilewright.pipeline.text.blocks import with_margins
+from tilewright.pipeline.text.corpus import Corpus, Document, Piece
+from tilewright.pipeline.text.fingerprints import covers
+
+FILE_NAME = "tilewright-counts.jsonl"
+
+NAMED = 3
+"""The most documents that a notice names."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where finished pieces are kept."""
+
+    folder: Path
+    resume: bool = True
+    """Whether to go on from what it holds."""
+    temporary: bool = False
+    """Whether it belongs to an output: then pieces of another kind are left by a run that was to write other counts
+    there, and are forgotten, and the folder is removed where nothing is worth keeping."""
+
+    @property
+    def path(self) -> Path:
+        return self.folder / FILE_NAME
+
+    @property
+    def apart(self) -> Path | None:
+        """The folder, to be left out where it lies in the corpus, if it is one of ours by now."""
+        return self.folder if os.path.exists(self.path) else None
+
+    def remove(self) -> None:
+        """Delete what was kept, unless another run goes on from it by now."""
+        remove_record(self.path)
+        try:
+            self.folder.rmdir()
+        except OSError:  # something else is in it
+            return
+
+
+def state_of_output(out: Path, *, resume: bool = True) -> State:
+    """Where a count keeps its pieces until ``out`` is written."""
+    return State(out.with_name(out.name + ".counts.partial"), resume, temporary=True)
+
+
+@contextmanager
+def open_counts(
+    state: State | None, kind: Kind, *, per_document: bool, raw: bool, listener: Listener
+) -> Iterator[Record | None]:
+    """The record of a count, for as long as the block runs; None where none is to be kept. The listener is told what a
+    count that fails leaves there.
+
+    Raises
+    ------
+    OptionError
+        The folder keeps counts of another kind, or the place is no folder of ours.
+    OutputExistsError
+        Another run has it open.
+    StoreError
+        It cannot be made, read or written.
+    """
+    if state is None:
+        yield None
+        return
+    head = {"work": "histogram", "by": kind.name, "per_document": per_document, "raw": raw}
+    _make(state.folder)
+    resume = state.resume
+    if resume and state.temporary:
+        try:
+            with open_record(state.path, head):
+                pass
+        except OptionError:
+            resume = False
+        except StoreError as error:
+            if isinstance(error, OutputExistsError):
+                raise
+            resume = False  # damaged
+    try:
+        with open_record(state.path, head, resume=resume) as record:
+            try:
+                yield record
+            except Exception:
+                if _has_entries(state.path):
+                    listener(
+                        Notice(
+                            f"what was counted is kept in {state.folder}; the same count goes on from there"
+                        )
+                    )
+                raise
+    finally:
+        if state.temporary and not _has_entries(state.path):
+            state.remove()
+
+
+def _has_entries(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            file.readline()
+            return bool(file.read(1))
+    except OSError:
+        return False
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+        others = not (folder / FILE_NAME).exists() and any(folder.iterdir())
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"state: there is no folder {folder.parent}; create it, or choose another place"
+        ) from error
+    except FileExistsError as error:
+        raise OptionError(
+            f"state: {folder} is no folder; finished pieces are kept in one, so give another"
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"state: cannot make the folder {folder}: {reason}; choose another place") from error
+    if others:
+        raise OptionError(
+            f"state: {folder} holds other things, and no counts; give a new folder, or an empty one"
+        )
+
+
+class Kept(NamedTuple):
+    """A piece of an earlier run, but for its counts, which stay in the file."""
+
+    line: Line
+    names: list[str]
+    paths: list[str]
+    codecs: list[str | None]
+    facts: np.ndarray
+    """int64[(documents, 3)]: size, time of the last modification, and of the last change of status."""
+    start: int
+    stop: int
+    prints: np.ndarray
+
+    @property
+    def is_part(self) -> bool:
+        return len(self.names) == 1 and self.stop - self.start < int(self.facts[0, 0])
+
+
+def entry_of(
+    piece: Piece,
+    changed_ns: Sequence[int],
+    cells: np.ndarray,
+    values: np.ndarray,
+    nbytes: int,
+    prints: np.ndarray,
+) -> dict[str, Any]:
+    """The entry of a finished piece.
+
+    changed_ns: when the status of each of its documents last changed. cells: int64, places in the piece's own counts.
+    nbytes: its length, decompressed.
+    """
+    documents = piece.documents
+    facts = np.array(
+        [
+            (each.nbytes, each.modified_ns, changed)
+            for each, changed in zip(documents, changed_ns, strict=True)
+        ],
+        np.int64,
+    )
+    return {
+        "documents": len(documents),
+        "names": _packed_texts([document.name for document in documents]),
+        "paths": _packed_texts([document.path for document in documents]),
+        "codecs": _packed_texts([document.codec or "" for document in documents]),
+        "facts": packed(facts.T.reshape(-1)),
+        "start": piece.start,
+        "stop": piece.stop,
+        "nbytes": nbytes,
+        "cells": packed(np.diff(cells, prepend=0)),
+        "values": packed(values),
+        "prints": packed(prints.T.reshape(-1)),
+    }
+
+
+def counts_in(entry: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, int]:
+    """The cells and values, int64, and the decompressed length that `entry_of` was given."""
+    cells = np.cumsum(unpacked(entry["cells"]), dtype=np.int64)
+    return cells, unpacked(entry["values"]).astype(np.int64), entry["nbytes"]
+
+
+def _kept(line: Line, entry: dict[str, Any]) -> Kept:
+    count = entry["documents"]
+    return Kept(
+        line,
+        _texts(entry["names"]),
+        _texts(entry["paths"]),
+        [codec or None for codec in _texts(entry["codecs"])],
+        unpacked(entry["facts"]).astype(np.int64).reshape(3, count).T,
+        entry["start"],
+        entry["stop"],
+        unpacked(entry["prints"]).astype(np.int64).reshape(4, -1).T,
+    )
+
+
+def _packed_texts(texts: Sequence[str]) -> str:
+    # No name of a file holds a zero; it may hold bytes that are no UTF-8.
+    return packed_bytes("\0".join(texts).encode("utf-8", "surrogateescape"))
+
+
+def _texts(packed_text: str) -> list[str]:
+    return unpacked_bytes(packed_text).decode("utf-8", "surrogateescape").split("\0")
+
+
+class Again(NamedTuple):
+    """A kept piece, and where its documents stand in the corpus now."""
+
+    places: tuple[int, ...]
+    kept: Kept
+
+
+@dataclass
+class Left:
+    """What earlier runs leave to count, and what of theirs counts."""
+
+    done: list[Again] = field(default_factory=list)
+    """Pieces that are as they were."""
+    doubtful: list[Again] = field(default_factory=list)
+    """Pieces of documents that may have changed, whose contents have to be compared."""
+    whole: list[int] = field(default_factory=list)
+    """The places in the corpus of documents of which all is to be counted."""
+    ranges: list[tuple[int, int, int]] = field(default_factory=list)
+    """Place, start and stop of what is to be counted of others."""
+    notes: list[str] = field(default_factory=list)
+    """What is to be said of that."""
+
+
+def everything(corpus: Corpus) -> Left:
+    """What is left of a corpus of which nothing was counted."""
+    return Left(whole=list(range(len(corpus.documents))))
+
+
+def what_is_left(record: Record, corpus: Corpus, kind: Kind) -> Left:
+    """Compare a corpus with what the record holds, by the documents' names, sizes and times."""
+    found = [_kept(line, entry) for line, entry in record.entries()]
+    if not found:
+        return everything(corpus)
+    by_path = {document.path: place for place, document in enumerate(corpus.documents)}
+    by_name = {document.name: place for place, document in enumerate(corpus.documents)}
+    left, cover = Left(), _Cover()
+    known: set[int] = set()
+    gone: dict[str, None] = {}
+    doubtful: list[Again] = []
+    for kept in reversed(found):
+        names = zip(kept.paths, kept.names, strict=True)
+        places = [by_path.get(path, by_name.get(name)) for path, name in names]
+        known.update(place for place in places if place is not None)
+        gone |= {name: None for name, place in zip(kept.names, places, strict=True) if place is None}
+        if None in places:
+            continue
+        again = Again(tuple(place for place in places if place is not None), kept)
+        if _looks_as_before(again, corpus):
+            if cover.takes(again):
+                left.done.append(again)
+        elif _can_be_compared(again, corpus, kind):
+            doubtful.append(again)
+    left.doubtful = [again for again in doubtful if cover.takes(again)]
+    for place, document in enumerate(corpus.documents):
+        if place in cover.whole:
+            continue
+        if place not in cover.parts:
+            left.whole.append(place)
+        else:
+            left.ranges += [(place, *gap) for gap in cover.gaps(place, document.nbytes)]
+    left.notes = _notes(corpus, left, known, list(gone))
+    return left
+
+
+def _looks_as_before(again: Again, corpus: Corpus) -> bool:
+    documents = [corpus.documents[place] for place in again.places]
+    return [document.codec for document in documents] == again.kept.codecs and bool(
+        np.array_equal(_facts_of(again.places, corpus), again.kept.facts)
+    )
+
+
+def _facts_of(places: Sequence[int], corpus: Corpus) -> np.ndarray:
+    return np.array(
+        [
+            (
+                corpus.documents[place].nbytes,
+                corpus.documents[place].modified_ns,
+                corpus.status[place].changed_ns,
+            )
+            for place in places
+        ],
+        np.int64,
+    )
+
+
+def _can_be_compared(again: Again, corpus: Corpus, kind: Kind) -> bool:
+    """Whether the fingerprints of a piece decide whether its documents hold what they did: they are of the same length
+    and all their bytes; or, of one that became longer or shorter, of a part that is still there."""
+    kept, documents = again.kept, [corpus.documents[place] for place in again.places]
+    if [document.codec for document in documents] != kept.codecs:
+        return False
+    nbytes = np.array([document.nbytes for document in documents])
+    if not kept.is_part:
+        return np.array_equal(nbytes, kept.facts[:, 0]) and covers(kept.prints, np.zeros_like(nbytes), nbytes)
+    (document,), before = documents, int(kept.facts[0, 0])
+    start, stop = with_margins(piece_again(again, corpus), kind)
+    # At the end of a document tokens end, too: what follows it now would make other ones.
+    inside = kept.stop + kind.after <= min(document.nbytes, before)
+    if document.nbytes != before and not inside:
+        return False
+    return covers(kept.prints, np.array([start]), np.array([stop]))
+
+
+def piece_again(again: Again, corpus: Corpus, first: int = 0) -> Piece:
+    """A kept piece, of the documents as they are now. first: `Piece.first`."""
+    documents: tuple[Document, ...] = tuple(corpus.documents[place] for place in again.places)
+    return Piece(first, documents, again.kept.start, again.kept.stop)
+
+
+class _Cover:
+    """Which bytes of a corpus are counted by kept pieces."""
+
+    def __init__(self) -> None:
+        self.whole: set[int] = set()
+        self.parts: dict[int, list[tuple[int, int]]] = {}
+
+    def takes(self, again: Again) -> bool:
+        """Add a piece, unless another counts some of its bytes."""
+        if not again.kept.is_part:
+            if len(set(again.places)) < len(again.places) or any(
+                place in self.whole or place in self.parts for place in again.places
+            ):
+                return False
+            self.whole.update(again.places)
+            return True
+        (place,) = again.places
+        if place in self.whole:
+            return False
+        parts = self.parts.setdefault(place, [])
+        part = again.kept.start, again.kept.stop
+        at = bisect.bisect(parts, part)
+        free = (not at or parts[at - 1][1] <= part[0]) and (at == len(parts) or part[1] <= parts[at][0])
+        if free:
+            parts.insert(at, part)
+        return free
+
+    def gaps(self, place: int, nbytes: int) -> Iterator[tuple[int, int]]:
+        done = 0
+        for start, stop in [*self.parts[place], (nbytes, nbytes)]:
+            if done < start:
+                yield done, start
+            done = stop
+
+
+def _notes(corpus: Corpus, left: Left, known: set[int], gone: list[str]) -> list[str]:
+    doubtful = {place for again in left.doubtful for place in again.places}
+    uncounted = {*left.whole, *(place for place, _, _ in left.ranges)}
+    as_before = {place for again in left.done for place in again.places}
+    changed = sorted(known & uncounted - doubtful - as_before)
+
+    def named(places: Sequence[int]) -> str:
+        return names_of([corpus.documents[place].name for place in places])
+
+    kept = len(left.done)
+    notes = [f"{counted(kept, 'piece')} of earlier runs {'is' if kept == 1 else 'are'} not counted again"]
+    if changed:
+        notes.append(f"{named(changed)} changed since, or came in a piece with some that did: counted anew")
+    if doubtful:
+        notes.append(f"{named(sorted(doubtful))} got other times since: compared with what was counted")
+    if gone:
+        notes.append(f"{names_of(sorted(gone))} left out, with what was counted: no more in the corpus")
+    return notes
+
+
+def names_of(names: Sequence[str]) -> str:
+    """Some names, and how many others there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {counted(more, 'other')}" if more > 0 else "")

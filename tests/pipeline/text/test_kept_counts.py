@@ -1,0 +1,441 @@
+"""A count that was stopped goes on where it stood, and one of a corpus that changed counts what did: the counts are
+always those of a count from nothing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pipeline.store.test_file_changes import COMPRESS
+from tests.pipeline.text.test_counting import count, cpu_workers
+from tilewright.kernels.histograms.tokens import KINDS
+from tilewright.pipeline.errors import DocumentError, OptionError, OutputExistsError, StoreError
+from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
+from tilewright.pipeline.text.corpus import list_corpus
+from tilewright.pipeline.text.counting import count_corpus
+from tilewright.pipeline.text.histogram import Histogram
+from tilewright.pipeline.text.kept_counts import FILE_NAME, State, open_counts, state_of_output
+
+PIECE_NBYTES = 1000
+
+
+class StoppedError(Exception):
+    pass
+
+
+@dataclass
+class Run:
+    """A count with a state, and what it told."""
+
+    client: Client
+    state: Path
+    by: str = "bigram"
+    per_document: bool = False
+    planned: WorkPlanned | None = None
+    units: list[UnitDone] = field(default_factory=list)
+    notices: str = ""
+
+    def __call__(self, paths: list[Path], stop_after: int | None = None, **options: bool) -> Histogram:
+        """Count; stop when so many pieces are counted, if it is said how many."""
+        self.units, self.notices = [], ""
+
+        def listener(event: Event) -> None:
+            if isinstance(event, WorkPlanned):
+                self.planned = event
+            if isinstance(event, Notice):
+                self.notices += f"{event.message}\n"
+            if isinstance(event, UnitDone):
+                self.units.append(event)
+            if isinstance(event, WorkPlanned | UnitDone) and len(self.units) == stop_after:
+                raise StoppedError
+
+        kind = KINDS[self.by]
+        state = State(self.state, **options)
+        corpus = list_corpus(paths, apart=state.apart)
+        with open_counts(state, kind, per_document=self.per_document, raw=False, listener=listener) as record:
+            return count_corpus(
+                self.client,
+                corpus,
+                kind,
+                cpu_workers(self.client),
+                per_document=self.per_document,
+                listener=listener,
+                record=record,
+            )
+
+    @property
+    def total(self) -> int:
+        assert self.planned is not None
+        return self.planned.total
+
+    @property
+    def kept(self) -> int:
+        assert self.planned is not None
+        return self.planned.done
+
+    @property
+    def counted(self) -> int:
+        """Pieces that were not only compared."""
+        return sum(unit.stages["count"] > 0 for unit in self.units)
+
+    def check(self, paths: list[Path], stop_after: int | None = None) -> None:
+        """Count, and compare with a count from nothing."""
+        found = self(paths, stop_after)
+        expected = count(self.client, paths, self.by, per_document=self.per_document)
+        np.testing.assert_array_equal(found.counts, expected.counts)
+        assert (found.nbytes, found.skipped, found.documents) == (
+            expected.nbytes,
+            expected.skipped,
+            expected.documents,
+        )
+
+
+@pytest.fixture(autouse=True)
+def small_pieces() -> Iterator[None]:
+    with dask.config.set({"tilewright.piece-nbytes": PIECE_NBYTES}):
+        yield
+
+
+@pytest.fixture
+def run(client: Client, tmp_path: Path) -> Run:
+    return Run(client, tmp_path / "state")
+
+
+@pytest.fixture
+def paths(tmp_path: Path, rng: np.random.Generator) -> list[Path]:
+    """A large document, small ones that share pieces, an empty one, and compressed ones."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "large").write_bytes(rng.integers(0, 256, 5 * PIECE_NBYTES + 3, np.uint8).tobytes())
+    for name, length in (("a", 300), ("b", 0), ("c", 350), ("d", 200), ("e", 900)):
+        (folder / name).write_bytes("né".encode() * (length // 3))
+    for suffix in (".gz", ".zst", ".bz2"):
+        text = rng.integers(0, 64, 2 * PIECE_NBYTES, np.uint8).tobytes()
+        (folder / f"packed{suffix}").write_bytes(COMPRESS[suffix](text))
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("by", ["byte", "bigram", "codepoint"])
+@pytest.mark.parametrize("per_document", [False, True])
+def test_a_count_stopped_behind_any_piece_goes_on(
+    run: Run, paths: list[Path], by: str, per_document: bool
+) -> None:
+    run.by, run.per_document = by, per_document
+    run(paths)
+    total = run.total
+    assert total >= 9
+    for stop_after in range(total + 1):
+        with pytest.raises(StoppedError):
+            run(paths, stop_after, resume=False)
+        run.check(paths)
+        assert run.kept == stop_after
+        assert run.counted == len(run.units) == total - stop_after
+        run.check(paths)
+        assert (run.kept, run.units) == (total, []), "nothing is left, then"
+
+
+def test_a_count_stopped_again_and_again_ends(run: Run, paths: list[Path]) -> None:
+    kept = []
+    while True:
+        try:
+            run.check(paths, stop_after=1)
+            break
+        except StoppedError:
+            kept.append(run.kept)
+    assert kept == list(range(run.total)), "each run kept the one piece that it was told of"
+
+
+def write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def rewrite_with_its_time(path: Path) -> None:
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+def test_documents_that_are_new_are_counted_and_no_others(
+    run: Run, paths: list[Path], per_document: bool
+) -> None:
+    run.per_document = per_document
+    run(paths)
+    total = run.total
+    for name in ("0", "between", "z"):
+        write(paths[0].with_name(name), b"new text " * 20)
+    run.check(sorted(paths[0].parent.iterdir()))
+    assert (run.kept, run.counted) == (total, 1), "packed into a piece of their own"
+    assert run.notices == f"{total} pieces of earlier runs are not counted again\n"
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+def test_documents_that_are_gone_are_left_out(run: Run, paths: list[Path], per_document: bool) -> None:
+    run.per_document = per_document
+    run(paths)
+    total = run.total
+    rest = [path for path in paths if path.name not in ("large", "c")]
+    run.check(rest)
+    assert "/corpus/large left out, with what was counted: no more in the corpus" in run.notices
+    assert "/corpus/c, " in run.notices
+    assert run.counted == 1, "what was packed with c"
+    assert run.kept == total - 7
+    run.check(paths)
+    assert run.counted == 1, "c itself: nothing is forgotten"
+
+
+@pytest.mark.parametrize("per_document", [False, True])
+@pytest.mark.parametrize(
+    "touch", [os.utime, lambda path: os.chmod(path, 0o600), lambda path: write(path, path.read_bytes())]
+)
+def test_documents_that_were_only_touched_are_not_counted(
+    run: Run, paths: list[Path], per_document: bool, touch: Callable[[Path], None]
+) -> None:
+    run.per_document = per_document
+    run(paths)
+    total = run.total
+    for path in paths:
+        touch(path)
+    run.check(paths)
+    assert (run.kept, run.counted, len(run.units)) == (0, 0, total)
+    assert "got other times since: compared with what was counted" in run.notices
+    run.check(paths)
+    assert (run.kept, run.units) == (total, []), "their new times are known now"
+
+
+@pytest.mark.parametrize("name", ["large", "d", "packed.gz", "packed.zst", "packed.bz2"])
+def test_a_change_that_keeps_size_and_time_is_found(run: Run, paths: list[Path], name: str) -> None:
+    run(paths)
+    total = run.total
+    path = paths[0].with_name(name)
+    if name.startswith("packed"):
+        data, time = path.read_bytes(), path.stat()
+        new = [COMPRESS[path.suffix](bytes(range(k, k + 64)) * 40) for k in range(64)]
+        same = next((each for each in new if len(each) == len(data)), None)
+        path.write_bytes(same or new[0])
+        os.utime(path, ns=(time.st_atime_ns, time.st_mtime_ns))
+    else:
+        rewrite_with_its_time(path)
+    run.check(paths)
+    assert run.counted == 1
+    assert run.kept >= total - 6
+    assert f"{name}" in run.notices
+    assert "counted anew" in run.notices
+
+
+@pytest.mark.parametrize("by", list(KINDS))
+def test_of_a_document_that_grew_or_shrank_only_what_is_new_is_counted(
+    run: Run, paths: list[Path], by: str
+) -> None:
+    run.by = by
+    large = paths[0].with_name("large")
+    run([large])
+    for change, most in ((b"\xc3", 2), ("é".encode() * 400, 3), (b"", 2)):
+        data = large.read_bytes() + change if change else large.read_bytes()[: 2 * PIECE_NBYTES + 77]
+        write(large, data)
+        run.check([large])
+        assert run.counted <= most
+    run.check([large])
+    assert not run.units
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_corpus_that_moved_is_known_by_its_names_and_contents(
+    run: Run, paths: list[Path], moved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run([Path("corpus")])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "corpus").rename(elsewhere / "corpus")
+    monkeypatch.chdir(elsewhere)
+    run.check([Path("corpus")])
+    assert run.counted == 0
+
+
+def test_other_pieces_keep_what_was_counted(run: Run, paths: list[Path]) -> None:
+    with pytest.raises(StoppedError):
+        run(paths, stop_after=4)
+    with dask.config.set({"tilewright.piece-nbytes": 700}):
+        run.check(paths)
+    assert run.kept == 4
+    with dask.config.set({"tilewright.piece-nbytes": 3000}):
+        run.check(paths)
+    assert not run.units
+
+
+def test_a_document_that_changes_meanwhile_ends_the_run_and_is_counted_by_the_next(
+    run: Run, paths: list[Path]
+) -> None:
+    large = paths[0].with_name("large")
+
+    class Changing(Run):
+        @property
+        def changed(self) -> None:
+            return None
+
+    def change(event: Event) -> None:
+        if isinstance(event, UnitDone):
+            rewrite_with_its_time(large)
+
+    corpus, kind = list_corpus([large]), KINDS["bigram"]
+    workers = cpu_workers(run.client)
+    with (
+        pytest.raises(DocumentError, match="after the corpus was listed"),
+        open_counts(State(run.state), kind, per_document=False, raw=False, listener=lambda _: None) as record,
+    ):
+        count_corpus(run.client, corpus, kind, workers, per_document=False, listener=change, record=record)
+    run.check([large])
+
+
+def test_of_a_damaged_state_only_what_is_damaged_is_counted_again(run: Run, paths: list[Path]) -> None:
+    run(paths)
+    total = run.total
+    record = run.state / FILE_NAME
+    head, *lines = record.read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2].replace(b'"values": "', b'"values": "A')
+    record.write_bytes(b"".join([head, *lines])[:-20])
+    run.check(paths)
+    assert (run.kept, run.counted) == (total - 2, 2)
+
+
+def test_a_state_of_other_counts_is_refused_and_that_of_an_output_is_begun_anew(
+    run: Run, paths: list[Path]
+) -> None:
+    run(paths)
+    total = run.total
+    other = Run(run.client, run.state, by="byte")
+    with pytest.raises(OptionError, match=r'by is "bigram" there and "byte" here'):
+        other(paths)
+    other.by, other.per_document = "bigram", True
+    with pytest.raises(OptionError, match=r"per_document is false there and true here"):
+        other(paths)
+    run.check(paths)
+    assert run.kept == total, "nothing was lost"
+    other(paths, temporary=True)
+    assert other.kept == 0
+    with pytest.raises(OptionError, match=r"per_document is true there and false here"):
+        run(paths)
+
+
+def test_two_runs_do_not_share_a_state(run: Run, paths: list[Path]) -> None:
+    kind = KINDS["bigram"]
+    with (
+        open_counts(State(run.state), kind, per_document=False, raw=False, listener=lambda _: None),
+        pytest.raises(OutputExistsError, match=r"another run has .*state.* open"),
+    ):
+        run(paths)
+    run.check(paths)
+
+
+def test_a_state_below_the_corpus_is_not_counted(client: Client, paths: list[Path], tmp_path: Path) -> None:
+    folder = paths[0].parent
+    run = Run(client, folder / "state")
+    with pytest.raises(StoppedError):
+        run([folder], stop_after=3)
+    found = run([folder])
+    assert (run.kept, len(found.documents)) == (3, len(paths))
+    os.symlink(folder, tmp_path / "link")
+    assert len(run([tmp_path / "link"]).documents) == len(paths)
+
+
+def test_places_that_cannot_hold_a_state_are_told(client: Client, paths: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, error, message in (
+        (tmp_path / "file", OptionError, "is no folder"),
+        (paths[0].parent, OptionError, "holds other things, and no counts"),
+        (tmp_path / "none" / "state", StoreError, r"there is no folder .*none; create it"),
+        (tmp_path / ("x" * 300), StoreError, "cannot make the folder"),
+    ):
+        with pytest.raises(error, match=message):
+            Run(client, place)(paths)
+
+
+def test_the_state_of_an_output_goes_away_where_it_keeps_nothing(
+    client: Client, paths: list[Path], tmp_path: Path
+) -> None:
+    state = state_of_output(tmp_path / "f.csv")
+    run = Run(client, state.folder)
+    with pytest.raises(StoppedError):
+        run(paths, stop_after=0, temporary=True)
+    assert not state.folder.exists()
+    with pytest.raises(StoppedError):
+        run(paths, stop_after=2, temporary=True)
+    assert f"what was counted is kept in {state.folder}; the same count goes on from there" in run.notices
+    run(paths, temporary=True)
+    assert run.kept == 2
+    state.remove()
+    assert not state.folder.exists()
+
+
+EDITS = ("touch", "flip", "append", "cut", "remove", "add", "nothing")
+
+
+def edit(folder: Path, what: str, number: int) -> None:
+    files = sorted(folder.iterdir())
+    path = files[number % len(files)] if files else folder / "first"
+    if what == "add" or not files:
+        (folder / f"{number}").write_bytes(bytes([number % 256, 0xC3, 0xA9]) * (number % 500))
+    elif what == "touch":
+        os.utime(path)
+    elif what == "flip" and path.stat().st_size:
+        rewrite_with_its_time(path)
+    elif what == "append":
+        with path.open("ab") as file:
+            file.write(b"\xa9more" * (number % 300))
+    elif what == "cut":
+        os.truncate(path, path.stat().st_size // 2)
+    elif what == "remove" and len(files) > 1:
+        path.unlink()
+
+
+def check_random(client: Client, by: str, per_document: bool, runs: list[tuple[int, int, str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "corpus")
+        folder.mkdir()
+        for number in (100, 257, 400, 999):
+            edit(folder, "add", number)
+        run = Run(client, Path(name, "state"), by, per_document)
+        for nbytes, stop_after, what, number in [*runs, (500, 10**6, "nothing", 0)]:
+            with dask.config.set({"tilewright.piece-nbytes": nbytes}):
+                try:
+                    run.check([folder], stop_after)
+                except StoppedError:
+                    assert len(run.units) == stop_after
+            edit(folder, what, number)
+
+
+random_runs = st.lists(
+    st.tuples(st.integers(50, 900), st.integers(0, 12), st.sampled_from(EDITS), st.integers(0, 10**4)),
+    max_size=6,
+)
+
+
+@settings(max_examples=12)
+@given(by=st.sampled_from(["byte", "bigram", "codepoint"]), per_document=st.booleans(), runs=random_runs)
+def test_whatever_is_cut_stopped_and_changed_the_counts_are_right(
+    client: Client, by: str, per_document: bool, runs: list[tuple[int, int, str, int]]
+) -> None:
+    check_random(client, by, per_document, runs)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000)
+@given(by=st.sampled_from(["byte", "bigram", "codepoint"]), per_document=st.booleans(), runs=random_runs)
+def test_a_thousand_random_cuts_and_stops(
+    client: Client, by: str, per_document: bool, runs: list[tuple[int, int, str, int]]
+) -> None:
+    check_random(client, by, per_document, runs)
