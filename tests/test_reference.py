@@ -23,11 +23,12 @@ from tilewright.pipeline import events
 from tilewright.workflows.cli import cli
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs/reference.md").read_text(encoding="utf-8")
-FUNCTIONS = ("matmul", "plan_matmul", "verify", "histogram", "dot", "devices", "open_cluster")
+FUNCTIONS = ("matmul", "plan_matmul", "verify", "audit", "histogram", "dot", "devices", "open_cluster")
 RESULTS = {
     "MatmulRun": "MatmulRun",
     "MatmulPlan": "MatmulPlan",
     "Verification": "Verification",
+    "Audit": "Audit",
     "Histogram, the result": "Histogram",
     "Device": "Device",
 }
@@ -111,6 +112,7 @@ def test_json_of_the_commands_has_the_fields(tmp_path: Path) -> None:
         "MatmulRun": ["matmul", a, a, c, *cpu],
         "MatmulPlan": ["plan", a, a, *cpu],
         "Verification": ["verify", a, a, c, "--json", "-q"],
+        "Audit": ["audit", c, "--json", "-q"],
         "Histogram, the result": ["histogram", str(text), *cpu],
     }
     for title, arguments in titles.items():

@@ -5,13 +5,14 @@ Functions, each of which says more to ``help``:
     matmul          C = op(A) op(B), Zarr arrays of any size, verified and resumable
     plan_matmul     the tiles, memory and bytes read of such a product, before any work
     verify          whether C = op(A) op(B) holds, without computing it again
+    audit           whether what is stored of C is what was written, chunk by chunk
     histogram       how often each byte, letter, pair or character occurs in files
     dot             the sum of conj(x) y over two stored vectors
     devices         the GPUs that can be used here
     open_cluster    a cluster for several of these, as a context manager
 
-They return `MatmulRun`, `MatmulPlan`, `Verification`, `Histogram` and a list of `Device`. All errors are subclasses of
-`TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and `dot` for arrays in memory.
+They return `MatmulRun`, `MatmulPlan`, `Verification`, `Audit`, `Histogram` and a list of `Device`. All errors are
+subclasses of `TilewrightError`. ``tilewright.kernels`` has `matmul`, `histogram` and `dot` for arrays in memory.
 
 The public names are imported on first use, so that ``import tilewright`` costs nothing and works on a machine without
 CUDA.
@@ -52,6 +53,8 @@ _HOME = {
     "MatmulPlan": "tilewright.pipeline.plan.product",
     "MatmulRun": "tilewright.pipeline.product.execute",
     "Verification": "tilewright.pipeline.product.verify",
+    "Audit": "tilewright.pipeline.product.audit",
+    "audit": "tilewright.workflows.audit",
     "devices": "tilewright.workflows.devices",
     "dot": "tilewright.workflows.dot",
     "histogram": "tilewright.workflows.histogram",
@@ -86,9 +89,11 @@ if TYPE_CHECKING:
     from tilewright.pipeline.errors import TilewrightError as TilewrightError
     from tilewright.pipeline.errors import VerificationError as VerificationError
     from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
+    from tilewright.pipeline.product.audit import Audit as Audit
     from tilewright.pipeline.product.execute import MatmulRun as MatmulRun
     from tilewright.pipeline.product.verify import Verification as Verification
     from tilewright.pipeline.text.histogram import Histogram as Histogram
+    from tilewright.workflows.audit import audit as audit
     from tilewright.workflows.devices import devices as devices
     from tilewright.workflows.dot import dot as dot
     from tilewright.workflows.histogram import histogram as histogram

@@ -249,6 +249,23 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
 
 
 @cli.command()
+@click.argument("c")
+@click.option("--a", metavar="A", help="Compare C with A times B, and not with its checksums.")
+@click.option("--b", metavar="B")
+@options(factor_options, precision_option, cluster_options, json_option)
+def audit(c: str, as_json: bool, **shared: Any) -> None:
+    """Name every stored chunk of a product that is not what was written. Exit status 1 where there is one."""
+    from tilewright.workflows.audit import audit as look
+    from tilewright.workflows.progress import listening
+
+    with listening(quiet=is_quiet()) as listener:
+        outcome = look(c, listener=listener, **shared)
+    print_result(outcome, as_json=as_json)
+    if not outcome.passed:
+        raise click.exceptions.Exit(1)
+
+
+@cli.command()
 @click.argument("corpus", nargs=-1, required=True)
 @click.option(
     "--by",

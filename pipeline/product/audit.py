@@ -4,14 +4,14 @@ Freivalds' check, block by block."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import zarr
 from distributed import Client
+from zarr.storage import LocalStore
 
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
@@ -56,7 +56,7 @@ class BadObject:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit, or a repair, found of a stored product."""
+    """What an audit found of a stored product."""
 
     name: str
     """Of the array."""
@@ -72,14 +72,11 @@ class Audit:
     """Whether anything could be compared. With ``products``, what meets infinity or may overflow cannot be."""
     metadata: str = ""
     """What is not as it was in the array's metadata; empty where all is."""
-    repaired: int | None = None
-    """Tiles that were computed again; None where nobody asked for that."""
 
     @property
     def passed(self) -> bool:
-        """Whether C is as it was written, or a repair has made it so."""
-        whole = not self.bad or self.repaired is not None
-        return whole and self.conclusive and not self.metadata
+        """Whether C is as it was written, or is A times B."""
+        return not self.bad and self.conclusive and not self.metadata
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "passed": self.passed}
@@ -95,24 +92,22 @@ class Audit:
         if not self.bad and not lines:
             return f"audited {how}: all are as they should be"
         if self.bad:
-            found = f"{len(self.bad)} of {how}"
-            lines.append(
-                f"found bad: {found}" if self.repaired is not None else f"audit failed: bad are {found}"
-            )
+            lines.append(f"audit failed: bad are {len(self.bad)} of {how}")
             lines += [f"  {one}" for one in self.bad[:MOST_TOLD]]
             if len(self.bad) > MOST_TOLD:
                 lines.append(f"  and {len(self.bad) - MOST_TOLD} more")
-        if self.repaired is not None:
-            lines.append(f"computed again: {counted(self.repaired, 'tile')}")
         return "\n".join(lines)
 
 
-def record_of(array: zarr.Array[Any], folder: Path | None) -> Past | None:
-    """The record that lies in the folder of a finished product, or of a growing one; None where there is none. Raises
+def record_of(array: zarr.Array[Any]) -> tuple[Past | None, bool]:
+    """The record that lies in the folder of a product, and whether that is finished; None where there is none. Raises
     StoreError where it cannot be read now."""
-    if folder is None:
-        return None
-    return read_record(folder / CHECKSUMS_NAME) or read_record(folder / FILE_NAME)
+    if not isinstance(array.store, LocalStore):
+        return None, True
+    folder = array.store.root / array.path
+    if (growing := read_record(folder / FILE_NAME)) is not None:
+        return growing, False
+    return read_record(folder / CHECKSUMS_NAME), True
 
 
 def changed_metadata(array: zarr.Array[Any], record: Past) -> str:
@@ -251,17 +246,3 @@ def _region(array: zarr.Array[Any], unit: tuple[int, ...], place: tuple[int, ...
         for index, side, length in zip(place, unit, array.shape, strict=True)
     )
     return rows, columns
-
-
-def tiles_with(
-    bad: Iterable[BadObject], regions: Callable[[], Iterable[tuple[int, tuple[slice, slice]]]]
-) -> set[int]:
-    """The tiles that bad objects belong to, by their regions of C."""
-    corners = {(one.rows[0], one.columns[0]) for one in bad}
-    return {
-        tile
-        for tile, (rows, columns) in regions()
-        if any(
-            rows.start <= top < rows.stop and columns.start <= left < columns.stop for top, left in corners
-        )
-    }

@@ -1,0 +1,105 @@
+"""Look whether what is stored of a product is what was written."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import zarr
+
+from tilewright.kernels.arguments import check_callable, check_choice, check_flag
+from tilewright.kernels.gemm.base import PRECISIONS
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster.answers import ask_all
+from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
+from tilewright.pipeline.cluster.watch import workers_held
+from tilewright.pipeline.errors import OptionError, StoreError
+from tilewright.pipeline.events import Listener, log_notices, on_waiting
+from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, record_of
+from tilewright.pipeline.product.verify import can_verify
+from tilewright.pipeline.store.arrays import Source, name_of, open_array
+from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
+
+
+def audit(
+    c: Source,
+    *,
+    a: Source | None = None,
+    b: Source | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    precision: str = "full",
+    cluster: Cluster = "local",
+    cluster_file: str | None = None,
+    listener: Listener = log_notices,
+) -> Audit:
+    """Look at every stored object of a product C, and name each that is missing, short, changed or in another's place.
+
+    A C that ``matmul`` stored at a local path has a record of checksums (XXH3, 64 bits, of the bytes as they are
+    stored) in its folder, also while it grows. With it C is read once, by threads of this process, and A and B are not
+    needed. A C without one is compared with ``a`` times ``b`` by Freivalds' check, in blocks as C is stored, on the
+    cluster's workers.
+
+    Parameters
+    ----------
+    c
+        A two-dimensional array: a path, a URL or an open ``zarr.Array``.
+    a, b
+        The factors, as for ``verify``: both or none. With them C is compared with their product, whether or not there
+        are checksums.
+    transpose_a, transpose_b, precision, cluster, cluster_file
+        As for ``verify``; they mean nothing without ``a`` and ``b``.
+
+    Returns
+    -------
+    Audit
+        ``passed`` says the outcome, ``bad`` holds each bad object with its rows and columns of C and what is wrong with
+        it. Damage is an answer here, not an error.
+
+    Raises
+    ------
+    TilewrightError
+        One of its subclasses: there is no such array, it has no checksums and no factors were given, or a file cannot
+        be looked at, which says nothing of what it holds.
+
+    Examples
+    --------
+    >>> tw.matmul("A.zarr", "B.zarr", "C.zarr")  # doctest: +SKIP
+    >>> tw.audit("C.zarr").passed  # doctest: +SKIP
+    True
+    """
+    config.check_all(cluster_file=cluster_file)
+    transpose_a, transpose_b = check_flag("transpose_a", transpose_a), check_flag("transpose_b", transpose_b)
+    check_choice("precision", precision, PRECISIONS)
+    check_callable("listener", listener)
+    if (a is None) != (b is None):
+        given, missing = ("a", "b") if b is None else ("b", "a")
+        raise OptionError(
+            f"{given} is given without {missing}: C is compared with the product of both; give both, or none"
+        )
+    product = open_array(c, ndim=2, role="C")
+    if a is None or b is None:
+        record, finished = record_of(product)
+        if record is None:
+            raise StoreError(
+                f"C: {name_of(product)} has no record of checksums (matmul keeps one where C is a local path): give A"
+                " and B (--a, --b), and it is compared with their product"
+            )
+        return audit_by_checksums(product, record, listener, finished=finished)
+    left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")
+    arrays: dict[str, zarr.Array[Any]] = shared_inputs({"A": left, "B": right, "C": product}, copied=True)
+    with (
+        open_cluster(cluster, cluster_file) as client,
+        workers_held(client, waiting=on_waiting(listener, "audit", "ends it")),
+    ):
+        ask_all(client, can_verify)
+        check_read_alike(partial(ask_all, client), arrays)
+        return audit_by_products(
+            client,
+            *arrays.values(),
+            listener=listener,
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+            rounds=config.get("verify-rounds"),
+            precision=precision,
+        )
