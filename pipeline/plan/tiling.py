@@ -18,6 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.pipeline.plan.grid import TileGrid, nest
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
 from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory, triangle_area, triangle_count
 from tilewright.pipeline.plan.residency import hold, reads
@@ -279,6 +280,32 @@ def best_geometry(
     return Geometry(best.rows, best.columns, memory.depth, best.k_parts, cell_rows, cell_columns)
 
 
+def finer_geometry(
+    a: StoredMatrix,
+    b: StoredMatrix,
+    c_unit: tuple[int, int],
+    memory: Memory,
+    limits: Limits,
+    keep: Geometry,
+) -> Geometry | None:
+    """Sides of the tiles that those of an earlier run are cut into where these do not fit any more; None: nothing
+    fits.
+
+    One of the earlier tiles is planned as a product of its own, for its share of the workers, and all are cut alike. No
+    cells: they serve a choice of tiles that does not change bits, and bits of such a C are of two plans anyhow.
+    """
+    sides = min(keep.tile_rows, a.rows), min(keep.tile_columns, b.columns)
+    count = max(1, TileGrid.of(memory.sides, keep, symmetric=memory.symmetric).count)
+    share = replace(limits, workers=ceil_div(limits.workers, count), tiles=ceil_div(limits.tiles, count))
+    one = best_geometry(
+        replace(a, rows=sides[0]), replace(b, columns=sides[1]), c_unit, memory, share, exact=True
+    )
+    if one is None:
+        return None
+    smallest = one.tile_rows, one.tile_columns
+    return one._replace(within=nest(memory.sides, (*keep.within, sides), smallest))
+
+
 def _best_cell(
     memory: Memory,
     c_unit: tuple[int, int],
@@ -396,6 +423,7 @@ def _search_grid(
     panel_count = ceil_div(k, memory.depth)
     a_nbytes, b_nbytes = m * k * item_a, n * k * item_b
     a_line, b_line = a.touched(1, memory.depth) * item_a, b.touched(0, memory.depth) * item_b
+    alone = memory if memory.sides == (m, n) else replace(memory, sides=(m, n))
     best: tuple[float, int, int, int] | None = None
     found: _Grid | None = None
 
@@ -457,7 +485,7 @@ def _search_grid(
                     and (best is None or all_read * longer <= best[0])
                 ):
                     geometry = Geometry(rows, columns, memory.depth, parts, rows, columns)
-                    held = hold(memory, geometry, panel_count, 1)
+                    held = hold(alone, geometry, panel_count, 1)
                     all_read += more_a * held.a_reads + more_b * held.b_reads_of_all // actual_columns
                 cost = (all_read * longer, tasks, abs(rows - columns), rows)
                 if best is None or cost < best:
