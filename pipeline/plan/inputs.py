@@ -116,9 +116,13 @@ class Geometry(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What decides the bits of tiles whose sums are rounded, as far as a plan does."""
+    """What decides the bits of sums that are rounded, as far as a plan does: the same whichever tiles consist of the
+    same cells."""
 
-    geometry: Geometry
+    panel_depth: int
+    k_parts: int
+    cell_rows: int
+    cell_columns: int
     on_host: bool
     """Whether the CPU multiplies."""
 

@@ -148,7 +148,7 @@ class MatmulPlan:
     @property
     def recipe(self) -> Recipe:
         """What decides the bits of its tiles."""
-        return Recipe(self.geometry, self.on_host)
+        return Recipe(self.panel_depth, self.k_parts, self.cell_rows, self.cell_columns, self.on_host)
 
     @property
     def layout(self) -> Layout:
@@ -393,7 +393,7 @@ def plan_tiles(
         fitting = fitting_unit(a, b, c_dtype, unit, limits, transposed, symmetric=symmetric)
         raise _no_tile_fits(memory, c_unit, unit, fitting)
     tile_rows, tile_columns, depth, k_parts, cell_rows, cell_columns, within = best
-    memory = replace(memory, cell=(cell_rows, cell_columns))
+    memory = replace(memory, depth=depth, cell=(cell_rows, cell_columns))
     count = TileGrid.of((m, n), best, symmetric=symmetric).count * k_parts
     if count > MOST_TILES:
         raise _too_many_tiles(memory, best, count)

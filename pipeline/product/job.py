@@ -6,8 +6,7 @@ What it plans is in `request`, what runs the tiles in `execute`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -47,6 +46,15 @@ from tilewright.pipeline.product.findings import (
     sought_in,
     wrap_note,
 )
+from tilewright.pipeline.product.kept import (
+    NONE_KEPT,
+    Kept,
+    check_same_bits,
+    goes_on,
+    kept_note,
+    kept_tiles,
+    with_their_groups,
+)
 from tilewright.pipeline.product.ledger import (
     FILE_NAME,
     Fingerprint,
@@ -69,7 +77,7 @@ from tilewright.pipeline.product.verify import Verification, find_damaged, verif
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import product_names
-from tilewright.pipeline.store.objects import fault_of, object_path
+from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
@@ -111,23 +119,15 @@ def multiply(request: Request) -> MatmulRun:
         workers_held(client, waiting=on_waiting(request.listener, "matmul", "ends it")),
     ):
         facts = survey(client, request.device, loops=loops)
-        factors = _as_computed(factors, facts)
         ask = partial(ask_all, client)
         check_read_alike(ask, shared)
         for note in check_written_alike(ask, out):
             tell.warn(note)
-        job = Job(client, request, out, factors, _fingerprint(factors, facts), tell)
+        job = Job(client, request, out, _as_computed(factors, facts), _fingerprint(factors), tell)
         try:
             return _attempt(job, facts)
         except _TooLarge as failed:
             first = failed
-        done, count = _recorded(job), first.plan.tile_count
-        if 2 * done >= count:
-            raise _out_of_memory(
-                first,
-                f"a smaller one would have to give up its {done} finished tiles of {count}; they are kept, and the"
-                " same command goes on with them",
-            ) from first.error
         on_all(client, tasks.release_memory)
         facts = survey(
             client, request.device, loops=loops
@@ -135,7 +135,7 @@ def multiply(request: Request) -> MatmulRun:
         try:
             return _attempt(job, facts, failed=first.plan)
         except PlanError as error:
-            raise _out_of_memory(first, f"no plan of half of that fits: {error}") from error
+            raise _out_of_memory(first, f"no plan of half of that will do: {error}") from error
         except _TooLarge as second:
             raise _out_of_memory(second, f"the plan before it took {_peak(first.plan)}") from second.error
 
@@ -161,30 +161,32 @@ def plan_only(request: Request) -> MatmulPlan:
     if note := wrap_note(factors):
         tell.warn(note)
     facts = _survey_for_plan(request, request.cluster)
-    factors = _as_computed(factors, facts)
     past, kept = None, None
     # A digest takes a look at every file of A and B, so it is made only where there is something to compare it with.
     found = request.resume and _holds_record(out)
     if found:
-        digest = _fingerprint(factors, facts).digest
+        digest = _fingerprint(factors).digest
         try:
             past = _find_past(out, digest)
         except StoreError as error:
             found = False
             tell.warn(f"without --plan-only this would be refused: {error}")
+    factors = _as_computed(factors, facts)
     plan = plan_for(factors, out, facts, past, verify=request.verify)
-    if past is not None and _goes_on(plan, past):
+    if past is not None and goes_on(plan, past):
         try:
+            if request.same_bits:
+                check_same_bits(plan, past)
             kept = _kept(out, factors, plan, past)
-        except StoreError as error:
+        except (PlanError, StoreError) as error:
             found = False
             tell.warn(f"without --plan-only this would be refused: {error}")
-    if kept:
-        tiles = counted(plan.tile_count, "tile")
-        tell.say(f"an earlier run finished {len(kept)} of {tiles}, which would be kept")
+    if past is not None and kept is not None and kept.finished:
+        tell.say(f"{kept_note(plan, past, kept, verify=request.verify)}; so a run would")
     elif found and kept is None:
         tell.say("an earlier run left tiles that do not fit this product or its plan; they would be replaced")
-    tell.warn_once(cautions(factors, out, request.precision, facts, plan, kept or (), replaced=kept is None))
+    finished = kept.finished if kept is not None else ()
+    tell.warn_once(cautions(factors, out, request.precision, facts, plan, finished, replaced=kept is None))
     return plan
 
 
@@ -226,14 +228,14 @@ def _as_computed(factors: Factors, facts: list[WorkerFacts]) -> Factors:
     return replace(factors, precision="full") if facts[0].device == "cpu" else factors
 
 
-def _fingerprint(factors: Factors, facts: list[WorkerFacts]) -> Fingerprint:
-    """What the record of a product's finished tiles is compared by."""
+def _fingerprint(factors: Factors) -> Fingerprint:
+    """What the record of a product's finished tiles is compared by, of factors as they are asked for: where a CPU
+    computes in full what is asked of tensor cores, it goes on with their tiles, and they with its."""
     request = {
         "transpose": list(factors.transposed),
         "symmetric": factors.symmetric,
         "dtype": str(factors.dtype),
         "precision": factors.precision,
-        "device": facts[0].device,
     }
     return fingerprint(factors.a, factors.b, request)
 
@@ -263,8 +265,8 @@ def _peak(plan: MatmulPlan) -> str:
 def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = None) -> MatmulRun:
     """Plan, run, verify and publish once.
 
-    ``failed`` is the plan under which a worker ran out of memory before: this one takes at most half of its memory, so
-    its tiles are others, and the finished ones of the failed plan are given up with their array.
+    ``failed`` is the plan under which a worker ran out of memory before: this one takes at most half of its memory, and
+    goes on with the finished tiles of the failed plan, as with those of any earlier run.
 
     Raises
     ------
@@ -274,13 +276,14 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
     """
     request, out, tell = job.request, job.out, job.tell
     most_nbytes = failed.device_peak_nbytes // 2 if failed is not None else None
-    resume = request.resume and failed is None
+    resume = request.resume or failed is not None
     past = _find_past(out, job.inputs.digest) if resume else None
     plan = plan_for(job.factors, out, facts, past, most_nbytes, verify=request.verify)
     if failed is not None:
-        tell.say(_goes_on_smaller(facts, failed, plan, _recorded(job)))
-    elif past is not None and not _goes_on(plan, past):
-        tell.say("an earlier run left tiles that do not fit the memory of this one; it starts anew")
+        tell.say(_goes_on_smaller(facts, failed, plan))
+    if past is not None and not goes_on(plan, past):
+        if past.finished:
+            tell.say("an earlier run left a record of tiles that C cannot have; it starts anew")
         past = None
     elif past is None and resume and _holds_record(out):
         tell.say(
@@ -290,32 +293,33 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
     tell.say(_choice(facts, plan))
     # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
     overwrite = request.overwrite or (failed is not None and store.local_path(out) is None)
-    output, recorded = _open_output(job, plan, past, overwrite)
-    if past is not None and past.finished and not recorded:
+    output, found = _open_output(job, plan, past, overwrite)
+    if past is not None and past.finished and (found is None or not found.finished):
         tell.say("an earlier run left an array that is no more what it was; it starts anew")
     try:
-        return _fill(job, facts, plan, output, recorded)
+        return _fill(job, facts, plan, output, found)
     finally:
         output.release()
 
 
 def _fill(
-    job: Job, facts: list[WorkerFacts], plan: MatmulPlan, output: Output, recorded: Mapping[int, Stored]
+    job: Job, facts: list[WorkerFacts], plan: MatmulPlan, output: Output, past: Past | None
 ) -> MatmulRun:
-    """Compute the tiles that the output lacks, verify and publish. Raises as `_attempt`."""
+    """Compute the tiles that the output lacks, verify and publish. ``past`` is what it holds already. Raises as
+    `_attempt`."""
     client, request, factors, tell = job.client, job.request, job.factors, job.tell
-    finished = _still_stored(output.array, recorded)
-    if len(finished) < len(recorded):
-        lost = counted(len(recorded) - len(finished), "tile")
+    if past is not None and request.same_bits:
+        check_same_bits(plan, past)
+    kept = kept_tiles(output.array, plan, past) if past is not None else NONE_KEPT
+    finished, earlier = kept.finished, past.recipes if past is not None and kept.finished else ()
+    if past is not None and kept.earlier < len(past.finished):
+        lost = counted(len(past.finished) - kept.earlier, "tile")
         tell.say(
             f"{lost} of an earlier run lost stored pieces in {output.partial}, or parts of them, and will be"
             " computed again"
         )
-    if finished:
-        rest = "it goes on with the rest"
-        if len(finished) == plan.tile_count:
-            rest = "only the check is left" if request.verify else "none is left to compute"
-        tell.say(f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; {rest}")
+    if past is not None and finished:
+        tell.say(kept_note(plan, past, kept, verify=request.verify))
     tell.warn_once(cautions(factors, job.out, request.precision, facts, plan, finished))
     product = Product(
         a=factors.a,
@@ -335,10 +339,8 @@ def _fill(
         if output.partial is not None:
             # The lock says that no other client writes there any more; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
-            digest = job.inputs.digest
-            ledger = stack.enter_context(
-                closing(Ledger(output.partial, digest, plan, finished, output.array))
-            )
+            record = Ledger(output.partial, job.inputs.digest, plan, finished, output.array, earlier=earlier)
+            ledger = stack.enter_context(closing(record))
             stack.enter_context(_telling_what_is_kept(job, plan))
         keeping = Keeping(ledger, output.array)
         if ledger is not None and request.durability == "full":
@@ -362,10 +364,13 @@ def _fill(
         for caution in findings.cautions:
             tell.warn(caution)
         try:
-            verification = _verified(job, output, ledger) if request.verify else None
+            # A GPU's tiles may be less precise than what a CPU goes on with.
+            precise = all(recipe.on_host for recipe in (*earlier, plan.recipe))
+            precision = factors.precision if precise else request.precision
+            verification = _verified(job, output, ledger, precision) if request.verify else None
             _check_inputs_stayed(job, output, ledger)
         except DamagedProductError as error:
-            if ledger is None or not (count := _withdraw_damaged(job, plan, output, ledger)):
+            if ledger is None or not (count := _withdraw_damaged(job, plan, output, ledger, finished)):
                 raise  # if all chunks can be read by now, somebody restored them
             tiles = counted(count, "tile")
             raise DamagedError(
@@ -409,9 +414,9 @@ def _telling_what_is_kept(job: Job, plan: MatmulPlan) -> Iterator[None]:
         ) from error
 
 
-def _verified(job: Job, output: Output, ledger: Ledger | None) -> Verification:
-    """Check the product before it gets its name. Raises VerificationError where it is wrong: it is kept, but not its
-    record, since no later run may trust its tiles."""
+def _verified(job: Job, output: Output, ledger: Ledger | None, precision: str) -> Verification:
+    """Check the product, of tiles of at least this precision, before it gets its name. Raises VerificationError where
+    it is wrong: it is kept, but not its record, since no later run may trust its tiles."""
     factors = job.factors
     verification = verify_product(
         job.client,
@@ -421,7 +426,7 @@ def _verified(job: Job, output: Output, ledger: Ledger | None) -> Verification:
         transpose_a=factors.transposed[0],
         transpose_b=factors.transposed[1],
         rounds=config.get("verify-rounds"),
-        precision=factors.precision,
+        precision=precision,
         listener=job.request.listener,
     )
     if not verification.conclusive:
@@ -461,7 +466,9 @@ def _check_inputs_stayed(job: Job, output: Output, ledger: Ledger | None) -> Non
     )
 
 
-def _withdraw_damaged(job: Job, plan: MatmulPlan, output: Output, ledger: Ledger) -> int:
+def _withdraw_damaged(
+    job: Job, plan: MatmulPlan, output: Output, ledger: Ledger, finished: Mapping[int, Stored]
+) -> int:
     """Remove the tiles of C that cannot be read from the record: with them every later run would end in the same error.
     Returns how many. All of C is read, or each of them would take a run to find."""
     job.tell.say("a chunk of C cannot be read; looking for all tiles with such ones")
@@ -469,20 +476,16 @@ def _withdraw_damaged(job: Job, plan: MatmulPlan, output: Output, ledger: Ledger
     places = find_damaged(
         job.client, output.array, (region for _, region in of_tiles), listener=job.request.listener
     )
-    damaged = {of_tiles[place][0] for place in places}
+    damaged = with_their_groups(finished, {of_tiles[place][0] for place in places})
     for index in sorted(damaged):
         ledger.withdraw(index)
     return len(damaged)
 
 
-def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulPlan, given_up: int) -> str:
-    """One sentence about a plan that replaces one that was too large, and the tiles that it gives up."""
+def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulPlan) -> str:
+    """One sentence about a plan that replaces one that was too large."""
     place = "the GPU" if facts[0].device == "cuda" else "a worker"
-    lost = f"; the {given_up} tiles that were finished are given up" if given_up else ""
-    return (
-        f"{place} ran out of memory under a plan of {_peak(failed)} a worker; it goes on with one of"
-        f" {_peak(plan)}{lost}"
-    )
+    return f"{place} ran out of memory under a plan of {_peak(failed)} a worker; it goes on with one of {_peak(plan)}"
 
 
 def _recorded(job: Job) -> int:
@@ -506,15 +509,10 @@ def _holds_record(out: Source) -> bool:
         return False
 
 
-def _goes_on(plan: MatmulPlan, past: Past) -> bool:
-    """Whether the tiles that an earlier run finished are tiles of the plan."""
-    return plan.geometry == past.geometry and max(past.finished, default=0) < plan.tile_count
-
-
 def _open_output(
     job: Job, plan: MatmulPlan, past: Past | None, overwrite: bool
-) -> tuple[Output, Mapping[int, Stored]]:
-    """The output to write to, and the tiles that it already holds, with their stored bytes."""
+) -> tuple[Output, Past | None]:
+    """The output to write to, and what an earlier run left in it."""
     out, factors = job.out, job.factors
     path = store.local_path(out)
     if past is not None and path is not None:
@@ -526,8 +524,8 @@ def _open_output(
             except StoreError:
                 output.release()
                 raise
-            if past is not None and _fits(output.array, factors, plan) and _goes_on(plan, past):
-                return output, past.finished
+            if past is not None and _fits(output.array, factors, plan) and goes_on(plan, past):
+                return output, past
             output.release()
     output = create_output(
         out,
@@ -538,7 +536,7 @@ def _open_output(
         overwrite=overwrite,
         dimension_names=product_names(factors.a, factors.b, *factors.transposed),
     )
-    return output, {}
+    return output, None
 
 
 def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan) -> bool:
@@ -548,26 +546,14 @@ def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan) -> bool:
     return found == (plan.c_unit, (plan.m, plan.n), factors.dtype)
 
 
-def _kept(out: Source, factors: Factors, plan: MatmulPlan, past: Past) -> Collection[int] | None:
-    """The tiles of an earlier run that a run would keep, by index; None where it would begin anew. Raises StoreError
-    where it could not go on."""
+def _kept(out: Source, factors: Factors, plan: MatmulPlan, past: Past) -> Kept | None:
+    """The tiles of an earlier run that a run would keep; None where it would begin anew. Raises StoreError where it
+    could not go on."""
     path = store.local_path(out)
     array = open_growing(path, mode="r") if path is not None else None
     if array is None or not _fits(array, factors, plan):
         return None
-    return _still_stored(array, past.finished)
-
-
-def _still_stored(array: zarr.Array[Any], recorded: Mapping[int, Stored]) -> dict[int, Stored]:
-    """The recorded tiles whose stored objects are as long as they were: a missing one would read as zeros, a short one
-    not at all. Of those that a power cut may have taken, the checksums are compared, too."""
-
-    def is_whole(stored: Stored) -> bool:
-        return all(fault_of(array, one, whole=not stored.synced) is None for one in stored.objects)
-
-    with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-look") as pool:
-        whole = pool.map(is_whole, recorded.values())
-        return {index: stored for (index, stored), good in zip(recorded.items(), whole, strict=True) if good}
+    return kept_tiles(array, plan, past)
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:
