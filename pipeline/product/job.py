@@ -54,6 +54,7 @@ from tilewright.pipeline.product.kept import (
     kept_note,
     kept_tiles,
     with_their_groups,
+    would_keep_note,
 )
 from tilewright.pipeline.product.ledger import (
     FILE_NAME,
@@ -182,7 +183,7 @@ def plan_only(request: Request) -> MatmulPlan:
             found = False
             tell.warn(f"without --plan-only this would be refused: {error}")
     if past is not None and kept is not None and kept.finished:
-        tell.say(f"{kept_note(plan, past, kept, verify=request.verify)}; so a run would")
+        tell.say(would_keep_note(plan, past, kept))
     elif found and kept is None:
         tell.say("an earlier run left tiles that do not fit this product or its plan; they would be replaced")
     finished = kept.finished if kept is not None else ()

@@ -155,6 +155,15 @@ def kept_note(plan: MatmulPlan, past: Past, kept: Kept, *, verify: bool) -> str:
     return note + (_other_bits(plan, past) if left else "")
 
 
+def would_keep_note(plan: MatmulPlan, past: Past, kept: Kept) -> str:
+    """The same of a run that is only planned."""
+    count = grid_of(plan, past).count
+    note = f"an earlier run finished {kept.earlier} of {counted(count, 'tile')}, which would be kept"
+    if count != plan.tile_count:
+        note += f", and the rest computed in smaller ones of {plan.tile_rows} × {plan.tile_columns}"
+    return note + (_other_bits(plan, past) if len(kept.finished) < plan.tile_count else "")
+
+
 def _other_bits(plan: MatmulPlan, past: Past) -> str:
     """A clause about tiles that were computed by other plans, if that is to be seen in C."""
     others = [recipe for recipe in dict.fromkeys(past.recipes) if recipe != plan.recipe]

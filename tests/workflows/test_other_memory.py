@@ -281,6 +281,14 @@ def test_same_bits_refuses_what_one_plan_would_round_otherwise(
     events: list[Event] = []
     job.plan_only(Request(*paths, out, device_memory=LEAST, listener=events.append, **options))
     assert "without --plan-only this would be refused: same_bits" in told(events)
+    planned: list[Event] = []
+    options["same_bits"] = False
+    job.plan_only(Request(*paths, out, device_memory=LEAST, listener=planned.append, **options))
+    assert (
+        "finished 12 of 16 tiles, which would be kept, and the rest computed in smaller ones of 8 × 16"
+        in told(planned)
+    )
+    options["same_bits"] = True
     alter_head(out, device="cuda")
     with pytest.raises(PlanError, match=r"on a GPU.*on a CPU.*use GPUs as then \(--device\)"):
         tw.matmul(*paths, out, device_memory=TIGHT, **options)
