@@ -156,6 +156,12 @@ def cli() -> None:
 @click.option("--no-resume", is_flag=True, help="Compute every tile, also those that a stopped run has left.")
 @click.option("--durability", type=click.Choice(DURABILITIES), default="full", show_default=True,
               help="Whether C is forced to disk, so that a power cut leaves it whole.")  # fmt: skip
+@click.option(
+    "--same-bits",
+    is_flag=True,
+    help="Do not go on with tiles that a stopped run has rounded otherwise, with other memory or on another kind of"
+    " device.",
+)
 @options(overwrite_option, json_option)
 def matmul(
     a: str,

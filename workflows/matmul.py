@@ -37,6 +37,7 @@ def matmul(
     verify: bool = True,
     overwrite: bool = False,
     durability: str = "full",
+    same_bits: bool = False,
     listener: Listener = log_notices,
 ) -> MatmulRun:
     """Store C = op(A) op(B), with A, B and C in Zarr and op the identity or the transpose.
@@ -72,7 +73,8 @@ def matmul(
     device_memory
         The most that tiles and panels may take on each worker, in bytes or as ``"8GiB"``.
     resume
-        Keep the finished tiles of an earlier run of the same product that was stopped.
+        Keep the finished tiles of an earlier run of the same product that was stopped, also of one with other memory or
+        on another kind of device: then the rest of C may be rounded otherwise.
     verify
         Check C against A and B before it gets its name (see ``tilewright.verify``).
     overwrite
@@ -81,6 +83,8 @@ def matmul(
         ``full`` forces C to disk before it gets its name, and each tile before the record says so: a power cut loses
         no more than what was under way. ``none`` leaves that to the system, which may take minutes: what a power cut
         takes of a stopped run is noticed and computed again, what it takes of a finished C only ``audit`` notices.
+    same_bits
+        Refuse to go on where finished tiles of floats are kept that another plan, or another kind of device, computed.
     listener
         Is called with every event (``tilewright.pipeline.events``).
 
@@ -89,8 +93,8 @@ def matmul(
     TilewrightError
         One of its subclasses, for everything a caller can cause; at a path ``out`` nothing half-written stands then.
     DeviceMemoryError
-        A worker ran out of memory under the plan, and under a smaller one that was made in its place; or half of C was
-        finished already, which a plan with other tiles would have given up.
+        A worker ran out of memory under the plan, and under a smaller one that went on in its place, or no smaller one
+        could. Finished tiles are kept.
     """
     request = Request(
         a,
@@ -108,6 +112,7 @@ def matmul(
         verify=verify,
         overwrite=overwrite,
         durability=durability,
+        same_bits=same_bits,
         listener=listener,
     )
     return multiply(request)

@@ -110,6 +110,21 @@ class Geometry(NamedTuple):
     k_parts: int
     cell_rows: int
     cell_columns: int
+    within: tuple[tuple[int, int], ...] = ()
+    """Sides of the larger tiles of earlier runs, from the largest on, that these tiles are cut from: each from its own
+    start, so that the last of them may be smaller (`grid.py`)."""
+
+
+class Recipe(NamedTuple):
+    """What decides the bits of sums that are rounded, as far as a plan does: the same whichever tiles consist of the
+    same cells."""
+
+    panel_depth: int
+    k_parts: int
+    cell_rows: int
+    cell_columns: int
+    on_host: bool
+    """Whether the CPU multiplies."""
 
 
 class Columns(NamedTuple):

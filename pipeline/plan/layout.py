@@ -139,11 +139,6 @@ class Memory:
     symmetric: bool = False
     """Whether C is symmetric, so that only tiles on and below its diagonal are computed."""
 
-    def tile_count(self, rows: int, columns: int) -> int:
-        """How many tiles of these sides are computed."""
-        grid = ceil_div(self.sides[0], rows), ceil_div(self.sides[1], columns)
-        return triangle_count(grid[0]) if self.symmetric else grid[0] * grid[1]
-
     def layout(self, rows: int, columns: int) -> Layout:
         """The layout of a tile of these sides and of its panels."""
         cell = self.cell or (rows, columns)

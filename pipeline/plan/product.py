@@ -9,24 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tilewright.kernels.numbers import ceil_div, counted, format_nbytes
 from tilewright.pipeline.errors import PlanError, ShapeError
-from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix, accumulator_dtype
+from tilewright.pipeline.plan.grid import Tile, TileGrid
+from tilewright.pipeline.plan.inputs import Geometry, Limits, Recipe, StoredMatrix, accumulator_dtype
 from tilewright.pipeline.plan.layout import (
     PANEL_BUFFERS,
     Layout,
     Memory,
     square_unit,
-    triangle_count,
-    triangle_position,
 )
 from tilewright.pipeline.plan.residency import hold, reads
-from tilewright.pipeline.plan.tiling import best_geometry, panel_depth
+from tilewright.pipeline.plan.tiling import best_geometry, finer_geometry, panel_depth
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 CODER_NBYTES = 5 * 2**20
@@ -47,32 +45,6 @@ CUDA_NBYTES = 192 * 2**20
 MOST_TILES = 10**7
 """The most tiles of a run. The process that hands them out lists them all, at half a kilobyte each, and as much again
 where it goes on with a record of finished ones: 10 GB with so many."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One tile of C: its place in the order of work, in the grid, and in the matrix."""
-
-    index: int
-    i: int
-    j: int
-    row_start: int
-    row_stop: int
-    column_start: int
-    column_stop: int
-
-    @property
-    def rows(self) -> int:
-        return self.row_stop - self.row_start
-
-    @property
-    def columns(self) -> int:
-        return self.column_stop - self.column_start
-
-    @property
-    def region(self) -> tuple[slice, slice]:
-        """Its rows and columns of C."""
-        return slice(self.row_start, self.row_stop), slice(self.column_start, self.column_stop)
 
 
 @dataclass(frozen=True)
@@ -142,11 +114,18 @@ class MatmulPlan:
     operations: int
     """Multiplications and additions: 2mnk; n(n+1)k where C is symmetric, those of its elements on and below the
     diagonal."""
+    within: tuple[tuple[int, int], ...] = ()
+    """Sides of the larger tiles of earlier runs that these tiles are cut from, as ``Geometry.within``."""
+
+    @property
+    def tile_grid(self) -> TileGrid:
+        """How C is cut into tiles."""
+        return TileGrid.of((self.m, self.n), self.geometry, symmetric=self.symmetric)
 
     @property
     def grid(self) -> tuple[int, int]:
         """Tiles along m and along n."""
-        return ceil_div(self.m, self.tile_rows), ceil_div(self.n, self.tile_columns)
+        return self.tile_grid.shape
 
     @property
     def sums_under_way(self) -> int:
@@ -163,7 +142,13 @@ class MatmulPlan:
             self.k_parts,
             self.cell_rows,
             self.cell_columns,
+            self.within,
         )
+
+    @property
+    def recipe(self) -> Recipe:
+        """What decides the bits of its tiles."""
+        return Recipe(self.panel_depth, self.k_parts, self.cell_rows, self.cell_columns, self.on_host)
 
     @property
     def layout(self) -> Layout:
@@ -187,7 +172,7 @@ class MatmulPlan:
 
     @property
     def tile_count(self) -> int:
-        return triangle_count(self.grid[0]) if self.symmetric else self.grid[0] * self.grid[1]
+        return self.tile_grid.count
 
     @property
     def panel_count(self) -> int:
@@ -217,34 +202,19 @@ class MatmulPlan:
 
     def regions(self, tile: Tile) -> list[tuple[slice, slice]]:
         """The rows and columns of C that one tile gives: its own, and in a symmetric C those of its mirror image."""
-        rows, columns = tile.region
-        mirrored = self.symmetric and not self.on_diagonal(tile)
-        return [(rows, columns), (columns, rows)] if mirrored else [(rows, columns)]
+        return self.tile_grid.regions(tile)
 
     def tiles(self) -> Iterator[Tile]:
-        """Every tile once, row by row, every second row backwards: consecutive tiles share a row or a column."""
-        grid_columns = self.grid[1]
-        for index in range(self.tile_count):
-            if self.symmetric:
-                i, j = triangle_position(index)
-            else:
-                i, j = divmod(index, grid_columns)
-                if i % 2:
-                    j = grid_columns - 1 - j
-            row, column = i * self.tile_rows, j * self.tile_columns
-            yield Tile(
-                index,
-                i,
-                j,
-                row,
-                min(row + self.tile_rows, self.m),
-                column,
-                min(column + self.tile_columns, self.n),
-            )
+        """Every tile once, in the order of work."""
+        return self.tile_grid.tiles()
 
     def looks(self, tile: Tile) -> tuple[bool, bool]:
         """Whether this tile looks at its panels of A, and at those of B, for all the tiles that multiply them; nobody
-        looks at B where it is A."""
+        looks at B where it is A.
+
+        The first column, and row, of tiles lies in that of any larger tiles they are cut from. So where finished larger
+        tiles are kept, what these have looked at is not looked at again, and the rest is.
+        """
         return tile.j == 0, tile.i == 0 and not self.symmetric
 
     def cells(self, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
@@ -298,6 +268,11 @@ class MatmulPlan:
                     + (
                         f", the {self.tile_count} on and below the diagonal computed and mirrored,"
                         if self.symmetric and self.tile_count > 1
+                        else ""
+                    )
+                    + (
+                        f", cut from an earlier run's of {self.within[-1][0]} × {self.within[-1][1]},"
+                        if self.within
                         else ""
                     )
                     + f" for {counted(self.workers, 'worker')}"
@@ -382,7 +357,8 @@ def plan_tiles(
 
     The depth of the panels depends on the matrices, their chunks and the memory, never on the number of workers, so
     every element's sum is cut at the same places however many workers share the tiles. ``keep`` is the geometry of an
-    earlier run: it is used if it fits into memory and its tiles and cells are whole stored pieces of C.
+    earlier run: it is used if it fits into memory, else each of its tiles is cut into smaller ones that do. It is
+    ignored where its tiles and cells are not whole stored pieces of C.
 
     Raises
     ------
@@ -403,30 +379,24 @@ def plan_tiles(
         keep = None  # two tasks would write the same stored piece, or a piece would lie in two cells
     items = a.dtype.itemsize, b.dtype.itemsize, accumulator_dtype(c_dtype).itemsize
     transposed = transpose_a, transpose_b
-    depth = (
-        keep.panel_depth if keep else panel_depth(a, b, items, transposed, unit, limits, symmetric=symmetric)
-    )
-    memory = Memory(
-        (m, n),
-        items,
-        depth,
-        transposed,
-        limits,
-        (keep.cell_rows, keep.cell_columns) if keep else None,
-        symmetric,
-    )
-    if keep and memory.nbytes(keep.tile_rows, keep.tile_columns, 1) > limits.device_nbytes:
-        anew = partial(plan_tiles, transpose_a=transpose_a, transpose_b=transpose_b, symmetric=symmetric)
-        return anew(a, b, c_dtype, c_unit, limits)
-    exact = c_dtype.kind in "iub"
-    best = keep or best_geometry(a, b, unit, memory, limits, exact=exact)
+    cell = (keep.cell_rows, keep.cell_columns) if keep else None
+    best = keep
+    memory = Memory((m, n), items, keep.panel_depth if keep else 1, transposed, limits, cell, symmetric)
+    if best is None or memory.nbytes(best.tile_rows, best.tile_columns, 1) > limits.device_nbytes:
+        depth = panel_depth(a, b, items, transposed, unit, limits, symmetric=symmetric)
+        memory = replace(memory, depth=depth, cell=None)
+        if keep:
+            best = finer_geometry(a, b, unit, memory, limits, keep)
+        else:
+            best = best_geometry(a, b, unit, memory, limits, exact=c_dtype.kind in "iub")
     if best is None:
         fitting = fitting_unit(a, b, c_dtype, unit, limits, transposed, symmetric=symmetric)
         raise _no_tile_fits(memory, c_unit, unit, fitting)
-    tile_rows, tile_columns, _, k_parts, cell_rows, cell_columns = best
-    memory = replace(memory, cell=(cell_rows, cell_columns))
-    if memory.tile_count(tile_rows, tile_columns) * k_parts > MOST_TILES:
-        raise _too_many_tiles(memory, best)
+    tile_rows, tile_columns, depth, k_parts, cell_rows, cell_columns, within = best
+    memory = replace(memory, depth=depth, cell=(cell_rows, cell_columns))
+    count = TileGrid.of((m, n), best, symmetric=symmetric).count * k_parts
+    if count > MOST_TILES:
+        raise _too_many_tiles(memory, best, count)
     held = hold(memory, best, ceil_div(k, depth), limits.workers)
     read, decoded = reads(a, b, memory, best, held)
     threads = limits.read_threads + limits.write_threads
@@ -495,6 +465,7 @@ def plan_tiles(
         write_nbytes=m * n * c_dtype.itemsize,
         bound_nbytes=min(bound, read),
         operations=n * (n + 1) * k if symmetric else 2 * m * n * k,
+        within=within,
     )
 
 
@@ -540,10 +511,11 @@ def fitting_unit(
 
 
 def _cuts_between(geometry: Geometry, sides: tuple[int, int], c_unit: tuple[int, int]) -> bool:
-    """Whether the tiles and cells of a geometry consist of whole stored pieces of C."""
+    """Whether the tiles and cells of a geometry, and the tiles they are cut from, are of whole stored pieces of C."""
     return not any(
         length < side and length % unit
         for lengths in (
+            *geometry.within,
             (geometry.tile_rows, geometry.tile_columns),
             (geometry.cell_rows, geometry.cell_columns),
         )
@@ -552,7 +524,8 @@ def _cuts_between(geometry: Geometry, sides: tuple[int, int], c_unit: tuple[int,
 
 
 def _is_square(geometry: Geometry) -> bool:
-    return geometry.tile_rows == geometry.tile_columns and geometry.cell_rows == geometry.cell_columns
+    lengths = *geometry.within, geometry[:2], (geometry.cell_rows, geometry.cell_columns)
+    return all(rows == columns for rows, columns in lengths)
 
 
 def _no_tile_fits(
@@ -575,11 +548,10 @@ def _no_tile_fits(
     )
 
 
-def _too_many_tiles(memory: Memory, geometry: Geometry) -> PlanError:
-    """The error that says how many tiles there would be, and what makes them fewer."""
+def _too_many_tiles(memory: Memory, geometry: Geometry, count: int) -> PlanError:
+    """The error that says how many tiles, or parts of them, there would be, and what makes them fewer."""
     limits = memory.limits
     rows, columns = geometry.tile_rows, geometry.tile_columns
-    count = memory.tile_count(rows, columns) * geometry.k_parts
     if 2 * memory.nbytes(rows, columns, 1) > limits.device_nbytes:
         # A quarter more than in proportion: tiles consist of whole stored pieces of C.
         enough = 5 * limits.device_nbytes * ceil_div(count, MOST_TILES) // 4

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.pipeline.plan.grid import Cuts, TileGrid
 from tilewright.pipeline.plan.inputs import Columns, Geometry, StoredMatrix
 from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory
 
@@ -36,7 +37,8 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
     tiles to be written while others are multiplied. ``workers`` share the tiles."""
     limits, (m, n) = memory.limits, memory.sides
     rows, columns, k_parts = geometry.tile_rows, geometry.tile_columns, geometry.k_parts
-    grid = ceil_div(m, rows), ceil_div(n, columns)
+    tile_grid = TileGrid.of(memory.sides, geometry, symmetric=memory.symmetric)
+    grid = tile_grid.shape
     panel_a, panel_b, tile_nbytes = memory.nbytes_of_each(rows, columns)
     c_buffers = min(limits.tile_buffers, 2)
     if memory.nbytes(rows, columns, c_buffers) > limits.device_nbytes:
@@ -57,7 +59,7 @@ def hold(memory: Memory, geometry: Geometry, panel_count: int, workers: int) -> 
     peak = needed if m and n else 0
     peak += (a_buffers - PANEL_BUFFERS) * panel_a + (b_buffers - PANEL_BUFFERS) * panel_b
     if peak and not limits.on_host and k_parts == 1:
-        each = ceil_div(memory.tile_count(rows, columns), workers)  # tiles of a worker
+        each = ceil_div(tile_grid.count, workers)  # tiles of a worker
         more = min(limits.tile_buffers, each) - c_buffers
         more = max(0, min(more, (limits.device_nbytes - peak) // tile_nbytes))
         c_buffers, peak = c_buffers + more, peak + more * tile_nbytes
@@ -167,35 +169,36 @@ def reads(
 ) -> tuple[int, int]:
     """Bytes of A and B that are read, and bytes decoded for that: whole stored pieces, even where tiles cut them."""
     m, n, k = a.rows, b.columns, a.columns
-    tile_columns, depth = geometry.tile_columns, geometry.panel_depth
+    depth = geometry.panel_depth
     item_a, item_b = a.dtype.itemsize, b.dtype.itemsize
-    stride_a, stride_b = memory.strides(geometry.tile_rows, tile_columns)
-    columns = touched = start = 0
+    stride_a, stride_b = memory.strides(geometry.tile_rows, geometry.tile_columns)
+    cuts = TileGrid.of((m, n), geometry)
+    columns = touched = start = place = 0
     for alike in held.b_reads:
-        stop = min(start + alike.number * tile_columns, n)
+        place += alike.number
+        stop = cuts.columns.start(place)
         columns += alike.reads * (stop - start)
-        touched += alike.reads * _touched(start, stop, tile_columns, stride_b, n, b.step(1))
+        touched += alike.reads * _touched(start, stop, cuts.columns, stride_b, b.step(1))
         start = stop
+    rows = _touched(0, m, cuts.rows, stride_a, a.step(0)) if geometry.within else a.touched(0, stride_a)
     read = m * k * item_a * held.a_reads + k * columns * item_b
-    decoded = (
-        a.touched(0, stride_a) * a.touched(1, depth) * item_a * held.a_reads
-        + b.touched(0, depth) * touched * item_b
-    )
+    decoded = rows * a.touched(1, depth) * item_a * held.a_reads + b.touched(0, depth) * touched * item_b
     return read, decoded if m and n else 0
 
 
-def _touched(start: int, stop: int, tile: int, stride: int, side: int, unit: int) -> int:
-    """Elements in the whole stored units that tiles touch from one edge of a tile to another, where an axis of ``side``
-    elements is cut into tiles and each tile into strides.
+def _touched(start: int, stop: int, cuts: Cuts, stride: int, unit: int) -> int:
+    """Elements in the whole stored units that tiles touch from one edge of a tile to another, where an axis is cut into
+    tiles and each tile into strides.
 
     Counted for all tiles at once: a unit that a cut goes through is touched once more for it.
     """
+    side, period = cuts.length, cuts.strides[0]
     last = side // unit * unit  # the last unit is cut short by the matrix
     touched = min(round_up(stop, unit), side) - start // unit * unit
-    for offset in range(0, tile, stride):
-        in_last = _count(offset, tile, max(start, last), stop) if last < stop else 0
-        at_edges = _count_multiples(offset, tile, unit, start, stop)
-        through = _count(offset, tile, start, stop) - at_edges - in_last
+    for offset in cuts.within_longest(stride):
+        in_last = _count(offset, period, max(start, last), stop) if last < stop else 0
+        at_edges = _count_multiples(offset, period, unit, start, stop)
+        through = _count(offset, period, start, stop) - at_edges - in_last
         touched += through * unit + in_last * (side - last)
     return touched
 

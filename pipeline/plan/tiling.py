@@ -18,6 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tilewright.kernels.numbers import ceil_div, round_up
+from tilewright.pipeline.plan.grid import TileGrid, nest
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
 from tilewright.pipeline.plan.layout import PANEL_BUFFERS, Memory, triangle_area, triangle_count
 from tilewright.pipeline.plan.residency import hold, reads
@@ -279,6 +280,57 @@ def best_geometry(
     return Geometry(best.rows, best.columns, memory.depth, best.k_parts, cell_rows, cell_columns)
 
 
+def finer_geometry(
+    a: StoredMatrix,
+    b: StoredMatrix,
+    c_unit: tuple[int, int],
+    memory: Memory,
+    limits: Limits,
+    keep: Geometry,
+) -> Geometry | None:
+    """Sides of the tiles that those of an earlier run are cut into where these do not fit any more; None: nothing
+    fits.
+
+    One of the earlier tiles is planned as a product of its own, for its share of the workers, and all are cut alike.
+    Where they consist of several cells that fit, the new ones consist of the same, so that the bits are the same too.
+    """
+    sides = min(keep.tile_rows, a.rows), min(keep.tile_columns, b.columns)
+    count = max(1, TileGrid.of(memory.sides, keep, symmetric=memory.symmetric).count)
+    share = replace(limits, workers=ceil_div(limits.workers, count), tiles=ceil_div(limits.tiles, count))
+    rows, columns = replace(a, rows=sides[0]), replace(b, columns=sides[1])
+
+    def cut(unit: tuple[int, int], memory: Memory) -> Geometry | None:
+        one = best_geometry(rows, columns, unit, memory, share, exact=True)
+        if one is not None and memory.symmetric and sides != memory.sides:
+            one = _in_equal_parts(one, sides[0], unit[0])
+            if memory.nbytes(one.tile_rows, one.tile_columns, 1) > limits.device_nbytes:
+                return None
+        if one is None:
+            return None
+        return one._replace(
+            within=nest(memory.sides, (*keep.within, sides), (one.tile_rows, one.tile_columns))
+        )
+
+    cell = keep.cell_rows, keep.cell_columns
+    in_cells = cut(cell, replace(memory, depth=keep.panel_depth, cell=cell)) if cell != sides else None
+    if in_cells is None:
+        return cut(c_unit, memory)
+    return in_cells._replace(k_parts=keep.k_parts, cell_rows=cell[0], cell_columns=cell[1])
+
+
+def _in_equal_parts(geometry: Geometry, side: int, unit: int) -> Geometry:
+    """The same for square tiles whose side divides ``side``, of whole units: as long as it was, or shorter.
+
+    The tile that gives its mirror image too is transposed where it lies in memory, in a square of its columns: so in a
+    symmetric C only the last row of tiles may be lower than others, and no column narrower.
+    """
+    parts = ceil_div(side, geometry.tile_rows)
+    while side // unit % parts:
+        parts += 1
+    length = side // parts
+    return geometry._replace(tile_rows=length, tile_columns=length, cell_rows=length, cell_columns=length)
+
+
 def _best_cell(
     memory: Memory,
     c_unit: tuple[int, int],
@@ -396,6 +448,7 @@ def _search_grid(
     panel_count = ceil_div(k, memory.depth)
     a_nbytes, b_nbytes = m * k * item_a, n * k * item_b
     a_line, b_line = a.touched(1, memory.depth) * item_a, b.touched(0, memory.depth) * item_b
+    alone = memory if memory.sides == (m, n) else replace(memory, sides=(m, n))
     best: tuple[float, int, int, int] | None = None
     found: _Grid | None = None
 
@@ -457,7 +510,7 @@ def _search_grid(
                     and (best is None or all_read * longer <= best[0])
                 ):
                     geometry = Geometry(rows, columns, memory.depth, parts, rows, columns)
-                    held = hold(memory, geometry, panel_count, 1)
+                    held = hold(alone, geometry, panel_count, 1)
                     all_read += more_a * held.a_reads + more_b * held.b_reads_of_all // actual_columns
                 cost = (all_read * longer, tasks, abs(rows - columns), rows)
                 if best is None or cost < best:

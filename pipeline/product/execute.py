@@ -28,7 +28,8 @@ from tilewright.pipeline.events import (
     on_lost,
     on_waiting,
 )
-from tilewright.pipeline.plan.product import MatmulPlan, Tile
+from tilewright.pipeline.plan.grid import Tile
+from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import NOTHING_FOUND, THREADS, Found, PanelContent, Product, TileReport
 from tilewright.pipeline.product.placement import Placement
 from tilewright.pipeline.product.verify import Verification

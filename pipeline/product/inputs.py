@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeAlias
@@ -219,6 +219,7 @@ class InputWatch:
         finished: MutableMapping[int, Any],
         past: Mapping[str, Hashes],
         whereabouts: str,
+        with_others: Callable[[Mapping[int, Any], Iterable[int]], set[int]] = lambda _, lost: set(lost),
     ) -> None:
         self._client, self._plan, self._tell = client, plan, tell
         self._arrays = {role: roles[role] for role in ("A" if plan.symmetric else "AB")}
@@ -226,7 +227,7 @@ class InputWatch:
         self._known = KnownContent(past)
         self._past = finished
         self._done: set[int] = set()
-        self._whereabouts = whereabouts
+        self._whereabouts, self._with_others = whereabouts, with_others
         self.record: InputRecord | None = None
         """Where what is read is kept, once there is such a place."""
 
@@ -261,7 +262,7 @@ class InputWatch:
             f" what {counted(count, 'finished tile')} of an earlier run were computed from, to compare it"
         )
         compared = self._compare(list(reasons), self._past)
-        for index in compared.lost:
+        for index in self._with_others(self._past, compared.lost):
             del self._past[index]
         if not compared.lost:
             self._tell.say(f"{compared.told}: all of it is the same, and every tile is kept")
@@ -335,7 +336,7 @@ class InputWatch:
 
     def withdraw(self, lost: Iterable[int]) -> None:
         """Tiles that no longer belong to the product, or are damaged."""
-        for index in sorted(lost):
+        for index in sorted(self._with_others(self._past, lost)):
             self._past.pop(index, None)
             self._done.discard(index)
             if self.record is not None:

@@ -6,8 +6,7 @@ What it plans is in `request`, what runs the tiles in `execute`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -45,7 +44,17 @@ from tilewright.pipeline.product.findings import (
     wrap_note,
 )
 from tilewright.pipeline.product.inputs import Fingerprint, InputWatch, fingerprint
-from tilewright.pipeline.product.ledger import FILE_NAME, Ledger, Past, Stored, read_past
+from tilewright.pipeline.product.kept import (
+    NONE_KEPT,
+    Kept,
+    check_same_bits,
+    goes_on,
+    kept_note,
+    kept_tiles,
+    with_their_groups,
+    would_keep_note,
+)
+from tilewright.pipeline.product.ledger import FILE_NAME, Ledger, Past, read_past
 from tilewright.pipeline.product.mend import Check, mended
 from tilewright.pipeline.product.output import (
     Output,
@@ -59,7 +68,6 @@ from tilewright.pipeline.product.verify import Verification
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import masks_of, product_names
-from tilewright.pipeline.store.objects import fault_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
@@ -101,23 +109,15 @@ def multiply(request: Request) -> MatmulRun:
         workers_held(client, waiting=on_waiting(request.listener, "matmul", "ends it")),
     ):
         facts = survey(client, request.device, loops=loops)
-        factors = _as_computed(factors, facts)
         ask = partial(ask_all, client)
         check_read_alike(ask, shared)
         for note in check_written_alike(ask, out):
             tell.warn(note)
-        job = Job(client, request, out, factors, _fingerprint(factors, facts), tell)
+        job = Job(client, request, out, _as_computed(factors, facts), _fingerprint(factors), tell)
         try:
             return _attempt(job, facts)
         except _TooLarge as failed:
             first = failed
-        done, count = _recorded(job), first.plan.tile_count
-        if 2 * done >= count:
-            raise _out_of_memory(
-                first,
-                f"a smaller one would have to give up its {done} finished tiles of {count}; they are kept, and the"
-                " same command goes on with them",
-            ) from first.error
         on_all(client, tasks.release_memory)
         facts = survey(
             client, request.device, loops=loops
@@ -125,7 +125,7 @@ def multiply(request: Request) -> MatmulRun:
         try:
             return _attempt(job, facts, failed=first.plan)
         except PlanError as error:
-            raise _out_of_memory(first, f"no plan of half of that fits: {error}") from error
+            raise _out_of_memory(first, f"no plan of half of that will do: {error}") from error
         except _TooLarge as second:
             raise _out_of_memory(second, f"the plan before it took {_peak(first.plan)}") from second.error
 
@@ -151,36 +151,39 @@ def plan_only(request: Request) -> MatmulPlan:
     if note := wrap_note(factors):
         tell.warn(note)
     facts = _survey_for_plan(request, request.cluster)
-    factors = _as_computed(factors, facts)
     past, kept = None, None
     # A digest takes a look at every file of A and B, so it is made only where there is something to compare it with.
     found = request.resume and _holds_record(out)
     looks = None
     if found:
-        now = _fingerprint(factors, facts)
+        now = _fingerprint(factors)
         looks = now.inputs
         try:
             past = _find_past(out, now.digest)
         except StoreError as error:
             found = False
             tell.warn(f"without --plan-only this would be refused: {error}")
+    factors = _as_computed(factors, facts)
     plan = plan_for(factors, out, facts, past, verify=request.verify)
-    if past is not None and _goes_on(plan, past):
+    if past is not None and goes_on(plan, past):
         try:
+            if request.same_bits:
+                check_same_bits(plan, past)
             kept = _kept(out, factors, plan, past)
-        except StoreError as error:
+        except (PlanError, StoreError) as error:
             found = False
             tell.warn(f"without --plan-only this would be refused: {error}")
-    if kept:
-        tiles = counted(plan.tile_count, "tile")
-        same = past is not None and past.inputs == looks
+    if past is not None and kept is not None and kept.finished:
         condition = (
-            "" if same else " if A and B, which look otherwise now, prove to hold what it read of them"
+            ""
+            if past.inputs == looks
+            else "; if A and B, which look otherwise now, prove to hold what it read of them"
         )
-        tell.say(f"an earlier run finished {len(kept)} of {tiles}, which would be kept{condition}")
+        tell.say(would_keep_note(plan, past, kept) + condition)
     elif found and kept is None:
         tell.say("an earlier run left tiles that do not fit this product or its plan; they would be replaced")
-    tell.warn_once(cautions(factors, out, request.precision, facts, plan, kept or (), replaced=kept is None))
+    finished = kept.finished if kept is not None else ()
+    tell.warn_once(cautions(factors, out, request.precision, facts, plan, finished, replaced=kept is None))
     return plan
 
 
@@ -222,14 +225,14 @@ def _as_computed(factors: Factors, facts: list[WorkerFacts]) -> Factors:
     return replace(factors, precision="full") if facts[0].device == "cpu" else factors
 
 
-def _fingerprint(factors: Factors, facts: list[WorkerFacts]) -> Fingerprint:
-    """What the record of a product's finished tiles is compared by."""
+def _fingerprint(factors: Factors) -> Fingerprint:
+    """What the record of a product's finished tiles is compared by, of factors as they are asked for: where a CPU
+    computes in full what is asked of tensor cores, it goes on with their tiles, and they with its."""
     request = {
         "transpose": list(factors.transposed),
         "symmetric": factors.symmetric,
         "dtype": str(factors.dtype),
         "precision": factors.precision,
-        "device": facts[0].device,
         # Of the attributes, only what is stored with C or counted in its factors.
         "names": product_names(factors.a, factors.b, *factors.transposed),
         "masks": [repr(masks_of(array)) for array in (factors.a, factors.b)],
@@ -262,8 +265,8 @@ def _peak(plan: MatmulPlan) -> str:
 def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = None) -> MatmulRun:
     """Plan, run, verify and publish once.
 
-    ``failed`` is the plan under which a worker ran out of memory before: this one takes at most half of its memory, so
-    its tiles are others, and the finished ones of the failed plan are given up with their array.
+    ``failed`` is the plan under which a worker ran out of memory before: this one takes at most half of its memory, and
+    goes on with the finished tiles of the failed plan, as with those of any earlier run.
 
     Raises
     ------
@@ -273,13 +276,14 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
     """
     request, out, tell = job.request, job.out, job.tell
     most_nbytes = failed.device_peak_nbytes // 2 if failed is not None else None
-    resume = request.resume and failed is None
+    resume = request.resume or failed is not None
     past = _find_past(out, job.inputs.digest) if resume else None
     plan = plan_for(job.factors, out, facts, past, most_nbytes, verify=request.verify)
     if failed is not None:
-        tell.say(_goes_on_smaller(facts, failed, plan, _recorded(job)))
-    elif past is not None and not _goes_on(plan, past):
-        tell.say("an earlier run left tiles that do not fit the memory of this one; it starts anew")
+        tell.say(_goes_on_smaller(facts, failed, plan))
+    if past is not None and not goes_on(plan, past):
+        if past.finished:
+            tell.say("an earlier run left a record of tiles that C cannot have; it starts anew")
         past = None
     elif past is None and resume and _holds_record(out):
         tell.say(
@@ -289,11 +293,11 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
     tell.say(_choice(facts, plan))
     # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
     overwrite = request.overwrite or (failed is not None and store.local_path(out) is None)
-    output, resumed = _open_output(job, plan, past, overwrite)
-    if past is not None and past.finished and resumed is None:
+    output, found = _open_output(job, plan, past, overwrite)
+    if past is not None and past.finished and (found is None or not found.finished):
         tell.say("an earlier run left an array that is no more what it was; it starts anew")
     try:
-        return _fill(job, facts, plan, output, resumed)
+        return _fill(job, facts, plan, output, found)
     finally:
         output.release()
 
@@ -304,25 +308,25 @@ def _fill(
     """Compute the tiles that the output lacks, verify and publish. past: what is recorded of those that it has. Raises
     as `_attempt`."""
     client, request, factors, tell = job.client, job.request, job.factors, job.tell
-    recorded = past.finished if past is not None else {}
-    finished = _still_stored(output.array, recorded)
-    if len(finished) < len(recorded):
-        lost = counted(len(recorded) - len(finished), "tile")
+    if past is not None and request.same_bits:
+        check_same_bits(plan, past)
+    kept = kept_tiles(output.array, plan, past) if past is not None else NONE_KEPT
+    finished = dict(kept.finished)
+    earlier = past.recipes if past is not None and finished else ()
+    if past is not None and kept.earlier < len(past.finished):
+        lost = counted(len(past.finished) - kept.earlier, "tile")
         tell.say(
             f"{lost} of an earlier run lost stored pieces in {output.partial}, or parts of them, and will be"
             " computed again"
         )
     read = past.read if past is not None else {}
     watch = InputWatch(
-        client, factors.roles, plan, job.inputs, tell, finished, read, whereabouts=_whereabouts(output)
+        client, factors.roles, plan, job.inputs, tell, finished, read, _whereabouts(output), with_their_groups
     )
     if past is not None:
         watch.compare_past(past.inputs)
-    if finished:
-        rest = "it goes on with the rest"
-        if len(finished) == plan.tile_count:
-            rest = "only the check is left" if request.verify else "none is left to compute"
-        tell.say(f"an earlier run finished {len(finished)} of {counted(plan.tile_count, 'tile')}; {rest}")
+    if past is not None and finished:
+        tell.say(kept_note(plan, past, kept, verify=request.verify))
     tell.warn_once(cautions(factors, job.out, request.precision, facts, plan, finished))
     product = product_of(factors, facts, plan, output)
     with ExitStack() as stack:
@@ -336,6 +340,7 @@ def _fill(
                 plan,
                 finished,
                 output.array,
+                earlier=earlier,
                 request=job.inputs.request,
                 inputs=job.inputs.inputs,
                 read=watch.hashes(),
@@ -348,6 +353,9 @@ def _fill(
             keeping.settle({index: stored for index, stored in finished.items() if not stored.synced})
         keep = output.gathered.keep if output.gathered is not None else None
 
+        # A GPU's tiles may be less precise than what a CPU goes on with.
+        precise = all(recipe.on_host for recipe in (*earlier, plan.recipe))
+        checked = job if precise else replace(job, factors=replace(factors, precision=request.precision))
         computed: list[tuple[MatmulRun, Found]] = []
 
         def compute() -> None:
@@ -363,7 +371,7 @@ def _fill(
                 raise
 
         compute()
-        verification = _verified(job, plan, output, ledger, watch, compute) if request.verify else None
+        verification = _verified(checked, plan, output, ledger, watch, compute) if request.verify else None
         watch.check_stayed()
         run = reduce(MatmulRun.followed_by, (one for one, _ in computed))
         found = computed[0][1]
@@ -496,14 +504,10 @@ def _whereabouts(output: Output) -> str:
     )
 
 
-def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulPlan, given_up: int) -> str:
-    """One sentence about a plan that replaces one that was too large, and the tiles that it gives up."""
+def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulPlan) -> str:
+    """One sentence about a plan that replaces one that was too large."""
     place = "the GPU" if facts[0].device == "cuda" else "a worker"
-    lost = f"; the {given_up} tiles that were finished are given up" if given_up else ""
-    return (
-        f"{place} ran out of memory under a plan of {_peak(failed)} a worker; it goes on with one of"
-        f" {_peak(plan)}{lost}"
-    )
+    return f"{place} ran out of memory under a plan of {_peak(failed)} a worker; it goes on with one of {_peak(plan)}"
 
 
 def _recorded(job: Job) -> int:
@@ -527,11 +531,6 @@ def _holds_record(out: Source) -> bool:
         return False
 
 
-def _goes_on(plan: MatmulPlan, past: Past) -> bool:
-    """Whether the tiles that an earlier run finished are tiles of the plan."""
-    return plan.geometry == past.geometry and max(past.finished, default=0) < plan.tile_count
-
-
 def _open_output(
     job: Job, plan: MatmulPlan, past: Past | None, overwrite: bool
 ) -> tuple[Output, Past | None]:
@@ -547,7 +546,7 @@ def _open_output(
             except StoreError:
                 output.release()
                 raise
-            if past is not None and _fits(output.array, factors, plan) and _goes_on(plan, past):
+            if past is not None and _fits(output.array, factors, plan) and goes_on(plan, past):
                 return output, past
             output.release()
     output = create_output(
@@ -569,26 +568,14 @@ def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan) -> bool:
     return found == (plan.c_unit, (plan.m, plan.n), factors.dtype)
 
 
-def _kept(out: Source, factors: Factors, plan: MatmulPlan, past: Past) -> Collection[int] | None:
-    """The tiles of an earlier run that a run would keep, by index; None where it would begin anew. Raises StoreError
-    where it could not go on."""
+def _kept(out: Source, factors: Factors, plan: MatmulPlan, past: Past) -> Kept | None:
+    """The tiles of an earlier run that a run would keep; None where it would begin anew. Raises StoreError where it
+    could not go on."""
     path = store.local_path(out)
     array = open_growing(path, mode="r") if path is not None else None
     if array is None or not _fits(array, factors, plan):
         return None
-    return _still_stored(array, past.finished)
-
-
-def _still_stored(array: zarr.Array[Any], recorded: Mapping[int, Stored]) -> dict[int, Stored]:
-    """The recorded tiles whose stored objects are as long as they were: a missing one would read as zeros, a short one
-    not at all. Of those that a power cut may have taken, the checksums are compared, too."""
-
-    def is_whole(stored: Stored) -> bool:
-        return all(fault_of(array, one, whole=not stored.synced) is None for one in stored.objects)
-
-    with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-look") as pool:
-        whole = pool.map(is_whole, recorded.values())
-        return {index: stored for (index, stored), good in zip(recorded.items(), whole, strict=True) if good}
+    return kept_tiles(array, plan, past)
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:

@@ -23,6 +23,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
+from itertools import chain
 from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ import zarr
 
 from tilewright.kernels.passes.contents import NOTHING, Contents
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.plan.inputs import Geometry
+from tilewright.pipeline.plan.inputs import Geometry, Recipe
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Corners, Found
@@ -47,6 +48,16 @@ VERSION = 6
 """A record of another version is ignored: the run starts anew."""
 
 
+class Group(NamedTuple):
+    """The pieces of a larger tile, which are kept together or not at all: what was found in that, in A, B and C, is
+    with one of them (`kept.py`)."""
+
+    first: int
+    """The index of the one that it is with."""
+    size: int
+    """How many they are."""
+
+
 class Stored(NamedTuple):
     """What the record says of a finished tile."""
 
@@ -55,6 +66,8 @@ class Stored(NamedTuple):
     found: Found = NOTHING_FOUND
     synced: bool = True
     """Whether they have been forced to disk."""
+    group: Group | None = None
+    """Where it is a piece of a larger tile, which an earlier run finished: all pieces of that."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,7 @@ class Past:
     """What an earlier run left."""
 
     geometry: Geometry
-    """What a plan must keep to resume."""
+    """Of the tiles of ``finished``: what a plan must keep, or cut finer, to resume."""
     c_unit: tuple[int, int]
     """Sides of the stored pieces of C, of which each tile holds whole ones."""
     finished: Mapping[int, Stored]
@@ -79,6 +92,9 @@ class Past:
     """How A and B looked; None where that says nothing, since one of them changed while it was read."""
     read: Mapping[str, Hashes] = field(default_factory=dict)
     """Hashes of what was read of ``A`` and of ``B``."""
+    recipes: tuple[Recipe, ...] = ()
+    """By which the tiles were computed, from the first on: more than one where runs went on with other memory, or on
+    another kind of device."""
 
 
 def array_facts(array: zarr.Array[Any]) -> dict[str, Any]:
@@ -103,12 +119,13 @@ class Ledger:
         array: zarr.Array[Any] | None = None,
         name: str = FILE_NAME,
         *,
+        earlier: Sequence[Recipe] = (),
         request: Mapping[str, Any] | None = None,
         inputs: tuple[Appearance, Appearance] | None = None,
         read: Mapping[str, Hashes] | None = None,
     ) -> None:
-        """Begin the record in the output's folder, with what was asked for, the tiles that an earlier run finished, and
-        what is known of its inputs, as in ``Past``.
+        """Begin the record in the output's folder, with what was asked for, the tiles that earlier runs finished, as
+        tiles of this plan, and by which recipes, and what is known of its inputs, as in ``Past``.
 
         The whole record is rewritten and put in place in one step: a line appended after one that a crash tore would be
         lost with it.
@@ -121,10 +138,10 @@ class Ledger:
             "fingerprint": digest,
             "request": dict(request or {}),
             "tile": [plan.tile_rows, plan.tile_columns],
-            "panel_depth": plan.panel_depth,
-            "k_parts": plan.k_parts,
-            "cell": [plan.cell_rows, plan.cell_columns],
+            "within": [list(sides) for sides in plan.within],
             "c_unit": list(plan.c_unit),
+            **_entry(plan.recipe),
+            "earlier": [_entry(recipe) for recipe in dict.fromkeys(earlier) if recipe != plan.recipe],
             "array": array_facts(array) if array is not None else None,
         }
         of_inputs = [line for role, hashes in (read or {}).items() for line in _read_lines(role, hashes)]
@@ -207,7 +224,9 @@ class Ledger:
     def keep(self) -> None:
         """Put what an audit needs of the record into the output's folder, durably; the record itself stays. Raises as
         ``record``."""
-        bare = {index: stored._replace(found=NOTHING_FOUND) for index, stored in self._tiles.items()}
+        bare = {
+            index: stored._replace(found=NOTHING_FOUND, group=None) for index, stored in self._tiles.items()
+        }
         with self._writing():
             self._write_all(self._path.with_name(CHECKSUMS_NAME), [], bare)
 
@@ -252,9 +271,23 @@ def unsealed(line: str) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
+def _entry(recipe: Recipe) -> dict[str, Any]:
+    depth, k_parts, *cell, on_host = recipe
+    return {"panel_depth": depth, "k_parts": k_parts, "cell": cell, "device": "cpu" if on_host else "cuda"}
+
+
+def _recipe(entry: dict[str, Any]) -> Recipe:
+    """What an entry says. Raises KeyError, TypeError or ValueError for what no entry says."""
+    rows, columns = entry["cell"]
+    on_host = {"cpu": True, "cuda": False}[entry["device"]]
+    return Recipe(entry["panel_depth"], entry["k_parts"], rows, columns, on_host)
+
+
 def _line(index: int, stored: Stored) -> str:
     line: dict[str, Any] = {"tile" if stored.synced else "stored": index}
     line["objects"] = [[*one.place, one.nbytes, f"{one.checksum:016x}"] for one in stored.objects]
+    if stored.group is not None:
+        line["group"] = list(stored.group)
     if stored.found != NOTHING_FOUND:
         line["found"] = [
             list(astuple(contents)) for contents in (stored.found.a, stored.found.b, stored.found.c)
@@ -277,7 +310,10 @@ def _stored(entry: dict[str, Any]) -> Stored:
         if not all(map(_is_count, [*place, nbytes])):
             raise ValueError(f"{place} and {nbytes!r} are no place and no number of bytes")
         objects.append(StoredObject(tuple(place), nbytes, int(checksum, 16)))
-    return Stored(tuple(objects), Found(*told), "tile" in entry)
+    group = Group(*entry["group"]) if "group" in entry else None
+    if not all(map(_is_count, group or ())):
+        raise ValueError(f"{group} is no group of tiles")
+    return Stored(tuple(objects), Found(*told), "tile" in entry, group)
 
 
 def _read_lines(role: str, hashes: Hashes) -> Iterator[str]:
@@ -345,9 +381,9 @@ def read_record(path: Path) -> Past | None:
     try:
         if head is None or head["version"] != VERSION:
             return None
-        (rows, columns), (unit_rows, unit_columns), (cell_rows, cell_columns) = (
-            head[name] for name in ("tile", "c_unit", "cell")
-        )
+        (rows, columns), (unit_rows, unit_columns) = head["tile"], head["c_unit"]
+        recipes = *map(_recipe, head["earlier"]), _recipe(head)
+        within = tuple((larger, wider) for larger, wider in head["within"])
         inputs = None
         read: dict[str, dict[Corners, int]] = {"A": {}, "B": {}}
         for entry in entries:
@@ -363,7 +399,7 @@ def read_record(path: Path) -> Past | None:
                 index = entry["tile"] if "tile" in entry else entry["stored"]
                 finished[index] = _stored(entry)
         past = Past(
-            Geometry(rows, columns, head["panel_depth"], head["k_parts"], cell_rows, cell_columns),
+            Geometry(rows, columns, *recipes[-1][:4], within),
             (unit_rows, unit_columns),
             finished,
             head["array"],
@@ -373,8 +409,10 @@ def read_record(path: Path) -> Past | None:
             sum(entry is None for entry in entries[:-1]),
             inputs,
             read,
+            recipes,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    positive = all(isinstance(number, int) and number > 0 for number in past.geometry + past.c_unit)
+    numbers = rows, columns, *chain(*within, *(recipe[:4] for recipe in recipes)), *past.c_unit
+    positive = all(_is_count(number) and number > 0 for number in numbers)
     return past if positive and all(map(_is_count, past.finished)) else None

@@ -17,7 +17,8 @@ import numpy as np
 
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.plan.facts import Sharers, host_of
-from tilewright.pipeline.plan.product import MatmulPlan, Tile
+from tilewright.pipeline.plan.grid import Tile
+from tilewright.pipeline.plan.product import MatmulPlan
 
 
 def divide(plan: MatmulPlan, tiles: Iterable[Tile], workers: int) -> list[list[Tile]]:
@@ -60,9 +61,8 @@ class _Places(NamedTuple):
         i, j = (np.fromiter(map(attrgetter(side), tiles), np.int64, len(tiles)) for side in "ij")
         number = np.lexsort((j, i))
         i, j = i[number], j[number]
-        rows = np.minimum(plan.tile_rows, plan.m - i * plan.tile_rows)
-        columns = np.minimum(plan.tile_columns, plan.n - j * plan.tile_columns)
-        return cls(number, i, j, rows * columns)
+        rows, columns = (np.diff(cuts.starts()) for cuts in (plan.tile_grid.rows, plan.tile_grid.columns))
+        return cls(number, i, j, rows[i] * columns[j])
 
 
 def _deal(plan: MatmulPlan, places: _Places, workers: int, bands: int) -> np.ndarray:

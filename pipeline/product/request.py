@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from tilewright.kernels.gemm import check
 from tilewright.kernels.gemm.base import NUMPY_ELEMENTS, PRECISIONS
 from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.device_choice import DEVICES
+from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, ShapeError
@@ -80,6 +80,7 @@ class Request:
     verify: bool = True
     overwrite: bool = False
     durability: str = "full"
+    same_bits: bool = False
     listener: Listener = log_notices
 
     def checked(self) -> Request:
@@ -93,6 +94,7 @@ class Request:
             resume=check_flag("resume", self.resume),
             verify=check_flag("verify", self.verify),
             overwrite=check_flag("overwrite", self.overwrite),
+            same_bits=check_flag("same_bits", self.same_bits),
         )
 
 
@@ -213,13 +215,14 @@ def plan_for(
     """The plan of a product for workers such as these.
 
     ``out`` is where C goes, None where nobody said. ``past`` is what an earlier run left: its geometry is kept where
-    it fits. ``most_nbytes`` bounds the memory of tiles and panels whatever the workers and the caller allow.
-    ``verify`` is whether C is checked.
+    it fits, else its tiles are cut into smaller ones if some are finished. ``most_nbytes`` bounds the memory of tiles
+    and panels whatever the workers and the caller allow. ``verify`` is whether C is checked.
 
     Raises
     ------
     PlanError
-        No tile fits, or there would be too many, or the host's memory does not hold what a worker needs.
+        No tile fits, or there would be too many, or the host's memory does not hold what a worker needs; also where
+        that is so only of the stored pieces that C was begun with, and some tiles of it are finished.
     OutputError
         ``out`` is an open array that cannot take C.
     """
@@ -278,10 +281,17 @@ def plan_for(
         )
 
     if past is not None:
-        # C stays chunked as it was begun, under another memory limit too; where that plan does not fit, it starts anew.
-        with suppress(PlanError):
+        # C stays chunked as it was begun, under another memory limit too.
+        try:
             kept = make(past.c_unit, past.geometry)
-            if kept.geometry == past.geometry:
+        except PlanError as error:
+            if past.finished:
+                raise PlanError(
+                    f"{error}; an earlier run finished {counted(len(past.finished), 'tile')} of C in such pieces, which"
+                    " --no-resume (resume=False) gives up"
+                ) from error
+        else:
+            if kept.geometry == past.geometry or past.finished:
                 return kept
     return make(c_unit)
 

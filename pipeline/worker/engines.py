@@ -19,7 +19,7 @@ import numpy as np
 import zarr
 
 from tilewright.kernels.passes.contents import Contents, contents_of, overflow_of
-from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.store.arrays import place_of

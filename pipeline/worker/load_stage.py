@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import zarr
 
+from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.layout import Lines
-from tilewright.pipeline.plan.product import Tile
 from tilewright.pipeline.plan.told import Corners, PanelContent, Product
 from tilewright.pipeline.store.arrays import as_stored_matrix
 from tilewright.pipeline.store.content import panel_content

@@ -24,7 +24,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from tilewright.pipeline.plan.facts import Sharers
-from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.told import Product, TileReport
 from tilewright.pipeline.tracebacks import clear_frames
 from tilewright.pipeline.worker.compute_stage import ComputeStage

@@ -18,7 +18,7 @@ from tilewright.pipeline.cluster.pool import make_room
 from tilewright.pipeline.errors import DeviceMemoryError, RunEndedError
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.facts import Sharers
-from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.told import Found, Product, TileReport
 from tilewright.pipeline.thread_buffers import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory

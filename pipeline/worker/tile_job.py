@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.pipeline.events import Span
 from tilewright.pipeline.plan.facts import Sharers
-from tilewright.pipeline.plan.product import Tile
+from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, STAGES, THREADS, Found, PanelContent, TileReport
 from tilewright.pipeline.worker.panels import PanelBuffer, Placed

@@ -19,15 +19,18 @@ from tilewright.pipeline.plan.inputs import Limits, StoredMatrix
 from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import Found
+from tilewright.pipeline.product.kept import with_their_groups
 from tilewright.pipeline.product.ledger import (
     CHECKSUMS_NAME,
     FILE_NAME,
     VERSION,
+    Group,
     Ledger,
     Stored,
     read_past,
     read_record,
     sealed,
+    unsealed,
 )
 from tilewright.pipeline.store.appearance import Appearance
 
@@ -274,4 +277,50 @@ def test_a_full_disk_is_named(plan: MatmulPlan, tmp_path: Path, monkeypatch: pyt
         ledger.record(3, tile_of(10))
     ledger.close()
     with pytest.raises(StoreError, match=r"record of finished tiles.*No space left"):
-        Ledger(tmp_path, PRODUCT, plan)
+        Ledger(tmp_path, "abc", plan)
+
+
+def test_pieces_of_larger_tiles_are_read_with_their_group_and_how_they_were_computed(
+    plan: MatmulPlan, tmp_path: Path
+) -> None:
+    earlier = plan.recipe._replace(on_host=not plan.on_host)
+    pieces = {index: Stored((), group=Group(2, 3)) for index in (2, 3, 5)}
+    Ledger(tmp_path, "abc", plan, pieces, earlier=(earlier, plan.recipe)).close()
+    past = read_past(tmp_path, "abc")
+    assert past is not None
+    assert past.recipes == (earlier, plan.recipe)
+    assert past.geometry == plan.geometry
+    assert past.finished == pieces
+    assert with_their_groups(past.finished, []) == set()
+    assert with_their_groups(past.finished, [3]) == {2, 3, 5}
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes()[:-9])
+    torn = read_past(tmp_path, "abc")
+    assert torn is not None
+    assert with_their_groups(torn.finished, []) == {2, 3}, (
+        "what the third held may be counted with one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("device", "tpu"),
+        ("within", [[0, 10]]),
+        ("within", [10]),
+        ("cell", [10]),
+        ("panel_depth", True),
+        ("earlier", None),
+        ("earlier", [{"cell": [1, 1]}]),
+    ],
+)
+def test_a_head_that_says_what_no_plan_is_is_no_record(
+    name: str, value: Any, plan: MatmulPlan, tmp_path: Path
+) -> None:
+    Ledger(tmp_path, "abc", plan).close()
+    path = tmp_path / FILE_NAME
+    head = unsealed(path.read_text().splitlines()[0])
+    assert head is not None
+    del head["check"]
+    path.write_text(sealed(head | {name: value}) + "\n")
+    assert read_past(tmp_path, "abc") is None

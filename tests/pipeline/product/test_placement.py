@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 from tilewright.pipeline.cluster import pool, submit, watch
 from tilewright.pipeline.errors import ClusterError
+from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.inputs import Geometry, Limits, StoredMatrix
-from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
+from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.product.execute import run_placed
 from tilewright.pipeline.product.placement import Placement, divide
 from tilewright.pipeline.worker.panels import PanelCache

@@ -19,9 +19,10 @@ import pytest
 import zarr
 
 from tilewright.pipeline.plan.facts import WorkerFacts
+from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.inputs import Geometry, Limits
 from tilewright.pipeline.plan.layout import LINE_NBYTES
-from tilewright.pipeline.plan.product import MatmulPlan, Tile, plan_tiles
+from tilewright.pipeline.plan.product import MatmulPlan, plan_tiles
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.product.execute import covered
 from tilewright.pipeline.store.arrays import as_stored_matrix

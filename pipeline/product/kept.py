@@ -1,0 +1,175 @@
+"""What a run keeps of an earlier run of the same product: its finished tiles, in the tiles of a new plan.
+
+A plan with other tiles than C was begun with has tiles that those are made of (`plan/grid.py`). What the record says of
+a finished tile is handed on to its pieces.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import zarr
+
+from tilewright.kernels.numbers import counted
+from tilewright.pipeline import config
+from tilewright.pipeline.errors import PlanError
+from tilewright.pipeline.plan.grid import TileGrid
+from tilewright.pipeline.plan.inputs import Recipe
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.stored import StoredObject
+from tilewright.pipeline.plan.told import NOTHING_FOUND
+from tilewright.pipeline.product.ledger import Group, Past, Stored
+from tilewright.pipeline.store.objects import fault_of
+
+
+class Kept(NamedTuple):
+    """The finished tiles that are still stored."""
+
+    earlier: int
+    """How many they are of the earlier run's tiles."""
+    finished: Mapping[int, Stored]
+    """What the record says of the plan's tiles that they make up, by index."""
+
+
+NONE_KEPT = Kept(0, {})
+
+
+def grid_of(plan: MatmulPlan, past: Past) -> TileGrid:
+    """The tiles of the earlier run."""
+    return TileGrid.of((plan.m, plan.n), past.geometry, symmetric=plan.symmetric)
+
+
+def goes_on(plan: MatmulPlan, past: Past) -> bool:
+    """Whether the tiles that an earlier run finished consist of whole tiles of the plan."""
+    earlier = grid_of(plan, past)
+    return (
+        plan.c_unit == past.c_unit
+        and plan.tile_grid.refines(earlier)
+        and max(past.finished, default=-1) < earlier.count
+    )
+
+
+def kept_tiles(array: zarr.Array[Any], plan: MatmulPlan, past: Past) -> Kept:
+    """The recorded tiles whose stored objects are as long as they were, for a plan that `goes_on`: a missing one would
+    read as zeros, a short one not at all. Of those that a power cut may have taken, the checksums are compared, too."""
+
+    def is_whole(stored: Stored) -> bool:
+        return all(fault_of(array, one, whole=not stored.synced) is None for one in stored.objects)
+
+    with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-look") as pool:
+        looked_at = zip(past.finished, pool.map(is_whole, past.finished.values()), strict=True)
+        lost = with_their_groups(past.finished, [index for index, good in looked_at if not good])
+    whole = {index: stored for index, stored in past.finished.items() if index not in lost}
+    grid, earlier = plan.tile_grid, grid_of(plan, past)
+    return Kept(len(whole), whole if grid == earlier else in_pieces(whole, earlier, grid, past.c_unit))
+
+
+def in_pieces(
+    finished: Mapping[int, Stored], earlier: TileGrid, grid: TileGrid, c_unit: tuple[int, int]
+) -> dict[int, Stored]:
+    """What the record says of finished tiles, in the tiles of a grid that they are made of. ``c_unit`` is the sides of
+    a stored object of C."""
+    pieces = {tile.index: grid.inside(tile) for tile in earlier.tiles(finished)}
+    firsts = {index: stored.group.first if stored.group else index for index, stored in finished.items()}
+    counts = Counter[int]()
+    for index, first in firsts.items():
+        counts[first] += len(pieces[index])
+    made: dict[int, Stored] = {}
+    for index, stored in finished.items():
+        first = firsts[index]
+        group = Group(pieces[first][0], counts[first]) if counts[first] > 1 else None
+        objects: dict[int, list[StoredObject]] = {piece: [] for piece in pieces[index]}
+        for one in stored.objects:
+            i, j = grid.rows.place(one.place[0] * c_unit[0]), grid.columns.place(one.place[1] * c_unit[1])
+            objects[grid.index(max(i, j), min(i, j)) if grid.symmetric else grid.index(i, j)].append(one)
+        for piece, its in objects.items():
+            found = stored.found if piece == pieces[index][0] else NOTHING_FOUND
+            made[piece] = Stored(tuple(its), found, stored.synced, group)
+    return made
+
+
+def with_their_groups(finished: Mapping[int, Stored], lost: Iterable[int]) -> set[int]:
+    """Finished tiles that cannot be kept, and with each all pieces of the larger tile that it was cut from: nobody
+    knows which of them holds what was found in that. So it is too where the record has lost a piece."""
+    lost = set(lost)
+    counts = Counter(stored.group for stored in finished.values() if stored.group is not None)
+    torn = {group for group, count in counts.items() if count != group.size}
+    torn |= {group for index in lost if index in finished and (group := finished[index].group) is not None}
+    return lost | {index for index, stored in finished.items() if stored.group in torn}
+
+
+def check_same_bits(plan: MatmulPlan, past: Past) -> None:
+    """Raise PlanError where C would not get the bits that one plan gives: some of its tiles were computed by another.
+
+    Integers are exact, so they have the same bits by any plan.
+    """
+    recipes = list(dict.fromkeys((*past.recipes, plan.recipe)))
+    if np.dtype(plan.c_dtype).kind in "iub" or not past.finished or len(recipes) == 1:
+        return
+    done = counted(len(past.finished), "tile")
+    if len(past.recipes) > 1:
+        raise PlanError(
+            f"same_bits (--same-bits): the {done} that earlier runs finished are already of several plans"
+            f" ({'; '.join(map(told, past.recipes))}): leave it away to go on with them, or start over with --no-resume"
+            " (resume=False)"
+        )
+    found, asked = recipes
+    remedies = []
+    if found.on_host != asked.on_host:
+        remedies.append(f"use {'the CPU' if found.on_host else 'GPUs'} as then (--device)")
+    if found[:4] != asked[:4]:
+        remedies.append("give this run at least the memory of the earlier one (--device-memory)")
+    raise PlanError(
+        f"same_bits (--same-bits): an earlier run finished {done} ({told(found)}), and the rest would be rounded"
+        f" otherwise ({told(asked)}): {', and '.join(remedies)}, leave it away, or start over with --no-resume"
+        " (resume=False)"
+    )
+
+
+def told(recipe: Recipe) -> str:
+    """What decides the bits of some tiles, in words."""
+    return (
+        f"{recipe.cell_rows} × {recipe.cell_columns} at once, by panels of depth {recipe.panel_depth}"
+        + (f", with k in {recipe.k_parts} parts" if recipe.k_parts > 1 else "")
+        + f", on a {'CPU' if recipe.on_host else 'GPU'}"
+    )
+
+
+def kept_note(plan: MatmulPlan, past: Past, kept: Kept, *, verify: bool) -> str:
+    """One sentence about the tiles that a run keeps, and how it computes the rest."""
+    count = grid_of(plan, past).count
+    left = plan.tile_count - len(kept.finished)
+    rest = "it goes on with the rest"
+    if not left:
+        rest = "only the check is left" if verify else "none is left to compute"
+    elif count != plan.tile_count:
+        rest = (
+            "they are kept, and do not fit the memory of this one, which computes the rest in smaller ones of"
+            f" {plan.tile_rows} × {plan.tile_columns}: {left} are left"
+        )
+    note = f"an earlier run finished {kept.earlier} of {counted(count, 'tile')}; {rest}"
+    return note + (_other_bits(plan, past) if left else "")
+
+
+def would_keep_note(plan: MatmulPlan, past: Past, kept: Kept) -> str:
+    """The same of a run that is only planned."""
+    count = grid_of(plan, past).count
+    note = f"an earlier run finished {kept.earlier} of {counted(count, 'tile')}, which would be kept"
+    if count != plan.tile_count:
+        note += f", and the rest computed in smaller ones of {plan.tile_rows} × {plan.tile_columns}"
+    return note + (_other_bits(plan, past) if len(kept.finished) < plan.tile_count else "")
+
+
+def _other_bits(plan: MatmulPlan, past: Past) -> str:
+    """A clause about tiles that were computed by other plans, if that is to be seen in C."""
+    others = [recipe for recipe in dict.fromkeys(past.recipes) if recipe != plan.recipe]
+    if not others or np.dtype(plan.c_dtype).kind in "iub":
+        return ""
+    return (
+        f"; some of C is computed otherwise ({'; '.join(map(told, others))}) than the rest ({told(plan.recipe)}), and"
+        " may differ from it in the last bits (--same-bits refuses that)"
+    )
