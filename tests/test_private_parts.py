@@ -197,7 +197,21 @@ def zeroing_of_numba(folder: Path) -> bool:
     return list(inspect.signature(device_memset).parameters) == ["dst", "val", "size", "stream"]
 
 
+def questions_of_fsspec(folder: Path) -> bool:
+    """What file systems of servers answer on zarr's event loop; the public names wait on another."""
+    from fsspec.asyn import AsyncFileSystem
+
+    both = AsyncFileSystem._info, AsyncFileSystem._find
+    named = list(inspect.signature(AsyncFileSystem._find).parameters)
+    return all(map(inspect.iscoroutinefunction, both)) and named[:2] == ["self", "path"]
+
+
 PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
+    questions_of_fsspec: (
+        "fsspec's AsyncFileSystem._info, AsyncFileSystem._find",
+        "pipeline/store/appearance.py",
+        "_tags_by_fsspec",
+    ),
     pool_of_dask: (
         "distributed's ThreadPoolExecutor._threads, thread_state.proceed",
         "pipeline/cluster/pool.py",
@@ -250,7 +264,7 @@ PARTS: dict[Callable[[Path], bool], tuple[str, str, str]] = {
     zeroing_of_numba: ("numba-cuda's device_memset", "kernels/histograms/select.py", "clear"),
 }
 """Each with the file and the function that use it."""
-DOCUMENTED = {"_exit", "_replace", "_getvalue", "_handle", "_name"}
+DOCUMENTED = {"_exit", "_fields", "_replace", "_getvalue", "_handle", "_name"}
 """Of os, named tuples, Numba's struct proxies and ctypes."""
 OF_PEERS = {"_core", "_routines_linalg", "_int_mm"}
 """Of CuPy and PyTorch, which benchmarks compare with; a benchmark that cannot call them says so."""

@@ -28,7 +28,7 @@ from tests.workflows.test_matmul import (
     stop_at,
     stored_somehow,
 )
-from tilewright.pipeline.errors import DamagedError, PlanError, StoreError
+from tilewright.pipeline.errors import PlanError, StoreError
 from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product import output as outputs
@@ -351,9 +351,6 @@ def test_a_tile_that_lost_either_of_its_regions_is_computed_again(
         chunk.unlink()
     else:
         chunk.write_bytes(data[:-1] if damage == "short" else bytes(len(data)))
-    if damage == "zeros":  # as long as it was: only the check reads it
-        with pytest.raises(DamagedError, match="same command computes 1 tile of it again"):
-            tw.matmul(path, path, out, **options)
     run = tw.matmul(path, path, out, **options)
     assert run.resumed == count - 1
     assert_symmetric_product(zarr.open_array(out)[...], x)

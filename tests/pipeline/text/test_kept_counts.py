@@ -125,7 +125,7 @@ def paths(tmp_path: Path, rng: np.random.Generator) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by", ["byte", "bigram", "codepoint"])
 @pytest.mark.parametrize("per_document", [False, True])
 def test_a_count_stopped_behind_any_piece_goes_on(
