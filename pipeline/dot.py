@@ -146,7 +146,7 @@ class KeptParts:
 
     record: Record
     vectors: str
-    """Of both, as they are stored."""
+    """How both look, and which of their numbers are taken for missing ones, which are counted on the way."""
 
 
 @contextmanager
@@ -183,7 +183,9 @@ def open_parts(
         "tilewright": __version__,  # releases may sum in other orders
     }
     with open_record(path, head, resume=resume) as record:
-        yield KeptParts(record, json.dumps(vectors.looks))
+        # By their values: attributes, which name them, are no part of how an array looks.
+        masks = {role: repr((found.values, found.least, found.most)) for role, found in vectors.masks.items()}
+        yield KeptParts(record, json.dumps([vectors.looks, masks]))
 
 
 def multiply_vectors(
@@ -321,6 +323,8 @@ def _ranges(
     done = 0
     for entry in sorted(ours, key=itemgetter("start")):
         start, stop = entry["start"], entry["stop"]
+        if start < done:
+            continue  # of two runs at once, where a file system has shown them no lock
         ranges += _cut(done, start, step)
         known[len(ranges)] = _part_of(entry)
         ranges.append((start, stop))

@@ -37,8 +37,9 @@ from tilewright.pipeline.transfer.files import (
 MOST_DOCUMENTS = 4096
 """The most documents of one piece: opening more would take its task long, however small they are."""
 
-STEP_NBYTES = 2**18
-"""Bytes read at a time of which somebody wants a look: as much as stays in a core's cache until he has had it."""
+STEP_NBYTES = 2**20
+"""Bytes read at a time of which somebody wants a look: as much as stays in a core's cache until he has had it, and
+enough that two threads spend little time on passing the interpreter's lock back and forth."""
 
 Look = Callable[[memoryview], object]
 """Is called with stored bytes in the order in which they stand in their file, as they are read."""

@@ -1,8 +1,9 @@
 """Fingerprints of what was read of a piece: by them a file that only got other times is known for what it was.
 
-XXH3 with 64 bits, of the bytes as they are stored, in the steps in which they are read (`corpus.STEP_NBYTES`), while
-they are in a core's cache: that costs a fiftieth of counting bytes. It tells files that changed by chance or by use
-from those that did not, and no file that somebody made to look like another.
+XXH3 with 64 bits, of the bytes as they are stored, in the steps in which they are read (`corpus.STEP_NBYTES`). That
+takes an eighth of the CPU time of counting bytes from the page cache, less of other kinds, and nothing where a disk is
+waited for. It tells files that changed by chance or by use from those that did not, and no file that somebody made to
+look like another.
 """
 
 from __future__ import annotations

@@ -379,6 +379,32 @@ def test_pieces_of_vectors_that_were_written_to_are_multiplied_anew(
         kept_product(client, paths, state, ignore, "complex128")
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_pieces_hold_for_the_numbers_that_were_missing_then(client: Client, tmp_path: Path) -> None:
+    """Attributes change neither a stored number nor how the files look, and what is counted all the same."""
+    paths, state = [tmp_path / "x", tmp_path / "y"], tmp_path / "state"
+    arrays = [store(path, np.arange(500) % 5, 100, attributes={"_FillValue": 2}) for path in paths]
+    assert kept_product(client, paths, state, ignore).masked == (100, 100)
+    arrays[0].update_attributes({"_FillValue": 7})
+    assert kept_product(client, paths, state, ignore).masked == (0, 100)
+    told: list[Event] = []
+    arrays[0].update_attributes({"units": "m"})
+    assert kept_product(client, paths, state, told.append).masked == (0, 100)
+    assert not [event for event in told if isinstance(event, UnitDone)], "that says nothing of any number"
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_piece_that_is_kept_twice_counts_once(client: Client, tmp_path: Path) -> None:
+    """Of two runs at once, where a file system has shown them no lock."""
+    paths, state = [tmp_path / "x", tmp_path / "y"], tmp_path / "state"
+    for path in paths:
+        store(path, np.arange(500), 100)
+    expected = kept_product(client, paths, state, ignore).value
+    head, *lines = state.read_bytes().splitlines(keepends=True)
+    state.write_bytes(b"".join([head, *lines, *lines]))
+    assert kept_product(client, paths, state, ignore).value == expected
+
+
 def test_vectors_of_which_nothing_says_whether_they_changed_keep_no_pieces(
     client: Client, tmp_path: Path
 ) -> None:
