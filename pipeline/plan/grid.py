@@ -158,6 +158,11 @@ class TileGrid:
         grid_columns = self.columns.count
         return i * grid_columns + (grid_columns - 1 - j if i % 2 else j)
 
+    def holding(self, row: int, column: int) -> int:
+        """The index of the tile that gives this element of C."""
+        i, j = self.rows.place(row), self.columns.place(column)
+        return self.index(max(i, j), min(i, j)) if self.symmetric else self.index(i, j)
+
     def inside(self, tile: Tile) -> list[int]:
         """The indices of the tiles that make up a tile of a grid that this one `refines`."""
         rows = range(self.rows.place(tile.row_start), self.rows.place(tile.row_stop - 1) + 1)

@@ -262,7 +262,8 @@ class InputWatch:
             f" what {counted(count, 'finished tile')} of an earlier run were computed from, to compare it"
         )
         compared = self._compare(list(reasons), self._past)
-        for index in self._with_others(self._past, compared.lost):
+        given_up = self._with_others(self._past, compared.lost)
+        for index in given_up:
             del self._past[index]
         if not compared.lost:
             self._tell.say(f"{compared.told}: all of it is the same, and every tile is kept")
@@ -272,7 +273,7 @@ class InputWatch:
             why.append(
                 f"of {counted(len(compared.unknown), 'tile')} it is not recorded what was read, as on a GPU it never is"
             )
-        lost = f"{len(compared.lost)} of {counted(count, 'finished tile')}"
+        lost = f"{len(given_up)} of {counted(count, 'finished tile')}"
         self._tell.say(f"{compared.told}: {'; '.join(why)}; {lost} are computed again")
 
     def see(self, index: int, contents: Sequence[PanelContent]) -> None:
@@ -285,7 +286,7 @@ class InputWatch:
         if seen.torn:
             self._refuse(self._dependent(seen.torn), self._shown(seen.torn), seen.torn)
         if seen.changed:
-            stale = self._dependent(seen.changed) & self._past.keys()
+            stale = self._with_others(self._past, self._dependent(seen.changed) & self._past.keys())
             self.withdraw(stale)
             if stale:
                 self._tell.say(
@@ -319,6 +320,7 @@ class InputWatch:
 
     def _refuse(self, lost: set[int], shown: list[str], roles: Iterable[str]) -> NoReturn:
         """Raise StoreError about inputs that changed, once the tiles that depend on that are withdrawn."""
+        lost = self._with_others(self._past, lost)
         kept = len(self._past) + len(self._done) - len(lost)
         self.withdraw(lost)
         if self.record is not None:

@@ -48,6 +48,7 @@ from tilewright.pipeline.product.kept import (
     NONE_KEPT,
     Kept,
     check_same_bits,
+    count_earlier,
     goes_on,
     kept_note,
     kept_tiles,
@@ -312,7 +313,6 @@ def _fill(
         check_same_bits(plan, past)
     kept = kept_tiles(output.array, plan, past) if past is not None else NONE_KEPT
     finished = dict(kept.finished)
-    earlier = past.recipes if past is not None and finished else ()
     if past is not None and kept.earlier < len(past.finished):
         lost = counted(len(past.finished) - kept.earlier, "tile")
         tell.say(
@@ -326,7 +326,9 @@ def _fill(
     if past is not None:
         watch.compare_past(past.inputs)
     if past is not None and finished:
+        kept = Kept(count_earlier(plan, past, finished), finished)
         tell.say(kept_note(plan, past, kept, verify=request.verify))
+    earlier = past.recipes if past is not None and finished else ()
     tell.warn_once(cautions(factors, job.out, request.precision, facts, plan, finished))
     product = product_of(factors, facts, plan, output)
     with ExitStack() as stack:

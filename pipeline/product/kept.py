@@ -84,8 +84,7 @@ def in_pieces(
         group = Group(pieces[first][0], counts[first]) if counts[first] > 1 else None
         objects: dict[int, list[StoredObject]] = {piece: [] for piece in pieces[index]}
         for one in stored.objects:
-            i, j = grid.rows.place(one.place[0] * c_unit[0]), grid.columns.place(one.place[1] * c_unit[1])
-            objects[grid.index(max(i, j), min(i, j)) if grid.symmetric else grid.index(i, j)].append(one)
+            objects[grid.holding(one.place[0] * c_unit[0], one.place[1] * c_unit[1])].append(one)
         for piece, its in objects.items():
             found = stored.found if piece == pieces[index][0] else NOTHING_FOUND
             made[piece] = Stored(tuple(its), found, stored.synced, group)
@@ -162,6 +161,14 @@ def would_keep_note(plan: MatmulPlan, past: Past, kept: Kept) -> str:
     if count != plan.tile_count:
         note += f", and the rest computed in smaller ones of {plan.tile_rows} × {plan.tile_columns}"
     return note + (_other_bits(plan, past) if len(kept.finished) < plan.tile_count else "")
+
+
+def count_earlier(plan: MatmulPlan, past: Past, finished: Mapping[int, Stored]) -> int:
+    """How many of the earlier run's tiles a plan's finished ones make up."""
+    grid, earlier = plan.tile_grid, grid_of(plan, past)
+    if grid == earlier:
+        return len(finished)
+    return sum(grid.inside(tile)[0] in finished for tile in earlier.tiles(past.finished))
 
 
 def _other_bits(plan: MatmulPlan, past: Past) -> str:

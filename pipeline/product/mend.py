@@ -39,10 +39,11 @@ class Check:
 
     def wrong_tiles(self) -> set[int]:
         """Those with numbers that are not A times B's. Raises as `verify_product`."""
-        side = self.plan.tile_rows, self.plan.tile_columns
+        plan, grid = self.plan, self.plan.tile_grid
+        # Tiles that were cut from larger ones do not lie at multiples of their sides, but consist of stored pieces.
+        side = plan.c_unit if plan.within else (plan.tile_rows, plan.tile_columns)
         found = wrong_blocks(self.client, self.factors.a, self.factors.b, self.c, side, **self._options)
-        corners = {(top, left) for top, _, left, _ in found.wrong}
-        return {tile for tile, (rows, columns) in self._regions if (rows.start, columns.start) in corners}
+        return {grid.holding(top, left) for top, _, left, _ in found.wrong}
 
     def undecodable_tiles(self) -> set[int]:
         regions = self._regions

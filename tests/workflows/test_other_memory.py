@@ -22,7 +22,7 @@ from tests.workflows.test_matmul import (
     stop_at,
 )
 from tilewright.pipeline.errors import PlanError
-from tilewright.pipeline.events import Event, Notice, WorkPlanned
+from tilewright.pipeline.events import Caution, Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.plan.inputs import Geometry
 from tilewright.pipeline.product import job, ledger, mend
@@ -216,9 +216,9 @@ def test_tiles_are_cut_and_cut_again(
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("lost", [False, True], ids=["all pieces", "a piece lost"])
+@pytest.mark.parametrize("lost", ["nothing", "a piece", "a number of A"])
 def test_what_was_found_is_counted_once(
-    lost: bool, symmetric: bool, client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
+    lost: str, symmetric: bool, client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:
     """By the larger tiles, or by the smaller ones that are computed in the place of those that lost a piece."""
     a, b = (rng.integers(-99, 99, shape, dtype="i8") for shape in ((96, 80), (80, 64)))
@@ -232,14 +232,18 @@ def test_what_was_found_is_counted_once(
     stop_at(2, *paths, out, device_memory=10_000 if symmetric else TIGHT, **options)
     grouped = {index: stored for index, stored in recorded(out).finished.items() if stored.group is not None}
     assert len(grouped) > 1
-    if lost:
+    if lost == "a number of A":  # that only the first pieces of larger tiles are computed from
+        a[0, 0] = -1 if a[0, 0] != -1 else 5
+        zarr.open_array(paths[0], mode="r+")[0, 0] = a[0, 0]
+    if lost == "a piece":
         past = recorded(out)
         (row, column), *_ = sorted(pieces_of(past, (96, 96 if symmetric else 64)))
         place = row // past.c_unit[0], column // past.c_unit[1]
         (outputs.partial_path(out) / "c" / str(place[0]) / str(place[1])).unlink()
     events: list[Event] = []
     run = tw.matmul(*paths, out, device_memory=TIGHT, listener=events.append, **options)
-    assert ("lost stored pieces" in told(events)) is lost
+    assert ("lost stored pieces" in told(events)) is (lost == "a piece")
+    assert ("holds other numbers" in told(events)) is (lost == "a number of A")
     assert run.masked == {"A": (a == -1).sum(), "B": ((a if symmetric else b) == -1).sum()}
     np.testing.assert_array_equal(zarr.open_array(out)[...], a @ (a.T if symmetric else b))
 
@@ -255,8 +259,43 @@ def test_a_damaged_piece_takes_its_larger_tile_with_it(
     stop_at(DONE, *paths, out, device_memory=TIGHT, **options)
     chunk = outputs.partial_path(out) / "c" / "0" / "0"
     chunk.write_bytes(bytes(len(chunk.read_bytes())))
-    run = tw.matmul(*paths, out, device_memory=LESS, **options)  # type: ignore[arg-type]
-    assert run.resumed == 3 * DONE - 3, "of each larger tile's three pieces"
+    events: list[Event] = []
+    tw.matmul(*paths, out, device_memory=LESS, listener=events.append, **options)  # type: ignore[arg-type]
+    assert "1 of 48 tiles is bad" in "\n".join(
+        event.message for event in events if isinstance(event, Notice | Caution)
+    )
+    computed = [event for event in events if isinstance(event, UnitDone) and event.name == "matmul"]
+    assert len(computed) == 48 - 3 * DONE + 3
+    assert_product(zarr.open_array(out)[...], a, b)
+
+
+def test_a_wrong_tile_that_was_cut_from_a_larger_one_is_found(
+    client: Client,
+    tmp_path: Path,
+    small_chunks: None,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such tiles do not lie at multiples of their sides."""
+    a, b = numbers(rng, (112, 80), "f4"), numbers(rng, (80, 64), "f4")
+    paths, out = (put(tmp_path / "a", a, (8, 16)), put(tmp_path / "b", b)), tmp_path / "c"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu"}
+    stop_at(1, *paths, out, device_memory=20_000, **options)
+    spoiled: list[int] = []
+
+    def spoil(top: int, left: int, data: np.ndarray) -> np.ndarray:
+        if (top, left) != (104, 48) or spoiled:
+            return data
+        spoiled.append(top)
+        return data + 1
+
+    intercept_writes(monkeypatch, spoil)
+    events: list[Event] = []
+    run = tw.matmul(*paths, out, device_memory=15_000, listener=events.append, **options)
+    assert run.plan.within == ((56, 32),)
+    assert run.plan.tile_rows == 32
+    told = [event.message for event in events if isinstance(event, Notice | Caution)]
+    assert any("1 of 8 tiles is bad" in text and "wrong numbers" in text for text in told), told
     assert_product(zarr.open_array(out)[...], a, b)
 
 

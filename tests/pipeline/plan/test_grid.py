@@ -132,6 +132,11 @@ def test_every_earlier_tile_is_made_of_whole_new_ones_and_none_is_computed_twice
             "its mirror image fits beside it"
         )
         assert [grid.index(tile.i, tile.j) for tile in plan.tiles()] == list(range(plan.tile_count))
+        for tile in plan.tiles():
+            regions = plan.regions(tile)
+            corners = {(rows.start, columns.start) for rows, columns in regions}
+            corners |= {(rows.stop - 1, columns.stop - 1) for rows, columns in regions}
+            assert {grid.holding(*corner) for corner in corners} == {tile.index}
         if plan.geometry != before.geometry:
             tiles = list(plan.tiles())
             pieces = [grid.inside(tile) for tile in before.tiles()]
