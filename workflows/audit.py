@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
-import zarr
-
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gemm.base import PRECISIONS
 from tilewright.pipeline import config
-from tilewright.pipeline.cluster.answers import ask_all
-from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
-from tilewright.pipeline.cluster.watch import workers_held
+from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import OptionError, StoreError
-from tilewright.pipeline.events import Listener, log_notices, on_waiting
+from tilewright.pipeline.events import Listener, log_notices
 from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products, record_of
-from tilewright.pipeline.product.verify import can_verify
 from tilewright.pipeline.store.arrays import Source, name_of, open_array
-from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
+from tilewright.pipeline.store.probe import shared_inputs
+from tilewright.workflows.verify import checking
 
 
 def audit(
@@ -87,13 +80,8 @@ def audit(
             )
         return audit_by_checksums(product, record, listener, finished=finished)
     left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")
-    arrays: dict[str, zarr.Array[Any]] = shared_inputs({"A": left, "B": right, "C": product}, copied=True)
-    with (
-        open_cluster(cluster, cluster_file) as client,
-        workers_held(client, waiting=on_waiting(listener, "audit", "ends it")),
-    ):
-        ask_all(client, can_verify)
-        check_read_alike(partial(ask_all, client), arrays)
+    arrays = shared_inputs({"A": left, "B": right, "C": product}, copied=True)
+    with checking(arrays, cluster, cluster_file, "audit", listener) as client:
         return audit_by_products(
             client,
             *arrays.values(),

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
+
+import zarr
+from distributed import Client
 
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gemm.base import PRECISIONS
@@ -15,6 +21,26 @@ from tilewright.pipeline.product.verify import Verification, can_verify, verify_
 from tilewright.pipeline.store.arrays import Source, open_array
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
+
+
+@contextmanager
+def checking(
+    arrays: Mapping[str, zarr.Array[Any]],
+    cluster: Cluster,
+    cluster_file: str | None,
+    name: str,
+    listener: Listener,
+) -> Iterator[Client]:
+    """A client whose workers can check these arrays, by their roles, and find them as they are here. name: of the work,
+    for what is said while it waits. Raises as `verify`."""
+    with (
+        open_cluster(cluster, cluster_file) as client,
+        workers_held(client, waiting=on_waiting(listener, name, "ends it")),
+    ):
+        # A worker that cannot import a task's function is ended by Dask, and the task waits for others for good.
+        ask_all(client, can_verify)
+        check_read_alike(partial(ask_all, client), arrays)
+        yield client
 
 
 def verify(
@@ -72,13 +98,7 @@ def verify(
     for role, array in arrays.items():
         if note := packing_notice(role, array):
             listener(Caution(note))
-    with (
-        open_cluster(cluster, cluster_file) as client,
-        workers_held(client, waiting=on_waiting(listener, "verify", "ends it")),
-    ):
-        # A worker that cannot import a task's function is ended by Dask, and the task waits for others for good.
-        ask_all(client, can_verify)
-        check_read_alike(partial(ask_all, client), arrays)
+    with checking(arrays, cluster, cluster_file, "verify", listener) as client:
         return verify_product(
             client,
             *arrays.values(),

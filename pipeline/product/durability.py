@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -25,7 +25,6 @@ from distributed.comm import get_address_host
 
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.errors import ClusterError, StoreError
-from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import TileReport
 from tilewright.pipeline.product.ledger import Ledger, Stored
 from tilewright.pipeline.store.objects import object_path
@@ -39,27 +38,32 @@ SYNC_THREADS = 8
 Sync = Callable[[str, Sequence[str]], None]
 """Forces files to disk that a worker, given by its address, has written. Raises OSError or StoreError."""
 
+Settled = tuple[int, Stored]
+"""A tile's index, and what was recorded of it when it was stored."""
 
-def sync_many(paths: Sequence[str]) -> None:
+
+def sync_many(root: str, paths: Sequence[str]) -> None:
     """`sync_files`, on several threads."""
+    parts = [paths[start::SYNC_THREADS] for start in range(SYNC_THREADS)]
     with ThreadPoolExecutor(SYNC_THREADS, "tilewright-sync") as pool:
         # Each folder comes last: it is forced to disk by the thread whose files lie in it, once they are.
-        for _ in pool.map(sync_files, [paths[start::SYNC_THREADS] for start in range(SYNC_THREADS)]):
+        for _ in pool.map(partial(sync_files, root=root), parts):
             pass
 
 
-def sync_on_hosts(client: Client) -> Sync:
-    """Forces files to disk on the host of the worker that wrote them."""
+def sync_on_hosts(client: Client, root: str) -> Sync:
+    """Forces files below ``root`` to disk on the host of the worker that wrote them."""
 
     def sync(worker: str, paths: Sequence[str]) -> None:
         if not _is_here(worker):
             try:
-                if ask_all(client, sync_many, list(paths), workers=[worker]):
+                if ask_all(client, sync_many, root, list(paths), workers=[worker]):
                     return
             except ClusterError as error:
                 logger.debug("%s cannot force its files to disk: %s", worker, error)
-        # The worker is gone, or is ours: a file system of several hosts has got what a closed file holds.
-        sync_many(paths)
+        # The worker is of this host, or gone. In the latter case no more can be done: a file system of several hosts
+        # that writes behind a file's closing loses with a host what that had not sent.
+        sync_many(root, paths)
 
     return sync
 
@@ -79,12 +83,12 @@ class Durability:
     """Forces tiles to disk on a thread of its own. Use it as a context manager: what is left is waited for by
     `finish`; an error ends it after the batch under way.
 
-    settle: told of the tiles of a batch, by their indices, once they are on disk.
+    settle: told of the tiles of a batch once they are on disk.
     """
 
-    def __init__(self, sync: Sync, settle: Callable[[Sequence[int]], None]) -> None:
+    def __init__(self, sync: Sync, settle: Callable[[Sequence[Settled]], None]) -> None:
         self._sync, self._settle = sync, settle
-        self._waiting: SimpleQueue[tuple[int, str, Sequence[str]] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Settled, str, Sequence[str]] | None] = SimpleQueue()
         self._error: BaseException | None = None
         self._thread = Thread(target=self._run, name="tilewright-durability", daemon=True)
 
@@ -96,7 +100,7 @@ class Durability:
         self._waiting.put(None)
         self._thread.join()
 
-    def add(self, tile: int, worker: str, paths: Sequence[str]) -> None:
+    def add(self, tile: Settled, worker: str, paths: Sequence[str]) -> None:
         """Take note that a worker has stored a tile in these files. Raises StoreError where earlier ones could not be
         forced to disk."""
         self._raise()
@@ -132,7 +136,7 @@ class Durability:
             except BaseException as error:  # told to whoever stores the next tile, or waits for the last
                 self._error = error
 
-    def _force(self, tiles: Sequence[tuple[int, str, Sequence[str]]]) -> None:
+    def _force(self, tiles: Sequence[tuple[Settled, str, Sequence[str]]]) -> None:
         of_hosts: dict[str, tuple[str, list[str]]] = {}
         for _, worker, paths in tiles:
             host = "" if _is_here(worker) else get_address_host(worker)
@@ -156,19 +160,19 @@ class Keeping:
     def record(self, report: TileReport) -> None:
         if self.ledger is None:
             return
-        self.ledger.record(report.index, Stored(report.stored, report.found, synced=False))
-        self._settle(report.index, report.worker, report.stored)
+        stored = Stored(report.stored, report.found, synced=False)
+        self.ledger.record(report.index, stored)
+        self._settle(report.index, report.worker, stored)
 
     def settle(self, tiles: Mapping[int, Stored]) -> None:
         """Force tiles of an earlier run to disk, from this host: nobody knows which worker wrote them."""
         for index, stored in tiles.items():
-            self._settle(index, "inproc://", stored.objects)
+            self._settle(index, "inproc://", stored)
 
-    def _settle(self, index: int, worker: str, objects: Iterable[StoredObject]) -> None:
+    def _settle(self, index: int, worker: str, stored: Stored) -> None:
         if self.durability is not None:
-            self.durability.add(
-                index, worker, [str(object_path(self.array, one.place)) for one in objects if one.nbytes]
-            )
+            paths = [str(object_path(self.array, one.place)) for one in stored.objects if one.nbytes]
+            self.durability.add((index, stored), worker, paths)
 
     def finish(self) -> None:
         """Wait until all is on disk, and keep the checksums with the product."""

@@ -350,8 +350,11 @@ def _fill(
             watch.record = stack.enter_context(closing(ledger))
             stack.enter_context(_telling_what_is_kept(job, plan))
         keeping = Keeping(ledger, output.array)
-        if ledger is not None and request.durability == "full":
-            keeping.durability = stack.enter_context(Durability(sync_on_hosts(client), ledger.settle))
+        if ledger is not None and output.partial is not None and request.durability == "full":
+            root = output.partial
+            keeping.durability = stack.enter_context(
+                Durability(sync_on_hosts(client, str(root.absolute())), ledger.settle)
+            )
             keeping.settle({index: stored for index, stored in finished.items() if not stored.synced})
         keep = output.gathered.keep if output.gathered is not None else None
 

@@ -37,13 +37,12 @@ from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Corners, Found
 from tilewright.pipeline.product.inputs import Hashes
+from tilewright.pipeline.product.output import CHECKSUMS_NAME
 from tilewright.pipeline.store.appearance import Appearance
 from tilewright.pipeline.transfer.checksum import new_checksum
 from tilewright.pipeline.transfer.files import sync_folder
 
 FILE_NAME = "tilewright-ledger.jsonl"
-CHECKSUMS_NAME = "tilewright-checksums.jsonl"
-"""The record of a finished product."""
 VERSION = 6
 """A record of another version is ignored: the run starts anew."""
 
@@ -170,14 +169,14 @@ class Ledger:
             self._tiles[index] = stored
             self._append([_line(index, stored)], sync=stored.synced)
 
-    def settle(self, tiles: Iterable[int]) -> None:
-        """Note that recorded tiles have been forced to disk, unless they were withdrawn meanwhile; durable when it
-        returns. Raises as ``record``."""
+    def settle(self, tiles: Iterable[tuple[int, Stored]]) -> None:
+        """Note that tiles have been forced to disk, given with what was recorded of them, unless they were withdrawn
+        meanwhile, or stored again; durable when it returns. Raises as ``record``."""
         with self._appending:  # a line behind that of a tile's withdrawal would bring it back
             lines = []
-            for index in tiles:
-                if index in self._tiles:
-                    self._tiles[index] = self._tiles[index]._replace(synced=True)
+            for index, stored in tiles:
+                if self._tiles.get(index) is stored:
+                    self._tiles[index] = stored._replace(synced=True)
                     lines.append(_line(index, self._tiles[index]))
             if lines:
                 self._append(lines, sync=True)

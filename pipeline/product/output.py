@@ -49,6 +49,9 @@ from tilewright.pipeline.transfer.files import read_file, sync_files, sync_folde
 
 Created = TypeVar("Created", bound="zarr.Array[Any] | zarr.Group")
 
+CHECKSUMS_NAME = "tilewright-checksums.jsonl"
+"""The record of a finished product (`ledger.py`), in its folder."""
+
 MARK_NAME = "tilewright-output"
 """An empty file in the folder of a growing array, which says that it is ours: a user's own array is not replaced."""
 
@@ -146,13 +149,12 @@ class Output:
         displaced = None
         try:
             if durable:
-                sync_files([self.partial / name for name in METADATA_NAMES.values()])
+                names = (*METADATA_NAMES.values(), CHECKSUMS_NAME)
+                sync_files([self.partial / name for name in names], self.partial)
             if self.final.exists():
                 displaced = replaced_path(self.final)
                 self.final.rename(displaced)
             self.partial.rename(self.final)
-            if durable:
-                sync_folder(self.final.parent)
         except BaseException as error:  # Ctrl-C between the two renames, too: nothing would stand there
             lost = ""
             if displaced is not None and not self.final.exists():
@@ -167,6 +169,14 @@ class Output:
             raise StoreError(
                 f"output: cannot rename {self.partial} to {self.final}: {error}{lost}"
             ) from error
+        if durable:
+            try:
+                sync_folder(self.final.parent)
+            except OSError as error:
+                raise StoreError(
+                    f"output: {self.final} is whole, but its name cannot be forced to disk: {error}; a power cut may"
+                    " take it: see that the disk is whole"
+                ) from error
         try:
             (self.final / MARK_NAME).unlink(missing_ok=True)
             then(self.final)
@@ -345,7 +355,10 @@ def lock_folder(path: Path, *, create: bool = False) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         if create:
+            made = [folder for folder in path.absolute().parents if not folder.exists()]
             path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in made:  # or a power cut may take all that comes to lie in it
+                sync_folder(folder.parent)
             with suppress(FileExistsError):  # not exist_ok, which looks again: it may be gone by then
                 path.mkdir()
         try:
@@ -655,6 +668,7 @@ def create_output(
             return Output(gathered.empty, None, gathered=gathered)
         array = anchored(target)
         _check_takes_chunks(array)
+        _end_record(array)
         return Output(array, None)
     path = local_path(target)
     create = partial(
@@ -761,6 +775,20 @@ def _cannot_go_on(partial: Path, error: OSError) -> StoreError:
         f"output: cannot go on at {partial}: {error}; its finished tiles are kept: let this process read and write"
         " there and run it again, or start over with --no-resume (resume=False)"
     )
+
+
+def _end_record(array: zarr.Array[Any]) -> None:
+    """Remove the checksums of a product whose open array is about to be written in place. Raises StoreError."""
+    if not isinstance(array.store, LocalStore):
+        return
+    path = array.store.root / array.path / CHECKSUMS_NAME
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"output: {path}, with the checksums of what stands there, cannot be removed: {error}; an audit would take"
+            " the new C for damaged: give C an array that this process may write to"
+        ) from error
 
 
 def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np.dtype) -> None:

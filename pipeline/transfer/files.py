@@ -81,22 +81,34 @@ def read_at(descriptor: int, target: memoryview, offset: int) -> int:
         return os.preadv(descriptor, [target], offset)
 
 
-def sync_files(paths: Sequence[str | os.PathLike[str]]) -> None:
-    """Force files to disk, and the folders that they lie in, so that a power cut leaves both.
+def sync_files(paths: Sequence[str | os.PathLike[str]], root: str | os.PathLike[str]) -> None:
+    """Force files to disk, and all folders from theirs up to ``root``, which they lie below: a power cut leaves a file
+    only where it leaves the name of each folder on the way to it.
 
     One that is not there is left out, since somebody has removed it; its folder is forced to disk all the same. Raises
     OSError, as where the disk failed to take what was written earlier.
     """
-    folders = dict.fromkeys(os.path.dirname(os.fspath(path)) for path in paths)
     for path in paths:
         _sync(path, os.O_RDONLY)
+    top = os.fspath(root)
+    folders = dict.fromkeys(os.path.dirname(os.fspath(path)) for path in paths)
+    waiting = list(folders)
+    while waiting:
+        folder = waiting.pop()
+        above = os.path.dirname(folder)
+        if len(folder) > len(top) and above not in folders:
+            folders[above] = None
+            waiting.append(above)
     for folder in folders:
-        _sync(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
+        sync_folder(folder)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Force the names in a folder to disk. Raises OSError."""
-    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # one that may be written and not read cannot be opened, and so not forced alone
+        os.sync()
 
 
 def _sync(path: str | os.PathLike[str], flags: int) -> None:

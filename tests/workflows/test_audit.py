@@ -12,7 +12,7 @@ import zarr
 from distributed import Client
 
 import tilewright as tw
-from tilewright.pipeline.product.ledger import CHECKSUMS_NAME
+from tilewright.pipeline.product.output import CHECKSUMS_NAME
 
 SHAPE = (70, 90)
 

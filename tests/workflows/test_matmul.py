@@ -1693,7 +1693,7 @@ def test_what_a_run_that_was_killed_behind_its_rename_leaves_in_c_does_no_harm(
     with pytest.raises(OutputExistsError, match="exists"):
         tw.matmul(a_path, b_path, out, cluster=client, device="cpu")
     tw.matmul(a_path, b_path, out, cluster=client, device="cpu", overwrite=True)
-    assert sorted(os.listdir(out)) == ["c", ledger.CHECKSUMS_NAME, "zarr.json"]
+    assert sorted(os.listdir(out)) == ["c", outputs.CHECKSUMS_NAME, "zarr.json"]
 
 
 def test_a_worker_that_outlives_its_client_writes_nothing_into_the_next_run(
@@ -1737,7 +1737,7 @@ def test_a_worker_that_outlives_its_client_writes_nothing_into_the_next_run(
     assert ended.is_set()
     assert tw.matmul(a_path, b_path, out, **options).resumed == 2
     assert_product(zarr.open_array(out)[...], a, -b)
-    assert sorted(path.name for path in out.iterdir()) == ["c", ledger.CHECKSUMS_NAME, "zarr.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["c", outputs.CHECKSUMS_NAME, "zarr.json"]
 
 
 def test_halves_of_chunks_of_a_killed_run_are_swept(

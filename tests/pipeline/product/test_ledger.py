@@ -21,7 +21,6 @@ from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import Found
 from tilewright.pipeline.product.kept import with_their_groups
 from tilewright.pipeline.product.ledger import (
-    CHECKSUMS_NAME,
     FILE_NAME,
     VERSION,
     Group,
@@ -32,6 +31,7 @@ from tilewright.pipeline.product.ledger import (
     sealed,
     unsealed,
 )
+from tilewright.pipeline.product.output import CHECKSUMS_NAME
 from tilewright.pipeline.store.appearance import Appearance
 
 PRODUCT = "abc"
@@ -184,14 +184,17 @@ def test_a_flipped_bit_costs_no_more_than_its_line(
 
 def test_a_tile_counts_as_on_disk_once_it_was_settled(plan: MatmulPlan, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, PRODUCT, plan)
-    for index in (1, 2, 3):
-        ledger.record(index, tile_of(10, synced=False))
+    stored = {index: tile_of(10, synced=False) for index in (1, 2, 3, 4)}
+    for index, one in stored.items():
+        ledger.record(index, one)
     ledger.withdraw(2)
-    ledger.settle([1, 2])
+    ledger.withdraw(4)
+    ledger.record(4, tile_of(10, synced=False))  # the same bytes, and not on disk yet
+    ledger.settle((index, stored[index]) for index in (1, 2, 4))
     ledger.close()
     past = read_past(tmp_path, "abc")
     assert past is not None
-    assert {index: stored.synced for index, stored in past.finished.items()} == {1: True, 3: False}
+    assert {index: stored.synced for index, stored in past.finished.items()} == {1: True, 3: False, 4: False}
 
 
 def test_the_record_of_a_finished_product_is_kept_without_what_was_found(
