@@ -7,22 +7,20 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import zarr
-from zarr.errors import BaseZarrError, ContainsArrayError, ContainsGroupError
+from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore
 
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
@@ -44,10 +42,9 @@ from tilewright.pipeline.store.chunks import (
     draft_of,
     new_drafts_name,
 )
+from tilewright.pipeline.store.groups import absolute, ended, make_groups, metadata_in
 from tilewright.pipeline.store.sessions import Gathered, session_of
-from tilewright.pipeline.transfer.files import read_file, sync_files, sync_folder
-
-Created = TypeVar("Created", bound="zarr.Array[Any] | zarr.Group")
+from tilewright.pipeline.transfer.files import sync_files, sync_folder
 
 CHECKSUMS_NAME = "tilewright-checksums.jsonl"
 """The record of a finished product (`ledger.py`), in its folder."""
@@ -145,7 +142,7 @@ class Output:
         except OSError as error:
             left.append(f"{self.final} is whole, but half-written chunks in it cannot be removed: {error}")
         remove_drafts(self.partial)
-        left += _make_groups(self.final)
+        left += make_groups(self.final)
         displaced = None
         try:
             if durable:
@@ -255,85 +252,7 @@ def is_array_folder(path: Path) -> bool:
     """Whether a local folder is a Zarr array, of format 2 or 3; a group is not one."""
     if (path / ".zarray").is_file():
         return True
-    return _metadata(path).get("node_type") == "array"
-
-
-def group_note(path: Path) -> str | None:
-    """One sentence about a local output that readers of the Zarr groups it lies in will not find there by themselves;
-    None if they will."""
-    try:
-        folder, found, between = _group_around(absolute(path))
-    except StoreError:  # so it is no output: whoever checks it says so
-        return None
-    if found == 2:
-        below = "" if not between else ", in groups that are made of the folders between"
-        return (
-            f"output: {path} lies in a group of Zarr format 2, {folder}, and is written in format 3{below}: readers of"
-            " that group may not list it. Choose a path outside of it, or create the array in the group and give it,"
-            " open, from Python"
-        )
-    while found == 3 and (group := _group_metadata(folder)) is not None:
-        if group.get("consolidated_metadata"):
-            return (
-                f"output: {folder} has consolidated metadata, which do not tell of {path}: once it is whole, renew them"
-                f" by zarr.consolidate_metadata({str(folder)!r})"
-            )
-        folder = folder.parent
-    return None
-
-
-def _group_around(final: Path) -> tuple[Path, Literal[2, 3] | None, list[Path]]:
-    """The group of Zarr that an output would lie in, however deep; its format, None where there is none; and the
-    folders between the two, the group's own first. They need not be there yet, and are no groups themselves."""
-    if ".." in final.parts:  # what is above a path is not what it names before then
-        final = Path(os.path.realpath(final))
-    between: list[Path] = []
-    for folder in final.parents:
-        if os.path.exists(folder / METADATA_NAMES[3]):
-            return folder, 3 if _group_metadata(folder) is not None else None, between
-        if os.path.exists(folder / ".zgroup"):
-            return folder, 2, between
-        if os.path.exists(folder / METADATA_NAMES[2]):
-            break  # an array
-        between.insert(0, folder)
-    return final.parent, None, []
-
-
-def _make_groups(final: Path) -> list[str]:
-    """Make groups of the folders between an output and the group that it lies in, as zarr does where it creates an
-    array there: a folder without metadata hides what is below it from whoever lists the group.
-
-    Returns a sentence for what could not be done.
-    """
-    around, zarr_format, between = _group_around(absolute(final))
-    for folder in between if zarr_format is not None else []:
-        create = partial(zarr.create_group, folder, zarr_format=zarr_format)
-        try:
-            with suppress(ContainsGroupError, ContainsArrayError):  # another process was quicker
-                _ended(create)
-        except (OSError, BaseZarrError, ValueError) as error:
-            problem = (
-                f"{final} is whole, but readers of the group {around} do not list it: {folder} cannot be made a group:"
-                f" {error}; once nothing is in the way of that, zarr.create_group({str(folder)!r},"
-                f" zarr_format={zarr_format}) does"
-            )
-            return [problem]
-    return []
-
-
-def _group_metadata(folder: Path) -> dict[str, Any] | None:
-    """The metadata of a local group of format 3; None for anything else."""
-    found = _metadata(folder)
-    return found if found.get("node_type") == "group" else None
-
-
-def _metadata(folder: Path) -> dict[str, Any]:
-    """What the metadata of format 3 in a local folder say; nothing where there are none, or they cannot be read."""
-    try:
-        found = json.loads(read_file(folder / METADATA_NAMES[3]))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return metadata_in(path).get("node_type") == "array"
 
 
 def lock_folder(path: Path, *, create: bool = False) -> int:
@@ -592,17 +511,6 @@ def check_place_free(path: Path, *, overwrite: bool, replaces_files: bool = Fals
         )
 
 
-def absolute(path: Path) -> Path:
-    """A local output's path from the root. Raises StoreError for a relative one where there is no working directory."""
-    try:
-        return path.absolute()
-    except OSError as error:
-        raise StoreError(
-            f"output: {path} would stand in the working directory, which is not there any more; choose a path from the"
-            " root, or change to another directory"
-        ) from error
-
-
 def check_no_link(path: Path) -> None:
     """Raise OutputExistsError where a local output's path is a link, wherever it leads."""
     if path.is_symlink():
@@ -692,7 +600,7 @@ def create_output(
             check_place_free(path, overwrite=overwrite)  # another run may have finished it since we looked
             _empty(growing)
             (growing / MARK_NAME).touch()
-            array = _ended(lambda: create(growing.absolute()))
+            array = ended(lambda: create(growing.absolute()))
             drafts = _begin_drafts(growing)
             return Output(anchored(array, str(growing)), path, overwrite, lock, drafts)
         except BaseException as error:
@@ -708,16 +616,6 @@ def create_output(
         raise
     except (OSError, BaseZarrError, ValueError, ImportError) as error:
         raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
-
-
-def _ended(create: Callable[[], Created]) -> Created:
-    """Create an array or a group; nothing of it is under way any more when this returns, or raises because of Ctrl-C.
-
-    zarr-python writes on threads of its own. If Ctrl-C interrupts the thread that waits for them they go on, and could
-    write into a folder that another run has locked by then. So a thread that gets no signals waits for them.
-    """
-    with ThreadPoolExecutor(1, "tilewright-create") as creating:
-        return creating.submit(create).result()
 
 
 def resume_output(path: Path, overwrite: bool) -> Output | None:

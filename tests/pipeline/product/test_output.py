@@ -21,6 +21,7 @@ from zarr.storage import LocalStore
 
 from tilewright.pipeline.errors import OutputError, OutputExistsError, RunEndedError, StoreError
 from tilewright.pipeline.product import output as outputs
+from tilewright.pipeline.store import groups
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.region_write import region_writes, write_region
 
@@ -48,18 +49,18 @@ def test_an_output_has_its_name_only_when_published(tmp_path: Path) -> None:
 def test_a_group_whose_readers_do_not_find_an_output_is_told_of(tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "two", zarr_format=2)
     zarr.create_group(tmp_path / "three").create_group("inner")
-    note = outputs.group_note(tmp_path / "two" / "c")
+    note = groups.group_note(tmp_path / "two" / "c")
     assert note is not None
     assert (
         f"{tmp_path}/two/c lies in a group of Zarr format 2, {tmp_path}/two, and is written in format 3"
         in note
     )
     places = [tmp_path / "three" / "c", tmp_path / "three" / "inner" / "c"]
-    assert not any(outputs.group_note(path) for path in [*places, tmp_path / "c", tmp_path / "none" / "c"])
+    assert not any(groups.group_note(path) for path in [*places, tmp_path / "c", tmp_path / "none" / "c"])
     with warnings.catch_warnings(action="ignore"):  # that no specification knows of it
         zarr.consolidate_metadata(tmp_path / "three")
     for path in places:
-        note = outputs.group_note(path)
+        note = groups.group_note(path)
         assert note is not None
         assert f"zarr.consolidate_metadata('{tmp_path}/three')" in note
 
@@ -71,7 +72,7 @@ def test_folders_between_a_group_and_an_output_become_groups_with_its_name(
     store = tmp_path / "store"
     zarr.create_group(store, zarr_format=zarr_format)
     final = store / "a" / "b" / "c"
-    note = outputs.group_note(final)
+    note = groups.group_note(final)
     assert (note is not None and f"{store}, and is written in format 3" in note) == (zarr_format == 2)
     output = begin(final, 1)
     (made,) = {".zgroup", "zarr.json"} & {path.name for path in store.iterdir()}
