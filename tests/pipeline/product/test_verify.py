@@ -233,7 +233,7 @@ def test_products_of_factors_that_are_all_alike_pass_and_a_wrong_element_is_foun
     c = c.astype(dtype)
     assert check(client, tmp_path / "right", a, b, c, FEW_CHUNKS).passed
     c[7, 23] *= 1.2 if dtype == "f2" else 1.05
-    assert not check(client, tmp_path / "wrong", a, b, c, FEW_CHUNKS).passed
+    assert not check(client, tmp_path / "wrong", a, b, c, FEW_CHUNKS, rounds=20).passed
 
 
 @pytest.mark.sample(2)
@@ -563,7 +563,7 @@ def test_operands_that_underflow_in_a_lower_precision_pass_when_it_was_asked_for
     a = a * np.float32(size)
     c = a.astype(narrow).astype("f4") @ b.astype(narrow).astype("f4")
     assert check(client, tmp_path / "asked", a, b, c, precision=precision).passed
-    assert not check(client, tmp_path / "full", a, b, c).passed
+    assert not check(client, tmp_path / "full", a, b, c, rounds=20).passed
     c[3, 4] += 500 * size + 1e-2 * (precision == "fp16")
     assert not check(client, tmp_path / "wrong", a, b, c, precision=precision, rounds=20).passed
 
