@@ -73,7 +73,7 @@ class State:
 
 def state_of_output(out: Path, *, resume: bool = True) -> State:
     """Where a count keeps its pieces until ``out`` is written."""
-    return State(out.with_name(out.name + ".counts.partial"), resume, temporary=True)
+    return State(out.with_name(out.name + ".pieces"), resume, temporary=True)
 
 
 @contextmanager

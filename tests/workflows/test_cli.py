@@ -386,7 +386,7 @@ def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(
     assert "No space left on device" in result.stderr
     assert len(refused) == 1, "nothing is written behind the first failure"
     assert "12 counted" in result.stdout, "what was counted is printed all the same"
-    kept = "f.zarr.counts.partial"
+    kept = "f.zarr.pieces"
     assert f"what was counted is kept in {kept}; the same command writes it" in result.stderr
     assert {name for name in everything(here) if not name.startswith(kept)} == set(before)
     monkeypatch.undo()
@@ -422,7 +422,7 @@ def test_counts_that_cannot_be_saved_are_printed(
         assert json.loads(result.stdout)["counts"] == json.loads(printed)["counts"]
     else:
         assert result.stdout.splitlines()[1:] == printed.splitlines()[1:]
-    kept = ["f.csv.counts.partial"] if option == "--out" else []
+    kept = ["f.csv.pieces"] if option == "--out" else []
     assert sorted(path.name for path in here.iterdir()) == [*kept, "one.txt"]
     assert ("the same command writes it" in result.stderr) == bool(kept)
 

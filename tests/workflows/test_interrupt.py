@@ -101,7 +101,7 @@ def test_a_histogram_that_was_stopped_goes_on(
     data = rng.integers(0, 256, 400_000, np.uint8)
     data.tofile(tmp_path / "text")
     command = ["histogram", "text", "--out", "f.json", *(["--state", "kept"] if state else [])]
-    folder, pieces = "kept" if state else "f.json.counts.partial", "32768"
+    folder, pieces = "kept" if state else "f.json.pieces", "32768"
     result = interrupted(*command, cwd=tmp_path, INTERRUPT_BY=by, DASK_TILEWRIGHT__PIECE_NBYTES=pieces)
     assert result.stdout == ""
     assert result.returncode == -9 if by == "SIGKILL" else 128 + signal.Signals[by], result.stderr

@@ -21,6 +21,7 @@ from tests.pipeline.text.test_counting import count, cpu_workers
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline.errors import DocumentError, OptionError, OutputExistsError, StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
+from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.text.corpus import list_corpus
 from tilewright.pipeline.text.counting import count_corpus
 from tilewright.pipeline.text.histogram import Histogram
@@ -439,3 +440,11 @@ def test_a_thousand_random_cuts_and_stops(
     client: Client, by: str, per_document: bool, runs: list[tuple[int, int, str, int]]
 ) -> None:
     check_random(client, by, per_document, runs)
+
+
+def test_the_name_of_what_is_kept_beside_an_output_is_no_longer_than_its_draft_s() -> None:
+    """Or counts could be kept for no output whose name is as long as is accepted. Drafts have the number of their
+    process, of one digit at least."""
+    for out in (Path("f.csv"), Path("f.zarr")):
+        kept = state_of_output(out).folder.name
+        assert len(kept) <= min(len(f".{out.name}.1.partial"), len(partial_path(out).name))
