@@ -124,14 +124,14 @@ def test_text_that_the_gpu_has_no_room_for_is_counted_block_by_block(
 ) -> None:
     from tilewright.pipeline.text import lanes
 
-    monkeypatch.setattr(lanes, "_spare_texts", [])
+    monkeypatch.setattr(lanes._spare_texts, "_kept", {})
     monkeypatch.setattr(lanes, "TEXT_STEP_NBYTES", 2**42)  # more than any GPU has
     on_both(client, sorted(large.glob("*.txt")), "bigram", False)
-    assert not lanes._spare_texts
+    assert lanes._spare_texts.kept() == []
     assert "the GPU has no room for" in caplog.text
     monkeypatch.undo()
     on_both(client, sorted(large.glob("*.txt")), "bigram", False)
-    assert lanes._spare_texts
+    assert lanes._spare_texts.kept()
 
 
 def test_a_file_that_shrinks_fails_and_the_next_run_counts(client: Client, tmp_path: Path) -> None:
