@@ -52,7 +52,7 @@ _HOME = {
     "Histogram": "tilewright.pipeline.text.histogram",
     "MatmulPlan": "tilewright.pipeline.plan.product",
     "MatmulRun": "tilewright.pipeline.product.execute",
-    "Verification": "tilewright.pipeline.product.verify",
+    "Verification": "tilewright.pipeline.check.verify",
     "Audit": "tilewright.pipeline.product.audit",
     "audit": "tilewright.workflows.audit",
     "devices": "tilewright.workflows.devices",
@@ -68,6 +68,7 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
     from tilewright.kernels.gpu.device import Device as Device
+    from tilewright.pipeline.check.verify import Verification as Verification
     from tilewright.pipeline.cluster.cluster import open_cluster as open_cluster
     from tilewright.pipeline.errors import ClusterError as ClusterError
     from tilewright.pipeline.errors import CompressedError as CompressedError
@@ -91,7 +92,6 @@ if TYPE_CHECKING:
     from tilewright.pipeline.plan.product import MatmulPlan as MatmulPlan
     from tilewright.pipeline.product.audit import Audit as Audit
     from tilewright.pipeline.product.execute import MatmulRun as MatmulRun
-    from tilewright.pipeline.product.verify import Verification as Verification
     from tilewright.pipeline.text.histogram import Histogram as Histogram
     from tilewright.workflows.audit import audit as audit
     from tilewright.workflows.devices import devices as devices

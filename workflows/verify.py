@@ -13,11 +13,11 @@ from distributed import Client
 from tilewright.kernels.arguments import check_callable, check_choice, check_flag
 from tilewright.kernels.gemm.base import PRECISIONS
 from tilewright.pipeline import config
+from tilewright.pipeline.check.verify import Verification, can_verify, verify_product
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
-from tilewright.pipeline.product.verify import Verification, can_verify, verify_product
 from tilewright.pipeline.store.arrays import Source, open_array
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs

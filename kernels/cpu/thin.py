@@ -1,6 +1,6 @@
 """Products of a stored block with a few vectors, on the CPU, in one pass and without a widened copy of the block.
 
-The check of a product (`pipeline/product/freivalds.py`) multiplies every matrix once with a handful of vectors, in
+The check of a product (`pipeline/check/freivalds.py`) multiplies every matrix once with a handful of vectors, in
 float64, complex128 or wrapping integers whatever the block's own dtype is. BLAS would first need the block widened, and
 would share its threads with the callers'; these loops read each element once, widen it in a register, and release the
 interpreter's lock, so that one call runs on each of many threads. Two more loops find NaN and infinity, and look at

@@ -15,13 +15,13 @@ from zarr.storage import LocalStore
 
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
+from tilewright.pipeline.check.locate import wrong_blocks
+from tilewright.pipeline.check.verify import find_damaged
 from tilewright.pipeline.errors import DamagedProductError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.product.ledger import FILE_NAME, Past, Stored, array_facts, read_record
-from tilewright.pipeline.product.locate import wrong_blocks
 from tilewright.pipeline.product.output import CHECKSUMS_NAME
-from tilewright.pipeline.product.verify import find_damaged
 from tilewright.pipeline.store.arrays import name_of, write_unit
 from tilewright.pipeline.store.objects import fault_of
 from tilewright.pipeline.store.region import chunks_in

@@ -13,6 +13,7 @@ from typing import Any
 from distributed import Client
 
 from tilewright.kernels.numbers import counted, format_nbytes
+from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.cluster.answers import NotHeardError, Result, WorkersKilledError, run_on_all
 from tilewright.pipeline.cluster.drain import Drain, draining
 from tilewright.pipeline.cluster.submit import TasksUnderWay, run_combined
@@ -32,7 +33,6 @@ from tilewright.pipeline.plan.grid import Tile
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.told import NOTHING_FOUND, THREADS, Found, PanelContent, Product, TileReport
 from tilewright.pipeline.product.placement import Placement
-from tilewright.pipeline.product.verify import Verification
 from tilewright.pipeline.worker import tasks
 
 logger = logging.getLogger(__name__)

@@ -21,13 +21,13 @@ from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.kernels.passes.contents import Contents, Sought, overflow_of
 from tilewright.kernels.passes.masked import Masks
+from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.sums import can_wrap_by_dtype, found_wrap, planned_wrap
 from tilewright.pipeline.plan.told import Found
 from tilewright.pipeline.product.output import partial_path
 from tilewright.pipeline.product.request import Factors
-from tilewright.pipeline.product.verify import Verification
 from tilewright.pipeline.store.arrays import Source, local_path, name_of
 from tilewright.pipeline.store.attributes import masked_caution, masks_of, packing_notice
 from tilewright.pipeline.store.groups import group_note

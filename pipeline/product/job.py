@@ -18,6 +18,7 @@ from distributed import Client
 from tilewright.kernels.gpu.memory import is_address_limit
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
+from tilewright.pipeline.check.verify import Verification
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.cluster.cluster import Cluster, open_cluster
 from tilewright.pipeline.cluster.watch import workers_held
@@ -65,7 +66,6 @@ from tilewright.pipeline.product.output import (
     resume_output,
 )
 from tilewright.pipeline.product.request import Factors, Request, check_output, open_factors, plan_for
-from tilewright.pipeline.product.verify import Verification
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import masks_of, product_names

@@ -12,14 +12,14 @@ from distributed import Client
 
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.check.locate import wrong_blocks
+from tilewright.pipeline.check.verify import Verification, find_damaged, verify_product
 from tilewright.pipeline.errors import DamagedProductError
 from tilewright.pipeline.events import Listener, Teller
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.audit import faults
 from tilewright.pipeline.product.ledger import Ledger
-from tilewright.pipeline.product.locate import wrong_blocks
 from tilewright.pipeline.product.request import Factors
-from tilewright.pipeline.product.verify import Verification, find_damaged, verify_product
 from tilewright.pipeline.store.objects import object_path
 
 

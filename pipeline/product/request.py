@@ -21,6 +21,7 @@ from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.check.sides import check_nbytes
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, ShapeError
 from tilewright.pipeline.events import Listener, log_notices
@@ -43,7 +44,6 @@ from tilewright.pipeline.product.output import (
     check_output_free,
     partial_path,
 )
-from tilewright.pipeline.product.sides import check_nbytes
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.origin import is_same_array

@@ -43,6 +43,7 @@ from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 import tilewright as tw
 from tests.kernels import naive
 from tests.pipeline.store.stored_arrays import CODECS, encoded
+from tilewright.pipeline.check import verify as check
 from tilewright.pipeline.cluster import submit
 from tilewright.pipeline.errors import (
     ClusterError,
@@ -64,7 +65,6 @@ from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.told import STAGES, THREADS, Product
 from tilewright.pipeline.product import findings, job, ledger
 from tilewright.pipeline.product import output as outputs
-from tilewright.pipeline.product import verify as check
 from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store import region_read, region_write
 from tilewright.pipeline.worker import engines, stream, tasks, units, write_stage

@@ -34,6 +34,7 @@ from distributed.threadpoolexecutor import thread_state
 import tilewright as tw
 from tilewright.kernels.gpu import device_choice
 from tilewright.kernels.histograms.tokens import KINDS
+from tilewright.pipeline.check.verify import verify_product
 from tilewright.pipeline.cluster import answers, pool, submit, watch
 from tilewright.pipeline.cluster import local as local_cluster
 from tilewright.pipeline.cluster.cluster import open_cluster
@@ -53,7 +54,6 @@ from tilewright.pipeline.events import (
 )
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.facts import WorkerFacts
-from tilewright.pipeline.product.verify import verify_product
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.pipeline.text import counting
 from tilewright.pipeline.text.corpus import list_corpus

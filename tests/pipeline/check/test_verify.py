@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright.kernels.bfloat16 import BFLOAT16
+from tilewright.pipeline.check import sides
+from tilewright.pipeline.check import vectors as probes
+from tilewright.pipeline.check import verify as module
+from tilewright.pipeline.check.verify import Verification, verify_product
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.events import Event, UnitDone, WorkPlanned
 from tilewright.pipeline.plan.inputs import StoredMatrix
-from tilewright.pipeline.product import sides
-from tilewright.pipeline.product import vectors as probes
-from tilewright.pipeline.product import verify as module
-from tilewright.pipeline.product.verify import Verification, verify_product
 
 FLOATS = ["f2", "f4", "f8", "c8", "c16"]
 INTEGERS = ["i1", "i4", "i8", "u1", "u8"]

@@ -16,8 +16,8 @@ from tilewright.kernels.cpu.loops import usable_cores
 from tilewright.kernels.cpu.thin import wide_dtype, widen
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.numbers import ceil_div
+from tilewright.pipeline.check.vectors import Probe, group_width, line_nbytes, vector_count
 from tilewright.pipeline.plan.inputs import StoredMatrix
-from tilewright.pipeline.product.vectors import Probe, group_width, line_nbytes, vector_count
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.arrays import as_stored_matrix, is_local, name_of
 from tilewright.pipeline.store.region_read import READ_NBYTES, RegionRead, region_reads

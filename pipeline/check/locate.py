@@ -13,9 +13,9 @@ from distributed import Client
 
 from tilewright.kernels.cpu.thin import wide_dtype
 from tilewright.kernels.numbers import ceil_div
+from tilewright.pipeline.check.vectors import IMAGE_NBYTES, line_nbytes, vector_count
+from tilewright.pipeline.check.verify import Verification, verify_product
 from tilewright.pipeline.events import Listener, log_notices
-from tilewright.pipeline.product.vectors import IMAGE_NBYTES, line_nbytes, vector_count
-from tilewright.pipeline.product.verify import Verification, verify_product
 
 LOCATED_GROUPS = 64
 """The most groups of columns that one pass compares in."""

@@ -2,7 +2,7 @@
 
 C = op(A) op(B) implies C x = A (B x) for every vector x, and costs two thin products instead of a full one (Freivalds,
 "Probabilistic machines can use less running time", 1977). This module does that for rows of each matrix and compares
-the results; `probe.py` draws x, `sides.py` reads the matrices. What escapes, and why nothing right is called wrong, is
+the results; `vectors.py` draws x, `sides.py` reads the matrices. What escapes, and why nothing right is called wrong, is
 proven in `docs/verification.md`.
 
 Integers are compared exactly, modulo 2^bits as they were computed: sums of randomly chosen columns, and the sum of all
@@ -43,9 +43,9 @@ from tilewright.kernels.cpu.thin import (
 from tilewright.kernels.gemm.base import compute_dtype
 from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.tolerance import OPERAND_ROUNDOFF, OPERAND_UNDERFLOW, unit_roundoff
+from tilewright.pipeline.check.sides import Side
+from tilewright.pipeline.check.vectors import UNIT_VARIANCE, Probe
 from tilewright.pipeline.errors import DamagedError, DamagedProductError
-from tilewright.pipeline.product.sides import Side
-from tilewright.pipeline.product.vectors import UNIT_VARIANCE, Probe
 
 DEVIATIONS = 6
 """Standard deviations allowed for errors times a random vector: less than 1 sum in 10^7 exceeds them (Hoeffding)."""

@@ -16,6 +16,16 @@ from distributed import Client
 
 from tilewright.kernels.gemm import check
 from tilewright.kernels.numbers import counted
+from tilewright.pipeline.check.freivalds import (
+    Outcome,
+    Tolerances,
+    compare,
+    project,
+    tolerances,
+    wrong_columns,
+)
+from tilewright.pipeline.check.sides import Side, StoredSide
+from tilewright.pipeline.check.vectors import Probe, chance_to_escape, draw_probe, line_nbytes
 from tilewright.pipeline.cluster.answers import Result
 from tilewright.pipeline.cluster.submit import run_bounded, run_sent
 from tilewright.pipeline.cluster.watch import Tell, threads_of
@@ -29,16 +39,6 @@ from tilewright.pipeline.events import (
     on_lost,
     on_waiting,
 )
-from tilewright.pipeline.product.freivalds import (
-    Outcome,
-    Tolerances,
-    compare,
-    project,
-    tolerances,
-    wrong_columns,
-)
-from tilewright.pipeline.product.sides import Side, StoredSide
-from tilewright.pipeline.product.vectors import Probe, chance_to_escape, draw_probe, line_nbytes
 from tilewright.pipeline.reduce import end_if_given_up
 from tilewright.pipeline.store.arrays import as_stored_matrix, name_of
 from tilewright.pipeline.store.region_read import region_reads

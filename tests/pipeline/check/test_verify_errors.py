@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from tilewright.kernels.tolerance import OPERAND_ROUNDOFF
-from tilewright.pipeline.product.sides import Done, Work, as_summed
-from tilewright.pipeline.product.vectors import Probe, draw_probe
-from tilewright.pipeline.product.verify import Steps, Verification, check_sides
+from tilewright.pipeline.check.sides import Done, Work, as_summed
+from tilewright.pipeline.check.vectors import Probe, draw_probe
+from tilewright.pipeline.check.verify import Steps, Verification, check_sides
 
 FLOATS = ["f2", "f4", "f8", "c8", "c16"]
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
