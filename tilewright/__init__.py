@@ -61,6 +61,7 @@ _HOME = {
     "matmul": "tilewright.workflows.matmul",
     "open_cluster": "tilewright.pipeline.cluster.cluster",
     "plan_matmul": "tilewright.workflows.matmul",
+    "repair": "tilewright.workflows.repair",
     "verify": "tilewright.workflows.verify",
 } | dict.fromkeys(_ERRORS, "tilewright.pipeline.errors")
 
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
     from tilewright.workflows.histogram import histogram as histogram
     from tilewright.workflows.matmul import matmul as matmul
     from tilewright.workflows.matmul import plan_matmul as plan_matmul
+    from tilewright.workflows.repair import repair as repair
     from tilewright.workflows.verify import verify as verify
 
 

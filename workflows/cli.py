@@ -132,6 +132,8 @@ sum_dtype_option = click.option(
 )
 memory_option = click.option("--device-memory", type=Size(), metavar="SIZE",
                              help="What tiles and panels may take on each worker, such as 8GiB.")  # fmt: skip
+durability_option = click.option("--durability", type=click.Choice(DURABILITIES), default="full", show_default=True,
+                                 help="Whether C is forced to disk, so that a power cut leaves it whole.")  # fmt: skip
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
 
 
@@ -154,8 +156,7 @@ def cli() -> None:
 )
 @click.option("--no-verify", is_flag=True, help="Do not check the product.")
 @click.option("--no-resume", is_flag=True, help="Compute every tile, also those that a stopped run has left.")
-@click.option("--durability", type=click.Choice(DURABILITIES), default="full", show_default=True,
-              help="Whether C is forced to disk, so that a power cut leaves it whole.")  # fmt: skip
+@options(durability_option)
 @click.option(
     "--same-bits",
     is_flag=True,
@@ -269,6 +270,38 @@ def audit(c: str, as_json: bool, **shared: Any) -> None:
     print_result(outcome, as_json=as_json)
     if not outcome.passed:
         raise click.exceptions.Exit(1)
+
+
+@cli.command()
+@click.argument("a")
+@click.argument("b")
+@click.argument("c")
+@options(factor_options)
+@click.option("--precision", type=click.Choice(PRECISIONS),
+              help="What C was computed with. Like transposes, its record says that where it has one.")  # fmt: skip
+@options(cluster_options, device_option, memory_option, durability_option, json_option)
+def repair(
+    a: str, b: str, c: str, as_json: bool, transpose_a: bool, transpose_b: bool, **shared: Any
+) -> None:
+    """Compute again the tiles of C in which audit finds something bad, and no others.
+
+    C stands as it was until the repaired one takes its place.
+    """
+    from tilewright.workflows.progress import listening
+    from tilewright.workflows.repair import repair as put_right
+
+    on_interrupt(lambda: f"{c} is as it was; the same command goes on with what is repaired")
+    with listening(quiet=is_quiet()) as listener:
+        outcome = put_right(
+            a,
+            b,
+            c,
+            transpose_a=transpose_a or None,
+            transpose_b=transpose_b or None,
+            listener=listener,
+            **shared,
+        )
+    print_result(outcome, as_json=as_json)
 
 
 @cli.command()

@@ -2,8 +2,8 @@
 
 C = op(A) op(B) implies C x = A (B x) for every vector x, and costs two thin products instead of a full one (Freivalds,
 "Probabilistic machines can use less running time", 1977). This module does that for rows of each matrix and compares
-the results; `vectors.py` draws x, `sides.py` reads the matrices. What escapes, and why nothing right is called wrong, is
-proven in `docs/verification.md`.
+the results; `vectors.py` draws x, `sides.py` reads the matrices. What escapes, and why nothing right is called wrong,
+is proven in `docs/verification.md`.
 
 Integers are compared exactly, modulo 2^bits as they were computed: sums of randomly chosen columns, and the sum of all
 of them, which no single wrong element escapes. Any error escapes with a chance of at most 2^-10 a round.

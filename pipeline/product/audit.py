@@ -67,10 +67,15 @@ class Audit:
     metadata: str = ""
     """What is not as it was in the array's metadata; empty where all is."""
 
+    repaired: int | None = None
+    """Tiles that were computed again, by which all that was bad is right; None where C was only looked at."""
+    as_written: bool = False
+    """Whether these tiles hold the very bytes that were written when C was made; else C was checked as a whole."""
+
     @property
     def passed(self) -> bool:
-        """Whether C is as it was written, or is A times B."""
-        return not self.bad and self.conclusive and not self.metadata
+        """Whether C is as it was written, or is A times B; after a repair, whether it is now."""
+        return (not self.bad or self.repaired is not None) and self.conclusive and not self.metadata
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "passed": self.passed}
@@ -80,6 +85,12 @@ class Audit:
         how = f"{count} of {self.name} by {self.by} in {self.seconds:.2f} s, {format_nbytes(self.nbytes)}"
         if not self.conclusive:
             return f"audit could compare nothing: {how}"
+        if self.repaired is not None:
+            proof = "hold the bytes that were written" if self.as_written else "were checked with all of C"
+            return (
+                f"repaired {self.name}: {len(self.bad)} of {count} were bad;"
+                f" {counted(self.repaired, 'tile')} computed again, which {proof}, in {self.seconds:.2f} s"
+            )
         lines = []
         if self.metadata:
             lines.append(f"audit failed: the metadata of {self.name} are not what they were: {self.metadata}")

@@ -24,7 +24,7 @@ from distributed import Client
 from tilewright import __version__
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.cluster.submit import run_bounded
-from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.errors import StoreError, VerificationError
 from tilewright.pipeline.events import Teller, on_lost, on_waiting
 from tilewright.pipeline.plan.product import MatmulPlan, Tile
 from tilewright.pipeline.plan.told import Corners, PanelContent
@@ -206,7 +206,8 @@ class InputWatch:
 
     roles: the arrays, by ``A`` and ``B``. before: how they looked before the first tile. finished: the tiles of earlier
     runs, by index, from which those are removed that no longer belong to this product. past: what those runs read, by
-    role. whereabouts: of a product that is not to be trusted, for a message.
+    role. whereabouts: of a product that is not to be trusted, for a message. repairing: whether the finished tiles are
+    what they are to be, so that inputs which are not theirs are refused.
     """
 
     def __init__(
@@ -220,6 +221,8 @@ class InputWatch:
         past: Mapping[str, Hashes],
         whereabouts: str,
         with_others: Callable[[Mapping[int, Any], Iterable[int]], set[int]] = lambda _, lost: set(lost),
+        *,
+        repairing: bool = False,
     ) -> None:
         self._client, self._plan, self._tell = client, plan, tell
         self._arrays = {role: roles[role] for role in ("A" if plan.symmetric else "AB")}
@@ -227,7 +230,7 @@ class InputWatch:
         self._known = KnownContent(past)
         self._past = finished
         self._done: set[int] = set()
-        self._whereabouts, self._with_others = whereabouts, with_others
+        self._whereabouts, self._with_others, self._repairing = whereabouts, with_others, repairing
         self.record: InputRecord | None = None
         """Where what is read is kept, once there is such a place."""
 
@@ -280,11 +283,16 @@ class InputWatch:
         """Take in what a tile was computed from, before that tile is recorded.
 
         Where an earlier run read other numbers there, its tiles that depend on them are withdrawn, and no longer among
-        the `finished`. Raises StoreError where this run has.
+        the `finished`; in a repair that raises VerificationError. Raises StoreError where this run has.
         """
         seen = self._known.see(contents)
         if seen.torn:
             self._refuse(self._dependent(seen.torn), self._shown(seen.torn), seen.torn)
+        if seen.changed and self._repairing:
+            raise VerificationError(
+                f"{'; '.join(self._shown(seen.changed))}, other than C was computed from, so that no part of C can be"
+                " repaired by it"
+            )
         if seen.changed:
             stale = self._with_others(self._past, self._dependent(seen.changed) & self._past.keys())
             self.withdraw(stale)

@@ -6,7 +6,7 @@ What it plans is in `request`, what runs the tiles in `execute`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -34,6 +34,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Teller, on_waiting
 from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, TileReport
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_on_hosts
 from tilewright.pipeline.product.execute import MatmulRun, on_all, run_tiles
@@ -79,6 +80,14 @@ SMALL_PRODUCTS = 2**36
 
 
 @dataclass(frozen=True)
+class Repair:
+    """That a run only puts right what is damaged in a finished C. Its undamaged tiles lie in the growing output."""
+
+    written: Mapping[tuple[int, ...], StoredObject]
+    """All objects of C as they were written, by their places; empty where no record says that."""
+
+
+@dataclass(frozen=True)
 class Job:
     """What all attempts at a product share."""
 
@@ -90,10 +99,16 @@ class Job:
     inputs: Fingerprint
     """Of the factors before the first tile."""
     tell: Teller
+    repair: Repair | None = None
 
 
-def multiply(request: Request) -> MatmulRun:
-    """Store the product that is asked for, as ``tilewright.matmul`` says, and raise as it does."""
+def multiply(request: Request, repair: Repair | None = None) -> MatmulRun:
+    """Store the product that is asked for, as ``tilewright.matmul`` says, and raise as it does.
+
+    repair: it is computed only to replace what is damaged in C (`repair.py`). Then no other tile is computed again:
+    VerificationError says that A and B are not those that C was computed from. What is computed needs no check where it
+    has the very bytes that were written.
+    """
     request = request.checked()
     out: Any = request.out  # which the check of it refuses where it is None
     factors = open_factors(request)
@@ -114,7 +129,7 @@ def multiply(request: Request) -> MatmulRun:
         check_read_alike(ask, shared)
         for note in check_written_alike(ask, out):
             tell.warn(note)
-        job = Job(client, request, out, _as_computed(factors, facts), _fingerprint(factors), tell)
+        job = Job(client, request, out, _as_computed(factors, facts), fingerprint_of(factors), tell, repair)
         try:
             return _attempt(job, facts)
         except _TooLarge as failed:
@@ -157,7 +172,7 @@ def plan_only(request: Request) -> MatmulPlan:
     found = request.resume and _holds_record(out)
     looks = None
     if found:
-        now = _fingerprint(factors)
+        now = fingerprint_of(factors)
         looks = now.inputs
         try:
             past = _find_past(out, now.digest)
@@ -226,7 +241,7 @@ def _as_computed(factors: Factors, facts: list[WorkerFacts]) -> Factors:
     return replace(factors, precision="full") if facts[0].device == "cpu" else factors
 
 
-def _fingerprint(factors: Factors) -> Fingerprint:
+def fingerprint_of(factors: Factors) -> Fingerprint:
     """What the record of a product's finished tiles is compared by, of factors as they are asked for: where a CPU
     computes in full what is asked of tensor cores, it goes on with their tiles, and they with its."""
     request = {
@@ -298,6 +313,12 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
     if past is not None and past.finished and (found is None or not found.finished):
         tell.say("an earlier run left an array that is no more what it was; it starts anew")
     try:
+        if job.repair is not None and found is None:
+            output.remove()
+            raise StoreError(
+                f"{output.partial}, in which {output.final} was to be repaired, is no more what it was; let only one"
+                " run write there at a time, and repair it again"
+            )
         return _fill(job, facts, plan, output, found)
     finally:
         output.release()
@@ -321,13 +342,23 @@ def _fill(
         )
     read = past.read if past is not None else {}
     watch = InputWatch(
-        client, factors.roles, plan, job.inputs, tell, finished, read, _whereabouts(output), with_their_groups
+        client,
+        factors.roles,
+        plan,
+        job.inputs,
+        tell,
+        finished,
+        read,
+        _whereabouts(output),
+        with_their_groups,
+        repairing=job.repair is not None,
     )
     if past is not None:
         watch.compare_past(past.inputs)
     if past is not None and finished:
         kept = Kept(count_earlier(plan, past, finished), finished)
-        tell.say(kept_note(plan, past, kept, verify=request.verify))
+        if job.repair is None:
+            tell.say(kept_note(plan, past, kept, verify=request.verify))
     earlier = past.recipes if past is not None and finished else ()
     tell.warn_once(cautions(factors, job.out, request.precision, facts, plan, finished))
     product = product_of(factors, facts, plan, output)
@@ -376,7 +407,9 @@ def _fill(
                 raise
 
         compute()
-        verification = _verified(checked, plan, output, ledger, watch, compute) if request.verify else None
+        verification = None
+        if request.verify and not _as_written(job, ledger, kept):
+            verification = _verified(checked, plan, output, ledger, watch, compute)
         watch.check_stayed()
         run = reduce(MatmulRun.followed_by, (one for one, _ in computed))
         found = computed[0][1]
@@ -483,10 +516,15 @@ def _verified(
         compute()
 
     check = Check(job.client, job.factors, plan, output.whole, job.request.listener)
-    if ledger is None:
+    if ledger is None or job.repair is not None:
         verification = check.run()
     else:
         verification = mended(check, ledger, again, watch.check_stayed, job.tell)
+    if job.repair is not None and not verification.passed:
+        raise VerificationError(
+            f"{verification}; {output.final} is left as it is: give the A and B that it was computed from, or compute"
+            " it anew (matmul --overwrite)"
+        )
     if not verification.conclusive:
         job.tell.warn(f"{verification}; the product is kept unverified")
     elif not verification.passed:
@@ -497,6 +535,14 @@ def _verified(
             f"{verification}; the product is {_whereabouts(output)}, and the next run computes it anew"
         )
     return verification
+
+
+def _as_written(job: Job, ledger: Ledger | None, kept: Kept) -> bool:
+    """Whether all that a repair has computed holds the very bytes that were written when C was made."""
+    if job.repair is None or ledger is None:
+        return False
+    again = [stored for index, stored in ledger.tiles.items() if index not in kept.finished]
+    return all(job.repair.written.get(one.place) == one for stored in again for one in stored.objects)
 
 
 def _whereabouts(output: Output) -> str:

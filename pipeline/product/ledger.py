@@ -22,7 +22,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from threading import RLock
@@ -132,34 +132,23 @@ class Ledger:
         self._path = folder / name
         self._appending = RLock()
         self._tiles = dict(finished or {})
-        self._head = {
-            "version": VERSION,
-            "fingerprint": digest,
-            "request": dict(request or {}),
-            "tile": [plan.tile_rows, plan.tile_columns],
-            "within": [list(sides) for sides in plan.within],
-            "c_unit": list(plan.c_unit),
-            **_entry(plan.recipe),
-            "earlier": [_entry(recipe) for recipe in dict.fromkeys(earlier) if recipe != plan.recipe],
-            "array": array_facts(array) if array is not None else None,
-        }
-        of_inputs = [line for role, hashes in (read or {}).items() for line in _read_lines(role, hashes)]
-        of_inputs.append(sealed({"inputs": inputs}))
-        with self._writing():
-            self._write_all(self._path, of_inputs, self._tiles)
+        self._begun = Past(
+            plan.geometry,
+            plan.c_unit,
+            self._tiles,
+            array_facts(array) if array is not None else None,
+            digest,
+            dict(request or {}),
+            inputs=inputs,
+            read={role: dict(hashes) for role, hashes in (read or {}).items()},
+            recipes=(*(recipe for recipe in dict.fromkeys(earlier) if recipe != plan.recipe), plan.recipe),
+        )
+        self._read: dict[str, dict[Corners, int]] = {role: {} for role in "AB"}
+        """What was read since it was begun."""
+        write_record(self._path, self._begun)
+        with _writing(self._path):
             # Unbuffered, so that a line which could not be written leaves nothing for closing to write.
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 -- lives as long as the run; see close
-
-    def _write_all(self, path: Path, of_inputs: Sequence[str], tiles: Mapping[int, Stored]) -> None:
-        of_tiles = (_line(index, stored) for index, stored in sorted(tiles.items()))
-        lines = [sealed(self._head), *of_inputs, *of_tiles]
-        draft = path.with_suffix(".draft")
-        with open(draft, "wb") as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        sync_folder(path.parent)
 
     def record(self, index: int, stored: Stored) -> None:
         """Note that the tile of this index is stored, in which objects, and what was found on the way; and whether a
@@ -184,6 +173,7 @@ class Ledger:
     def add_read(self, role: str, hashes: Hashes) -> None:
         """Note what parts of A or B hold, before the first tile that was computed from them is recorded: so it is
         durable when that is. Raises as ``record``."""
+        self._read[role].update(hashes)
         self._append(list(_read_lines(role, hashes)), sync=False)
 
     def doubt_inputs(self) -> None:
@@ -205,29 +195,22 @@ class Ledger:
 
     def _append(self, lines: Sequence[str], *, sync: bool) -> None:
         data = "".join(f"{line}\n" for line in lines).encode()
-        with self._appending, self._writing():
+        with self._appending, _writing(self._path):
             if self._file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if sync:
                 os.fsync(self._file.fileno())
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreError(
-                f"output: cannot write the record of finished tiles, {self._path}: {error}"
-            ) from error
-
     def keep(self) -> None:
-        """Put what an audit needs of the record into the output's folder, durably; the record itself stays. Raises as
-        ``record``."""
+        """Put what an audit and a repair need of the record into the output's folder, durably; the record itself stays.
+        Raises as ``record``."""
         bare = {
             index: stored._replace(found=NOTHING_FOUND, group=None) for index, stored in self._tiles.items()
         }
-        with self._writing():
-            self._write_all(self._path.with_name(CHECKSUMS_NAME), [], bare)
+        read = {role: {**self._begun.read.get(role, {}), **hashes} for role, hashes in self._read.items()}
+        write_record(
+            self._path.with_name(CHECKSUMS_NAME), replace(self._begun, finished=bare, inputs=None, read=read)
+        )
 
     def close(self) -> None:
         self._file.close()
@@ -237,6 +220,43 @@ class Ledger:
         now."""
         self.close()
         (folder / self._path.name).unlink(missing_ok=True)
+
+
+def write_record(path: Path, past: Past) -> None:
+    """Write a whole record and put it in place in one step, durably. Raises StoreError if the disk is full or refuses
+    the write."""
+    *earlier, recipe = past.recipes
+    head = {
+        "version": VERSION,
+        "fingerprint": past.digest,
+        "request": past.request,
+        "tile": list(past.geometry[:2]),
+        "within": [list(sides) for sides in past.geometry.within],
+        "c_unit": list(past.c_unit),
+        **_entry(recipe),
+        "earlier": [_entry(recipe) for recipe in earlier],
+        "array": past.array,
+    }
+    lines = [sealed(head)]
+    lines += [line for role, hashes in past.read.items() for line in _read_lines(role, hashes)]
+    lines.append(sealed({"inputs": past.inputs}))
+    lines += [_line(index, stored) for index, stored in sorted(past.finished.items())]
+    draft = path.with_suffix(".draft")
+    with _writing(path):
+        with open(draft, "wb") as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync_folder(path.parent)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"output: cannot write the record of finished tiles, {path}: {error}") from error
 
 
 PARTS_OF_A_LINE = 1000

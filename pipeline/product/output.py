@@ -11,8 +11,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -616,6 +616,61 @@ def create_output(
         raise
     except (OSError, BaseZarrError, ValueError, ImportError) as error:
         raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
+
+
+@contextmanager
+def growing_folder(final: Path, keeps: Callable[[Path], bool]) -> Iterator[Path]:
+    """The folder beside an output's path in which a product grows, ours and locked. What stopped runs left in it is
+    removed unless ``keeps`` says of the folder that it is to stay; unfinished chunks are in either case.
+
+    Raises
+    ------
+    OutputExistsError
+        A run writes there, or what stands there is not ours.
+    StoreError
+        The place cannot be written.
+    """
+    growing = partial_path(final)
+    try:
+        lock = lock_folder(growing, create=True)
+        try:
+            if not _is_ours(os.listdir(growing)):
+                raise _not_ours(growing)
+            if keeps(growing):
+                end_drafts(growing)
+                remove_drafts(growing)
+            else:
+                _empty(growing)
+                (growing / MARK_NAME).touch()
+            yield growing
+        finally:
+            unlock_folder(lock)
+    except (StoreError, OutputExistsError):
+        raise
+    except OSError as error:
+        raise StoreError(f"output: cannot write to {growing}: {error}") from error
+
+
+def remove_growing(final: Path) -> None:
+    """Remove what grows beside an output's path, of which nothing is to be kept; what cannot be removed stays, for the
+    next run to replace."""
+    growing = partial_path(final)
+    with suppress(OSError, OutputExistsError):
+        lock = lock_folder(growing)
+        try:
+            _empty(growing)
+            growing.rmdir()
+        finally:
+            unlock_folder(lock)
+
+
+def is_leftover(below: Path) -> bool:
+    """Whether a file, by its path below an output's folder, is what a stopped run or a removal left there."""
+    return (
+        DRAFTS_NAME.fullmatch(below.parts[0]) is not None
+        or DRAFT_NAME.search(below.name) is not None
+        or below.name.startswith(NFS_REMOVED)
+    )
 
 
 def resume_output(path: Path, overwrite: bool) -> Output | None:

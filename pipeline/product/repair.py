@@ -1,0 +1,300 @@
+"""Put right what is damaged in a finished product: the tiles that it lies in are computed again, and no others.
+
+What is undamaged gets a second name, by hard links, in the folder in which an output grows (`output.py`), with a record
+that calls its tiles finished. From there on a repair is a run that resumes. So C stands as it was until the repaired
+one takes its place in one step, and a repair that is stopped goes on where it stood.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import zarr
+from distributed import Client
+
+from tilewright.kernels.numbers import counted
+from tilewright.pipeline import config
+from tilewright.pipeline.errors import (
+    DamagedProductError,
+    OptionError,
+    OutputExistsError,
+    StoreError,
+    VerificationError,
+)
+from tilewright.pipeline.events import Teller
+from tilewright.pipeline.plan.grid import TileGrid
+from tilewright.pipeline.plan.product import MatmulPlan
+from tilewright.pipeline.plan.stored import StoredObject
+from tilewright.pipeline.product.audit import Audit, audit_by_checksums, audit_by_products
+from tilewright.pipeline.product.durability import sync_many
+from tilewright.pipeline.product.inputs import Fingerprint
+from tilewright.pipeline.product.job import Repair, fingerprint_of, multiply
+from tilewright.pipeline.product.kept import in_pieces
+from tilewright.pipeline.product.ledger import FILE_NAME, Past, Stored, array_facts, read_record, write_record
+from tilewright.pipeline.product.output import (
+    CHECKSUMS_NAME,
+    MARK_NAME,
+    growing_folder,
+    is_leftover,
+    remove_growing,
+)
+from tilewright.pipeline.product.request import Factors, Request, open_factors, plan_for
+from tilewright.pipeline.store.arrays import name_of, write_unit
+from tilewright.pipeline.store.objects import object_path
+from tilewright.pipeline.store.region import chunks_in
+from tilewright.pipeline.transfer.checksum import checksum_of_file
+from tilewright.pipeline.worker.survey import survey
+
+
+def repair_by_checksums(request: Request, c: zarr.Array[Any], path: Path, record: Past) -> Audit:
+    """Put right what is not as its record says. request: whose ``out`` is C, at ``path``.
+
+    Raises
+    ------
+    OptionError
+        C was computed from other shapes, dtypes or transposes.
+    StoreError
+        The metadata of C are not what they were, or a file cannot be looked at or written.
+    VerificationError
+        A and B are not those that C was computed from. C is left as it was.
+    TilewrightError
+        As ``matmul`` raises.
+    """
+    start = time.perf_counter()
+    factors = open_factors(request)
+    now = fingerprint_of(factors)
+    _check_same_product(c, factors, record.request, now)
+    found = audit_by_checksums(c, record, request.listener)
+    if found.metadata:
+        raise StoreError(
+            f"C: the metadata of {name_of(c)} are not what they were when its chunks were written ({found.metadata});"
+            " its chunks mean something else by them: put them back, or compute C anew (matmul --overwrite)"
+        )
+    if not found.bad:
+        return found
+    grid = TileGrid.of(factors.shape, record.geometry, symmetric=factors.symmetric)
+    bad = _tiles_of(found, grid)
+    good = {index: stored for index, stored in record.finished.items() if index not in bad}
+    written = {one.place: one for stored in record.finished.values() for one in stored.objects}
+    past = replace(
+        record, digest=now.digest, request=now.request, inputs=now.inputs, finished=good, bad_lines=0
+    )
+    return _computed_again(request, c, path, past, grid, found, Repair(written), start)
+
+
+def repair_by_products(
+    client: Client, request: Request, c: zarr.Array[Any], path: Path, a: zarr.Array[Any], b: zarr.Array[Any]
+) -> Audit:
+    """Put right what is no part of A times B, in a C without a record. a, b: as the client's workers get them. Raises
+    as `repair_by_checksums`."""
+    start = time.perf_counter()
+    factors = open_factors(request)
+    now = fingerprint_of(factors)
+    _check_same_product(c, factors, {}, now)
+    found = audit_by_products(
+        client,
+        a,
+        b,
+        c,
+        listener=request.listener,
+        transpose_a=request.transpose_a,
+        transpose_b=request.transpose_b,
+        rounds=config.get("verify-rounds"),
+        precision=request.precision,
+    )
+    if not found.conclusive:
+        raise VerificationError(
+            f"{found}, so that nobody knows what of C is wrong; it is left as it is: compute it anew (matmul"
+            " --overwrite)"
+        )
+    if not found.bad:
+        return found
+    if len(found.bad) == found.objects:
+        raise VerificationError(
+            f"no part of C, {name_of(c)}, is a part of A times B; it is left as it is: give the factors that it is"
+            " the product of, with their transposes, or compute it anew (matmul --overwrite)"
+        )
+    writable = zarr.open_array(path, mode="r+")
+    plan = plan_for(factors, writable, survey(client, request.device, loops=True))
+    bad = _tiles_of(found, plan.tile_grid)
+    past = Past(
+        plan.geometry,
+        plan.c_unit,
+        _stored_tiles(c, plan, bad),
+        array_facts(c),
+        now.digest,
+        now.request,
+        inputs=now.inputs,
+        recipes=(plan.recipe,),
+    )
+    return _computed_again(
+        replace(request, cluster=client, cluster_file=None),
+        c,
+        path,
+        past,
+        plan.tile_grid,
+        found,
+        Repair({}),
+        start,
+    )
+
+
+def _check_same_product(
+    c: zarr.Array[Any], factors: Factors, request: Mapping[str, Any], now: Fingerprint
+) -> None:
+    """Raise OptionError where C cannot be the product of these factors, or is another than it was asked for."""
+    if c.shape != factors.shape:
+        raise OptionError(
+            f"C, {name_of(c)}, is {c.shape[0]} × {c.shape[1]}, and op(A) op(B) is {factors.shape[0]} ×"
+            f" {factors.shape[1]}: give the factors that it is the product of, with their transposes"
+        )
+    for name, told in (
+        ("transpose", "transposes of A and B"),
+        ("symmetric", "B being A"),
+        ("dtype", "dtype"),
+        ("precision", "precision"),
+    ):
+        if name in request and request[name] != now.request[name]:
+            raise OptionError(
+                f"C, {name_of(c)}, was computed with other {told} ({request[name]}) than this repair has"
+                f" ({now.request[name]}): give the same"
+            )
+
+
+def _tiles_of(found: Audit, grid: TileGrid) -> set[int]:
+    return {
+        one.tile if one.tile is not None else grid.holding(one.rows[0], one.columns[0]) for one in found.bad
+    }
+
+
+def _stored_tiles(c: zarr.Array[Any], plan: MatmulPlan, bad: Collection[int]) -> dict[int, Stored]:
+    """What is stored of the other tiles, with its checksums."""
+
+    def look(place: tuple[int, ...]) -> StoredObject:
+        try:
+            return StoredObject(place, *checksum_of_file(object_path(c, place)))
+        except FileNotFoundError:
+            return StoredObject(place, 0, 0)
+        except OSError as error:
+            raise StoreError(f"C: cannot read {object_path(c, place)}: {error.strerror or error}") from error
+
+    unit = write_unit(c)
+    places = [
+        (tile.index, piece.chunk)
+        for tile in plan.tiles()
+        if tile.index not in bad
+        for region in plan.regions(tile)
+        for piece in chunks_in(region, unit)
+    ]
+    objects: dict[int, list[StoredObject]] = {index: [] for index, _ in places}
+    with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-repair") as pool:
+        for (index, _), one in zip(places, pool.map(look, (place for _, place in places)), strict=True):
+            objects[index].append(one)
+    return {index: Stored(tuple(its)) for index, its in objects.items()}
+
+
+def _computed_again(
+    request: Request,
+    c: zarr.Array[Any],
+    path: Path,
+    past: Past,
+    grid: TileGrid,
+    found: Audit,
+    repair: Repair,
+    start: float,
+) -> Audit:
+    """Compute all but the finished tiles again, and put the repaired C in the place of the damaged one."""
+    tell = Teller(request.listener)
+    tell.warn(
+        f"{found}; {counted(grid.count - len(past.finished), 'tile')} of {grid.count} are computed again"
+    )
+    _begin(c, path, past, grid, durable=request.durability == "full")
+    try:
+        run = multiply(replace(request, out=path, overwrite=True, resume=True, verify=True), repair)
+    except (VerificationError, DamagedProductError):
+        remove_growing(path)
+        raise
+    return replace(
+        found,
+        repaired=run.plan.tile_count - run.resumed,
+        as_written=run.verification is None,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _begin(c: zarr.Array[Any], path: Path, past: Past, grid: TileGrid, *, durable: bool) -> None:
+    """Let C grow once more from its finished tiles, and from those that a stopped repair has computed."""
+    with growing_folder(path, keeps=lambda growing: read_record(growing / FILE_NAME) is not None) as growing:
+        there = read_record(growing / FILE_NAME)
+        if there is not None:
+            past = _joined(past, grid, there, growing)
+        else:
+            for name in _others(c, path):
+                (growing / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path / name, growing / name)
+        own = there.finished if there is not None else {}
+        linked = [
+            str(_link(c, one, growing))
+            for index, stored in past.finished.items()
+            if index not in own
+            for one in stored.objects
+            if one.nbytes
+        ]
+        if durable:
+            sync_many(str(growing), linked)
+        write_record(growing / FILE_NAME, past)
+
+
+def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
+    """What is finished of C, and of what a stopped run was to replace it by. Raises OutputExistsError where that is
+    another product, or lies in other tiles."""
+    cut = TileGrid.of((grid.rows.length, grid.columns.length), there.geometry, symmetric=grid.symmetric)
+    if there.digest != past.digest or there.c_unit != past.c_unit or not cut.refines(grid):
+        raise OutputExistsError(
+            f"output: a stopped run left {growing}, which is another product, or lies in other tiles: finish that run,"
+            " or remove the folder, and repair it then"
+        )
+    good = past.finished if cut == grid else in_pieces(past.finished, grid, cut, past.c_unit)
+    recipes = tuple(dict.fromkeys((*past.recipes, *there.recipes)))
+    if recipes[-1] != there.recipes[-1]:
+        recipes = (*(recipe for recipe in recipes if recipe != there.recipes[-1]), there.recipes[-1])
+    return replace(there, finished={**good, **there.finished}, recipes=recipes, read=past.read)
+
+
+def _others(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
+    """What lies in C's folder besides its stored objects: its metadata, and what users have put there."""
+    objects = {c.metadata.encode_chunk_key(place) for place in _places(c)}
+    ours = {FILE_NAME, CHECKSUMS_NAME, MARK_NAME}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            below = (Path(folder) / name).relative_to(path)
+            if str(below) not in objects and str(below) not in ours and not is_leftover(below):
+                yield below
+
+
+def _places(c: zarr.Array[Any]) -> Iterable[tuple[int, ...]]:
+    whole = tuple(slice(0, side) for side in c.shape)
+    return (piece.chunk for piece in chunks_in(whole, write_unit(c)))
+
+
+def _link(c: zarr.Array[Any], one: StoredObject, growing: Path) -> Path:
+    """Give an object of C a second name below the growing folder, or copy it where the file system has no links."""
+    source, target = object_path(c, one.place), growing / c.metadata.encode_chunk_key(one.place)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"C: {source} was there and is gone; let nobody write to C, and repair it again"
+        ) from error
+    except OSError:
+        shutil.copyfile(source, target)
+    return target
