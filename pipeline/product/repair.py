@@ -270,12 +270,17 @@ def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
 
 def _others(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
     """What lies in C's folder besides its stored objects: its metadata, and what users have put there."""
-    objects = {c.metadata.encode_chunk_key(place) for place in _places(c)}
-    ours = {FILE_NAME, CHECKSUMS_NAME, MARK_NAME}
+    taken = {c.metadata.encode_chunk_key(place) for place in _places(c)} | {
+        FILE_NAME,
+        CHECKSUMS_NAME,
+        MARK_NAME,
+    }
     for folder, _, names in os.walk(path):
         for name in names:
             below = (Path(folder) / name).relative_to(path)
-            if str(below) not in objects and str(below) not in ours and not is_leftover(below):
+            # A folder may stand where an object should.
+            within = {parent.as_posix() for parent in (below, *below.parents)}
+            if within.isdisjoint(taken) and not is_leftover(below):
                 yield below
 
 

@@ -58,10 +58,15 @@ def repaired(client: Client, paths: tuple[Path, Path, Path], **options: Any) -> 
     return tw.repair(*paths, cluster=client, device="cpu", **options)
 
 
+def replace_by_a_full_folder(path: Path, other: Path) -> None:
+    replace_by_a_folder(path, other)
+    (path / "0").write_text("what another program put there")
+
+
 @pytest.mark.parametrize(
     "damage",
-    [flip, truncate, lambda path, other: path.unlink(), swap, replace_by_a_folder],
-    ids=["flip", "truncate", "remove", "swap", "folder"],
+    [flip, truncate, lambda path, other: path.unlink(), swap, replace_by_a_folder, replace_by_a_full_folder],
+    ids=["flip", "truncate", "remove", "swap", "folder", "full folder"],
 )
 def test_every_damage_is_undone_bit_by_bit(
     damage: Callable[[Path, Path], None], stored: tuple[Path, Path, Path], client: Client, tmp_path: Path
