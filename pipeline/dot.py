@@ -262,6 +262,7 @@ def dot_stored(
         listener,
         known=known,
         arrived=lambda place, part: _keep(kept, ranges[place], part),
+        kept=kept is not None,
     )
     note = found_wrap("the sum", dtype, *factors, n, total.most_x, total.most_y) if ranged else None
     if note is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -18,10 +18,11 @@ from typing import Any, Generic, TypeVar
 from distributed import Client, Status, get_worker
 
 from tilewright.pipeline.cluster.answers import WorkersKilledError
+from tilewright.pipeline.cluster.drain import Drain, draining
 from tilewright.pipeline.cluster.identity import address_of
 from tilewright.pipeline.cluster.submit import run_bounded
 from tilewright.pipeline.errors import TaskError
-from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned, on_lost, on_waiting
+from tilewright.pipeline.events import Listener, UnitDone, Waiting, WorkDone, WorkPlanned, on_lost, on_waiting
 
 Part = TypeVar("Part")
 Total = TypeVar("Total")
@@ -69,6 +70,7 @@ def reduce_pieces(
     known: Mapping[int, Part] | None = None,
     arrived: Callable[[int, Part], Part] = lambda place, part: part,
     done: int = 0,
+    kept: bool = False,
 ) -> Total:
     """Run ``reduction.chunk(*call)`` on the workers for every call, and combine the parts in this process.
 
@@ -76,7 +78,8 @@ def reduce_pieces(
 
     known: parts that need no task, by the places of their calls. arrived: is given each other part with its place as it
     arrives, before the listener hears of it, and returns what is combined: whoever keeps finished pieces keeps them
-    there. done: pieces that have no call, since an earlier run finished them.
+    there. done: pieces that have no call, since an earlier run finished them. kept: whether ``arrived`` keeps pieces
+    for a later run; if so, where the command is asked to end, those that are nearly done are finished first.
     """
     start = time.perf_counter()
     known = known or {}
@@ -84,25 +87,42 @@ def reduce_pieces(
     left = sum(nbytes[place] for place in places)
     listener(WorkPlanned(reduction.name, len(calls) + done, len(known) + done, "pieces", left, 0))
     key = f"{reduction.name}-{time.time_ns():x}"
-    outcomes = run_bounded(
-        client,
-        _run_chunk,
-        ((reduction.chunk, calls[place]) for place in places),
-        key=key,
-        waiting=on_waiting(listener, reduction.name, "ends it"),
-        lost=on_lost(listener, reduction.name, "piece"),
-    )
     total = reduction.identity()
     try:
-        with closing(outcomes):  # cancels outstanding tasks now, not when an error's traceback is freed
-            # What is to drain on SIGTERM ends here: it lets `outcomes` submit no more, and takes those under way.
-            placed = ((places[number], outcome) for number, outcome in outcomes)
+        with ExitStack() as stack:
+            drain = stack.enter_context(_draining(listener, reduction.name)) if kept else None
+            outcomes = run_bounded(
+                client,
+                _run_chunk,
+                ((reduction.chunk, calls[place]) for place in places),
+                key=key,
+                waiting=on_waiting(listener, reduction.name, "ends it"),
+                lost=on_lost(listener, reduction.name, "piece"),
+                drain=drain,
+            )
+            # Cancels outstanding tasks now, not when an error's traceback is freed.
+            stack.enter_context(closing(outcomes))
+            placed = ((places[number], outcome) for number, outcome in _timed(outcomes, drain))
             for part in _parts(placed, reduction, nbytes, listener, known, arrived):
                 total = reduction.combine(total, part)
     except WorkersKilledError as error:
         raise TaskError(f"{error}, or {reduction.lighter}") from error
     listener(WorkDone(reduction.name, time.perf_counter() - start))
     return total
+
+
+def _draining(listener: Listener, name: str) -> AbstractContextManager[Drain]:
+    return draining(lambda wait: listener(Waiting(f"{name}: {wait}")), "piece")
+
+
+def _timed(
+    outcomes: Iterable[tuple[int, _Outcome[Part]]], drain: Drain | None
+) -> Iterator[tuple[int, _Outcome[Part]]]:
+    """The same, of which ``drain`` is told how long each took."""
+    for number, outcome in outcomes:
+        if drain is not None:
+            drain.took(outcome.seconds)
+        yield number, outcome
 
 
 def _parts(

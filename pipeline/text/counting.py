@@ -181,6 +181,7 @@ def count_corpus(
         listener,
         arrived=keeping or _counted,
         done=len(left.done),
+        kept=keeping is not None,
     )
     seconds = time.perf_counter() - start
     check_unchanged(corpus)

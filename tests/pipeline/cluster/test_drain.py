@@ -18,6 +18,8 @@ from distributed import Client, LocalCluster
 from tilewright.pipeline.cluster.drain import Drain, draining
 from tilewright.pipeline.cluster.endings import request_end
 from tilewright.pipeline.cluster.submit import run_bounded, run_combined
+from tilewright.pipeline.events import Event, Waiting
+from tilewright.pipeline.reduce import Reduction, reduce_pieces
 from tilewright.workflows.console import Terminated, interruptible
 
 LET_GO = threading.Event()
@@ -116,6 +118,35 @@ def test_what_cannot_be_done_in_time_is_not_waited_for(
     assert time.monotonic() - begun < 15
     assert sorted(end.value.args[0]) == [0, 1]
     assert len(told) == (grace < 1), "where nothing is waited for there is nothing to say"
+
+
+def piece(place: int) -> tuple[int, dict[str, float]]:
+    return held(place), {}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_reduction_is_drained_where_its_pieces_are_kept(kept: bool, four: Client) -> None:
+    arrived: list[int] = []
+    summing = Reduction("sum", piece, int, lambda one, other: one + other, True, "")
+
+    def keep(place: int, part: int) -> int:
+        arrived.append(place)
+        if len(arrived) == 2:
+            until = time.monotonic() + 20
+            while len(BEGUN) < 6 and time.monotonic() < until:
+                time.sleep(0.005)
+            if not request_end(Ended()):
+                raise Ended
+        return part
+
+    def listener(event: Event) -> None:
+        if isinstance(event, Waiting):
+            LET_GO.set()
+
+    calls = [(place,) for place in range(9)]
+    with pytest.raises(Ended):
+        reduce_pieces(four, summing, calls, [1] * 9, listener, arrived=keep, kept=kept)
+    assert sorted(arrived) == ([0, 1, 2, 3, 4, 5] if kept else [0, 1])
 
 
 def test_work_that_is_done_when_it_is_asked_to_end_ends_too(client: Client) -> None:
