@@ -83,7 +83,8 @@ SETTINGS = (
             "how long a worker, or the scheduler, may be silent before it is given up; it is named after 10 s; 5 at"
             " least", least=5),
     Setting("tilewright.grace-seconds", 20, "seconds",
-            "how long SIGTERM lets a command finish the tiles, or kept pieces, whose results are nearly there", least=0),
+            "how long SIGTERM lets a command finish the tiles, or kept pieces, whose results are nearly there",
+            least=0),
     Setting("tilewright.retries", 3, "attempts", "times that a failed task is tried again, on any worker"),
     Setting("tilewright.piece-nbytes", "32 MiB", "bytes",
             "the size that text is cut into, and that small files are packed up to, for one task; on a GPU a task"
