@@ -31,6 +31,8 @@ from tilewright.kernels.cpu.loops import start_compiler
 from tilewright.kernels.gpu.device_choice import cuda_available
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster.local import (
+    LOOPBACK,
+    LoopbackWorker,
     allow_open_files,
     client_of,
     details_wanted,
@@ -354,7 +356,15 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
             server = start(cuda_cluster, stack.enter_context(quiet(options)))
     except TilewrightError:
         raise
-    except (TypeError, ValueError, KeyError, AttributeError, OSError, ImportError) as error:
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        OSError,
+        ImportError,
+    ) as error:
         raise _refused(called, profile, error) from error
     except RuntimeError as error:
         if isinstance(error.__cause__, (TypeError, ValueError)):  # a worker refused them
@@ -369,10 +379,6 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     return stack.enter_context(client_of(server, hushed=hushed))
 
 
-LOOPBACK = "127.0.0.1"
-"""Where clusters that are started here listen: whoever reaches a scheduler can run code by it."""
-
-
 def _dashboard(profile: dict[str, Any], *, wanted: bool = False) -> dict[str, Any]:
     """Where a cluster has its dashboard, on loopback unless the profile names a host; none where it says nothing,
     unless one is ``wanted``: the import of Bokeh takes longer than all else of a start. What the scheduler still serves
@@ -381,9 +387,9 @@ def _dashboard(profile: dict[str, Any], *, wanted: bool = False) -> dict[str, An
     found: dict[str, Any] = {"dashboard_address": _on_loopback(":0" if given is None else given)}
     if given is None and not wanted:
         found["scheduler_kwargs"] = {"dashboard": False} | (profile.get("scheduler_kwargs") or {})
-    # In this process workers listen to no address whose host Dask could take.
-    if profile.get("worker_dashboard_address") is None and not profile.get("processes", True):
-        found["worker_dashboard_address"] = f"{LOOPBACK}:0"
+    own = profile.get("worker_dashboard_address"), profile.get("worker_class")
+    if own == (None, None) and not profile.get("processes", True):
+        found["worker_class"] = LoopbackWorker
     return found
 
 
@@ -413,7 +419,7 @@ def _check_times(called: str, options: dict[str, Any]) -> None:
         given = options.get(key)
         try:
             parse_timedelta(given)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
             raise ClusterError(f"{called}: {key}: {given!r} is no time, such as 30 or 1 minute") from error
 
 

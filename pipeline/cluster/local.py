@@ -30,6 +30,19 @@ from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import ClusterError
 
 logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+"""Where clusters that are started here listen: whoever reaches a scheduler can run code by it."""
+
+
+class LoopbackWorker(Worker):
+    """A worker in this process. It listens to no address whose host its HTTP server could take, and would be reached
+    from everywhere; and it has no dashboard, for which Bokeh would be imported."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options | {"dashboard": False, "dashboard_address": f"{LOOPBACK}:0"})
+
+
 WORKERS = "distributed.worker"
 """What Dask's workers log under."""
 

@@ -167,7 +167,7 @@ def check_command(place: Path, client: Client, line: list[str]) -> None:
         left.check()
     finally:
         for name in allowed:
-            if name not in before:
+            if name not in before and "\0" not in name:
                 remove(place / name)
 
 

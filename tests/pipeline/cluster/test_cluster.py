@@ -482,7 +482,14 @@ def test_wrong_profiles_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["local", "cpu"])
 @pytest.mark.parametrize(
-    ("key", "given"), [("death_timeout", "x"), ("lifetime", "soon"), ("scheduler_sync_interval", [])]
+    ("key", "given"),
+    [
+        ("death_timeout", "x"),
+        ("death_timeout", ""),
+        ("death_timeout", float("inf")),
+        ("lifetime", "soon"),
+        ("scheduler_sync_interval", []),
+    ],
 )
 def test_what_is_no_time_is_refused(kind: str, key: str, given: Any, tmp_path: Path) -> None:
     odd = profile_file(tmp_path, odd={"kind": kind, key: given})
