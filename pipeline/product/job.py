@@ -68,6 +68,7 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.product.request import Factors, Request, check_output, open_factors, plan_for
 from tilewright.pipeline.store import arrays as store
+from tilewright.pipeline.store.appearance import Appearance
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import masks_of, product_names
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
@@ -353,7 +354,10 @@ def _fill(
         with_their_groups,
         repairing=job.repair is not None,
     )
-    if past is not None:
+    looks: tuple[Appearance, Appearance] | None = job.inputs.inputs
+    if past is not None and job.repair is not None:
+        looks = past.inputs  # not those that the undamaged tiles were computed from
+    elif past is not None:
         watch.compare_past(past.inputs)
     if past is not None and finished:
         kept = Kept(count_earlier(plan, past, finished), finished)
@@ -375,7 +379,7 @@ def _fill(
                 output.array,
                 earlier=earlier,
                 request=job.inputs.request,
-                inputs=job.inputs.inputs,
+                inputs=looks,
                 read=watch.hashes(),
             )
             watch.record = stack.enter_context(closing(ledger))

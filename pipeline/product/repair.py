@@ -83,9 +83,8 @@ def repair_by_checksums(request: Request, c: zarr.Array[Any], path: Path, record
     bad = _tiles_of(found, grid)
     good = {index: stored for index, stored in record.finished.items() if index not in bad}
     written = {one.place: one for stored in record.finished.values() for one in stored.objects}
-    past = replace(
-        record, digest=now.digest, request=now.request, inputs=now.inputs, finished=good, bad_lines=0
-    )
+    # How A and B looked when these tiles were computed is not kept: a run that goes on with them has to compare.
+    past = replace(record, digest=now.digest, request=now.request, inputs=None, finished=good, bad_lines=0)
     return _computed_again(request, c, path, past, grid, found, Repair(written), start)
 
 
@@ -265,7 +264,9 @@ def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
     recipes = tuple(dict.fromkeys((*past.recipes, *there.recipes)))
     if recipes[-1] != there.recipes[-1]:
         recipes = (*(recipe for recipe in recipes if recipe != there.recipes[-1]), there.recipes[-1])
-    return replace(there, finished={**good, **there.finished}, recipes=recipes, read=past.read)
+    inputs = there.inputs if there.inputs == past.inputs else None
+    finished = {**good, **there.finished}
+    return replace(there, finished=finished, recipes=recipes, inputs=inputs, read=past.read)
 
 
 def _others(c: zarr.Array[Any], path: Path) -> Iterator[Path]:

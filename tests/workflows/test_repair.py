@@ -110,11 +110,11 @@ def test_where_there_are_no_links_chunks_are_copied(
 
 def test_a_whole_product_is_left_alone_and_needs_no_cluster(stored: tuple[Path, Path, Path]) -> None:
     *_, c = stored
-    before = {path: path.stat() for path in c.rglob("*")}
+    before = {path: (path.stat().st_ino, path.stat().st_ctime_ns) for path in c.rglob("*")}
     done = tw.repair(*stored, cluster=NOWHERE)
     assert done.passed
     assert done.repaired is None
-    assert {path: path.stat() for path in c.rglob("*")} == before
+    assert {path: (path.stat().st_ino, path.stat().st_ctime_ns) for path in c.rglob("*")} == before
 
 
 @pytest.mark.parametrize("dtype", ["f8", "i4"])
@@ -246,6 +246,29 @@ def test_a_stopped_repair_goes_on(stored: tuple[Path, Path, Path], client: Clien
     assert again.repaired is not None
     assert again.repaired <= len(tiles) - 2
     assert contents(c) == before
+
+
+def test_a_product_of_other_inputs_takes_no_tile_of_a_stopped_repair(
+    stored: tuple[Path, Path, Path], client: Client
+) -> None:
+    """Whose undamaged tiles are of the inputs as they were when C was made."""
+    a, b, c = stored
+    array = zarr.open_array(b, mode="r+")
+    array[0, SHAPE[1] - 1] += 100
+    for chunk in chunks_of(c):
+        if chunk.name == "0":  # of columns that do not depend on that
+            flip(chunk, c)
+
+    def stop(event: Event) -> None:
+        if isinstance(event, UnitDone) and event.name == "matmul":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repaired(client, stored, listener=stop)
+    assert partial_path(c).exists()
+    run = tw.matmul(a, b, c, overwrite=True, verify=False, cluster=client, device="cpu")
+    assert 0 < run.resumed < run.plan.tile_count
+    assert tw.verify(a, b, c, cluster=client).passed
 
 
 def test_another_stopped_run_is_not_mixed_with_it(
