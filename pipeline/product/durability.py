@@ -11,6 +11,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -83,11 +84,16 @@ class Durability:
     """Forces tiles to disk on a thread of its own. Use it as a context manager: what is left is waited for by
     `finish`; an error ends it after the batch under way.
 
-    settle: told of the tiles of a batch once they are on disk.
+    settle: told of the tiles of a batch once they are on disk. lose: told of them where that fails for any.
     """
 
-    def __init__(self, sync: Sync, settle: Callable[[Sequence[Settled]], None]) -> None:
-        self._sync, self._settle = sync, settle
+    def __init__(
+        self,
+        sync: Sync,
+        settle: Callable[[Sequence[Settled]], None],
+        lose: Callable[[Sequence[Settled]], None],
+    ) -> None:
+        self._sync, self._settle, self._lose = sync, settle, lose
         self._waiting: SimpleQueue[tuple[Settled, str, Sequence[str]] | None] = SimpleQueue()
         self._error: BaseException | None = None
         self._thread = Thread(target=self._run, name="tilewright-durability", daemon=True)
@@ -118,7 +124,7 @@ class Durability:
         if self._error is not None:
             raise StoreError(
                 f"output: tiles cannot be forced to disk: {self._error}; see that the disk is whole and has room, and"
-                " run it again: what is on it is kept (--durability none does without)"
+                " run it again, which computes those once more (--durability none does without)"
             ) from self._error
 
     def _run(self) -> None:
@@ -141,8 +147,13 @@ class Durability:
         for _, worker, paths in tiles:
             host = "" if _is_here(worker) else get_address_host(worker)
             of_hosts.setdefault(host, (worker, []))[1].extend(paths)
-        for worker, paths in of_hosts.values():
-            self._sync(worker, paths)
+        try:
+            for worker, paths in of_hosts.values():
+                self._sync(worker, paths)
+        except OSError:
+            with suppress(StoreError):  # the record may lie on the same disk
+                self._lose([tile for tile, _, _ in tiles])
+            raise
         self._settle([tile for tile, _, _ in tiles])
 
 

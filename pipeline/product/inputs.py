@@ -48,6 +48,10 @@ SHOWN = 3
 """Changed parts that a message names."""
 
 
+class InputChangedError(StoreError):
+    """An input changed while a product was computed."""
+
+
 @dataclass(frozen=True)
 class Fingerprint:
     """What two runs of the same product have in common."""
@@ -338,7 +342,7 @@ class InputWatch:
             if not kept
             else f"keeps the {counted(kept, 'tile')} that do not depend on that"
         )
-        raise StoreError(
+        raise InputChangedError(
             f"{self._named(roles)} changed while C was computed{''.join(f' ({text})' for text in shown)}, so that C may"
             f" be of neither the old nor the new; it is {self._whereabouts}, and the next run {then}: let nobody write"
             " to the inputs until that is done"

@@ -25,8 +25,10 @@ from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.errors import (
     ClusterError,
     DamagedError,
+    DamagedProductError,
     DeviceMemoryError,
     OutputError,
+    OutputExistsError,
     PlanError,
     StoreError,
     VerificationError,
@@ -45,7 +47,7 @@ from tilewright.pipeline.product.findings import (
     sought_in,
     wrap_note,
 )
-from tilewright.pipeline.product.inputs import Fingerprint, InputWatch, fingerprint
+from tilewright.pipeline.product.inputs import Fingerprint, InputChangedError, InputWatch, fingerprint
 from tilewright.pipeline.product.kept import (
     NONE_KEPT,
     Kept,
@@ -388,7 +390,7 @@ def _fill(
         if ledger is not None and output.partial is not None and request.durability == "full":
             root = output.partial
             keeping.durability = stack.enter_context(
-                Durability(sync_on_hosts(client, str(root.absolute())), ledger.settle)
+                Durability(sync_on_hosts(client, str(root.absolute())), ledger.settle, ledger.lose)
             )
             keeping.settle({index: stored for index, stored in finished.items() if not stored.synced})
         keep = output.gathered.keep if output.gathered is not None else None
@@ -488,10 +490,12 @@ def _run_all(
 
 @contextmanager
 def _telling_what_is_kept(job: Job, plan: MatmulPlan) -> Iterator[None]:
-    """Add to the error of a lost cluster what the next run need not do again."""
+    """Add to the error of a lost cluster, or of storage that fails, what the next run need not do again."""
     try:
         yield
-    except ClusterError as error:
+    except (InputChangedError, OutputExistsError, DamagedProductError):
+        raise  # which say what becomes of the tiles
+    except (ClusterError, StoreError) as error:
         try:
             done = _recorded(job)
         except StoreError:  # what ended the run is more to know than that

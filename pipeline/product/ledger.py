@@ -40,7 +40,7 @@ from tilewright.pipeline.product.inputs import Hashes
 from tilewright.pipeline.product.output import CHECKSUMS_NAME
 from tilewright.pipeline.store.appearance import Appearance
 from tilewright.pipeline.transfer.checksum import new_checksum
-from tilewright.pipeline.transfer.files import sync_folder
+from tilewright.pipeline.transfer.files import sync_folder, with_remedy
 
 FILE_NAME = "tilewright-ledger.jsonl"
 VERSION = 6
@@ -170,6 +170,14 @@ class Ledger:
             if lines:
                 self._append(lines, sync=True)
 
+    def lose(self, tiles: Iterable[tuple[int, Stored]]) -> None:
+        """Note that tiles cannot be forced to disk, given as to ``settle``: they are withdrawn, since the system takes
+        for written what it once failed to write, and would say so next time. Raises as ``record``."""
+        with self._appending:
+            for index, stored in tiles:
+                if self._tiles.get(index) is stored:
+                    self.withdraw(index)
+
     def add_read(self, role: str, hashes: Hashes) -> None:
         """Note what parts of A or B hold, before the first tile that was computed from them is recorded: so it is
         durable when that is. Raises as ``record``."""
@@ -256,7 +264,9 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"output: cannot write the record of finished tiles, {path}: {error}") from error
+        raise StoreError(
+            f"output: cannot write the record of finished tiles, {path}: {with_remedy(error)}"
+        ) from error
 
 
 PARTS_OF_A_LINE = 1000

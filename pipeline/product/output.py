@@ -44,7 +44,7 @@ from tilewright.pipeline.store.chunks import (
 )
 from tilewright.pipeline.store.groups import absolute, ended, make_groups, metadata_in
 from tilewright.pipeline.store.sessions import Gathered, session_of
-from tilewright.pipeline.transfer.files import sync_files, sync_folder
+from tilewright.pipeline.transfer.files import sync_files, sync_folder, with_remedy
 
 CHECKSUMS_NAME = "tilewright-checksums.jsonl"
 """The record of a finished product (`ledger.py`), in its folder."""
@@ -143,11 +143,16 @@ class Output:
             left.append(f"{self.final} is whole, but half-written chunks in it cannot be removed: {error}")
         remove_drafts(self.partial)
         left += make_groups(self.final)
+        if durable:
+            names = (*METADATA_NAMES.values(), CHECKSUMS_NAME)
+            try:
+                sync_files([self.partial / name for name in names], self.partial)
+            except OSError as error:
+                raise StoreError(
+                    f"output: {self.partial} holds all of C, but cannot be forced to disk: {with_remedy(error)}"
+                ) from error
         displaced = None
         try:
-            if durable:
-                names = (*METADATA_NAMES.values(), CHECKSUMS_NAME)
-                sync_files([self.partial / name for name in names], self.partial)
             if self.final.exists():
                 displaced = replaced_path(self.final)
                 self.final.rename(displaced)
@@ -164,7 +169,7 @@ class Output:
                     error.add_note(lost.removeprefix("; "))
                 raise
             raise StoreError(
-                f"output: cannot rename {self.partial} to {self.final}: {error}{lost}"
+                f"output: cannot rename {self.partial} to {self.final}: {with_remedy(error)}{lost}"
             ) from error
         if durable:
             try:
@@ -615,7 +620,8 @@ def create_output(
     except StoreError:
         raise
     except (OSError, BaseZarrError, ValueError, ImportError) as error:
-        raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
+        told = with_remedy(error) if isinstance(error, OSError) else str(error)
+        raise StoreError(f"output: cannot create {name_of(target)}: {told}") from error
 
 
 @contextmanager

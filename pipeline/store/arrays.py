@@ -23,7 +23,7 @@ from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.store.chunks import METADATA_NAMES, layout_of
 from tilewright.pipeline.store.missing import what_is_there
-from tilewright.pipeline.transfer.files import NotAFileError, check_is_file
+from tilewright.pipeline.transfer.files import NotAFileError, check_is_file, with_remedy
 
 Source: TypeAlias = "str | os.PathLike[str] | zarr.Array[Any]"
 """How a user may give an array: a path, a URL, or an open array."""
@@ -225,7 +225,8 @@ def open_array(source: Source, *, ndim: int, role: str) -> zarr.Array[Any]:
             f"{role}: {name} is not a Zarr array ({reason}); give the path of an array"
         ) from error
     except Exception as error:  # besides the system's, whatever a file system of fsspec's raises
-        raise StoreError(f"{role}: cannot open {name}: {error}") from error
+        told = with_remedy(error) if isinstance(error, OSError) else str(error)
+        raise StoreError(f"{role}: cannot open {name}: {told}") from error
     _check_sides(role, name, array)
     if not isinstance(array.metadata.attributes, Mapping):
         raise StoreError(

@@ -58,7 +58,7 @@ from tilewright.pipeline.transfer.file_rectangles import (
     Rectangle,
     StoredChunk,
 )
-from tilewright.pipeline.transfer.files import NotAFileError, open_file
+from tilewright.pipeline.transfer.files import NotAFileError, open_file, with_remedy
 
 READ_NBYTES = 4 * 2**20
 """Plain chunks are read in parts of this size: the cost of a system call is lost in it, threads stay balanced, and one
@@ -286,7 +286,7 @@ def _read_direct(
         raise DamagedError(message) from error
     except OSError as error:
         raise StoreError(
-            f"cannot read chunk {chunk_name(piece)} of {layout.name} from {path}: {error}"
+            f"cannot read chunk {chunk_name(piece)} of {layout.name} from {path}: {with_remedy(error)}"
         ) from error
     try:
         extent = find_chunk(layout, descriptor, piece.chunk, indexes)
@@ -305,7 +305,7 @@ def _read_direct(
         raise DamagedError(message) from error
     except OSError as error:
         raise StoreError(
-            f"cannot read chunk {chunk_name(piece)} of {layout.name} from {path}: {error}"
+            f"cannot read chunk {chunk_name(piece)} of {layout.name} from {path}: {with_remedy(error)}"
         ) from error
     finally:
         os.close(descriptor)

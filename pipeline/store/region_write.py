@@ -37,6 +37,7 @@ from tilewright.pipeline.store.chunks import (
 from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.store.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
 from tilewright.pipeline.transfer.checksum import checksum_of_descriptor, checksum_of_file, new_checksum
+from tilewright.pipeline.transfer.files import with_remedy
 from tilewright.pipeline.transfer.zstd import encoder_nbytes
 
 DEFAULT_LEVEL = 0
@@ -181,7 +182,7 @@ def _write_direct(
                 f" has removed {layout.root / drafts}"
             ) from error
         raise StoreError(
-            f"cannot write chunk {chunk_name(piece)} of {layout.name} to {path}: {error}"
+            f"cannot write chunk {chunk_name(piece)} of {layout.name} to {path}: {with_remedy(error)}"
         ) from error
     return StoredObject(piece.chunk, nbytes, checksum)
 

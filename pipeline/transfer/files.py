@@ -81,6 +81,22 @@ def read_at(descriptor: int, target: memoryview, offset: int) -> int:
         return os.preadv(descriptor, [target], offset)
 
 
+REMEDIES = {
+    errno.ENOSPC: "free room there, or names of files where those ran out (df -i), and run it again",
+    errno.EDQUOT: "free room there or raise the quota, and run it again",
+    errno.EFBIG: "the file system or a limit (ulimit -f) allows no longer file: raise that, and run it again",
+    errno.EROFS: "make the file system writable, and run it again",
+    errno.EIO: "see that the disk is whole, and run it again",
+}
+"""What to do where storage fails, by the number of the system's error."""
+
+
+def with_remedy(error: OSError) -> str:
+    """What an error says, and what to do about it where storage fails."""
+    remedy = REMEDIES.get(error.errno or 0)
+    return f"{error}; {remedy}" if remedy else str(error)
+
+
 def sync_files(paths: Sequence[str | os.PathLike[str]], root: str | os.PathLike[str]) -> None:
     """Force files to disk, and all folders from theirs up to ``root``, which they lie below: a power cut leaves a file
     only where it leaves the name of each folder on the way to it.
@@ -118,6 +134,8 @@ def _sync(path: str | os.PathLike[str], flags: int) -> None:
         return
     try:
         sync_descriptor(descriptor)
+    except OSError as error:  # which does not know what it is about
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     finally:
         os.close(descriptor)
 

@@ -18,7 +18,7 @@ import tilewright as tw
 from tests.pipeline.conftest import client
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product import output as outputs
-from tilewright.pipeline.product.durability import Durability, sync_many
+from tilewright.pipeline.product.durability import Durability, Settled, sync_many
 from tilewright.pipeline.product.ledger import FILE_NAME, Stored
 from tilewright.pipeline.transfer import files
 
@@ -81,17 +81,19 @@ def test_without_durability_no_chunk_is_forced_to_disk(
 
 def test_what_the_disk_does_not_take_does_not_count(tmp_path: Path) -> None:
     settled: list[Any] = []
+    lost: list[Any] = []
 
     def broken(worker: str, paths: Sequence[str]) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with Durability(broken, settled.extend) as durability:
+    with Durability(broken, settled.extend, lost.extend) as durability:
         durability.add((1, Stored()), "inproc://here", [str(tmp_path / "chunk")])
         with pytest.raises(
             StoreError, match=r"cannot be forced to disk: .*Input/output error.*--durability none"
         ):
             durability.finish()
     assert settled == []
+    assert lost == [(1, Stored())], "the next run would find in memory what is not on the disk"
 
 
 def test_a_batch_is_all_that_came_while_the_one_before_it_was_forced_to_disk() -> None:
@@ -102,7 +104,12 @@ def test_a_batch_is_all_that_came_while_the_one_before_it_was_forced_to_disk() -
         begun.set()
         assert go_on.wait(10)
 
-    with Durability(slow, lambda tiles: batches.append([index for index, _ in tiles])) as durability:
+    lost: list[Any] = []
+
+    def settle(tiles: Sequence[Settled]) -> None:
+        batches.append([index for index, _ in tiles])
+
+    with Durability(slow, settle, lost.extend) as durability:
         durability.add((0, Stored()), "inproc://here", ["chunk"])
         assert begun.wait(10)
         for index in (1, 2, 3):
@@ -110,6 +117,7 @@ def test_a_batch_is_all_that_came_while_the_one_before_it_was_forced_to_disk() -
         go_on.set()
         durability.finish()
     assert batches == [[0], [1, 2, 3]]
+    assert lost == []
 
 
 def test_a_file_that_is_gone_is_left_out_and_a_folder_that_cannot_be_read_is_forced_with_all_else(

@@ -197,6 +197,19 @@ def test_a_tile_counts_as_on_disk_once_it_was_settled(plan: MatmulPlan, tmp_path
     assert {index: stored.synced for index, stored in past.finished.items()} == {1: True, 3: False, 4: False}
 
 
+def test_a_tile_that_cannot_be_forced_to_disk_counts_no_more(plan: MatmulPlan, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, PRODUCT, plan)
+    stored = {index: tile_of(10, synced=False) for index in (1, 2, 3)}
+    for index, one in stored.items():
+        ledger.record(index, one)
+    ledger.record(2, tile_of(10, synced=False))  # in another file
+    ledger.lose((index, stored[index]) for index in (1, 2))
+    ledger.close()
+    past = read_past(tmp_path, "abc")
+    assert past is not None
+    assert sorted(past.finished) == [2, 3]
+
+
 def test_the_record_of_a_finished_product_is_kept_without_what_was_found(
     plan: MatmulPlan, tmp_path: Path
 ) -> None:
