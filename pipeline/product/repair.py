@@ -265,7 +265,10 @@ def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
     if recipes[-1] != there.recipes[-1]:
         recipes = (*(recipe for recipe in recipes if recipe != there.recipes[-1]), there.recipes[-1])
     inputs = there.inputs if there.inputs == past.inputs else None
-    finished = {**good, **there.finished}
+    # What became of these meanwhile nobody has looked at; many are C's own files under a second name. So the run that
+    # goes on compares their checksums, as it does where a power cut may have taken something.
+    doubted = {index: stored._replace(synced=False) for index, stored in there.finished.items()}
+    finished = {**good, **doubted}
     return replace(there, finished=finished, recipes=recipes, inputs=inputs, read=past.read)
 
 

@@ -248,6 +248,32 @@ def test_a_stopped_repair_goes_on(stored: tuple[Path, Path, Path], client: Clien
     assert contents(c) == before
 
 
+def test_what_is_damaged_between_a_stopped_repair_and_the_next_is_repaired_too(
+    stored: tuple[Path, Path, Path], client: Client
+) -> None:
+    """It has a second name, in the growing folder, by which the stopped repair has called it finished."""
+    *_, c = stored
+    before = contents(c)
+    bands = sorted({chunk.name for chunk in chunks_of(c)}, key=int)
+
+    def damage(band: str) -> None:
+        for chunk in chunks_of(c):
+            if chunk.name == band:
+                flip(chunk, c)
+
+    def stop(event: Event) -> None:
+        if isinstance(event, UnitDone) and event.name == "matmul":
+            raise KeyboardInterrupt
+
+    damage(bands[0])
+    with pytest.raises(KeyboardInterrupt):
+        repaired(client, stored, listener=stop)
+    damage(bands[-1])
+    assert repaired(client, stored).passed
+    assert contents(c) == before
+    assert tw.audit(c).passed
+
+
 def test_a_product_of_other_inputs_takes_no_tile_of_a_stopped_repair(
     stored: tuple[Path, Path, Path], client: Client
 ) -> None:
