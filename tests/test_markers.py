@@ -75,7 +75,7 @@ def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     [
         ("(gpu or multigpu) and not slow", "2 deselected, 2 errors"),
         ("not slow", "1 passed, 3 skipped"),
-        ("not (gpu or multigpu)", "1 passed, 1 skipped, 2 deselected"),
+        pytest.param("not (gpu or multigpu)", "1 passed, 1 skipped, 2 deselected", marks=pytest.mark.slow),
     ],
 )
 def test_where_there_is_no_gpu(expression: str, outcome: str, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_the_peer_counts_what_ours_counts(tmp_path: Path, storage: str, by: str)
         np.testing.assert_array_equal(found, dense(naive_counts(text, by), KINDS[by].bins))
 
 
+@pytest.mark.slow
 def test_every_case_has_ours_the_peer_and_its_floors(tmp_path: Path) -> None:
     report, details = run_corpus(
         tmp_path,

@@ -843,6 +843,7 @@ def test_on_the_cpu_nothing_of_cuda_is_imported_nor_a_display_without_a_terminal
     assert result.stdout == "[]\n", result.stderr
 
 
+@pytest.mark.slow
 def test_floating_point_on_the_cpu_is_multiplied_without_numba(here: Path) -> None:
     store("a.zarr", np.arange(30.0).reshape(5, 6))
     script = (
@@ -877,6 +878,7 @@ def test_choices_are_those_of_the_layers_below() -> None:
 # What the process was started with ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
 def test_an_output_without_bytes_for_a_character_gets_another(here: Path, encoding: str) -> None:
@@ -946,6 +948,7 @@ def test_a_plot_where_there_is_no_home_is_drawn_without_a_word(here: Path) -> No
     assert (here / "plot.png").is_file()
 
 
+@pytest.mark.slow
 def test_what_keeps_worker_processes_from_starting_is_one_line(here: Path) -> None:
     (here / "one.txt").write_bytes(b"aab")
     (here / "cluster.yaml").write_text("profiles: {bad: {kind: cpu, n_workers: 1, preload: nosuchmodule_x}}")
@@ -1089,6 +1092,7 @@ def test_a_benchmark_refuses_what_it_cannot_measure_before_it_begins(
     assert not list(here.iterdir())
 
 
+@pytest.mark.slow
 def test_python_m_is_the_command(here: Path) -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tilewright", *arguments]
@@ -1125,6 +1129,7 @@ def test_an_interrupted_demo_names_its_folder(run: Run, monkeypatch: pytest.Monk
     assert result.stderr == "interrupted: what was finished is in there; the next run replaces it\n"
 
 
+@pytest.mark.slow
 def test_libraries_with_levels_of_their_own_are_silent_too() -> None:
     script = (
         "import logging; from tilewright.workflows.console import silence_libraries; silence_libraries()\n"

@@ -82,6 +82,7 @@ def test_a_product_that_was_stopped_goes_on(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "c.zarr"]
 
 
+@pytest.mark.slow
 def test_a_histogram_without_a_file_to_write_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"text" * 100_000)
     before = sorted(tmp_path.iterdir())
@@ -122,6 +123,7 @@ def test_a_histogram_that_was_stopped_goes_on(
         assert len(lines) == 1 + -(-len(data) // 32768), "no piece was counted twice"
 
 
+@pytest.mark.slow
 def test_what_was_kept_is_forgotten_without_resuming(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"text" * 100_000)
     environment = {"DASK_TILEWRIGHT__PIECE_NBYTES": "32768"}
@@ -174,6 +176,7 @@ def test_what_a_product_replaced_is_named_while_it_is_there(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("place", "said"),
@@ -193,6 +196,7 @@ def test_files_of_counts_that_have_their_names_are_told_of(tmp_path: Path, place
     assert {path.name for path in tmp_path.iterdir()} <= {"text", "f.csv", "f.png"}
 
 
+@pytest.mark.slow
 def test_a_benchmarks_plot_that_has_its_name_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "p.png").write_bytes(b"an older one")
     words = "bench gemm --size 8 --dtype float32 --device cpu --seconds 0.01 --quiet --plot p.png"
@@ -202,6 +206,7 @@ def test_a_benchmarks_plot_that_has_its_name_is_told_of(tmp_path: Path) -> None:
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["exit", "end"])
 def test_ctrl_c_behind_the_result_comes_too_late(tmp_path: Path, place: str) -> None:
@@ -232,6 +237,7 @@ def test_a_signal_while_worker_processes_start_is_one_line(tmp_path: Path, by: s
     assert (result.stdout, result.stderr) == ("", f"{word}: nothing was written\n")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
 def test_a_signal_ends_a_start_that_hangs(tmp_path: Path, by: str, word: str) -> None:
@@ -266,6 +272,7 @@ def test_a_signal_ends_a_product_whose_input_does_not_answer(tmp_path: Path, by:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("by", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
 def test_a_signal_ends_a_product_whose_input_does_not_answer_when_it_is_tried(
@@ -280,6 +287,7 @@ def test_a_signal_ends_a_product_whose_input_does_not_answer_when_it_is_tried(
     assert not (tmp_path / "c.zarr.partial").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [["dot", "{x}", "{x}"], ["verify", "{a}", "{a}", "{a}"]], ids=" ".join)
 def test_ctrl_c_ends_other_work_whose_input_does_not_answer(command: list[str], tmp_path: Path) -> None:
@@ -354,6 +362,7 @@ def test_ctrl_c_while_a_class_is_defined_is_no_other_error(
         raise RuntimeError("of its own")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["exec('interrupt()')", "interrupt()"])
 def test_ctrl_c_wherever_it_comes_has_its_exit_status_under_python_m(tmp_path: Path, code: str) -> None:
     """Within code that is given as text, as dataclasses are made of, Python remembers it."""

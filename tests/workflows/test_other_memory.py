@@ -91,7 +91,7 @@ CHANGES: dict[str, tuple[int, dict[str, int], bool, bool]] = {
 those of one plan."""
 
 
-@pytest.mark.parametrize("dtype", ["f4", "i4"])
+@pytest.mark.parametrize("dtype", ["f4", pytest.param("i4", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("change", CHANGES)
 def test_twelve_of_twelve_tiles_are_kept(
     change: str,
@@ -174,6 +174,7 @@ def test_another_number_of_workers_keeps_all_tiles(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_tiles_are_cut_and_cut_again(
     symmetric: bool,

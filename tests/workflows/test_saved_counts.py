@@ -96,6 +96,7 @@ def test_a_name_that_was_taken_for_a_file_without_hard_links_is_given_back(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_counts_as_large_as_memory_are_stored_without_another_copy(tmp_path: Path) -> None:
     """Half of this process's memory may be full of them."""
     counts = np.zeros((200, 2**16), np.int64)
@@ -115,6 +116,7 @@ def test_counts_as_large_as_memory_are_stored_without_another_copy(tmp_path: Pat
     assert peak < counts.nbytes // 2
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("printed", [True, False])
 @pytest.mark.parametrize("shape", [(32, 2**13), (2000, 128)])

@@ -126,6 +126,7 @@ def test_no_work_begins_with_a_worker_that_runs_another_tilewright(stranger: str
     assert sorted(tmp_path.joinpath("data").rglob("*")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("stranger", ["version", "sources"])
 def test_a_product_is_not_gone_on_with_by_a_worker_that_runs_another_tilewright(

@@ -51,6 +51,7 @@ def counted_with(soft: int, hard: int, folder: Path) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.slow
 def test_worker_processes_have_the_open_files_that_they_take(tmp_path: Path) -> None:
     """Without them Dask hangs."""
     result = counted_with(24, 200, tmp_path)
@@ -152,6 +153,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("profile", "logged"), [("local", 1), ("one", 1), ("loud", 5)])
 def test_what_tasks_of_ours_fail_with_is_raised_and_not_logged(

@@ -152,6 +152,7 @@ def test_every_call_gets_what_is_sent_to_workers_once(client: Client) -> None:
     assert sorted(found) == [(place, place + 430) for place in range(7)]
 
 
+@pytest.mark.slow
 def test_what_was_sent_is_sent_again_when_its_workers_are_lost(tmp_path: Path) -> None:
     """Their nannies start others: those of a cluster of our own are waited for too."""
     found: Counter[int] = Counter()
