@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaign import processes, table
+from tests.campaign.damages import damage_of, run_damage
 from tests.campaign.kills import keep_logs, kill_of, run_kill
 from tests.campaign.lane import Lane, run_all
 
@@ -37,7 +38,11 @@ def _kill(lane: Lane, seed: int, change: int | None) -> Case:
     return run_kill(lane, kill_of(seed), change)
 
 
-KINDS: dict[str, Callable[[Lane, int, int | None], Case]] = {"kills": _kill}
+def _damage(lane: Lane, seed: int, change: int | None) -> Case:
+    return run_damage(lane, damage_of(seed))
+
+
+KINDS: dict[str, Callable[[Lane, int, int | None], Case]] = {"kills": _kill, "damages": _damage}
 """What a case of each kind is made and judged by."""
 
 

@@ -91,13 +91,13 @@ class Lane:
         return folder
 
     def start(self, argv: Sequence[str], cluster: str, number: int = 0) -> int:
-        """Start a command; returns the process's id."""
+        """Start a command, on a cluster if any; returns the process's id."""
         where, environment = cluster, {}
         if cluster == "site":
             self.site.mend()
             where, environment = self.site.address, {"DASK_TILEWRIGHT__WORKERS": str(WORKERS)}
         return processes.fork(
-            processes.call_command([*argv, "--profile", where]),
+            processes.call_command([*argv, *(["--profile", where] if where else [])]),
             self.log(number),
             environment=environment,
             orders=self.orders_path,
@@ -210,14 +210,14 @@ def _worker(address: str, *options: str) -> None:
 
 def run_all(folder: Path) -> None:
     """Every command of a campaign once, in this process."""
-    from tilewright.workflows.audit import audit
     from tilewright.workflows.cli import cli
+    from tilewright.workflows.repair import repair
 
     folder.mkdir()
     for work in WORKS.values():
         work.make_inputs(folder)
         cli.main(work.argv(folder), standalone_mode=False)
         if isinstance(work, Product):
-            audit(work.output(folder))
+            repair(folder / "A.zarr", folder / "B.zarr", work.output(folder))
         shutil.rmtree(folder)
         folder.mkdir()

@@ -92,4 +92,30 @@ def _of_kills(cases: Sequence[Case]) -> str:
     return f"kills: {len(every)}, and {idle} cases whose command had ended before\n\n{_rows(heads, rows)}\n"
 
 
-SUMMARIES: dict[str, Callable[[Sequence[Case]], str]] = {"kills": _of_kills}
+def _of_damages(cases: Sequence[Case]) -> str:
+    groups = defaultdict[tuple[str, str], list[Case]](list)
+    for case in cases:
+        groups[case.get("damage", "?"), ""].append(case)
+        if case.get("remedy", "audit") != "audit":
+            groups["(all)", case["remedy"]].append(case)
+    heads = (
+        "damage",
+        "remedy",
+        "cases",
+        "found",
+        "false alarms",
+        "undamaged",
+        "tiles to compute",
+        "computed",
+        "broken",
+    )
+    names = ("found", "false_alarms", "undamaged", "wanted", "computed")
+    rows = [
+        (damage, remedy, len(found), *(sum(case.get(name, 0) for case in found) for name in names),
+         sum(bool(case["broken"]) for case in found))
+        for (damage, remedy), found in sorted(groups.items())
+    ]  # fmt: skip
+    return f"damages: {len(cases)}\n\n{_rows(heads, rows)}\n"
+
+
+SUMMARIES: dict[str, Callable[[Sequence[Case]], str]] = {"kills": _of_kills, "damages": _of_damages}
