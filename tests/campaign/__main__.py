@@ -26,6 +26,7 @@ from tests.campaign import processes, table
 from tests.campaign.damages import damage_of, run_damage
 from tests.campaign.kills import keep_logs, kill_of, run_kill
 from tests.campaign.lane import Lane, run_all
+from tests.campaign.power import cut_of, run_cut, why_not
 
 LEAST_FREE_NBYTES = 2**30
 """A file system in memory with less is left alone."""
@@ -42,7 +43,11 @@ def _damage(lane: Lane, seed: int, change: int | None) -> Case:
     return run_damage(lane, damage_of(seed))
 
 
-KINDS: dict[str, Callable[[Lane, int, int | None], Case]] = {"kills": _kill, "damages": _damage}
+def _cut(lane: Lane, seed: int, change: int | None) -> Case:
+    return run_cut(lane, cut_of(seed))
+
+
+KINDS: dict[str, Callable[[Lane, int, int | None], Case]] = {"kills": _kill, "damages": _damage, "cuts": _cut}
 """What a case of each kind is made and judged by."""
 
 
@@ -57,9 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so long")
     parser.add_argument("--logs", type=Path, help="folder for what the commands of broken cases wrote")
     options = parser.parse_args(argv)
-    todo = [(kind, options.seed + number) for kind in KINDS for number in range(getattr(options, kind))]
-    if not todo:
+    counts = {kind: getattr(options, kind) for kind in KINDS}
+    if not any(counts.values()):
         parser.error("nothing to do: give a number of cases")
+    cases: list[Case] = []
+    if counts["cuts"] and (reason := why_not()):
+        cases.append({"kind": "cuts", "seed": options.seed, "not_run": reason, "broken": []})
+        counts["cuts"] = 0
+    todo = [(kind, options.seed + number) for kind, count in counts.items() for number in range(count)]
+    asked = sum(getattr(options, kind) for kind in KINDS)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
     lanes: dict[int, tuple[Path, Sequence[tuple[str, int]]]] = {}
@@ -73,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             own = todo[number::jobs]
             run = _lane(place, modules, own, results, options, began + options.seconds)
             lanes[processes.fork(run, folder / f"lane-{number}.log")] = results, own
-        cases, failed = _gathered(lanes, len(todo), began)
+        done, failed = _gathered(lanes, len(todo), began)
+        cases += done
     finally:
         for lane in lanes:
             processes.finish(lane)
@@ -92,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = used.ru_utime + used.ru_stime
     print(
-        f"{len(cases)} cases of {len(todo)} in {seconds:.0f} s from seed {options.seed},"
-        f" {busy / max(1, len(cases)):.1f} s of a core each"
+        f"{len(done)} cases of {asked} in {seconds:.0f} s from seed {options.seed},"
+        f" {busy / max(1, len(done)):.1f} s of a core each"
     )
     for line in failed:
         print(line)

@@ -8,10 +8,10 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from tests.campaign import processes
 from tests.campaign.changes import CLIENT, WORKER, log_of, orders_at
@@ -32,6 +32,13 @@ ENVIRONMENT = {
 PROFILES = f"""profiles:
   processes: {{kind: cpu, n_workers: {WORKERS}, threads_per_worker: {THREADS}}}
 """
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+Owned = TypeVar("Owned", bound=Closeable)
 
 
 @dataclass(frozen=True)
@@ -62,11 +69,22 @@ class Lane:
         (self.home / "cluster.yaml").write_text(PROFILES)
         self.site = Site(self)
         self.references: dict[tuple[str, str], Reference] = {}
+        self.owned: dict[Any, Any] = {}
         os.chdir(self.home)
         os.environ.update(ENVIRONMENT)
         processes.start_fork_server(self.orders_path, modules)
 
+    def own(self, make: Callable[[Path], Owned]) -> Owned:
+        """Something else that cases leave standing, made in the folder that changes are counted in when it is first
+        asked for, and closed with this."""
+        if make not in self.owned:
+            self.owned[make] = make(self.work_folder)
+        found: Owned = self.owned[make]
+        return found
+
     def close(self) -> None:
+        for one in self.owned.values():
+            one.close()
         self.site.stop()
         processes.end(processes.fork_server_pid())
 

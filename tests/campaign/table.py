@@ -118,4 +118,22 @@ def _of_damages(cases: Sequence[Case]) -> str:
     return f"damages: {len(cases)}\n\n{_rows(heads, rows)}\n"
 
 
-SUMMARIES: dict[str, Callable[[Sequence[Case]], str]] = {"kills": _of_kills, "damages": _of_damages}
+def _of_cuts(cases: Sequence[Case]) -> str:
+    if reasons := {case["not_run"] for case in cases if "not_run" in case}:
+        return f"power cuts: not run: {', '.join(sorted(reasons))}\n"
+    heads = ("cut", "cuts", "lines", "untrue", "kept", "C there", "whole", "broken")
+    rows = []
+    for moment in sorted({case.get("moment", "?") for case in cases}):
+        found = [case for case in cases if case.get("moment", "?") == moment]
+        sums = (sum(case.get(name, 0) for case in found) for name in ("lines", "untrue", "kept"))
+        whole = [case["whole"] for case in found if "whole" in case]
+        broken = sum(bool(case["broken"]) for case in found)
+        rows.append((moment, len(found), *sums, len(whole), sum(whole), broken))
+    return f"power cuts: {len(cases)}\n\n{_rows(heads, rows)}\n"
+
+
+SUMMARIES: dict[str, Callable[[Sequence[Case]], str]] = {
+    "kills": _of_kills,
+    "damages": _of_damages,
+    "cuts": _of_cuts,
+}
