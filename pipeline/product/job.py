@@ -38,7 +38,7 @@ from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, TileReport
-from tilewright.pipeline.product.durability import Durability, Keeping, sync_on_hosts
+from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts
 from tilewright.pipeline.product.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
     cautions,
@@ -389,6 +389,7 @@ def _fill(
         keeping = Keeping(ledger, output.array)
         if ledger is not None and output.partial is not None and request.durability == "full":
             root = output.partial
+            sync_begun(root)
             keeping.durability = stack.enter_context(
                 Durability(sync_on_hosts(client, str(root.absolute())), ledger.settle, ledger.lose)
             )
