@@ -3,7 +3,7 @@
 # make test-slow   those left out of it for their length: every variant of every kernel compiled
 # make test-newest   most of those that need no GPU, with the newest release of each library; NEWEST_PYTHON says which Python
 # make gpu-test  the tests that need a GPU; fails where none ran
-# make campaign    kills, damages and power cuts: thousands of seeded cases; CASES=3000 SEED=0 DAMAGES=1000 CUTS=50
+# make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), into campaign.json, about two hours on two cores; make campaign CASES=300 DAMAGES=100 CUTS=5 SEED=7 runs fewer, and others
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
 # make lint    ruff, mypy, import direction
 .DEFAULT_GOAL := help
@@ -15,6 +15,8 @@ NEWEST := .venv-newest
 # Several libraries give their newest releases to newer Pythons only.
 NEWEST_PYTHON ?= python3.13
 CASES ?= 3000
+DAMAGES ?= 1000
+CUTS ?= 50
 SEED ?= 0
 TABLE ?= campaign.json
 
@@ -51,7 +53,7 @@ gpu-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'gpu or multigpu'
 
 campaign: $(INSTALLED)
-	$(BIN)/python -m tests.campaign --kills $(CASES) --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
+	$(BIN)/python -m tests.campaign --kills $(CASES) --damages $(DAMAGES) --cuts $(CUTS) --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
 
 sanitize: $(INSTALLED)
 	$(BIN)/python -m tests.kernels.gemm.sanitized
