@@ -20,6 +20,8 @@ from tests.campaign.works import WORKS, Product, differences, recorded_tiles
 PRODUCTS = [name for name, work in WORKS.items() if isinstance(work, Product)]
 REMEDIES = {("finished", "audit"): 12, ("finished", "repair"): 4, ("stopped", "resume"): 4}
 """How often each comes up: what is damaged, and what is done about it once it has been audited."""
+ELEMENT_NBYTES = 8
+"""A multiple of every element's, whose least byte comes first."""
 STOPPED_PART = 0.6
 """Of its changes, after how many a run is killed to leave what is damaged."""
 
@@ -35,6 +37,13 @@ def _empty(rng: random.Random, chunk: Path, other: Path) -> None:
 def _flip_a_bit(rng: random.Random, chunk: Path, other: Path) -> None:
     data = bytearray(chunk.read_bytes())
     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    chunk.write_bytes(data)
+
+
+def _flip_the_least_bit(rng: random.Random, chunk: Path, other: Path) -> None:
+    """Of an element that is stored as it is: less than any check of a product of floats can tell from rounding."""
+    data = bytearray(chunk.read_bytes())
+    data[rng.randrange(len(data) // ELEMENT_NBYTES) * ELEMENT_NBYTES] ^= 1
     chunk.write_bytes(data)
 
 
@@ -62,6 +71,7 @@ DAMAGES: dict[str, Callable[[random.Random, Path, Path], None]] = {
     "cut short": _cut,
     "emptied": _empty,
     "bit flipped": _flip_a_bit,
+    "least bit flipped": _flip_the_least_bit,
     "end zeroed": _zero_the_end,
     "deleted": _delete,
     "two swapped": _swap,

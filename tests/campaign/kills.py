@@ -32,7 +32,7 @@ FOR_GOOD_SHARE = 0.15
 """Of workers and schedulers that are stopped, how many stay so: each takes the deadline for silence."""
 SLOW_SECONDS = 0.02
 """The most that the storing of a chunk is delayed by in half of the cases, so that kills meet it."""
-ORPHANS_SECONDS = 10
+ORPHANS_SECONDS = 30
 """How long workers may take to end once the process that started them is gone."""
 
 
