@@ -67,9 +67,9 @@ def kept_tiles(array: zarr.Array[Any], plan: MatmulPlan, past: Past, *, whole: b
     with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-look") as pool:
         looked_at = zip(past.finished, pool.map(is_whole, past.finished.values()), strict=True)
         lost = with_their_groups(past.finished, [index for index, good in looked_at if not good])
-    whole = {index: stored for index, stored in past.finished.items() if index not in lost}
+    left = {index: stored for index, stored in past.finished.items() if index not in lost}
     grid, earlier = plan.tile_grid, grid_of(plan, past)
-    return Kept(len(whole), whole if grid == earlier else in_pieces(whole, earlier, grid, past.c_unit))
+    return Kept(len(left), left if grid == earlier else in_pieces(left, earlier, grid, past.c_unit))
 
 
 def in_pieces(
