@@ -194,6 +194,8 @@ class _Case:
         if self.kill.for_good:
             for pid in hit:
                 processes.send(pid, signal.SIGKILL)
+        if self.kill.for_good or self.kill.signal == "SIGKILL":
+            processes.wait_until_gone(hit)  # lest the next command is given to who is about to end
         recorded, stored = self.work.recorded(self.folder), len(self.lane.stored())
         if statuses[0] != 0 and not self.work.result(self.folder):
             statuses.append(self._status(self.lane.start(self._argv(), self.kill.cluster, 1), None, 1))
@@ -218,14 +220,17 @@ class _Case:
             self.broken(f"left over: {', '.join(left[:4])}")
         times = Counter(self.lane.stored())
         self.told["computed_again"] = again = len(self._tiles([path for path in times if times[path] > 1]))
-        self.told["under_way_at_most"] = most = self.most_under_way()
+        self.told["under_way_at_most"] = most = self.most_under_way(len(statuses))
         if again > most:
             self.broken(f"{again} tiles were computed again, and {most} at most were under way")
 
-    def most_under_way(self) -> int:
-        """Each worker has a tile under way for each of its threads, and one that waits."""
+    def most_under_way(self, commands: int) -> int:
+        """Each worker has a tile under way for each of its threads, and one that waits. What a silent one has under
+        way, as on a busy host, is given to another too."""
+        logs = [self.lane.log(number).read_text(errors="replace") for number in range(commands)]
+        silent = sum(log.count("has not been heard from") for log in logs)
         workers = 1 if self.kill.cluster == "local" else WORKERS
-        return workers * (THREADS + 1)
+        return (workers + silent) * (THREADS + 1)
 
     def _argv(self) -> list[str]:
         return self.work.argv(self.folder)

@@ -181,6 +181,12 @@ def wait_until_stopped(pid: int) -> None:
             return
 
 
+def wait_until_gone(pids: Sequence[int]) -> None:
+    for _ in looks(LIMIT_SECONDS):
+        if not any(map(is_alive, pids)):
+            return
+
+
 def children_of(pid: int) -> list[int]:
     found = []
     for entry in os.listdir("/proc"):
