@@ -20,6 +20,8 @@ from tests.campaign import changes
 
 LIMIT_SECONDS = 120
 """A command that takes longer hangs."""
+WARM_SECONDS = 600
+"""The same of all commands one after the other, which import and compile what they need."""
 LOOK_SECONDS = 0.005
 
 COMMANDS = ("distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "distributed.nanny")
@@ -38,7 +40,7 @@ def warm(first: Callable[[], object], folder: Path) -> list[str]:
         names.write_text("\n".join(sys.modules))
 
     log = folder / "warm.log"
-    if wait(fork(tell, log)) != 0:
+    if wait(fork(tell, log), WARM_SECONDS) != 0:
         raise RuntimeError(f"what a campaign runs fails by itself:\n{log.read_text()}")
     found = []
     for name in names.read_text().split():
