@@ -3,7 +3,7 @@
 # make test-slow   those left out of it for their length: every variant of every kernel compiled
 # make test-newest   most of those that need no GPU, with the newest release of each library; NEWEST_PYTHON says which Python
 # make gpu-test  the tests that need a GPU; fails where none ran
-# make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), into campaign.json, about two hours on two cores; make campaign CASES=300 DAMAGES=100 CUTS=5 SEED=7 runs fewer, and others
+# make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), into campaign.json, an hour on two cores; make campaign CASES=300 DAMAGES=100 CUTS=5 SEED=7 runs fewer, and others
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
 # make lint    ruff, mypy, import direction
 .DEFAULT_GOAL := help
