@@ -3,6 +3,7 @@
 # make test-slow   those left out of it for their length: every variant of every kernel compiled
 # make test-newest   most of those that need no GPU, with the newest release of each library; NEWEST_PYTHON says which Python
 # make gpu-test  the tests that need a GPU; fails where none ran
+# make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), into campaign.json, an hour on two cores; make campaign CASES=300 DAMAGES=100 CUTS=5 SEED=7 runs fewer, and others
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
 # make lint    ruff, mypy, import direction
 .DEFAULT_GOAL := help
@@ -13,8 +14,13 @@ INSTALLED := $(VENV)/.installed
 NEWEST := .venv-newest
 # Several libraries give their newest releases to newer Pythons only.
 NEWEST_PYTHON ?= python3.13
+CASES ?= 3000
+DAMAGES ?= 1000
+CUTS ?= 50
+SEED ?= 0
+TABLE ?= campaign.json
 
-.PHONY: help demo test test-slow test-newest gpu-test sanitize lint clean
+.PHONY: help demo test test-slow test-newest gpu-test campaign sanitize lint clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -45,6 +51,9 @@ test-newest:
 
 gpu-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'gpu or multigpu'
+
+campaign: $(INSTALLED)
+	$(BIN)/python -m tests.campaign --kills $(CASES) --damages $(DAMAGES) --cuts $(CUTS) --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
 
 sanitize: $(INSTALLED)
 	$(BIN)/python -m tests.kernels.gemm.sanitized

@@ -28,8 +28,9 @@ from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.errors import ClusterError, StoreError
 from tilewright.pipeline.plan.told import TileReport
 from tilewright.pipeline.product.ledger import Ledger, Stored
+from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.objects import object_path
-from tilewright.pipeline.transfer.files import sync_files
+from tilewright.pipeline.transfer.files import sync_files, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,19 @@ def sync_many(root: str, paths: Sequence[str]) -> None:
         # Each folder comes last: it is forced to disk by the thread whose files lie in it, once they are.
         for _ in pool.map(partial(sync_files, root=root), parts):
             pass
+
+
+def sync_begun(growing: Path) -> None:
+    """Force the metadata of an array that grows in a folder to disk, and the folder's name: to whoever goes on after a
+    power cut, finished tiles are worth nothing without. Raises StoreError."""
+    try:
+        sync_files([growing / name for name in METADATA_NAMES.values()], growing)
+        sync_folder(growing.absolute().parent)
+    except OSError as error:
+        raise StoreError(
+            f"output: {growing} cannot be forced to disk: {error}; see that the disk is whole and has room, and run it"
+            " again (--durability none does without)"
+        ) from error
 
 
 def sync_on_hosts(client: Client, root: str) -> Sync:

@@ -38,7 +38,7 @@ from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, TileReport
-from tilewright.pipeline.product.durability import Durability, Keeping, sync_on_hosts
+from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts
 from tilewright.pipeline.product.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
     cautions,
@@ -335,12 +335,14 @@ def _fill(
     client, request, factors, tell = job.client, job.request, job.factors, job.tell
     if past is not None and request.same_bits:
         check_same_bits(plan, past)
-    kept = kept_tiles(output.array, plan, past) if past is not None else NONE_KEPT
+    # A repair has just read what it keeps.
+    whole = job.repair is None
+    kept = kept_tiles(output.array, plan, past, whole=whole) if past is not None else NONE_KEPT
     finished = dict(kept.finished)
     if past is not None and kept.earlier < len(past.finished):
         lost = counted(len(past.finished) - kept.earlier, "tile")
         tell.say(
-            f"{lost} of an earlier run lost stored pieces in {output.partial}, or parts of them, and will be"
+            f"{lost} of an earlier run lost stored pieces in {output.partial}, or they are damaged, and will be"
             " computed again"
         )
     read = past.read if past is not None else {}
@@ -389,6 +391,7 @@ def _fill(
         keeping = Keeping(ledger, output.array)
         if ledger is not None and output.partial is not None and request.durability == "full":
             root = output.partial
+            sync_begun(root)
             keeping.durability = stack.enter_context(
                 Durability(sync_on_hosts(client, str(root.absolute())), ledger.settle, ledger.lose)
             )
@@ -634,7 +637,7 @@ def _kept(out: Source, factors: Factors, plan: MatmulPlan, past: Past) -> Kept |
     array = open_growing(path, mode="r") if path is not None else None
     if array is None or not _fits(array, factors, plan):
         return None
-    return kept_tiles(array, plan, past)
+    return kept_tiles(array, plan, past, whole=False)
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:

@@ -53,19 +53,23 @@ def goes_on(plan: MatmulPlan, past: Past) -> bool:
     )
 
 
-def kept_tiles(array: zarr.Array[Any], plan: MatmulPlan, past: Past) -> Kept:
-    """The recorded tiles whose stored objects are as long as they were, for a plan that `goes_on`: a missing one would
-    read as zeros, a short one not at all. Of those that a power cut may have taken, the checksums are compared, too."""
+def kept_tiles(array: zarr.Array[Any], plan: MatmulPlan, past: Past, *, whole: bool) -> Kept:
+    """The recorded tiles whose stored objects are what was written, for a plan that `goes_on`: a missing one would read
+    as zeros, and what is wrong in a float's last bits no check of the product tells from rounding.
+
+    whole: whether all of them are read and compared with their checksums; else of those that are on disk for sure only
+    lengths are.
+    """
 
     def is_whole(stored: Stored) -> bool:
-        return all(fault_of(array, one, whole=not stored.synced) is None for one in stored.objects)
+        return all(fault_of(array, one, whole=whole or not stored.synced) is None for one in stored.objects)
 
     with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-look") as pool:
         looked_at = zip(past.finished, pool.map(is_whole, past.finished.values()), strict=True)
         lost = with_their_groups(past.finished, [index for index, good in looked_at if not good])
-    whole = {index: stored for index, stored in past.finished.items() if index not in lost}
+    left = {index: stored for index, stored in past.finished.items() if index not in lost}
     grid, earlier = plan.tile_grid, grid_of(plan, past)
-    return Kept(len(whole), whole if grid == earlier else in_pieces(whole, earlier, grid, past.c_unit))
+    return Kept(len(left), left if grid == earlier else in_pieces(left, earlier, grid, past.c_unit))
 
 
 def in_pieces(

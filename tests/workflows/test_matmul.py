@@ -711,6 +711,23 @@ def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
+def test_a_changed_bit_of_a_finished_tile_that_no_check_would_notice_is_put_right(
+    factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
+) -> None:
+    """The least one of a float: an error far below what rounding may add up to."""
+    *_, a_path, b_path = factors
+    out = tmp_path / "c.zarr"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
+    stop_at(3, a_path, b_path, out, **options)
+    chunk = next(path for path in sorted((outputs.partial_path(out) / "c").rglob("*")) if path.is_file())
+    data = chunk.read_bytes()
+    chunk.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    run = tw.matmul(a_path, b_path, out, **options)
+    assert run.resumed == 2
+    assert (out / chunk.relative_to(outputs.partial_path(out))).read_bytes() == data
+    assert tw.audit(out).passed
+
+
 @pytest.mark.parametrize("vectors", ["along", "sent"])
 def test_finished_tiles_that_cannot_be_read_are_computed_again(
     vectors: str,
@@ -721,16 +738,21 @@ def test_finished_tiles_that_cannot_be_read_are_computed_again(
     monkeypatch: pytest.MonkeyPatch,
     events: list[Event],
 ) -> None:
-    """Only the check reads them; their chunks are as long as they were."""
+    """They are damaged behind the look that a run has at what it keeps."""
     if vectors == "sent":
         monkeypatch.setattr(check, "SENT_NBYTES", 0)
     a, b, a_path, b_path = factors
     a_path, out = put(tmp_path / "coded.zarr", a, compressors=zarr.codecs.ZstdCodec()), tmp_path / "c.zarr"
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
     chunks = stop_before_the_check(a_path, b_path, out, **options)
-    for chunk in (chunks[0], chunks[-1]):
-        chunk.write_bytes(bytes(chunk.stat().st_size))
-    run = tw.matmul(a_path, b_path, out, listener=events.append, **options)
+
+    def damage(event: Event) -> None:
+        events.append(event)
+        if [one.name for one in events if isinstance(one, WorkPlanned)] == ["matmul", "verify"]:
+            for chunk in (chunks[0], chunks[-1]):
+                chunk.write_bytes(bytes(chunk.stat().st_size))
+
+    run = tw.matmul(a_path, b_path, out, listener=damage, **options)
     told = [event.message for event in events if isinstance(event, Notice)]
     assert any("2 of 16 tiles are bad" in text and "are computed once more" in text for text in told)
     assert run.resumed == run.plan.tile_count - 2
@@ -796,11 +818,10 @@ def test_a_chunk_that_is_restored_while_others_are_looked_for_is_told_of_by_the_
     options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
     chunk, *_ = stop_before_the_check(a_path, b_path, out, **options)
     data = chunk.read_bytes()
-    chunk.write_bytes(bytes(len(data)))
 
     def restore(event: Event) -> None:
-        if isinstance(event, WorkPlanned) and event.name == "audit":
-            chunk.write_bytes(data)
+        if isinstance(event, WorkPlanned) and event.name in ("verify", "audit"):
+            chunk.write_bytes(bytes(len(data)) if event.name == "verify" else data)
 
     with pytest.raises(DamagedError, match="cannot be read") as caught:
         tw.matmul(a_path, b_path, out, listener=restore, **options)

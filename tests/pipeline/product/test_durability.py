@@ -66,9 +66,12 @@ def test_chunks_and_all_folders_are_on_disk_before_their_tile_counts_and_c_befor
     }
     counted = next(place for place, path in enumerate(synced) if path.endswith(f"{FILE_NAME} 1"))
     assert needed <= set(synced[:counted])
-    assert {str(tmp_path), str(tmp_path / "new")} <= set(synced), "folders that were made for C"
-    assert {str(growing / name) for name in ("zarr.json", outputs.CHECKSUMS_NAME)} <= set(synced)
-    assert synced.index(str(out.parent)) > counted, "its name comes last"
+    made = {str(tmp_path), str(tmp_path / "new")}
+    assert made <= set(synced[:counted]), "folders that were made for C"
+    # Without its metadata, and the growing folder's name, whoever goes on would find no array, and start anew.
+    assert {str(growing / "zarr.json"), str(out.parent)} <= set(synced[:counted])
+    assert {str(growing / name) for name in ("zarr.json", outputs.CHECKSUMS_NAME)} <= set(synced[counted:])
+    assert str(out.parent) in synced[counted:], "its name comes last"
 
 
 def test_without_durability_no_chunk_is_forced_to_disk(

@@ -1,0 +1,176 @@
+"""``python -m tests.campaign --kills 3000 --seed 0``: seeded cases in parallel, a table, and exit status 1 where a
+promise was broken."""
+
+from __future__ import annotations
+
+import os
+
+# Before NumPy and Dask are imported: threads of theirs must not be there when a process forks.
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+os.environ.update(DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED="False")
+
+import argparse
+import json
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.campaign import processes, table
+from tests.campaign.damages import damage_of, run_damage
+from tests.campaign.kills import keep_logs, kill_of, run_kill
+from tests.campaign.lane import Lane, run_all
+from tests.campaign.power import cut_of, run_cut, why_not
+
+LEAST_FREE_NBYTES = 2**30
+"""A file system in memory with less is left alone."""
+TOLD_SECONDS = 30
+
+Case = dict[str, Any]
+
+
+def _kill(lane: Lane, seed: int, change: int | None) -> Case:
+    return run_kill(lane, kill_of(seed), change)
+
+
+def _damage(lane: Lane, seed: int, change: int | None) -> Case:
+    return run_damage(lane, damage_of(seed))
+
+
+def _cut(lane: Lane, seed: int, change: int | None) -> Case:
+    return run_cut(lane, cut_of(seed))
+
+
+KINDS: dict[str, Callable[[Lane, int, int | None], Case]] = {"kills": _kill, "damages": _damage, "cuts": _cut}
+"""What a case of each kind is made and judged by."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
+    for kind in KINDS:
+        parser.add_argument(f"--{kind}", type=int, default=0, metavar="N", help=f"cases of this kind: {kind}")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case; each other has the next")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="cases at a time")
+    parser.add_argument("--table", type=Path, help="file for the results, as JSON")
+    parser.add_argument("--change", type=int, help="before which change of the file system a kill is to be")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so long")
+    parser.add_argument("--logs", type=Path, help="folder for what the commands of broken cases wrote")
+    options = parser.parse_args(argv)
+    counts = {kind: getattr(options, kind) for kind in KINDS}
+    if not any(counts.values()):
+        parser.error("nothing to do: give a number of cases")
+    cases: list[Case] = []
+    if counts["cuts"] and (reason := why_not()):
+        cases.append({"kind": "cuts", "seed": options.seed, "not_run": reason, "broken": []})
+        counts["cuts"] = 0
+    todo = [(kind, options.seed + number) for kind, count in counts.items() for number in range(count)]
+    asked = sum(getattr(options, kind) for kind in KINDS)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    began = time.monotonic()
+    lanes: dict[int, tuple[Path, Sequence[tuple[str, int]]]] = {}
+    folder = Path(tempfile.mkdtemp(prefix="tilewright-campaign-", dir=_fast_folder()))
+    try:
+        modules = processes.warm(lambda: run_all(folder / "warm"), folder)
+        jobs = max(1, min(options.jobs, len(todo)))
+        for number in range(jobs):
+            place, results = folder / f"lane-{number}", folder / f"results-{number}"
+            results.touch()
+            own = todo[number::jobs]
+            run = _lane(place, modules, own, results, options, began + options.seconds)
+            lanes[processes.fork(run, folder / f"lane-{number}.log")] = results, own
+        done, failed = _gathered(lanes, len(todo), began)
+        cases += done
+    finally:
+        for lane in lanes:
+            processes.finish(lane)
+        shutil.rmtree(folder, ignore_errors=True)
+    seconds = round(time.monotonic() - began, 1)
+    facts = {
+        "seed": options.seed,
+        "asked": len(todo),
+        "ran": len(cases),
+        "seconds": seconds,
+        "failed": failed,
+    }
+    if options.table is not None:
+        table.write(options.table, cases, facts)
+    print(table.summary(cases))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = used.ru_utime + used.ru_stime
+    print(
+        f"{len(done)} cases of {asked} in {seconds:.0f} s from seed {options.seed},"
+        f" {busy / max(1, len(done)):.1f} s of a core each"
+    )
+    for line in failed:
+        print(line)
+    return int(bool(failed) or any(case["broken"] for case in cases))
+
+
+def _fast_folder() -> str | None:
+    """A file system in memory, where there is one with room: a campaign forces thousands of files to disk."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > LEAST_FREE_NBYTES:
+        return str(memory)
+    return None
+
+
+def _lane(
+    place: Path,
+    modules: Sequence[str],
+    todo: Sequence[tuple[str, int]],
+    results: Path,
+    options: argparse.Namespace,
+    until: float,
+) -> Callable[[], None]:
+    """Run cases one after the other, and write a line for each, in a process of its own."""
+
+    def run() -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster of the lane has to end with it
+        lane = Lane(place, modules)
+        try:
+            for kind, seed in todo:
+                if time.monotonic() > until:
+                    break
+                try:
+                    case = KINDS[kind](lane, seed, options.change)
+                except Exception:
+                    case = {"seed": seed, "broken": [f"the campaign fails: {traceback.format_exc()}"]}
+                if case["broken"] and options.logs is not None:
+                    keep_logs(lane, options.logs / f"{kind}-{seed}")
+                with results.open("a") as file:
+                    file.write(json.dumps({"kind": kind, **case}) + "\n")
+        finally:
+            lane.close()
+
+    return run
+
+
+def _gathered(
+    lanes: dict[int, tuple[Path, Sequence[tuple[str, int]]]], count: int, began: float
+) -> tuple[list[Case], list[str]]:
+    """The cases of all lanes once they have ended, and what went wrong with lanes."""
+    running, failed, told = set(lanes), [], began
+    while running:
+        for pid in sorted(running):
+            if (status := processes.ended(pid)) is not None:
+                running.discard(pid)
+                if status:
+                    log = lanes[pid][0].with_name(lanes[pid][0].name.replace("results", "lane") + ".log")
+                    failed.append(f"a lane ends with {status}: {log.read_text()[-2000:]}")
+        if time.monotonic() > told + TOLD_SECONDS:
+            told = time.monotonic()
+            done = sum(results.read_text().count("\n") for results, _ in lanes.values())
+            print(f"{done} of {count} after {told - began:.0f} s", file=sys.stderr, flush=True)
+        time.sleep(0.1)
+    cases = [json.loads(line) for results, _ in lanes.values() for line in results.read_text().splitlines()]
+    return sorted(cases, key=lambda case: (list(KINDS).index(case["kind"]), case["seed"])), failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,201 @@
+"""Processes of a case, forked from one that has imported all they need, so that none pays for the imports."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+
+import dask.config
+
+from tests.campaign import changes
+
+LIMIT_SECONDS = 120
+"""A command that takes longer hangs."""
+WARM_SECONDS = 600
+"""The same of all commands one after the other, which import and compile what they need."""
+LOOK_SECONDS = 0.005
+
+COMMANDS = ("distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "distributed.nanny")
+"""What is started beside ``tilewright``."""
+
+
+def warm(first: Callable[[], object], folder: Path) -> list[str]:
+    """Import what a function imports, which is called in a process of its own: it may start threads, and what has some
+    must not fork. Returns the modules' names."""
+    names = folder / "modules"
+
+    def tell() -> None:
+        for name in COMMANDS:
+            importlib.import_module(name)
+        first()
+        names.write_text("\n".join(sys.modules))
+
+    log = folder / "warm.log"
+    if wait(fork(tell, log), WARM_SECONDS) != 0:
+        raise RuntimeError(f"what a campaign runs fails by itself:\n{log.read_text()}")
+    found = []
+    for name in names.read_text().split():
+        with contextlib.suppress(ImportError):  # a module that others make up
+            importlib.import_module(name)
+            found.append(name)
+    return found
+
+
+def start_fork_server(orders: Path, modules: Sequence[str]) -> None:
+    """Have a fork server run, whose processes heed the orders as workers. Dask's nannies start theirs by it (`fork`),
+    also those in forked processes."""
+    os.environ[changes.ORDERS_VARIABLE] = str(orders)
+    try:
+        multiprocessing.get_context("forkserver").set_forkserver_preload([*modules, "tests.campaign.changes"])
+        forkserver.ensure_running()
+    finally:
+        del os.environ[changes.ORDERS_VARIABLE]
+    # It looks whether its server, of which only this process is the parent, still runs.
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined,method-assign]
+
+
+def fork(
+    function: Callable[[], object],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    orders: Path | None = None,
+    role: int = 0,
+) -> int:
+    """Call a function in a new process, in a session of its own; returns the process's id.
+
+    log: what its standard error goes to; standard output goes to the same name with ``.out``.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 99
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        for descriptor, path, flags in (
+            (0, os.devnull, os.O_RDONLY),
+            (1, log.with_suffix(".out"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            (2, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        ):
+            os.dup2(os.open(path, flags), descriptor)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        os.environ.update(environment or {})
+        dask.config.refresh()
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+        # Processes of a fork server import the main module anew, which is the campaign's, or pytest's.
+        main = sys.modules["__main__"]
+        main.__spec__ = None
+        main.__dict__.pop("__file__", None)
+        if orders is not None:
+            changes.install(orders, role)
+        function()
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def call_command(argv: list[str]) -> Callable[[], None]:
+    """The command ``tilewright`` with these arguments, as a function."""
+
+    def call() -> None:
+        from tilewright.workflows.cli import main
+
+        sys.argv = ["tilewright", *argv]
+        main()
+
+    return call
+
+
+def ended(pid: int) -> int | None:
+    """The exit status of a child, negative for a signal; None while it runs."""
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def wait(pid: int, seconds: float = LIMIT_SECONDS) -> int | None:
+    """The exit status of a child once it has ended; None where it has not in time."""
+    for _ in looks(seconds):
+        if (status := ended(pid)) is not None:
+            return status
+    return None
+
+
+def looks(seconds: float) -> Iterator[None]:
+    """Yields until the time is over."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        yield
+        time.sleep(LOOK_SECONDS)
+
+
+def send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def end(pid: int) -> None:
+    """Kill a child and wait for its end."""
+    send(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def finish(pid: int) -> None:
+    """Ask a child to end, and wait for that."""
+    send(pid, signal.SIGTERM)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def facts_of(pid: int) -> list[str]:
+    """State, parent and so on of a process, as ``/proc`` has them behind its name; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def is_alive(pid: int) -> bool:
+    return facts_of(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def wait_until_stopped(pid: int) -> None:
+    for _ in looks(LIMIT_SECONDS):
+        if facts_of(pid)[:1] in ([], ["T"], ["Z"]):
+            return
+
+
+def wait_until_gone(pids: Sequence[int]) -> None:
+    for _ in looks(LIMIT_SECONDS):
+        if not any(map(is_alive, pids)):
+            return
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and facts_of(int(entry))[1:2] == [str(pid)] and is_alive(int(entry)):
+            found.append(int(entry))
+    return sorted(found)
+
+
+def fork_server_pid() -> int:
+    return forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined,no-any-return]

@@ -1,0 +1,175 @@
+"""A small part of ``make campaign``: that it runs, finds nothing, and would find what is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.campaign import changes, processes, table
+from tests.campaign.damages import DAMAGES, PRODUCTS, REMEDIES, damage_of
+from tests.campaign.kills import TARGETS, kill_of
+from tests.campaign.power import cut_of
+from tests.campaign.works import differences, entries_in, recorded_tiles
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_campaign(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], list[dict]]:
+    """The command in a process of its own, which has no threads and so may fork."""
+    path = folder / "table.json"
+    command = [sys.executable, "-m", "tests.campaign", "--table", str(path), *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    return done, json.loads(path.read_text())["cases"] if path.exists() else []
+
+
+SMALL = ("--kills", "5", "--damages", "6", "--cuts", "2", "--seed", "14858", "--jobs", "1")
+"""Cases of few products, and yet of a client, workers and a nanny, of each signal, of each remedy, and of a cut in the
+middle and at the end."""
+
+
+def test_a_small_campaign_breaks_no_promise(tmp_path: Path) -> None:
+    done, cases = run_campaign(tmp_path, *SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kinds = {kind: [case for case in cases if case["kind"] == kind] for kind in ("kills", "damages", "cuts")}
+    assert len(kinds["kills"]) == 5
+    assert sum(case["took_effect"] for case in kinds["kills"]) >= 3
+    assert {case["remedy"] for case in kinds["damages"]} == {"audit", "repair", "resume"}
+    assert all(case["found"] and not case["false_alarms"] for case in kinds["damages"])
+    # Where no file system can be mounted it says so, and why.
+    if "not_run" in kinds["cuts"][0]:
+        assert f"power cuts: not run: {kinds['cuts'][0]['not_run']}" in done.stdout
+    else:
+        assert [case["moment"] for case in kinds["cuts"] if case["moment"] == "middle" or case["whole"]]
+        assert len(kinds["cuts"]) == 2
+
+
+@pytest.mark.slow
+def test_three_hundred_kills_break_no_promise(tmp_path: Path) -> None:
+    done, cases = run_campaign(tmp_path, "--kills", "300", "--seed", "1000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(cases) == 300
+
+
+@pytest.mark.slow
+def test_a_hundred_damages_are_found_and_put_right(tmp_path: Path) -> None:
+    done, cases = run_campaign(tmp_path, "--damages", "100", "--seed", "1000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {case["damage"] for case in cases} == set(DAMAGES)
+    assert sum(case["undamaged"] for case in cases) > 3000
+
+
+def test_a_case_follows_from_its_seed() -> None:
+    kills = [kill_of(seed) for seed in range(400)]
+    assert kills == [kill_of(seed) for seed in range(400)]
+    met = {(kill.cluster, kill.target, kill.signal) for kill in kills}
+    wanted = {
+        (cluster, target, by)
+        for cluster, targets in TARGETS.items()
+        for target in targets
+        for by in ("SIGKILL", "SIGTERM", "SIGSTOP")
+    }
+    assert met == wanted
+    assert {kill.for_good for kill in kills} == {True, False}
+    assert {kill.moment for kill in kills} == {"change", "time"}
+
+
+def test_damages_and_cuts_follow_from_their_seeds() -> None:
+    damages = [damage_of(seed) for seed in range(400)]
+    assert damages == [damage_of(seed) for seed in range(400)]
+    assert {(each.state, each.remedy) for each in damages} == set(REMEDIES)
+    assert {(each.work, each.damage) for each in damages} == {
+        (work, damage) for work in PRODUCTS for damage in DAMAGES
+    }
+    cuts = [cut_of(seed) for seed in range(100)]
+    assert cuts == [cut_of(seed) for seed in range(100)]
+    assert {cut.moment for cut in cuts} == {"middle", "end"}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damage_changes_one_chunk_or_two(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    chunks = [tmp_path / "0", tmp_path / "1"]
+    before = [rng.bytes(64), rng.bytes(62) + bytes(2)]
+    for seed in range(20):
+        for path, data in zip(chunks, before, strict=True):
+            path.write_bytes(data)
+        DAMAGES[name](random.Random(seed), chunks[1], chunks[0])
+        after = [path.read_bytes() if path.exists() else None for path in chunks]
+        assert after[1] != before[1]
+        assert (after[0] != before[0]) == (name == "two swapped")
+
+
+def test_the_nth_change_of_the_file_system_stops_the_process(tmp_path: Path) -> None:
+    """Right before it: what the n-th is to make is not there yet, and is once the process goes on."""
+    orders = tmp_path / "orders"
+    told = changes.orders_at(orders)
+    told.role, told.change, told.case = changes.CLIENT, 3, 1
+    code = (
+        "import os, sys; from pathlib import Path; from tests.campaign import changes\n"
+        "folder = Path(sys.argv[1]); changes.install(folder / 'orders', changes.CLIENT)\n"
+        "(folder / 'one').mkdir(); (folder / 'two').write_text(''); open(folder / 'two').close()\n"
+        "(folder / 'two').rename(folder / 'three'); os.rmdir(folder / 'one')"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
+    try:
+        while not told.stopped:
+            assert child.poll() is None
+            time.sleep(0.001)
+        processes.wait_until_stopped(child.pid)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "orders", "stored.log", "two"]
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.wait(60) == 0
+    finally:
+        child.kill()
+        child.wait()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["orders", "stored.log", "three"]
+    assert told.changes[changes.CLIENT] == 4
+
+
+def test_cuts_that_cannot_be_made_are_told_of_with_the_reason() -> None:
+    told = table.summary([{"kind": "cuts", "seed": 0, "not_run": "mounting takes root", "broken": []}])
+    assert "power cuts: not run: mounting takes root" in told
+
+
+def test_a_broken_promise_is_told_with_what_repeats_it() -> None:
+    case = {"kind": "kills", "seed": 7, "change": 12, "target": "client", "signal": "SIGKILL"}
+    told = table.summary([case | {"broken": ["command 0 hangs for 120 s"]}, case | {"broken": [], "seed": 8}])
+    assert "-m tests.campaign --kills 1 --seed 7 --change 12" in told
+    assert "--seed 8" not in told
+    assert "command 0 hangs" in told
+    assert "| client | SIGKILL | 2     | 1     | 0 " in told
+
+
+def test_other_bytes_are_found() -> None:
+    wanted = {"zarr.json": "1", "c/0/0": "2", "c/0/1": "3"}
+    assert not differences(wanted, dict(wanted))
+    assert differences({"zarr.json": "1", "c/0/0": "x", "c/9": "4"}, wanted) == [
+        "c/0/0 differs",
+        "c/0/1 is missing",
+        "c/9 is extra",
+    ]
+
+
+def test_a_record_is_read_without_the_code_that_wrote_it(tmp_path: Path) -> None:
+    lines = [
+        '{"version": 6, "tile": [4, 4]}',
+        '{"stored": 1, "objects": []}',
+        '{"tile": 1, "objects": []}',
+        '{"stored": 2, "objects": []}',
+        '{"tile": 3, "objects": []}',
+        '{"withdrawn": 3}',
+        '{"tile": 4, "obj',
+    ]
+    (tmp_path / "tilewright-ledger.jsonl").write_text("\n".join(lines))
+    assert len(entries_in(tmp_path / "tilewright-ledger.jsonl")) == 6
+    assert recorded_tiles(tmp_path) == {1, 2}
+    assert recorded_tiles(tmp_path, synced=True) == {1}
