@@ -59,7 +59,7 @@ from tilewright.pipeline.product.kept import (
     with_their_groups,
     would_keep_note,
 )
-from tilewright.pipeline.product.ledger import FILE_NAME, Ledger, Past, read_past
+from tilewright.pipeline.product.ledger import FILE_NAME, REPAIR, Ledger, Past, read_past
 from tilewright.pipeline.product.mend import Check, mended
 from tilewright.pipeline.product.output import (
     Output,
@@ -382,7 +382,7 @@ def _fill(
                 finished,
                 output.array,
                 earlier=earlier,
-                request=job.inputs.request,
+                request=job.inputs.request | ({REPAIR: True} if job.repair is not None else {}),
                 inputs=looks,
                 read=watch.hashes(),
             )

@@ -43,6 +43,8 @@ from tilewright.pipeline.transfer.checksum import new_checksum
 from tilewright.pipeline.transfer.files import sync_folder, with_remedy
 
 FILE_NAME = "tilewright-ledger.jsonl"
+REPAIR = "repair"
+"""In what was asked for, says of a growing array that it is to take the place of a damaged one."""
 VERSION = 6
 """A record of another version is ignored: the run starts anew."""
 
@@ -216,9 +218,9 @@ class Ledger:
             index: stored._replace(found=NOTHING_FOUND, group=None) for index, stored in self._tiles.items()
         }
         read = {role: {**self._begun.read.get(role, {}), **hashes} for role, hashes in self._read.items()}
-        write_record(
-            self._path.with_name(CHECKSUMS_NAME), replace(self._begun, finished=bare, inputs=None, read=read)
-        )
+        request = {name: asked for name, asked in self._begun.request.items() if name != REPAIR}
+        kept = replace(self._begun, finished=bare, request=request, inputs=None, read=read)
+        write_record(self._path.with_name(CHECKSUMS_NAME), kept)
 
     def close(self) -> None:
         self._file.close()

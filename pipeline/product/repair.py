@@ -37,7 +37,15 @@ from tilewright.pipeline.product.durability import sync_many
 from tilewright.pipeline.product.inputs import Fingerprint
 from tilewright.pipeline.product.job import Repair, fingerprint_of, multiply
 from tilewright.pipeline.product.kept import in_pieces
-from tilewright.pipeline.product.ledger import FILE_NAME, Past, Stored, array_facts, read_record, write_record
+from tilewright.pipeline.product.ledger import (
+    FILE_NAME,
+    REPAIR,
+    Past,
+    Stored,
+    array_facts,
+    read_record,
+    write_record,
+)
 from tilewright.pipeline.product.output import (
     CHECKSUMS_NAME,
     MARK_NAME,
@@ -248,17 +256,18 @@ def _begin(c: zarr.Array[Any], path: Path, past: Past, grid: TileGrid, *, durabl
         ]
         if durable:
             sync_many(str(growing), linked)
-        write_record(growing / FILE_NAME, past)
+        write_record(growing / FILE_NAME, replace(past, request={**past.request, REPAIR: True}))
 
 
 def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
-    """What is finished of C, and of what a stopped run was to replace it by. Raises OutputExistsError where that is
-    another product, or lies in other tiles."""
+    """What is finished of C, and of what a stopped repair was to replace it by. Raises OutputExistsError where another
+    run was to do so, or in other tiles."""
     cut = TileGrid.of((grid.rows.length, grid.columns.length), there.geometry, symmetric=grid.symmetric)
-    if there.digest != past.digest or there.c_unit != past.c_unit or not cut.refines(grid):
+    same = there.digest == past.digest and there.c_unit == past.c_unit and cut.refines(grid)
+    if not (same and there.request.get(REPAIR)):
         raise OutputExistsError(
-            f"output: a stopped run left {growing}, which is another product, or lies in other tiles: finish that run,"
-            " or remove the folder, and repair it then"
+            f"output: a run that was to replace C was stopped, and left {growing}: finish that run (matmul"
+            " --overwrite), or remove the folder, and repair C then"
         )
     good = past.finished if cut == grid else in_pieces(past.finished, grid, cut, past.c_unit)
     recipes = tuple(dict.fromkeys((*past.recipes, *there.recipes)))
