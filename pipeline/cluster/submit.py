@@ -226,8 +226,8 @@ class TasksUnderWay(Generic[Result]):
         self._submitted = 0
         self._unplaced: set[Future] = set()  # those that waited for a worker at the last look
         self._seconds: list[float] = []  # from each call's submission to its result, sorted
-        self.left_behind: set[str] = set()
-        """Workers that may still be busy with a call whose result came from another."""
+        self.left_behind: dict[str, set[int]] = {}
+        """Workers that may still be busy with calls whose results came from others, with the places of these."""
         self._workers = Workers(client)
         self._lookout = Lookout(client, waiting, begun=self._any_begun)
         self._newcomers = Newcomers(client)
@@ -393,7 +393,7 @@ class TasksUnderWay(Generic[Result]):
         for future in futures:
             task = self._forget(future)
             if task.worker is not None:
-                self.left_behind.add(task.worker)
+                self.left_behind.setdefault(task.worker, set()).add(place)
         if futures:
             cancel(self._client, futures)
 

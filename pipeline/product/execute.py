@@ -45,7 +45,7 @@ def _tile_results(
     client: Client,
     product: Product,
     tiles: list[Tile],
-    left_behind: set[str],
+    left_behind: dict[str, set[int]],
     *,
     waiting: Tell,
     lost: Lost,
@@ -97,7 +97,7 @@ def run_placed(
     *,
     key: str,
     least: int = 1,
-    left_behind: set[str] | None = None,
+    left_behind: dict[str, set[int]] | None = None,
     waiting: Tell = logger.warning,
     lost: Lost = log_loss,
     drain: Drain | None = None,
@@ -110,8 +110,8 @@ def run_placed(
     waiting. When its share is handed out, it gets tiles of others'. A task whose worker is lost goes to any other, or
     waits for one. When workers come or go, or fall silent, the tiles left are divided anew. A tile that takes far
     longer than others did is given to a worker that has nothing left to do too, and the first result counts;
-    ``left_behind`` gets the workers that may then still be busy with it. In all else, errors too, this is as
-    ``run_bounded``.
+    ``left_behind`` gets the workers that may then still be busy with it, and which tiles these are. In all else, errors
+    too, this is as ``run_bounded``.
     """
     workers = Workers(client, threads_of(client, waiting=waiting))
     threads = workers.threads()
@@ -341,7 +341,8 @@ def run_tiles(
 
     start = time.perf_counter()
     ended = False
-    left_behind: set[str] = set()
+    left_behind: dict[str, set[int]] = {}
+    overtaken: list[TileReport] = []
     waiting = on_waiting(listener, "matmul", "keeps what is finished")
     try:
         with ExitStack() as stack:
@@ -361,6 +362,8 @@ def run_tiles(
                 if keep is not None and report.changes is not None:
                     keep(report.changes)
                 record(report)
+                if any(report.index in tiles for tiles in left_behind.values()):
+                    overtaken.append(report)
                 found = found.merged(report.found)
                 kernels |= report.kernels
                 read_nbytes += report.read_nbytes
@@ -394,6 +397,10 @@ def run_tiles(
             if product.sharing:  # no worker frees what another may still copy from
                 on_all(client, tasks.stop_run, product.run, abandon, unawaited=unawaited)
             on_all(client, tasks.end_run, product.run, abandon, unawaited=unawaited)
+    for report in overtaken:
+        # By now the worker that was slower has ended. It may have put its chunk, with the same bytes, in the place of
+        # one that had been forced to disk.
+        record(report)
     seconds = time.perf_counter() - start
     listener(WorkDone("matmul", seconds))
     kernel = " and ".join(sorted(kernels)) or "none"

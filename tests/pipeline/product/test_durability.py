@@ -17,6 +17,7 @@ from distributed import Client
 import tilewright as tw
 from tests.pipeline.conftest import client
 from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.product import execute
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.product.durability import Durability, Settled, sync_many
 from tilewright.pipeline.product.ledger import FILE_NAME, Stored
@@ -153,3 +154,29 @@ def test_a_product_that_is_written_in_place_over_another_ends_that_ones_record(
     assert not (tmp_path / "c.zarr" / outputs.CHECKSUMS_NAME).exists()
     with pytest.raises(StoreError, match="no record of checksums"):
         tw.audit(tmp_path / "c.zarr")
+
+
+def test_a_tile_that_a_slower_worker_may_have_stored_once_more_is_forced_to_disk_at_the_end(
+    client: Client, tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chunk may have taken the place of one that had been forced already."""
+    real = execute._tile_results
+
+    def overtaking(
+        client: Client, product: Any, tiles: Any, left_behind: dict[str, set[int]], **options: Any
+    ) -> Any:
+        for index, report in real(client, product, tiles, left_behind, **options):
+            if index == 0:
+                left_behind["tcp://192.0.2.9:1"] = {index}
+            yield index, report
+
+    monkeypatch.setattr(execute, "_tile_results", overtaking)
+    out = tmp_path / "c.zarr"
+    multiplied(client, tmp_path, out)
+    growing = outputs.partial_path(out)
+    times = [
+        synced.count(str(growing / path.relative_to(out)))
+        for path in (out / "c").rglob("*")
+        if path.is_file()
+    ]
+    assert 2 in times
