@@ -38,6 +38,7 @@ from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, TileReport
+from tilewright.pipeline.product.audit import changed_metadata
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_on_hosts
 from tilewright.pipeline.product.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
@@ -59,11 +60,12 @@ from tilewright.pipeline.product.kept import (
     with_their_groups,
     would_keep_note,
 )
-from tilewright.pipeline.product.ledger import FILE_NAME, Ledger, Past, read_past
+from tilewright.pipeline.product.ledger import FILE_NAME, Ledger, Past, read_journal
 from tilewright.pipeline.product.mend import Check, mended
 from tilewright.pipeline.product.output import (
     Output,
     create_output,
+    growing_in_place,
     open_growing,
     partial_path,
     resume_output,
@@ -73,6 +75,8 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import masks_of, product_names
+from tilewright.pipeline.store.journal import FileJournal, Journal, journal_in
+from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
@@ -335,13 +339,14 @@ def _fill(
     client, request, factors, tell = job.client, job.request, job.factors, job.tell
     if past is not None and request.same_bits:
         check_same_bits(plan, past)
-    kept = kept_tiles(output.array, plan, past) if past is not None else NONE_KEPT
+    in_place = output.final is None
+    kept = kept_tiles(output.array, plan, past, in_place=in_place) if past is not None else NONE_KEPT
     finished = dict(kept.finished)
     if past is not None and kept.earlier < len(past.finished):
         lost = counted(len(past.finished) - kept.earlier, "tile")
         tell.say(
-            f"{lost} of an earlier run lost stored pieces in {output.partial}, or parts of them, and will be"
-            " computed again"
+            f"{lost} of an earlier run lost stored pieces in {store.name_of(output.array)}, or parts of them, and will"
+            " be computed again"
         )
     read = past.read if past is not None else {}
     watch = InputWatch(
@@ -370,11 +375,12 @@ def _fill(
     product = product_of(factors, facts, plan, output)
     with ExitStack() as stack:
         ledger = None
-        if output.partial is not None:
+        journal = journal_in(output.array, FILE_NAME)
+        if journal is not None:
             # The lock says that no other client writes there any more; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
             ledger = Ledger(
-                output.partial,
+                journal,
                 job.inputs.digest,
                 plan,
                 finished,
@@ -385,10 +391,10 @@ def _fill(
                 read=watch.hashes(),
             )
             watch.record = stack.enter_context(closing(ledger))
-            stack.enter_context(_telling_what_is_kept(job, plan))
+            stack.enter_context(_telling_what_is_kept(plan, ledger))
         keeping = Keeping(ledger, output.array)
-        if ledger is not None and output.partial is not None and request.durability == "full":
-            root = output.partial
+        root = folder_of(output.array)
+        if ledger is not None and root is not None and request.durability == "full":
             keeping.durability = stack.enter_context(
                 Durability(sync_on_hosts(client, str(root.absolute())), ledger.settle, ledger.lose)
             )
@@ -489,17 +495,14 @@ def _run_all(
 
 
 @contextmanager
-def _telling_what_is_kept(job: Job, plan: MatmulPlan) -> Iterator[None]:
+def _telling_what_is_kept(plan: MatmulPlan, ledger: Ledger) -> Iterator[None]:
     """Add to the error of a lost cluster, or of storage that fails, what the next run need not do again."""
     try:
         yield
     except (InputChangedError, OutputExistsError, DamagedProductError):
         raise  # which say what becomes of the tiles
     except (ClusterError, StoreError) as error:
-        try:
-            done = _recorded(job)
-        except StoreError:  # what ended the run is more to know than that
-            raise error from None
+        done = len(ledger.tiles)
         if not done:
             raise
         tiles = counted(plan.tile_count, "tile")
@@ -537,8 +540,8 @@ def _verified(
         job.tell.warn(f"{verification}; the product is kept unverified")
     elif not verification.passed:
         watch.check_stayed()
-        if ledger is not None and output.partial is not None:
-            ledger.remove(output.partial)
+        if ledger is not None:
+            ledger.remove()
         raise VerificationError(
             f"{verification}; the product is {_whereabouts(output)}, and the next run computes it anew"
         )
@@ -569,23 +572,32 @@ def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulP
     return f"{place} ran out of memory under a plan of {_peak(failed)} a worker; it goes on with one of {_peak(plan)}"
 
 
-def _recorded(job: Job) -> int:
-    """How many finished tiles the growing output holds."""
-    past = _find_past(job.out, job.inputs.digest)
-    return len(past.finished) if past is not None else 0
+def _journal_at(out: Source) -> tuple[Journal | None, zarr.Array[Any] | None]:
+    """Where an output's record of finished tiles would lie, None where it can have none; and the array that is there,
+    if it is written in place. Raises StoreError where that cannot be looked at."""
+    path = store.local_path(out)
+    if path is not None:
+        return FileJournal(partial_path(path) / FILE_NAME), None
+    array = growing_in_place(out)
+    return (journal_in(array, FILE_NAME) if array is not None else None), array
 
 
 def _find_past(out: Source, digest: str) -> Past | None:
-    path = store.local_path(out)
-    return read_past(partial_path(path), digest) if path is not None else None
+    """What earlier runs left of the same product. Raises StoreError where that cannot be read now."""
+    journal, array = _journal_at(out)
+    past = read_journal(journal) if journal is not None else None
+    if past is None or past.digest != digest:
+        return None
+    # The plan is made for the array that is there, so what is recorded of another one is of no use.
+    return None if array is not None and changed_metadata(array, past) else past
 
 
 def _holds_record(out: Source) -> bool:
     """Whether the growing output has a record of finished tiles, whatever they are of; one that can have no such name
     has none."""
-    path = store.local_path(out)
     try:
-        return path is not None and (partial_path(path) / FILE_NAME).is_file()
+        journal, _ = _journal_at(out)
+        return journal is not None and journal.read() is not None
     except (OSError, ValueError):
         return False
 
@@ -605,7 +617,7 @@ def _open_output(
             except StoreError:
                 output.release()
                 raise
-            if past is not None and _fits(output.array, factors, plan) and goes_on(plan, past):
+            if past is not None and _fits(output.array, factors, plan, past) and goes_on(plan, past):
                 return output, past
             output.release()
     output = create_output(
@@ -617,24 +629,31 @@ def _open_output(
         overwrite=overwrite,
         dimension_names=product_names(factors.a, factors.b, *factors.transposed),
     )
-    return output, None
+    if past is None or path is not None or not isinstance(out, zarr.Array):
+        return output, None
+    try:
+        past = _find_past(out, job.inputs.digest)  # as above, now that no other run of this host is there
+    except StoreError:
+        output.release()
+        raise
+    return output, past if past is not None and goes_on(plan, past) else None
 
 
-def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan) -> bool:
-    """Whether a growing array can take the tiles of a plan. The names of its dimensions are covered by the digest of an
-    earlier run."""
+def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan, past: Past) -> bool:
+    """Whether a growing array is still the one that an earlier run began, and can take the tiles of a plan. The names
+    of its dimensions are covered by the digest of that run."""
     found = store.write_unit(array), array.shape, array.dtype
-    return found == (plan.c_unit, (plan.m, plan.n), factors.dtype)
+    return found == (plan.c_unit, (plan.m, plan.n), factors.dtype) and not changed_metadata(array, past)
 
 
 def _kept(out: Source, factors: Factors, plan: MatmulPlan, past: Past) -> Kept | None:
     """The tiles of an earlier run that a run would keep; None where it would begin anew. Raises StoreError where it
     could not go on."""
     path = store.local_path(out)
-    array = open_growing(path, mode="r") if path is not None else None
-    if array is None or not _fits(array, factors, plan):
+    array = open_growing(path, mode="r") if path is not None else growing_in_place(out)
+    if array is None or not _fits(array, factors, plan, past):
         return None
-    return kept_tiles(array, plan, past)
+    return kept_tiles(array, plan, past, in_place=path is None)
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:

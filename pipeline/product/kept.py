@@ -53,12 +53,16 @@ def goes_on(plan: MatmulPlan, past: Past) -> bool:
     )
 
 
-def kept_tiles(array: zarr.Array[Any], plan: MatmulPlan, past: Past) -> Kept:
+def kept_tiles(array: zarr.Array[Any], plan: MatmulPlan, past: Past, *, in_place: bool = False) -> Kept:
     """The recorded tiles whose stored objects are as long as they were, for a plan that `goes_on`: a missing one would
-    read as zeros, a short one not at all. Of those that a power cut may have taken, the checksums are compared, too."""
+    read as zeros, a short one not at all. Of those that a power cut may have taken, the checksums are compared, too.
+
+    in_place: C stands where anybody may have written to it meanwhile, so all checksums are compared.
+    """
 
     def is_whole(stored: Stored) -> bool:
-        return all(fault_of(array, one, whole=not stored.synced) is None for one in stored.objects)
+        whole = in_place or not stored.synced
+        return all(fault_of(array, one, whole=whole) is None for one in stored.objects)
 
     with ThreadPoolExecutor(config.threads("read-threads"), "tilewright-look") as pool:
         looked_at = zip(past.finished, pool.map(is_whole, past.finished.values()), strict=True)

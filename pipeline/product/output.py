@@ -31,6 +31,7 @@ from tilewright.pipeline.store.arrays import (
     check_source,
     is_bare_chain,
     local_path,
+    metadata_name,
     name_of,
     zip_mode,
 )
@@ -43,6 +44,7 @@ from tilewright.pipeline.store.chunks import (
     new_drafts_name,
 )
 from tilewright.pipeline.store.groups import absolute, ended, make_groups, metadata_in
+from tilewright.pipeline.store.objects import folder_of, objects_of
 from tilewright.pipeline.store.sessions import Gathered, session_of
 from tilewright.pipeline.transfer.files import sync_files, sync_folder, with_remedy
 
@@ -78,7 +80,7 @@ class Output:
     """The local path that the finished array gets; None when it is written in place (a URL, an open array)."""
     overwrite: bool = False
     lock: int | None = None
-    """Descriptor of the growing folder, locked: no other run may write to it."""
+    """Descriptor of the folder that is written to, locked: no other run may write to it. None where there is none."""
     drafts: str | None = None
     """The folder, below the growing one, in which this run alone writes chunks before they get their names. Whoever
     takes the output over removes it first: workers that a dead run left behind can neither begin nor end a chunk there,
@@ -96,7 +98,7 @@ class Output:
         return partial_path(self.final) if self.final is not None else None
 
     def publish(
-        self, then: Callable[[Path], None] = lambda final: None, *, durable: bool = True
+        self, then: Callable[[Path | None], None] = lambda final: None, *, durable: bool = True
     ) -> list[str]:
         """Put the finished array under its final name; an older one there is set aside first, then removed.
 
@@ -105,7 +107,7 @@ class Output:
         With ``overwrite``, so is what killed runs had set aside when they replaced this output. ``then`` is called with
         the final path once the new array stands there, before anything is removed.
 
-        An array of a session gets its tiles by it.
+        An array of a session gets its tiles by it. One that was written in place has its name, and ``then`` gets none.
 
         Returns a sentence for each thing that is left for the caller to do, such as to remove what should be gone: the
         product stands all the same.
@@ -122,7 +124,7 @@ class Output:
         if self.gathered is not None:
             return [self.gathered.publish()]
         if self.final is None or self.partial is None:
-            return []
+            return self._end_in_place(then, durable)
         # Listed before the growing folder is renamed: while we hold its lock, no living run is between its two renames
         # and may want back what it has set aside.
         aside = set_aside(self.final)
@@ -199,6 +201,22 @@ class Output:
                     " is in the way of that, remove it, or replace the product again, which does"
                 )
         return left
+
+    def _end_in_place(self, then: Callable[[Path | None], None], durable: bool) -> list[str]:
+        """`publish` for what stands in its place already."""
+        folder = folder_of(self.array)
+        try:
+            if durable and folder is not None:
+                sync_files([folder / metadata_name(self.array)], folder)
+        except OSError as error:
+            raise StoreError(
+                f"output: the metadata in {folder} cannot be forced to disk: {error}; see that the disk is whole"
+            ) from error
+        try:
+            then(None)
+        except OSError as error:
+            return [f"{name_of(self.array)} is whole, but what the run kept there cannot be removed: {error}"]
+        return []
 
     def remove(self) -> None:
         """Remove the growing array, unless it has its final name by now."""
@@ -567,7 +585,8 @@ def create_output(
     Raises
     ------
     OutputExistsError
-        Another run writes there, or has finished it meanwhile and replacing it was not asked for.
+        Another run writes there, also to an open array in a local folder; or it has finished meanwhile and replacing it
+        was not asked for.
     StoreError
         The place cannot be written, also that of an open array on a local path; or an open array's session cannot be
         forked for workers.
@@ -581,8 +600,14 @@ def create_output(
             return Output(gathered.empty, None, gathered=gathered)
         array = anchored(target)
         _check_takes_chunks(array)
-        _end_record(array)
-        return Output(array, None)
+        lock = _lock_in_place(array)
+        try:
+            _end_record(array)
+        except BaseException:
+            if lock is not None:
+                unlock_folder(lock)
+            raise
+        return Output(array, None, lock=lock)
     path = local_path(target)
     create = partial(
         zarr.create_array,
@@ -729,6 +754,11 @@ def open_growing(path: Path, *, mode: Literal["r", "r+"]) -> zarr.Array[Any] | N
         raise _cannot_go_on(partial, error) from error
 
 
+def growing_in_place(target: Source) -> zarr.Array[Any] | None:
+    """The array of an output that is written in place, if tiles of an earlier run may be in it."""
+    return anchored(target) if isinstance(target, zarr.Array) else None
+
+
 def _cannot_go_on(partial: Path, error: OSError) -> StoreError:
     return StoreError(
         f"output: cannot go on at {partial}: {error}; its finished tiles are kept: let this process read and write"
@@ -736,11 +766,29 @@ def _cannot_go_on(partial: Path, error: OSError) -> StoreError:
     )
 
 
+def _lock_in_place(array: zarr.Array[Any]) -> int | None:
+    """Keep other runs of this host out of an open array, as `lock_folder`; None where it is in no folder."""
+    folder = folder_of(array)
+    if folder is None:
+        return None
+    try:
+        return lock_folder(folder.resolve())  # a link is the caller's own: nothing here is renamed
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"output: cannot lock {name_of(array)}: {error}; give C an array that this process may read and write"
+        ) from error
+
+
 def _end_record(array: zarr.Array[Any]) -> None:
     """Remove the checksums of a product whose open array is about to be written in place. Raises StoreError."""
-    if not isinstance(array.store, LocalStore):
+    folder = folder_of(array)
+    if folder is None:
+        if (objects := objects_of(array)) is not None:
+            objects.delete(CHECKSUMS_NAME)
         return
-    path = array.store.root / array.path / CHECKSUMS_NAME
+    path = folder / CHECKSUMS_NAME
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
