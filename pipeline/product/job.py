@@ -48,6 +48,7 @@ from tilewright.pipeline.product.findings import (
     sought_in,
     wrap_note,
 )
+from tilewright.pipeline.product.in_place import growing_in_place
 from tilewright.pipeline.product.inputs import Fingerprint, InputChangedError, InputWatch, fingerprint
 from tilewright.pipeline.product.kept import (
     NONE_KEPT,
@@ -65,10 +66,10 @@ from tilewright.pipeline.product.mend import Check, mended
 from tilewright.pipeline.product.output import (
     Output,
     create_output,
-    growing_in_place,
     open_growing,
     partial_path,
     resume_output,
+    resume_output_in_place,
 )
 from tilewright.pipeline.product.request import Factors, Request, check_output, open_factors, plan_for
 from tilewright.pipeline.store import arrays as store
@@ -314,9 +315,7 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
             " they are replaced, and it starts anew"
         )
     tell.say(_choice(facts, plan))
-    # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
-    overwrite = request.overwrite or (failed is not None and store.local_path(out) is None)
-    output, found = _open_output(job, plan, past, overwrite)
+    output, found = _open_output(job, plan, past, request.overwrite)
     if past is not None and past.finished and (found is None or not found.finished):
         tell.say("an earlier run left an array that is no more what it was; it starts anew")
     try:
@@ -608,8 +607,8 @@ def _open_output(
     """The output to write to, and what is recorded of the tiles that it already holds; None where it is new."""
     out, factors = job.out, job.factors
     path = store.local_path(out)
-    if past is not None and path is not None:
-        output = resume_output(path, overwrite)
+    if past is not None:
+        output = resume_output(path, overwrite) if path is not None else resume_output_in_place(out)
         if output is not None:
             # Before we locked it, another run may have gone on with it, or begun something else in its place.
             try:
@@ -629,14 +628,7 @@ def _open_output(
         overwrite=overwrite,
         dimension_names=product_names(factors.a, factors.b, *factors.transposed),
     )
-    if past is None or path is not None or not isinstance(out, zarr.Array):
-        return output, None
-    try:
-        past = _find_past(out, job.inputs.digest)  # as above, now that no other run of this host is there
-    except StoreError:
-        output.release()
-        raise
-    return output, past if past is not None and goes_on(plan, past) else None
+    return output, None
 
 
 def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan, past: Past) -> bool:

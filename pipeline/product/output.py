@@ -4,8 +4,6 @@ replaces."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -21,9 +19,16 @@ from typing import Any, Literal
 import numpy as np
 import zarr
 from zarr.errors import BaseZarrError
-from zarr.storage import LocalStore
 
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
+from tilewright.pipeline.product.in_place import (
+    UNFINISHED_NAME,
+    InPlace,
+    create_at_url,
+    given_in_place,
+    is_unfinished,
+    resume_in_place,
+)
 from tilewright.pipeline.store.arrays import (
     UNREADABLE,
     Source,
@@ -40,8 +45,14 @@ from tilewright.pipeline.store.chunks import (
     DRAFT_NAME,
     DRAFTS_NAME,
     METADATA_NAMES,
-    draft_of,
     new_drafts_name,
+)
+from tilewright.pipeline.store.folder_lock import (
+    is_locked_by,
+    lock_folder,
+    not_ours,
+    stands_at,
+    unlock_folder,
 )
 from tilewright.pipeline.store.groups import absolute, ended, make_groups, metadata_in
 from tilewright.pipeline.store.objects import folder_of, objects_of
@@ -80,7 +91,9 @@ class Output:
     """The local path that the finished array gets; None when it is written in place (a URL, an open array)."""
     overwrite: bool = False
     lock: int | None = None
-    """Descriptor of the folder that is written to, locked: no other run may write to it. None where there is none."""
+    """Descriptor of the growing folder, locked: no other run may write to it."""
+    in_place: InPlace | None = None
+    """What keeps other runs out of an array that is written in place."""
     drafts: str | None = None
     """The folder, below the growing one, in which this run alone writes chunks before they get their names. Whoever
     takes the output over removes it first: workers that a dead run left behind can neither begin nor end a chunk there,
@@ -214,6 +227,8 @@ class Output:
             ) from error
         try:
             then(None)
+            if (objects := objects_of(self.array)) is not None:
+                objects.drop(UNFINISHED_NAME)
         except OSError as error:
             return [f"{name_of(self.array)} is whole, but what the run kept there cannot be removed: {error}"]
         return []
@@ -228,6 +243,8 @@ class Output:
         """Let other runs write here again."""
         if self.lock is not None:
             unlock_folder(self.lock)
+        if self.in_place is not None:
+            self.in_place.release()
 
 
 def partial_path(final: Path) -> Path:
@@ -278,84 +295,6 @@ def is_array_folder(path: Path) -> bool:
     return metadata_in(path).get("node_type") == "array"
 
 
-def lock_folder(path: Path, *, create: bool = False) -> int:
-    """Keep other runs of this host out of a growing output, until the returned descriptor goes to `unlock_folder`.
-
-    Runs of other hosts only where the file system shows them a lock on a folder, which NFS does not.
-
-    ``create`` makes the folder where there is none: it is locked before anything is in it, so that only one of several
-    runs that begin at once writes there.
-
-    Raises
-    ------
-    OutputExistsError
-        Another run writes there, or what stands there is no folder. A link to a folder is none: what it leads to would
-        stay where it is, and the link would get C's name.
-    OSError
-        There is nothing, or it cannot be opened or made.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-    while True:
-        if create:
-            made = [folder for folder in path.absolute().parents if not folder.exists()]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for folder in made:  # or a power cut may take all that comes to lie in it
-                sync_folder(folder.parent)
-            with suppress(FileExistsError):  # not exist_ok, which looks again: it may be gone by then
-                path.mkdir()
-        try:
-            descriptor = os.open(path, flags)
-        except FileNotFoundError:
-            if create:
-                continue  # the run that had it has just given it its name, or removed it
-            raise
-        except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise _not_ours(path) from error
-            raise
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_locked_by(descriptor, path):
-                return descriptor
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise OutputExistsError(
-                f"output: another run is writing {path}; wait for it, or choose another path"
-            ) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # before we locked it, another run renamed or removed what we opened
-
-
-def unlock_folder(descriptor: int) -> None:
-    """Give up the lock of `lock_folder`. Closing alone does not while a child of this process, forked meanwhile, has
-    the descriptor too."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
-
-
-def is_locked_by(descriptor: int, path: Path) -> bool:
-    """Whether the folder that a descriptor has locked is the one that stands at ``path``."""
-    return _stands_at(path, os.fstat(descriptor))
-
-
-def _stands_at(path: Path, found: os.stat_result) -> bool:
-    """Whether the folder that was found is still the one at ``path``."""
-    try:
-        return os.path.samestat(found, path.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def _not_ours(partial: Path) -> OutputExistsError:
-    return OutputExistsError(
-        f"output: {partial} is needed for the growing array and holds something else; move it away"
-    )
-
-
 def _is_ours(names: Sequence[str]) -> bool:
     """Whether a folder with these entries is one that a run has begun."""
     return not names or MARK_NAME in names
@@ -374,7 +313,7 @@ def check_growing_place(final: Path) -> None:
             return
         except OSError:
             break
-    raise _not_ours(partial)
+    raise not_ours(partial)
 
 
 def _empty(partial: Path) -> None:
@@ -389,7 +328,7 @@ def _empty(partial: Path) -> None:
         What stands there is not ours.
     """
     if not _is_ours(os.listdir(partial)):
-        raise _not_ours(partial)
+        raise not_ours(partial)
     end_drafts(partial)  # first: from here on, what is removed does not come back
     entries = [entry for entry in partial.iterdir() if not DRAFTS_NAME.fullmatch(entry.name)]
 
@@ -481,12 +420,13 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     if overwrite:
         return
     try:
-        zarr.open(os.fspath(target), mode="r")
+        found = zarr.open(os.fspath(target), mode="r")
     except (FileNotFoundError, BaseZarrError):
         return
     except Exception as error:  # a file system of fsspec's may raise anything
         raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
-    raise exists_error(name_of(target))
+    if not isinstance(found, zarr.Array) or not is_unfinished(objects_of(found)):
+        raise exists_error(name_of(target))
 
 
 def check_place_free(path: Path, *, overwrite: bool, replaces_files: bool = False) -> None:
@@ -527,7 +467,7 @@ def check_place_free(path: Path, *, overwrite: bool, replaces_files: bool = Fals
         of_ours = replaces_files or is_array_folder(path)
         raise exists_error(str(path), replaceable=of_ours and path.name not in ("", ".."))
     if not is_array_folder(path):
-        if not _stands_at(path, found):  # another run is just replacing it
+        if not stands_at(path, found):  # another run is just replacing it
             return check_place_free(path, overwrite=overwrite)
         raise OutputExistsError(
             f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
@@ -598,16 +538,7 @@ def create_output(
         if session_of(target) is not None:
             gathered = Gathered(target)
             return Output(gathered.empty, None, gathered=gathered)
-        array = anchored(target)
-        _check_takes_chunks(array)
-        lock = _lock_in_place(array)
-        try:
-            _end_record(array)
-        except BaseException:
-            if lock is not None:
-                unlock_folder(lock)
-            raise
-        return Output(array, None, lock=lock)
+        return _in_place(given_in_place(target))
     path = local_path(target)
     create = partial(
         zarr.create_array,
@@ -619,10 +550,7 @@ def create_output(
         dimension_names=dimension_names,
     )
     if path is None:
-        try:
-            return Output(create(os.fspath(target), overwrite=overwrite), None)
-        except Exception as error:
-            raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
+        return _in_place(create_at_url(os.fspath(target), create, overwrite))
     try:
         growing = partial_path(path)
         lock = lock_folder(growing, create=True)
@@ -632,7 +560,7 @@ def create_output(
             (growing / MARK_NAME).touch()
             array = ended(lambda: create(growing.absolute()))
             drafts = _begin_drafts(growing)
-            return Output(anchored(array, str(growing)), path, overwrite, lock, drafts)
+            return Output(anchored(array, str(growing)), path, overwrite, lock, drafts=drafts)
         except BaseException as error:
             with suppress(OSError):
                 # After Ctrl-C the mark stays: after two of them zarr-python may still write, and without the mark no
@@ -666,7 +594,7 @@ def growing_folder(final: Path, keeps: Callable[[Path], bool]) -> Iterator[Path]
         lock = lock_folder(growing, create=True)
         try:
             if not _is_ours(os.listdir(growing)):
-                raise _not_ours(growing)
+                raise not_ours(growing)
             if keeps(growing):
                 end_drafts(growing)
                 remove_drafts(growing)
@@ -732,7 +660,7 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
             except OSError as error:
                 raise _cannot_go_on(partial, error) from error
             remove_drafts(partial)
-            return Output(array, path, overwrite, lock, drafts)
+            return Output(array, path, overwrite, lock, drafts=drafts)
     except BaseException:  # Ctrl-C too: this process may live on, and would keep the lock
         unlock_folder(lock)
         raise
@@ -754,11 +682,6 @@ def open_growing(path: Path, *, mode: Literal["r", "r+"]) -> zarr.Array[Any] | N
         raise _cannot_go_on(partial, error) from error
 
 
-def growing_in_place(target: Source) -> zarr.Array[Any] | None:
-    """The array of an output that is written in place, if tiles of an earlier run may be in it."""
-    return anchored(target) if isinstance(target, zarr.Array) else None
-
-
 def _cannot_go_on(partial: Path, error: OSError) -> StoreError:
     return StoreError(
         f"output: cannot go on at {partial}: {error}; its finished tiles are kept: let this process read and write"
@@ -766,19 +689,21 @@ def _cannot_go_on(partial: Path, error: OSError) -> StoreError:
     )
 
 
-def _lock_in_place(array: zarr.Array[Any]) -> int | None:
-    """Keep other runs of this host out of an open array, as `lock_folder`; None where it is in no folder."""
-    folder = folder_of(array)
-    if folder is None:
-        return None
+def resume_output_in_place(target: Source) -> Output | None:
+    """The array of a stopped run that was written in place; None where it is gone. Raises as `create_output`."""
+    found = resume_in_place(target)
+    return None if found is None else _in_place(found)
+
+
+def _in_place(found: InPlace) -> Output:
+    """What is left of an older product there is no more to be read. Raises StoreError."""
+    output = Output(found.array, None, in_place=found)
     try:
-        return lock_folder(folder.resolve())  # a link is the caller's own: nothing here is renamed
-    except StoreError:
+        _end_record(found.array)
+    except BaseException:
+        output.release()
         raise
-    except OSError as error:
-        raise StoreError(
-            f"output: cannot lock {name_of(array)}: {error}; give C an array that this process may read and write"
-        ) from error
+    return output
 
 
 def _end_record(array: zarr.Array[Any]) -> None:
@@ -811,21 +736,3 @@ def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np
         raise OutputError(
             f"output: {name_of(array)} holds {array.dtype}; the result is {dtype}: give an array of {dtype}{hint}"
         )
-
-
-def _check_takes_chunks(array: zarr.Array[Any]) -> None:
-    """Raise StoreError where local chunks could not be written: a store that is open for writing may lie on a read-only
-    file system, or in folders that belong to somebody else."""
-    if not isinstance(array.store, LocalStore):
-        return
-    root = array.store.root / array.path
-    chunk = root / array.metadata.encode_chunk_key((0,) * array.ndim)
-    folder = next((folder for folder in chunk.parents if folder == root or folder.exists()), root)
-    probe = draft_of(folder / chunk.name)
-    try:
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise StoreError(
-            f"output: cannot write to {name_of(array)}: {error}; give C an array that this process may write to"
-        ) from error

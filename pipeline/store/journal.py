@@ -169,7 +169,7 @@ class ObjectJournal:
         self._objects.put(self._key(first), data)
         self._next = first._replace(number=1)
         for segment in older:
-            self._objects.delete(self._key(segment))
+            self._objects.drop(self._key(segment))
         self._thread.start()
 
     def append(self, data: bytes, *, sync: bool) -> None:
@@ -237,7 +237,7 @@ class ObjectJournal:
         self._next = None
         # The first segment goes first: without it the others are nothing.
         for segment in sorted(self._segments(), key=lambda one: (one.number, one)):
-            self._objects.delete(self._key(segment))
+            self._objects.drop(self._key(segment))
 
 
 def journal_in(array: zarr.Array[Any], name: str) -> Journal | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,6 +42,15 @@ def folder_of(array: zarr.Array[Any]) -> Path | None:
     return array.store.root / array.path if isinstance(array.store, LocalStore) else None
 
 
+def objects_at(url: str) -> Objects:
+    """The objects of an array at a URL, whether or not there is one yet. Raises StoreError for a URL that leads
+    nowhere."""
+    try:
+        return Objects(FsspecStore.from_url(url), "", url)
+    except Exception as error:
+        raise StoreError(f"output: cannot open {url}: {in_one_line(error)}") from error
+
+
 def objects_of(array: zarr.Array[Any]) -> Objects | None:
     """The objects beside an array's chunks, where its store outlives this process and takes any name: that of a URL,
     or obstore's. None for all others, as for arrays in sessions, whose stores nobody but their owner writes to."""
@@ -52,32 +61,36 @@ def objects_of(array: zarr.Array[Any]) -> Objects | None:
 
 
 class Objects:
-    """The objects below an array's path in a store that is no folder of this machine, other than its chunks."""
+    """The objects below an array's path in a store that is no folder of this machine. All methods raise StoreError
+    where the store refuses."""
 
-    def __init__(self, store: Any, path: str, name: str) -> None:
+    def __init__(self, store: Store, path: str, name: str) -> None:
         self._store, self._path, self.name = store, path, name
 
     def get(self, key: str) -> bytes | None:
-        found = self._asked(
-            lambda: answer_of(
-                self._store.get(self._key(key), default_buffer_prototype()), f"{self.name}/{key}"
-            ),
-            f"read {key}",
-        )
+        """What an object holds; None where there is none."""
+        found = self._answer(self._store.get(self._key(key), default_buffer_prototype()), "read", key)
         return None if found is None else found.to_bytes()
 
     def put(self, key: str, data: bytes) -> None:
         value = default_buffer_prototype().buffer.from_bytes(data)
-        self._asked(
-            lambda: answer_of(self._store.set(self._key(key), value), f"{self.name}/{key}"), f"write {key}"
-        )
+        self._answer(self._store.set(self._key(key), value), "write", key)
 
     def delete(self, key: str) -> None:
         """Also one that is not there."""
-        with suppress(FileNotFoundError, KeyError):
-            self._asked(
-                lambda: answer_of(self._store.delete(self._key(key)), f"{self.name}/{key}"), f"remove {key}"
-            )
+
+        async def deleted() -> None:
+            with suppress(FileNotFoundError, KeyError):
+                await self._store.delete(self._key(key))
+
+        self._answer(deleted(), "remove", key)
+
+    def drop(self, key: str) -> None:
+        """Remove an object, or leave it with nothing in it where the store removes none."""
+        try:
+            self.delete(key)
+        except StoreError:
+            self.put(key, b"")
 
     def names(self, folder: str) -> list[str]:
         """Of the objects in a folder; a missing one has none."""
@@ -86,23 +99,20 @@ class Objects:
             inner = unwrapped(self._store)
             if isinstance(inner, FsspecStore):  # its listing may be one of before another run wrote there
                 inner.fs.invalidate_cache()
-            return [key async for key in self._store.list_dir(self._key(folder))]
-
-        try:
-            return self._asked(lambda: answer_of(listed(), f"{self.name}/{folder}"), f"list {folder}")
-        except FileNotFoundError:
+            with suppress(FileNotFoundError):
+                return [key async for key in self._store.list_dir(self._key(folder))]
             return []
+
+        return self._answer(listed(), "list", folder)
 
     def _key(self, key: str) -> str:
         return f"{self._path}/{key}".lstrip("/")
 
-    def _asked(self, ask: Callable[[], Found], what: str) -> Found:
+    def _answer(self, asking: Coroutine[Any, Any, Found], verb: str, key: str) -> Found:
         try:
-            return ask()
-        except (FileNotFoundError, KeyError):
-            raise
+            return answer_of(asking, f"{self.name}/{key}")
         except Exception as error:  # a server's library may raise anything
-            raise StoreError(f"output: cannot {what} of {self.name}: {in_one_line(error)}") from error
+            raise StoreError(f"output: cannot {verb} {self.name}/{key}: {in_one_line(error)}") from error
 
 
 class NotingStore(WrapperStore[Store]):

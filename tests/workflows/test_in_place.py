@@ -3,10 +3,12 @@ and URLs."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
@@ -19,12 +21,33 @@ import tilewright as tw
 from tests.workflows.test_matmul import TIGHT, assert_product, intercept_writes, numbers, put, stop_at
 from tilewright.pipeline.errors import OutputExistsError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
-from tilewright.pipeline.product import job, ledger
+from tilewright.pipeline.product import in_place, job, ledger
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.product.request import Request
-from tilewright.pipeline.store import journal
+from tilewright.pipeline.store import journal, lease, objects
 
 DONE = 3
+
+
+class Bucket(LocalFileSystem):  # type: ignore[misc]
+    """A server's bucket, as far as anybody but this class can see."""
+
+    protocol = "bucket"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"auto_mkdir": True})
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        return LocalFileSystem._strip_protocol(os.fspath(path).removeprefix("bucket://"))
+
+    def unstrip_protocol(self, name: str) -> str:
+        return f"bucket://{name}"
+
+
+fsspec.register_implementation("bucket", Bucket, clobber=True)
 SHAPE = (96, 64)
 CHUNKS: dict[str, Any] = {
     "plain": {"chunks": (16, 16), "compressors": None},
@@ -178,3 +201,114 @@ def test_two_runs_do_not_write_to_one_folder(
     with pytest.raises(OutputExistsError, match="another run is writing"):
         tw.matmul(a_path, b_path, array, listener=begin_another, **options)
     assert tw.matmul(a_path, b_path, array, **options).resumed
+
+
+def test_a_url_goes_on_where_a_run_stopped(
+    factors: Factors, tmp_path: Path, options: dict[str, Any], events: list[Event]
+) -> None:
+    """Without --overwrite: what stands there is no finished product. Once it is one, it is not replaced."""
+    a, b, a_path, b_path = factors
+    url = f"bucket://{tmp_path}/c"
+    stop_at(DONE, a_path, b_path, url, **options)  # type: ignore[arg-type]
+    assert in_place.UNFINISHED_NAME in names_beside(tmp_path)
+    job.plan_only(Request(a_path, b_path, url, listener=events.append, **options))
+    assert f"an earlier run finished {DONE} of" in told(events)
+    assert "refused" not in told(events)
+    events.clear()
+    run = tw.matmul(a_path, b_path, url, listener=events.append, **options)
+    assert (run.resumed, computed(events)) == (DONE, run.plan.tile_count - DONE)
+    assert_product(zarr.open_array(url, mode="r")[...], a, b)
+    assert names_beside(tmp_path) <= {outputs.CHECKSUMS_NAME, journal.SEGMENTS_NAME}
+    assert tw.audit(url).passed
+    with pytest.raises(OutputExistsError, match="exists; choose another path"):
+        tw.matmul(a_path, b_path, url, **options)
+    assert tw.matmul(a_path, b_path, url, overwrite=True, **options).resumed == 0
+    assert tw.audit(url).passed
+
+
+@pytest.mark.parametrize("how", ["another request", "no resume", "other metadata"])
+def test_an_unfinished_product_at_a_url_is_replaced_where_it_is_another(
+    how: str, factors: Factors, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    a, b, a_path, b_path = factors
+    url = f"bucket://{tmp_path}/c"
+    stop_at(DONE, a_path, b_path, url, **options)  # type: ignore[arg-type]
+    more: dict[str, Any] = {}
+    if how == "another request":
+        more["dtype"] = "f8"
+    elif how == "no resume":
+        more["resume"] = False
+    else:
+        alter_metadata(tmp_path / "c" / "zarr.json", fill_value=5.0)
+    assert tw.matmul(a_path, b_path, url, **options, **more).resumed == 0
+    found = zarr.open_array(url, mode="r")
+    assert (found.dtype, found.fill_value) == (more.get("dtype", "f4"), 0)
+    np.testing.assert_allclose(found[...], a.astype("f8") @ b, rtol=1e-4, atol=1e-4)
+
+
+def alter_metadata(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_killed_run_at_a_url_loses_only_lines_of_the_last_seconds(
+    factors: Factors, tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a kill leaves it: nobody closes the record, gives up the lease, or removes the mark."""
+    a, b, a_path, b_path = factors
+    url = f"bucket://{tmp_path}/c"
+    monkeypatch.setattr(journal, "SEGMENT_SECONDS", 0.0)
+    real = journal.ObjectJournal.append
+
+    def at_once(self: journal.ObjectJournal, data: bytes, *, sync: bool) -> None:
+        real(self, data, sync=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.ObjectJournal, "append", at_once)
+        patch.setattr(journal.ObjectJournal, "close", journal.ObjectJournal._end)
+        patch.setattr(lease.Lease, "release", abandoned)
+        stop_at(DONE, a_path, b_path, url, **options)  # type: ignore[arg-type]
+    segments = os.listdir(tmp_path / "c" / journal.SEGMENTS_NAME)
+    assert len(segments) > DONE
+    assert tw.matmul(a_path, b_path, url, **options).resumed == DONE
+    assert_product(zarr.open_array(url, mode="r")[...], a, b)
+
+
+def abandoned(held: lease.Lease) -> None:
+    """As its process ends."""
+    held._ended.set()
+    held._thread.join()
+    lease._held.discard(held._token)
+
+
+def test_two_runs_do_not_write_to_one_url(factors: Factors, tmp_path: Path, options: dict[str, Any]) -> None:
+    _, _, a_path, b_path = factors
+    url = f"bucket://{tmp_path}/c"
+
+    def begin_another(event: Event) -> None:
+        if isinstance(event, UnitDone):
+            tw.matmul(a_path, b_path, url, **options)
+
+    with pytest.raises(OutputExistsError, match=rf"another run is writing {url} \(process {os.getpid()} on"):
+        tw.matmul(a_path, b_path, url, listener=begin_another, **options)
+    assert tw.matmul(a_path, b_path, url, **options).resumed
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_run_of_another_host_is_waited_for_by_a_beat(alive: bool, tmp_path: Path) -> None:
+    there = objects.objects_at(f"bucket://{tmp_path}/c")
+    beat = {"host": "elsewhere", "machine": "another", "pid": 1, "token": "t"}
+    there.put(lease.LEASE_NAME, json.dumps(beat | {"beat": 1}).encode())
+    said = list[str]()
+
+    def wait(seconds: float) -> None:
+        assert seconds > lease.BEAT_SECONDS
+        if alive:
+            there.put(lease.LEASE_NAME, json.dumps(beat | {"beat": 2}).encode())
+
+    if alive:
+        with pytest.raises(OutputExistsError, match=r"another run is writing .*process 1 on elsewhere"):
+            lease.take_lease(there, said.append, wait)
+    else:
+        lease.take_lease(there, said.append, wait).release()
+        assert there.get(lease.LEASE_NAME) is None
+    assert "waiting 25 s to see whether" in said[0]

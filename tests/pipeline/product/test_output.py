@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pickle
 import re
@@ -23,6 +24,7 @@ from tilewright.pipeline.errors import OutputError, OutputExistsError, RunEndedE
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.store import groups
 from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.folder_lock import is_locked_by
 from tilewright.pipeline.store.region_write import region_writes, write_region
 
 LATE_SECONDS = 0.5
@@ -341,7 +343,7 @@ def test_a_folder_that_goes_away_before_it_is_locked(
             final, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=False
         )  # fmt: skip
 
-    before(monkeypatch, outputs.fcntl, "flock", other)
+    before(monkeypatch, fcntl, "flock", other)
     if became == "written":
         with pytest.raises(OutputExistsError, match="another run is writing"):
             take()
@@ -360,7 +362,7 @@ def test_a_folder_that_goes_away_before_it_is_locked(
     assert output is not None
     assert output.lock is not None
     np.testing.assert_array_equal(output.array[...], np.full((4, 4), 2 if how == "resume" else 0))
-    assert outputs.is_locked_by(output.lock, outputs.partial_path(final))
+    assert is_locked_by(output.lock, outputs.partial_path(final))
     with pytest.raises(OutputExistsError, match="another run is writing"):
         begin(final)
     output.release()
@@ -599,7 +601,7 @@ def test_a_run_that_does_not_see_the_lock_of_another_ends_it(tmp_path: Path) -> 
     final = tmp_path / "c.zarr"
     first = begin(final, 1)
     assert first.lock is not None
-    outputs.fcntl.flock(first.lock, outputs.fcntl.LOCK_UN)
+    fcntl.flock(first.lock, fcntl.LOCK_UN)
     second = taken_over(final, "begun anew")
     with pytest.raises(OutputExistsError, match=r"another run has taken .*c\.zarr\.partial over"):
         first.publish()
