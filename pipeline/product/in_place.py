@@ -17,8 +17,7 @@ from zarr.storage import LocalStore
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.arrays import UNREADABLE, Source, anchored, name_of
 from tilewright.pipeline.store.chunks import METADATA_NAMES, draft_of
-from tilewright.pipeline.store.folder_lock import lock_folder, unlock_folder
-from tilewright.pipeline.store.lease import Lease, take_lease
+from tilewright.pipeline.store.locks import Lease, lock_folder, take_lease, unlock_folder
 from tilewright.pipeline.store.objects import Objects, folder_of, objects_at, objects_of
 
 UNFINISHED_NAME = "tilewright-unfinished"

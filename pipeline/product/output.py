@@ -47,14 +47,14 @@ from tilewright.pipeline.store.chunks import (
     METADATA_NAMES,
     new_drafts_name,
 )
-from tilewright.pipeline.store.folder_lock import (
+from tilewright.pipeline.store.groups import absolute, ended, make_groups, metadata_in
+from tilewright.pipeline.store.locks import (
     is_locked_by,
     lock_folder,
     not_ours,
     stands_at,
     unlock_folder,
 )
-from tilewright.pipeline.store.groups import absolute, ended, make_groups, metadata_in
 from tilewright.pipeline.store.objects import folder_of, objects_of
 from tilewright.pipeline.store.sessions import Gathered, session_of
 from tilewright.pipeline.transfer.files import sync_files, sync_folder, with_remedy

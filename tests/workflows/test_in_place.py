@@ -24,7 +24,7 @@ from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.product import in_place, job, ledger
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.product.request import Request
-from tilewright.pipeline.store import journal, lease, objects
+from tilewright.pipeline.store import journal, locks, objects
 
 DONE = 3
 
@@ -265,7 +265,7 @@ def test_a_killed_run_at_a_url_loses_only_lines_of_the_last_seconds(
     with monkeypatch.context() as patch:
         patch.setattr(journal.ObjectJournal, "append", at_once)
         patch.setattr(journal.ObjectJournal, "close", journal.ObjectJournal._end)
-        patch.setattr(lease.Lease, "release", abandoned)
+        patch.setattr(locks.Lease, "release", abandoned)
         stop_at(DONE, a_path, b_path, url, **options)  # type: ignore[arg-type]
     segments = os.listdir(tmp_path / "c" / journal.SEGMENTS_NAME)
     assert len(segments) > DONE
@@ -273,11 +273,11 @@ def test_a_killed_run_at_a_url_loses_only_lines_of_the_last_seconds(
     assert_product(zarr.open_array(url, mode="r")[...], a, b)
 
 
-def abandoned(held: lease.Lease) -> None:
+def abandoned(held: locks.Lease) -> None:
     """As its process ends."""
     held._ended.set()
     held._thread.join()
-    lease._held.discard(held._token)
+    locks._held.discard(held._token)
 
 
 def test_two_runs_do_not_write_to_one_url(factors: Factors, tmp_path: Path, options: dict[str, Any]) -> None:
@@ -297,18 +297,18 @@ def test_two_runs_do_not_write_to_one_url(factors: Factors, tmp_path: Path, opti
 def test_a_run_of_another_host_is_waited_for_by_a_beat(alive: bool, tmp_path: Path) -> None:
     there = objects.objects_at(f"bucket://{tmp_path}/c")
     beat = {"host": "elsewhere", "machine": "another", "pid": 1, "token": "t"}
-    there.put(lease.LEASE_NAME, json.dumps(beat | {"beat": 1}).encode())
+    there.put(locks.LEASE_NAME, json.dumps(beat | {"beat": 1}).encode())
     said = list[str]()
 
     def wait(seconds: float) -> None:
-        assert seconds > lease.BEAT_SECONDS
+        assert seconds > locks.BEAT_SECONDS
         if alive:
-            there.put(lease.LEASE_NAME, json.dumps(beat | {"beat": 2}).encode())
+            there.put(locks.LEASE_NAME, json.dumps(beat | {"beat": 2}).encode())
 
     if alive:
         with pytest.raises(OutputExistsError, match=r"another run is writing .*process 1 on elsewhere"):
-            lease.take_lease(there, said.append, wait)
+            locks.take_lease(there, said.append, wait)
     else:
-        lease.take_lease(there, said.append, wait).release()
-        assert there.get(lease.LEASE_NAME) is None
+        locks.take_lease(there, said.append, wait).release()
+        assert there.get(locks.LEASE_NAME) is None
     assert "waiting 25 s to see whether" in said[0]

@@ -24,7 +24,7 @@ from tilewright.pipeline.errors import OutputError, OutputExistsError, RunEndedE
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.store import groups
 from tilewright.pipeline.store.arrays import name_of
-from tilewright.pipeline.store.folder_lock import is_locked_by
+from tilewright.pipeline.store.locks import is_locked_by
 from tilewright.pipeline.store.region_write import region_writes, write_region
 
 LATE_SECONDS = 0.5
