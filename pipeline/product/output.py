@@ -57,7 +57,7 @@ from tilewright.pipeline.store.locks import (
 )
 from tilewright.pipeline.store.objects import folder_of, objects_of
 from tilewright.pipeline.store.sessions import Gathered, session_of
-from tilewright.pipeline.transfer.files import sync_files, sync_folder, with_remedy
+from tilewright.pipeline.transfer.files import exchange, sync_files, sync_folder, with_remedy
 
 CHECKSUMS_NAME = "tilewright-checksums.jsonl"
 """The record of a finished product (`ledger.py`), in its folder."""
@@ -113,7 +113,8 @@ class Output:
     def publish(
         self, then: Callable[[Path | None], None] = lambda final: None, *, durable: bool = True
     ) -> list[str]:
-        """Put the finished array under its final name; an older one there is set aside first, then removed.
+        """Put the finished array under its final name. An older one there is set aside and then removed: in one step
+        where the system can, so that one of both always stands there, and else by two renames.
 
         ``durable`` forces its metadata and its names to disk: of its chunks the caller has done so.
 
@@ -170,8 +171,9 @@ class Output:
         try:
             if self.final.exists():
                 displaced = replaced_path(self.final)
-                self.final.rename(displaced)
-            self.partial.rename(self.final)
+                _replace(self.partial, self.final, displaced)
+            else:
+                self.partial.rename(self.final)
         except BaseException as error:  # Ctrl-C between the two renames, too: nothing would stand there
             lost = ""
             if displaced is not None and not self.final.exists():
@@ -270,6 +272,38 @@ def set_aside(final: Path) -> list[Path]:
     except OSError:  # a folder that may be written and not listed
         return []
     return [final.with_name(name) for name in sorted(found)]
+
+
+def _replace(growing: Path, final: Path, displaced: Path) -> None:
+    """Give a finished array the name of an older one, which gets another. Raises OSError."""
+    with _held(final):  # or another run might begin where it lies between the exchange and its own renaming
+        mark = final / MARK_NAME
+        with suppress(OSError):  # for a run that finds it under the growing name, since this one was killed
+            mark.touch()
+        if exchange(growing, final):
+            try:
+                growing.rename(displaced)
+            except OSError:
+                with suppress(OSError):  # what is left, the next run replaces
+                    _empty(growing)
+            return
+        with suppress(OSError):
+            mark.unlink()
+    final.rename(displaced)
+    growing.rename(final)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder, if none is there and it can be locked."""
+    lock = None
+    with suppress(OSError):  # a run that has it keeps others out as well
+        lock = lock_folder(folder)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            unlock_folder(lock)
 
 
 def _cannot_be_removed(folder: Path) -> str:

@@ -12,6 +12,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +184,85 @@ def test_what_cannot_be_removed_is_told_and_goes_with_the_next(
     )
 
 
+@pytest.fixture
+def two_renames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that cannot exchange names."""
+    monkeypatch.setattr(outputs, "exchange", lambda one, other: False)
+
+
+KILLED_AT = {
+    "before the exchange": (outputs, "exchange", False),
+    "behind the exchange": (outputs, "exchange", True),
+    "behind the renaming of the old": (Path, "rename", True),
+    "while the old is removed": (shutil, "rmtree", False),
+    "behind all": (shutil, "rmtree", True),
+}
+"""The function around which the process ends, and whether behind it."""
+
+
+@pytest.mark.parametrize("killed_at", KILLED_AT)
+def test_a_product_that_is_replaced_stands_there_whole_at_every_moment(
+    killed_at: str, tmp_path: Path
+) -> None:
+    """A process is killed there, as a power cut would; what stands under the name is the old C or the new one, whole,
+    and the same command ends with the new one, and nothing beside it."""
+    final = tmp_path / "c.zarr"
+    replace_once_more(final, 1)
+    owner, name, behind = KILLED_AT[killed_at]
+    output = begin(final, 2, overwrite=True)
+    child = os.fork()
+    if child == 0:  # which ends without a word, and gives up no lock but by its end
+        real = getattr(owner, name)
+
+        def killed(*arguments: Any, **options: Any) -> None:
+            if behind:
+                real(*arguments, **options)
+            os._exit(7)
+
+        setattr(owner, name, killed)
+        with suppress(BaseException):
+            output.publish()
+        os._exit(8)
+    output.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    expected = 1 if killed_at == "before the exchange" else 2
+    assert (zarr.open_array(final)[...] == expected).all()
+    outputs.check_growing_place(final)
+    assert replace_once_more(final, 3) == []
+    assert (zarr.open_array(final)[...] == 3).all()
+    assert names(tmp_path) == ["c.zarr"]
+    assert names(final) == ["c", "zarr.json"]
+
+
+def test_there_is_no_moment_without_a_product_under_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks at it at any call that changes names finds it."""
+    final, looks = tmp_path / "c.zarr", 0
+    replace_once_more(final, 1)
+    output = begin(final, 2, overwrite=True)
+
+    def looked_at(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal looks
+            found = function(*arguments, **options)
+            assert zarr.open_array(final, mode="r").shape == (4, 4)
+            looks += 1
+            return found
+
+        return call
+
+    monkeypatch.setattr(outputs, "exchange", looked_at(outputs.exchange))
+    for name in ("rename", "unlink", "touch"):
+        monkeypatch.setattr(Path, name, looked_at(getattr(Path, name)))
+    output.publish()
+    output.release()
+    assert looks > 3
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_what_a_run_that_was_killed_between_renames_set_aside(
-    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_renames: None
 ) -> None:
     final = tmp_path / "c.zarr"
     replace_once_more(final, 1)
@@ -218,7 +295,7 @@ def test_what_a_run_that_was_killed_between_renames_set_aside(
 @pytest.mark.parametrize("at", ["set aside", "named"])
 @pytest.mark.parametrize("comes", ["before", "behind"])
 def test_ctrl_c_at_any_rename_leaves_a_product_under_the_name(
-    at: str, comes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: str, comes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_renames: None
 ) -> None:
     final = tmp_path / "c.zarr"
     replace_once_more(final, 1)
@@ -250,7 +327,7 @@ def test_ctrl_c_at_any_rename_leaves_a_product_under_the_name(
 
 @pytest.mark.parametrize("by", [OSError, KeyboardInterrupt])
 def test_a_product_that_cannot_be_put_back_is_not_lost_sight_of(
-    by: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_renames: None
 ) -> None:
     final = tmp_path / "c.zarr"
     replace_once_more(final, 1)
