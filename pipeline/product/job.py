@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 
 import zarr
@@ -61,11 +62,15 @@ from tilewright.pipeline.product.kept import (
     with_their_groups,
     would_keep_note,
 )
-from tilewright.pipeline.product.ledger import FILE_NAME, Ledger, Past, read_journal
+from tilewright.pipeline.product.ledger import Ledger, Past, read_journal
 from tilewright.pipeline.product.mend import Check, mended
 from tilewright.pipeline.product.output import (
+    FILE_NAME,
+    MARK_NAME,
     Output,
     create_output,
+    holds_tiles,
+    lacks_mark,
     open_growing,
     partial_path,
     resume_output,
@@ -309,15 +314,18 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
         if past.finished:
             tell.say("an earlier run left a record of tiles that C cannot have; it starts anew")
         past = None
-    elif past is None and resume and _holds_record(out):
-        tell.say(
-            "an earlier run left tiles of other inputs, of another request, or of another version of Tilewright;"
-            " they are replaced, and it starts anew"
-        )
+    elif past is None and resume and (why := _why_nothing_is_kept(out, job.inputs.digest)):
+        tell.say(f"an earlier run left {why}; its tiles are replaced, and it starts anew")
+    path = store.local_path(out)
+    if past is not None and past.fault:
+        tell.say(past.fault)
+    if past is not None and path is not None and lacks_mark(path):
+        tell.say(f"{partial_path(path)} has lost its mark, {MARK_NAME}, which is put back")
     tell.say(_choice(facts, plan))
+    altered = _altered(path, past) if path is not None and past is not None else ""
     output, found = _open_output(job, plan, past, request.overwrite)
     if past is not None and past.finished and (found is None or not found.finished):
-        tell.say("an earlier run left an array that is no more what it was; it starts anew")
+        tell.say(f"an earlier run left an array that is no more what it was; it starts anew{altered}")
     try:
         if job.repair is not None and found is None:
             output.remove()
@@ -591,12 +599,32 @@ def _find_past(out: Source, digest: str) -> Past | None:
     return None if array is not None and changed_metadata(array, past) else past
 
 
+def _why_nothing_is_kept(out: Source, digest: str) -> str:
+    """What an earlier run left that is of no use to a product, in words; empty where it left nothing."""
+    try:
+        journal, array = _journal_at(out)
+        past = read_journal(journal) if journal is not None else None
+        path = store.local_path(out)
+        if past is None and _holds_record(out):
+            return "a record of finished tiles that is damaged, or of another version of Tilewright"
+        if past is None:
+            if path is not None and holds_tiles(path):
+                return f"{partial_path(path)} without a record of finished tiles"
+            grown = array is not None and not isinstance(out, zarr.Array)
+            return f"{store.name_of(out)} without a record of finished tiles" if grown else ""
+        if past.digest == digest and array is not None:
+            return f"an array whose metadata were changed ({changed_metadata(array, past)})"
+    except (OSError, ValueError):  # one that can have no such name
+        return ""
+    return "tiles of other inputs, of another request, or of another version of Tilewright"
+
+
 def _holds_record(out: Source) -> bool:
     """Whether the growing output has a record of finished tiles, whatever they are of; one that can have no such name
     has none."""
     try:
         journal, _ = _journal_at(out)
-        return journal is not None and journal.read() is not None
+        return journal is not None and (journal.read() or journal.twin()) is not None
     except (OSError, ValueError):
         return False
 
@@ -629,6 +657,16 @@ def _open_output(
         dimension_names=product_names(factors.a, factors.b, *factors.transposed),
     )
     return output, None
+
+
+def _altered(path: Path, past: Past) -> str:
+    """What of the metadata of a growing array was changed, in brackets; empty where all is as it was, or cannot be
+    read."""
+    with suppress(StoreError):
+        array = open_growing(path, mode="r")
+        if array is not None and (changes := changed_metadata(array, past)):
+            return f" ({changes})"
+    return ""
 
 
 def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan, past: Past) -> bool:

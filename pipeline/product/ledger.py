@@ -12,6 +12,8 @@ of the data; it loses at most the line of a tile that is stored already, which i
 bytes. After a crash of the machine that stores C, each ``tile`` line is true. A ``stored`` one may be ahead of the
 data, so whoever goes on compares the checksums of its tile with the files.
 
+In a folder the record has a copy, which is read where somebody has removed or damaged the record itself.
+
 The record of a finished product stays in its folder, with what an audit needs of it. Readers of Zarr ignore the file.
 """
 
@@ -35,13 +37,12 @@ from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Corners, Found
 from tilewright.pipeline.product.inputs import Hashes
-from tilewright.pipeline.product.output import CHECKSUMS_NAME
+from tilewright.pipeline.product.output import CHECKSUMS_NAME, FILE_NAME
 from tilewright.pipeline.store.appearance import Appearance
-from tilewright.pipeline.store.journal import FileJournal, Journal, write_whole
+from tilewright.pipeline.store.journal import FileJournal, Journal, twin_of, write_whole
 from tilewright.pipeline.transfer.checksum import new_checksum
 from tilewright.pipeline.transfer.files import with_remedy
 
-FILE_NAME = "tilewright-ledger.jsonl"
 VERSION = 6
 """A record of another version is ignored: the run starts anew."""
 
@@ -90,6 +91,8 @@ class Past:
     """How A and B looked; None where that says nothing, since one of them changed while it was read."""
     read: Mapping[str, Hashes] = field(default_factory=dict)
     """Hashes of what was read of ``A`` and of ``B``."""
+    fault: str = ""
+    """What is wrong with the record itself, in a sentence."""
     recipes: tuple[Recipe, ...] = ()
     """By which the tiles were computed, from the first on: more than one where runs went on with other memory, or on
     another kind of device."""
@@ -242,10 +245,11 @@ def record_bytes(past: Past) -> bytes:
 
 
 def write_record(path: Path, past: Past) -> None:
-    """Write a whole record and put it in place in one step, durably. Raises StoreError if the disk is full or refuses
-    the write."""
+    """Write a whole record and put it in place in one step, durably; a copy of an older one goes. Raises StoreError if
+    the disk is full or refuses the write."""
     with _writing_to(str(path)):
         write_whole(path, record_bytes(past))
+        twin_of(path).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -394,12 +398,17 @@ def read_journal(journal: Journal) -> Past | None:
     """
     try:
         data = journal.read()
+        past = None if data is None else parsed(data)
+        twin = journal.twin() if past is None else None
     except OSError as error:
         raise StoreError(
             f"output: cannot read the record of finished tiles, {journal.name}: {error.strerror or error}; nothing was"
             " removed: let this process read it and run it again, or start over with --no-resume (resume=False)"
         ) from error
-    return None if data is None else parsed(data)
+    if past is not None or twin is None or (past := parsed(twin)) is None:
+        return past
+    fault = "missing" if data is None else "damaged"
+    return replace(past, fault=f"the record of finished tiles, {journal.name}, is {fault}; its copy is used")
 
 
 def parsed(data: bytes) -> Past | None:
@@ -438,7 +447,7 @@ def parsed(data: bytes) -> Past | None:
             sum(entry is None for entry in entries[:-1]),
             inputs,
             read,
-            recipes,
+            recipes=recipes,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

@@ -48,6 +48,7 @@ from tilewright.pipeline.store.chunks import (
     new_drafts_name,
 )
 from tilewright.pipeline.store.groups import absolute, ended, make_groups, metadata_in
+from tilewright.pipeline.store.journal import twin_of
 from tilewright.pipeline.store.locks import (
     is_locked_by,
     lock_folder,
@@ -59,6 +60,8 @@ from tilewright.pipeline.store.objects import folder_of, objects_of
 from tilewright.pipeline.store.sessions import Gathered, session_of
 from tilewright.pipeline.transfer.files import exchange, sync_files, sync_folder, with_remedy
 
+FILE_NAME = "tilewright-ledger.jsonl"
+"""The record of finished tiles (`ledger.py`), in the folder of a growing array."""
 CHECKSUMS_NAME = "tilewright-checksums.jsonl"
 """The record of a finished product (`ledger.py`), in its folder."""
 
@@ -330,8 +333,8 @@ def is_array_folder(path: Path) -> bool:
 
 
 def _is_ours(names: Sequence[str]) -> bool:
-    """Whether a folder with these entries is one that a run has begun."""
-    return not names or MARK_NAME in names
+    """Whether a folder with these entries is one that a run has begun. Somebody may have removed the mark."""
+    return not names or not {MARK_NAME, FILE_NAME, twin_of(Path(FILE_NAME)).name}.isdisjoint(names)
 
 
 def check_growing_place(final: Path) -> None:
@@ -689,6 +692,7 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
         array = open_growing(path, mode="r+")
         if array is not None:
             try:
+                (partial / MARK_NAME).touch()
                 end_drafts(partial)
                 drafts = _begin_drafts(partial)
             except OSError as error:
@@ -714,6 +718,22 @@ def open_growing(path: Path, *, mode: Literal["r", "r+"]) -> zarr.Array[Any] | N
         return None
     except OSError as error:
         raise _cannot_go_on(partial, error) from error
+
+
+def lacks_mark(final: Path) -> bool:
+    """Whether somebody has removed the mark of a growing array."""
+    partial = partial_path(final)
+    return partial.is_dir() and not (partial / MARK_NAME).exists()
+
+
+def holds_tiles(final: Path) -> bool:
+    """Whether there is anything in the folder of a growing array but what a run begins it with."""
+    own = {MARK_NAME, CHECKSUMS_NAME, *METADATA_NAMES.values()}
+    try:
+        names = os.listdir(partial_path(final))
+    except OSError:
+        return False
+    return any(name not in own and not DRAFTS_NAME.fullmatch(name) for name in names)
 
 
 def _cannot_go_on(partial: Path, error: OSError) -> StoreError:

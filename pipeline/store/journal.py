@@ -44,6 +44,9 @@ class Journal(Protocol):
     def read(self) -> bytes | None:
         """All lines; None where there are none."""
 
+    def twin(self) -> bytes | None:
+        """All lines of a second copy, where one is kept."""
+
     def begin(self, data: bytes) -> None:
         """Put these lines in the place of all that was there, durably, and in one step."""
 
@@ -61,41 +64,72 @@ class Journal(Protocol):
 
 
 class FileJournal:
-    """A file of lines."""
+    """A file of lines, and a second one with the same, for when somebody removes or damages the first."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
-        self._path = path
+        self._path, self._twin_path = path, twin_of(path)
         self._file: Any = None
+        self._twin: Any = None
 
     def read(self) -> bytes | None:
-        try:
-            return self._path.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return _read(self._path)
+
+    def twin(self) -> bytes | None:
+        return _read(self._twin_path)
 
     def begin(self, data: bytes) -> None:
         """The whole file is written: a line appended after one that a crash tore would be lost with it."""
+        write_whole(self._twin_path, data)  # first: it is read only where the other is not to be had
         write_whole(self._path, data)
         # Unbuffered, so that a line which could not be written leaves nothing for closing to write.
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 -- lives as long as the run; see close
+        self._twin = open(self._twin_path, "ab", buffering=0)  # noqa: SIM115 -- likewise
 
     def append(self, data: bytes, *, sync: bool) -> None:
         if self._file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if sync:
             os.fsync(self._file.fileno())
+        if self._twin is not None:
+            try:
+                whole = self._twin.write(data) == len(data)
+            except OSError:
+                whole = False
+            if not whole:  # lacking a line that takes back another, it would lie
+                self._end_twin()
+
+    def _end_twin(self) -> None:
+        if self._twin is not None:
+            self._twin.close()
+            self._twin = None
+        self._twin_path.unlink(missing_ok=True)
 
     def keep(self, name: str, data: bytes) -> None:
         write_whole(self._path.with_name(name), data)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        for file in (self._file, self._twin):
+            if file is not None:
+                file.close()
 
     def remove(self, folder: Path | None = None) -> None:
         self.close()
-        (self._path if folder is None else folder / self._path.name).unlink(missing_ok=True)
+        path = self._path if folder is None else folder / self._path.name
+        twin_of(path).unlink(missing_ok=True)  # first: alone it would count
+        path.unlink(missing_ok=True)
+
+
+def twin_of(path: Path) -> Path:
+    """Where the second copy of a journal's file lies."""
+    return path.with_name(f"{path.stem}.twin{path.suffix}")
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -145,6 +179,9 @@ class ObjectJournal:
         # What comes behind a missing segment is left out: that may have withdrawn what is said there.
         whole = found[: found.index(None)] if None in found else found
         return b"".join(data for data in whole if data is not None) or None
+
+    def twin(self) -> bytes | None:
+        return None
 
     def _segments(self) -> list[_Segment]:
         found = map(SEGMENT.fullmatch, self._objects.names(SEGMENTS_NAME))
