@@ -18,11 +18,12 @@ from zarr.storage import LoggingStore
 
 import tilewright as tw
 from tests.pipeline.store.odd_stores import OddStore
+from tilewright.pipeline.check import sides, verify
 from tilewright.pipeline.cluster.answers import ask_all
 from tilewright.pipeline.errors import OutputError, StoreError, TaskError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.plan import tiling
-from tilewright.pipeline.product import job, sides, verify
+from tilewright.pipeline.product import job
 from tilewright.pipeline.product.request import Request
 from tilewright.pipeline.store import probe as store_probe
 from tilewright.pipeline.store import sessions
