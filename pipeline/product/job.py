@@ -624,7 +624,7 @@ def _holds_record(out: Source) -> bool:
     has none."""
     try:
         journal, _ = _journal_at(out)
-        return journal is not None and (journal.read() or journal.twin()) is not None
+        return journal is not None and journal.exists()
     except (OSError, ValueError):
         return False
 

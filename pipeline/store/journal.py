@@ -41,6 +41,9 @@ class Journal(Protocol):
     name: str
     """For messages."""
 
+    def exists(self) -> bool:
+        """Whether there are any lines, or a copy of them, whether or not they can be read now."""
+
     def read(self) -> bytes | None:
         """All lines; None where there are none."""
 
@@ -71,6 +74,9 @@ class FileJournal:
         self._path, self._twin_path = path, twin_of(path)
         self._file: Any = None
         self._twin: Any = None
+
+    def exists(self) -> bool:
+        return self._path.is_file() or self._twin_path.is_file()
 
     def read(self) -> bytes | None:
         return _read(self._path)
@@ -169,6 +175,9 @@ class ObjectJournal:
         """Whoever holds it writes the next segment."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="tilewright-journal", daemon=True)
+
+    def exists(self) -> bool:
+        return bool(self._newest())
 
     def read(self) -> bytes | None:
         segments = self._newest()
