@@ -28,10 +28,10 @@ def audit(
 ) -> Audit:
     """Look at every stored object of a product C, and name each that is missing, short, changed or in another's place.
 
-    A C that ``matmul`` stored at a local path has a record of checksums (XXH3, 64 bits, of the bytes as they are
-    stored) in its folder, also while it grows. With it C is read once, by threads of this process, and A and B are not
-    needed. A C without one is compared with ``a`` times ``b`` by Freivalds' check, in blocks as C is stored, on the
-    cluster's workers.
+    A C that ``matmul`` stored at a path, at a URL or in an open array has a record of checksums (XXH3, 64 bits, of the
+    bytes as they are stored) beside its chunks, also while it grows. With it C is read once, by threads of this
+    process, and A and B are not needed. A C without one is compared with ``a`` times ``b`` by Freivalds' check, in
+    blocks as C is stored, on the cluster's workers.
 
     Parameters
     ----------
@@ -75,8 +75,8 @@ def audit(
         record, finished = record_of(product)
         if record is None:
             raise StoreError(
-                f"C: {name_of(product)} has no record of checksums (matmul keeps one where C is a local path): give A"
-                " and B (--a, --b), and it is compared with their product"
+                f"C: {name_of(product)} has no record of checksums (matmul keeps one, if the store has a place for"
+                " it): give A and B (--a, --b), and it is compared with their product"
             )
         return audit_by_checksums(product, record, listener, finished=finished)
     left, right = open_array(a, ndim=2, role="A"), open_array(b, ndim=2, role="B")

@@ -11,7 +11,6 @@ from typing import Any
 
 import zarr
 from distributed import Client
-from zarr.storage import LocalStore
 
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline import config
@@ -20,10 +19,19 @@ from tilewright.pipeline.check.verify import find_damaged
 from tilewright.pipeline.errors import DamagedProductError
 from tilewright.pipeline.events import Listener, UnitDone, WorkDone, WorkPlanned
 from tilewright.pipeline.plan.stored import StoredObject
-from tilewright.pipeline.product.ledger import FILE_NAME, Past, Stored, array_facts, read_record
+from tilewright.pipeline.product.ledger import (
+    FILE_NAME,
+    Past,
+    Stored,
+    array_facts,
+    parsed,
+    read_journal,
+    read_record,
+)
 from tilewright.pipeline.product.output import CHECKSUMS_NAME
 from tilewright.pipeline.store.arrays import name_of, write_unit
-from tilewright.pipeline.store.objects import fault_of
+from tilewright.pipeline.store.journal import journal_in
+from tilewright.pipeline.store.objects import fault_of, folder_of, objects_of
 from tilewright.pipeline.store.region import chunks_in
 
 MOST_TOLD = 20
@@ -105,14 +113,17 @@ class Audit:
 
 
 def record_of(array: zarr.Array[Any]) -> tuple[Past | None, bool]:
-    """The record that lies in the folder of a product, and whether that is finished; None where there is none. Raises
+    """The record that lies beside a product's chunks, and whether that is finished; None where there is none. Raises
     StoreError where it cannot be read now."""
-    if not isinstance(array.store, LocalStore):
-        return None, True
-    folder = array.store.root / array.path
-    if (growing := read_record(folder / FILE_NAME)) is not None:
-        return growing, False
-    return read_record(folder / CHECKSUMS_NAME), True
+    growing = journal_in(array, FILE_NAME)
+    if growing is not None and (record := read_journal(growing)) is not None:
+        return record, False
+    folder = folder_of(array)
+    if folder is not None:
+        return read_record(folder / CHECKSUMS_NAME), True
+    objects = objects_of(array)
+    data = objects.get(CHECKSUMS_NAME) if objects is not None else None
+    return None if data is None else parsed(data), True
 
 
 def changed_metadata(array: zarr.Array[Any], record: Past) -> str:

@@ -173,10 +173,8 @@ class Durability:
 
 @dataclass
 class Keeping:
-    """What is kept of tiles as they are stored: a record, and durability where that was asked for.
-
-    Outputs that are written in place keep nothing: nothing beside them is ours to write to.
-    """
+    """What is kept of tiles as they are stored: a record, if the output has a place for one, and durability where that
+    was asked for and the output is in files."""
 
     ledger: Ledger | None
     array: zarr.Array[Any]
@@ -206,6 +204,7 @@ class Keeping:
         if self.ledger is not None:
             self.ledger.keep()
 
-    def removed(self, folder: Path) -> None:
+    def removed(self, folder: Path | None) -> None:
+        """Delete the record, as `Ledger.remove`."""
         if self.ledger is not None:
             self.ledger.remove(folder)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 
 import zarr
@@ -38,6 +39,7 @@ from tilewright.pipeline.plan.facts import WorkerFacts
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product, TileReport
+from tilewright.pipeline.product.audit import changed_metadata
 from tilewright.pipeline.product.durability import Durability, Keeping, sync_begun, sync_on_hosts
 from tilewright.pipeline.product.execute import MatmulRun, on_all, run_tiles
 from tilewright.pipeline.product.findings import (
@@ -47,6 +49,7 @@ from tilewright.pipeline.product.findings import (
     sought_in,
     wrap_note,
 )
+from tilewright.pipeline.product.in_place import growing_in_place
 from tilewright.pipeline.product.inputs import Fingerprint, InputChangedError, InputWatch, fingerprint
 from tilewright.pipeline.product.kept import (
     NONE_KEPT,
@@ -59,20 +62,27 @@ from tilewright.pipeline.product.kept import (
     with_their_groups,
     would_keep_note,
 )
-from tilewright.pipeline.product.ledger import FILE_NAME, REPAIR, Ledger, Past, read_past
+from tilewright.pipeline.product.ledger import REPAIR, Ledger, Past, read_journal
 from tilewright.pipeline.product.mend import Check, mended
 from tilewright.pipeline.product.output import (
+    FILE_NAME,
+    MARK_NAME,
     Output,
     create_output,
+    holds_tiles,
+    lacks_mark,
     open_growing,
     partial_path,
     resume_output,
+    resume_output_in_place,
 )
 from tilewright.pipeline.product.request import Factors, Request, check_output, open_factors, plan_for
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import masks_of, product_names
+from tilewright.pipeline.store.journal import FileJournal, Journal, journal_in
+from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
 from tilewright.pipeline.transfer.lane_blocks import most_neighbours
 from tilewright.pipeline.worker import tasks
@@ -304,17 +314,18 @@ def _attempt(job: Job, facts: list[WorkerFacts], failed: MatmulPlan | None = Non
         if past.finished:
             tell.say("an earlier run left a record of tiles that C cannot have; it starts anew")
         past = None
-    elif past is None and resume and _holds_record(out):
-        tell.say(
-            "an earlier run left tiles of other inputs, of another request, or of another version of Tilewright;"
-            " they are replaced, and it starts anew"
-        )
+    elif past is None and resume and (why := _why_nothing_is_kept(out, job.inputs.digest)):
+        tell.say(f"an earlier run left {why}; its tiles are replaced, and it starts anew")
+    path = store.local_path(out)
+    if past is not None and past.fault:
+        tell.say(past.fault)
+    if past is not None and path is not None and lacks_mark(path):
+        tell.say(f"{partial_path(path)} has lost its mark, {MARK_NAME}, which is put back")
     tell.say(_choice(facts, plan))
-    # What stands at a URL, where arrays are written in place, is what the failed plan left: ours to replace.
-    overwrite = request.overwrite or (failed is not None and store.local_path(out) is None)
-    output, found = _open_output(job, plan, past, overwrite)
+    altered = _altered(path, past) if path is not None and past is not None else ""
+    output, found = _open_output(job, plan, past, request.overwrite)
     if past is not None and past.finished and (found is None or not found.finished):
-        tell.say("an earlier run left an array that is no more what it was; it starts anew")
+        tell.say(f"an earlier run left an array that is no more what it was; it starts anew{altered}")
     try:
         if job.repair is not None and found is None:
             output.remove()
@@ -342,8 +353,8 @@ def _fill(
     if past is not None and kept.earlier < len(past.finished):
         lost = counted(len(past.finished) - kept.earlier, "tile")
         tell.say(
-            f"{lost} of an earlier run lost stored pieces in {output.partial}, or they are damaged, and will be"
-            " computed again"
+            f"{lost} of an earlier run lost stored pieces in {store.name_of(output.array)}, or they are damaged, and"
+            " will be computed again"
         )
     read = past.read if past is not None else {}
     watch = InputWatch(
@@ -372,11 +383,12 @@ def _fill(
     product = product_of(factors, facts, plan, output)
     with ExitStack() as stack:
         ledger = None
-        if output.partial is not None:
+        journal = journal_in(output.array, FILE_NAME)
+        if journal is not None:
             # The lock says that no other client writes there any more; its workers may not know that yet.
             on_all(client, tasks.end_past_runs, store.place_of(output.array), product.run)
             ledger = Ledger(
-                output.partial,
+                journal,
                 job.inputs.digest,
                 plan,
                 finished,
@@ -387,10 +399,10 @@ def _fill(
                 read=watch.hashes(),
             )
             watch.record = stack.enter_context(closing(ledger))
-            stack.enter_context(_telling_what_is_kept(job, plan))
+            stack.enter_context(_telling_what_is_kept(plan, ledger))
         keeping = Keeping(ledger, output.array)
-        if ledger is not None and output.partial is not None and request.durability == "full":
-            root = output.partial
+        root = folder_of(output.array)
+        if ledger is not None and root is not None and request.durability == "full":
             sync_begun(root)
             keeping.durability = stack.enter_context(
                 Durability(sync_on_hosts(client, str(root.absolute())), ledger.settle, ledger.lose)
@@ -492,17 +504,14 @@ def _run_all(
 
 
 @contextmanager
-def _telling_what_is_kept(job: Job, plan: MatmulPlan) -> Iterator[None]:
+def _telling_what_is_kept(plan: MatmulPlan, ledger: Ledger) -> Iterator[None]:
     """Add to the error of a lost cluster, or of storage that fails, what the next run need not do again."""
     try:
         yield
     except (InputChangedError, OutputExistsError, DamagedProductError):
         raise  # which say what becomes of the tiles
     except (ClusterError, StoreError) as error:
-        try:
-            done = _recorded(job)
-        except StoreError:  # what ended the run is more to know than that
-            raise error from None
+        done = len(ledger.tiles)
         if not done:
             raise
         tiles = counted(plan.tile_count, "tile")
@@ -540,8 +549,8 @@ def _verified(
         job.tell.warn(f"{verification}; the product is kept unverified")
     elif not verification.passed:
         watch.check_stayed()
-        if ledger is not None and output.partial is not None:
-            ledger.remove(output.partial)
+        if ledger is not None:
+            ledger.remove()
         raise VerificationError(
             f"{verification}; the product is {_whereabouts(output)}, and the next run computes it anew"
         )
@@ -572,23 +581,52 @@ def _goes_on_smaller(facts: list[WorkerFacts], failed: MatmulPlan, plan: MatmulP
     return f"{place} ran out of memory under a plan of {_peak(failed)} a worker; it goes on with one of {_peak(plan)}"
 
 
-def _recorded(job: Job) -> int:
-    """How many finished tiles the growing output holds."""
-    past = _find_past(job.out, job.inputs.digest)
-    return len(past.finished) if past is not None else 0
+def _journal_at(out: Source) -> tuple[Journal | None, zarr.Array[Any] | None]:
+    """Where an output's record of finished tiles would lie, None where it can have none; and the array that is there,
+    if it is written in place. Raises StoreError where that cannot be looked at."""
+    path = store.local_path(out)
+    if path is not None:
+        return FileJournal(partial_path(path) / FILE_NAME), None
+    array = growing_in_place(out)
+    return (journal_in(array, FILE_NAME) if array is not None else None), array
 
 
 def _find_past(out: Source, digest: str) -> Past | None:
-    path = store.local_path(out)
-    return read_past(partial_path(path), digest) if path is not None else None
+    """What earlier runs left of the same product. Raises StoreError where that cannot be read now."""
+    journal, array = _journal_at(out)
+    past = read_journal(journal) if journal is not None else None
+    if past is None or past.digest != digest:
+        return None
+    # The plan is made for the array that is there, so what is recorded of another one is of no use.
+    return None if array is not None and changed_metadata(array, past) else past
+
+
+def _why_nothing_is_kept(out: Source, digest: str) -> str:
+    """What an earlier run left that is of no use to a product, in words; empty where it left nothing."""
+    try:
+        journal, array = _journal_at(out)
+        past = read_journal(journal) if journal is not None else None
+        path = store.local_path(out)
+        if past is None and _holds_record(out):
+            return "a record of finished tiles that is damaged, or of another version of Tilewright"
+        if past is None:
+            if path is not None and holds_tiles(path):
+                return f"{partial_path(path)} without a record of finished tiles"
+            grown = array is not None and not isinstance(out, zarr.Array)
+            return f"{store.name_of(out)} without a record of finished tiles" if grown else ""
+        if past.digest == digest and array is not None:
+            return f"an array whose metadata were changed ({changed_metadata(array, past)})"
+    except (OSError, ValueError):  # one that can have no such name
+        return ""
+    return "tiles of other inputs, of another request, or of another version of Tilewright"
 
 
 def _holds_record(out: Source) -> bool:
     """Whether the growing output has a record of finished tiles, whatever they are of; one that can have no such name
     has none."""
-    path = store.local_path(out)
     try:
-        return path is not None and (partial_path(path) / FILE_NAME).is_file()
+        journal, _ = _journal_at(out)
+        return journal is not None and journal.exists()
     except (OSError, ValueError):
         return False
 
@@ -599,8 +637,8 @@ def _open_output(
     """The output to write to, and what is recorded of the tiles that it already holds; None where it is new."""
     out, factors = job.out, job.factors
     path = store.local_path(out)
-    if past is not None and path is not None:
-        output = resume_output(path, overwrite)
+    if past is not None:
+        output = resume_output(path, overwrite) if path is not None else resume_output_in_place(out)
         if output is not None:
             # Before we locked it, another run may have gone on with it, or begun something else in its place.
             try:
@@ -608,7 +646,7 @@ def _open_output(
             except StoreError:
                 output.release()
                 raise
-            if past is not None and _fits(output.array, factors, plan) and goes_on(plan, past):
+            if past is not None and _fits(output.array, factors, plan, past) and goes_on(plan, past):
                 return output, past
             output.release()
     output = create_output(
@@ -623,21 +661,31 @@ def _open_output(
     return output, None
 
 
-def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan) -> bool:
-    """Whether a growing array can take the tiles of a plan. The names of its dimensions are covered by the digest of an
-    earlier run."""
+def _altered(path: Path, past: Past) -> str:
+    """What of the metadata of a growing array was changed, in brackets; empty where all is as it was, or cannot be
+    read."""
+    with suppress(StoreError):
+        array = open_growing(path, mode="r")
+        if array is not None and (changes := changed_metadata(array, past)):
+            return f" ({changes})"
+    return ""
+
+
+def _fits(array: zarr.Array[Any], factors: Factors, plan: MatmulPlan, past: Past) -> bool:
+    """Whether a growing array is still the one that an earlier run began, and can take the tiles of a plan. The names
+    of its dimensions are covered by the digest of that run."""
     found = store.write_unit(array), array.shape, array.dtype
-    return found == (plan.c_unit, (plan.m, plan.n), factors.dtype)
+    return found == (plan.c_unit, (plan.m, plan.n), factors.dtype) and not changed_metadata(array, past)
 
 
 def _kept(out: Source, factors: Factors, plan: MatmulPlan, past: Past) -> Kept | None:
     """The tiles of an earlier run that a run would keep; None where it would begin anew. Raises StoreError where it
     could not go on."""
     path = store.local_path(out)
-    array = open_growing(path, mode="r") if path is not None else None
-    if array is None or not _fits(array, factors, plan):
+    array = open_growing(path, mode="r") if path is not None else growing_in_place(out)
+    if array is None or not _fits(array, factors, plan, past):
         return None
-    return kept_tiles(array, plan, past, whole=False)
+    return kept_tiles(array, plan, past, whole=path is None)
 
 
 def _sharing(facts: list[WorkerFacts]) -> frozenset[str]:

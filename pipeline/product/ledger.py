@@ -12,14 +12,14 @@ of the data; it loses at most the line of a tile that is stored already, which i
 bytes. After a crash of the machine that stores C, each ``tile`` line is true. A ``stored`` one may be ahead of the
 data, so whoever goes on compares the checksums of its tile with the files.
 
+In a folder the record has a copy, which is read where somebody has removed or damaged the record itself.
+
 The record of a finished product stays in its folder, with what an audit needs of it. Readers of Zarr ignore the file.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
@@ -37,12 +37,12 @@ from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.plan.stored import StoredObject
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Corners, Found
 from tilewright.pipeline.product.inputs import Hashes
-from tilewright.pipeline.product.output import CHECKSUMS_NAME
+from tilewright.pipeline.product.output import CHECKSUMS_NAME, FILE_NAME
 from tilewright.pipeline.store.appearance import Appearance
+from tilewright.pipeline.store.journal import FileJournal, Journal, twin_of, write_whole
 from tilewright.pipeline.transfer.checksum import new_checksum
-from tilewright.pipeline.transfer.files import sync_folder, with_remedy
+from tilewright.pipeline.transfer.files import with_remedy
 
-FILE_NAME = "tilewright-ledger.jsonl"
 REPAIR = "repair"
 """In what was asked for, says of a growing array that it is to take the place of a damaged one."""
 VERSION = 6
@@ -93,6 +93,8 @@ class Past:
     """How A and B looked; None where that says nothing, since one of them changed while it was read."""
     read: Mapping[str, Hashes] = field(default_factory=dict)
     """Hashes of what was read of ``A`` and of ``B``."""
+    fault: str = ""
+    """What is wrong with the record itself, in a sentence."""
     recipes: tuple[Recipe, ...] = ()
     """By which the tiles were computed, from the first on: more than one where runs went on with other memory, or on
     another kind of device."""
@@ -113,7 +115,7 @@ class Ledger:
 
     def __init__(
         self,
-        folder: Path,
+        place: Path | Journal,
         digest: str,
         plan: MatmulPlan,
         finished: Mapping[int, Stored] | None = None,
@@ -125,13 +127,10 @@ class Ledger:
         inputs: tuple[Appearance, Appearance] | None = None,
         read: Mapping[str, Hashes] | None = None,
     ) -> None:
-        """Begin the record in the output's folder, with what was asked for, the tiles that earlier runs finished, as
-        tiles of this plan, and by which recipes, and what is known of its inputs, as in ``Past``.
-
-        The whole record is rewritten and put in place in one step: a line appended after one that a crash tore would be
-        lost with it.
-        """
-        self._path = folder / name
+        """Begin the record in the output's folder, or in another journal, with what was asked for, the tiles that
+        earlier runs finished, as tiles of this plan, and by which recipes, and what is known of its inputs, as in
+        ``Past``. The whole record is rewritten, and put in place in one step."""
+        self._journal = FileJournal(place / name) if isinstance(place, Path) else place
         self._appending = RLock()
         self._tiles = dict(finished or {})
         self._begun = Past(
@@ -147,18 +146,16 @@ class Ledger:
         )
         self._read: dict[str, dict[Corners, int]] = {role: {} for role in "AB"}
         """What was read since it was begun."""
-        write_record(self._path, self._begun)
-        with _writing(self._path):
-            # Unbuffered, so that a line which could not be written leaves nothing for closing to write.
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 -- lives as long as the run; see close
+        with _writing_to(self._journal.name):
+            self._journal.begin(record_bytes(self._begun))
 
     def record(self, index: int, stored: Stored) -> None:
         """Note that the tile of this index is stored, in which objects, and what was found on the way; and whether a
         power cut leaves it: if so, this is durable when it returns. Raises StoreError if the disk is full or refuses
         the write."""
         with self._appending:
-            self._tiles[index] = stored
             self._append([_line(index, stored)], sync=stored.synced)
+            self._tiles[index] = stored
 
     def settle(self, tiles: Iterable[tuple[int, Stored]]) -> None:
         """Note that tiles have been forced to disk, given with what was recorded of them, unless they were withdrawn
@@ -205,11 +202,8 @@ class Ledger:
 
     def _append(self, lines: Sequence[str], *, sync: bool) -> None:
         data = "".join(f"{line}\n" for line in lines).encode()
-        with self._appending, _writing(self._path):
-            if self._file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if sync:
-                os.fsync(self._file.fileno())
+        with self._appending, _writing_to(self._journal.name):
+            self._journal.append(data, sync=sync)
 
     def keep(self) -> None:
         """Put what an audit and a repair need of the record into the output's folder, durably; the record itself stays.
@@ -220,21 +214,20 @@ class Ledger:
         read = {role: {**self._begun.read.get(role, {}), **hashes} for role, hashes in self._read.items()}
         request = {name: asked for name, asked in self._begun.request.items() if name != REPAIR}
         kept = replace(self._begun, finished=bare, request=request, inputs=None, read=read)
-        write_record(self._path.with_name(CHECKSUMS_NAME), kept)
+        with _writing_to(self._journal.name):
+            self._journal.keep(CHECKSUMS_NAME, record_bytes(kept))
 
     def close(self) -> None:
-        self._file.close()
+        self._journal.close()
 
-    def remove(self, folder: Path) -> None:
-        """Delete the record, which is no longer needed or not to be trusted; ``folder`` is where the output is by
-        now."""
-        self.close()
-        (folder / self._path.name).unlink(missing_ok=True)
+    def remove(self, folder: Path | None = None) -> None:
+        """Delete the record, which is no longer needed or not to be trusted; ``folder`` is where the output is by now,
+        if it has got another name."""
+        self._journal.remove(folder)
 
 
-def write_record(path: Path, past: Past) -> None:
-    """Write a whole record and put it in place in one step, durably. Raises StoreError if the disk is full or refuses
-    the write."""
+def record_bytes(past: Past) -> bytes:
+    """All lines of a record."""
     *earlier, recipe = past.recipes
     head = {
         "version": VERSION,
@@ -251,23 +244,26 @@ def write_record(path: Path, past: Past) -> None:
     lines += [line for role, hashes in past.read.items() for line in _read_lines(role, hashes)]
     lines.append(sealed({"inputs": past.inputs}))
     lines += [_line(index, stored) for index, stored in sorted(past.finished.items())]
-    draft = path.with_suffix(".draft")
-    with _writing(path):
-        with open(draft, "wb") as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        sync_folder(path.parent)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def write_record(path: Path, past: Past) -> None:
+    """Write a whole record and put it in place in one step, durably; a copy of an older one goes. Raises StoreError if
+    the disk is full or refuses the write."""
+    with _writing_to(str(path)):
+        write_whole(path, record_bytes(past))
+        twin_of(path).unlink(missing_ok=True)
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing_to(name: str) -> Iterator[None]:
     try:
         yield
+    except StoreError:
+        raise
     except OSError as error:
         raise StoreError(
-            f"output: cannot write the record of finished tiles, {path}: {with_remedy(error)}"
+            f"output: cannot write the record of finished tiles, {name}: {with_remedy(error)}"
         ) from error
 
 
@@ -388,6 +384,11 @@ def read_past(folder: Path, digest: str) -> Past | None:
 
 
 def read_record(path: Path) -> Past | None:
+    """What the record in a file says; see `read_journal`."""
+    return read_journal(FileJournal(path))
+
+
+def read_journal(journal: Journal) -> Past | None:
     """What a record says; None where there is none, or its first line is damaged, or of another version.
 
     Any other line that is damaged, as is the last one after a crash in the middle of a write, is left out: its tile is
@@ -399,14 +400,23 @@ def read_record(path: Path) -> Past | None:
         There is a record, or may be one, and it cannot be read now: for None all tiles would be removed.
     """
     try:
-        lines = path.read_bytes().decode(errors="replace").split("\n")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        data = journal.read()
+        past = None if data is None else parsed(data)
+        twin = journal.twin() if past is None else None
     except OSError as error:
         raise StoreError(
-            f"output: cannot read the record of finished tiles, {path}: {error.strerror or error}; nothing was removed:"
-            " let this process read it and run it again, or start over with --no-resume (resume=False)"
+            f"output: cannot read the record of finished tiles, {journal.name}: {error.strerror or error}; nothing was"
+            " removed: let this process read it and run it again, or start over with --no-resume (resume=False)"
         ) from error
+    if past is not None or twin is None or (past := parsed(twin)) is None:
+        return past
+    fault = "missing" if data is None else "damaged"
+    return replace(past, fault=f"the record of finished tiles, {journal.name}, is {fault}; its copy is used")
+
+
+def parsed(data: bytes) -> Past | None:
+    """What the lines of a record say, as `read_journal` gives it."""
+    lines = data.decode(errors="replace").split("\n")
     head, *entries = map(unsealed, lines)
     finished: dict[int, Stored] = {}
     try:
@@ -440,7 +450,7 @@ def read_record(path: Path) -> Past | None:
             sum(entry is None for entry in entries[:-1]),
             inputs,
             read,
-            recipes,
+            recipes=recipes,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

@@ -20,7 +20,7 @@ from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.product.audit import faults
 from tilewright.pipeline.product.ledger import Ledger
 from tilewright.pipeline.product.request import Factors
-from tilewright.pipeline.store.objects import object_path
+from tilewright.pipeline.store.objects import object_name
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _bad_tiles(
     found = faults(check.c, ledger.tiles, check.listener, whole=True)
     if found:
         _, stored, reason = found[0]
-        return {tile for tile, _, _ in found}, f"{object_path(check.c, stored.place)}: {reason}"
+        return {tile for tile, _, _ in found}, f"{object_name(check.c, stored.place)}: {reason}"
     if isinstance(outcome, DamagedProductError):
         return check.undecodable_tiles(), "they cannot be decoded, but hold the bytes that were written"
     return check.wrong_tiles(), "they hold the bytes that were written, and wrong numbers"

@@ -4,8 +4,6 @@ replaces."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -21,9 +19,16 @@ from typing import Any, Literal
 import numpy as np
 import zarr
 from zarr.errors import BaseZarrError
-from zarr.storage import LocalStore
 
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
+from tilewright.pipeline.product.in_place import (
+    UNFINISHED_NAME,
+    InPlace,
+    create_at_url,
+    given_in_place,
+    is_unfinished,
+    resume_in_place,
+)
 from tilewright.pipeline.store.arrays import (
     UNREADABLE,
     Source,
@@ -31,6 +36,7 @@ from tilewright.pipeline.store.arrays import (
     check_source,
     is_bare_chain,
     local_path,
+    metadata_name,
     name_of,
     zip_mode,
 )
@@ -39,13 +45,23 @@ from tilewright.pipeline.store.chunks import (
     DRAFT_NAME,
     DRAFTS_NAME,
     METADATA_NAMES,
-    draft_of,
     new_drafts_name,
 )
 from tilewright.pipeline.store.groups import absolute, ended, make_groups, metadata_in
+from tilewright.pipeline.store.journal import twin_of
+from tilewright.pipeline.store.locks import (
+    is_locked_by,
+    lock_folder,
+    not_ours,
+    stands_at,
+    unlock_folder,
+)
+from tilewright.pipeline.store.objects import folder_of, objects_of
 from tilewright.pipeline.store.sessions import Gathered, session_of
-from tilewright.pipeline.transfer.files import sync_files, sync_folder, with_remedy
+from tilewright.pipeline.transfer.files import exchange, sync_files, sync_folder, with_remedy
 
+FILE_NAME = "tilewright-ledger.jsonl"
+"""The record of finished tiles (`ledger.py`), in the folder of a growing array."""
 CHECKSUMS_NAME = "tilewright-checksums.jsonl"
 """The record of a finished product (`ledger.py`), in its folder."""
 
@@ -79,6 +95,8 @@ class Output:
     overwrite: bool = False
     lock: int | None = None
     """Descriptor of the growing folder, locked: no other run may write to it."""
+    in_place: InPlace | None = None
+    """What keeps other runs out of an array that is written in place."""
     drafts: str | None = None
     """The folder, below the growing one, in which this run alone writes chunks before they get their names. Whoever
     takes the output over removes it first: workers that a dead run left behind can neither begin nor end a chunk there,
@@ -96,16 +114,17 @@ class Output:
         return partial_path(self.final) if self.final is not None else None
 
     def publish(
-        self, then: Callable[[Path], None] = lambda final: None, *, durable: bool = True
+        self, then: Callable[[Path | None], None] = lambda final: None, *, durable: bool = True
     ) -> list[str]:
-        """Put the finished array under its final name; an older one there is set aside first, then removed.
+        """Put the finished array under its final name. An older one there is set aside and then removed: in one step
+        where the system can, so that one of both always stands there, and else by two renames.
 
         ``durable`` forces its metadata and its names to disk: of its chunks the caller has done so.
 
         With ``overwrite``, so is what killed runs had set aside when they replaced this output. ``then`` is called with
         the final path once the new array stands there, before anything is removed.
 
-        An array of a session gets its tiles by it.
+        An array of a session gets its tiles by it. One that was written in place has its name, and ``then`` gets none.
 
         Returns a sentence for each thing that is left for the caller to do, such as to remove what should be gone: the
         product stands all the same.
@@ -122,7 +141,7 @@ class Output:
         if self.gathered is not None:
             return [self.gathered.publish()]
         if self.final is None or self.partial is None:
-            return []
+            return self._end_in_place(then, durable)
         # Listed before the growing folder is renamed: while we hold its lock, no living run is between its two renames
         # and may want back what it has set aside.
         aside = set_aside(self.final)
@@ -155,8 +174,9 @@ class Output:
         try:
             if self.final.exists():
                 displaced = replaced_path(self.final)
-                self.final.rename(displaced)
-            self.partial.rename(self.final)
+                _replace(self.partial, self.final, displaced)
+            else:
+                self.partial.rename(self.final)
         except BaseException as error:  # Ctrl-C between the two renames, too: nothing would stand there
             lost = ""
             if displaced is not None and not self.final.exists():
@@ -200,6 +220,24 @@ class Output:
                 )
         return left
 
+    def _end_in_place(self, then: Callable[[Path | None], None], durable: bool) -> list[str]:
+        """`publish` for what stands in its place already."""
+        folder = folder_of(self.array)
+        try:
+            if durable and folder is not None:
+                sync_files([folder / metadata_name(self.array)], folder)
+        except OSError as error:
+            raise StoreError(
+                f"output: the metadata in {folder} cannot be forced to disk: {error}; see that the disk is whole"
+            ) from error
+        try:
+            then(None)
+            if (objects := objects_of(self.array)) is not None:
+                objects.drop(UNFINISHED_NAME)
+        except OSError as error:
+            return [f"{name_of(self.array)} is whole, but what the run kept there cannot be removed: {error}"]
+        return []
+
     def remove(self) -> None:
         """Remove the growing array, unless it has its final name by now."""
         if self.lock is not None and self.partial is not None and is_locked_by(self.lock, self.partial):
@@ -210,6 +248,8 @@ class Output:
         """Let other runs write here again."""
         if self.lock is not None:
             unlock_folder(self.lock)
+        if self.in_place is not None:
+            self.in_place.release()
 
 
 def partial_path(final: Path) -> Path:
@@ -237,6 +277,38 @@ def set_aside(final: Path) -> list[Path]:
     return [final.with_name(name) for name in sorted(found)]
 
 
+def _replace(growing: Path, final: Path, displaced: Path) -> None:
+    """Give a finished array the name of an older one, which gets another. Raises OSError."""
+    with _held(final):  # or another run might begin where it lies between the exchange and its own renaming
+        mark = final / MARK_NAME
+        with suppress(OSError):  # for a run that finds it under the growing name, since this one was killed
+            mark.touch()
+        if exchange(growing, final):
+            try:
+                growing.rename(displaced)
+            except OSError:
+                with suppress(OSError):  # what is left, the next run replaces
+                    _empty(growing)
+            return
+        with suppress(OSError):
+            mark.unlink()
+    final.rename(displaced)
+    growing.rename(final)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder, if none is there and it can be locked."""
+    lock = None
+    with suppress(OSError):  # a run that has it keeps others out as well
+        lock = lock_folder(folder)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            unlock_folder(lock)
+
+
 def _cannot_be_removed(folder: Path) -> str:
     """Remove a folder; returns why it is still there, or an empty string."""
     try:
@@ -260,87 +332,9 @@ def is_array_folder(path: Path) -> bool:
     return metadata_in(path).get("node_type") == "array"
 
 
-def lock_folder(path: Path, *, create: bool = False) -> int:
-    """Keep other runs of this host out of a growing output, until the returned descriptor goes to `unlock_folder`.
-
-    Runs of other hosts only where the file system shows them a lock on a folder, which NFS does not.
-
-    ``create`` makes the folder where there is none: it is locked before anything is in it, so that only one of several
-    runs that begin at once writes there.
-
-    Raises
-    ------
-    OutputExistsError
-        Another run writes there, or what stands there is no folder. A link to a folder is none: what it leads to would
-        stay where it is, and the link would get C's name.
-    OSError
-        There is nothing, or it cannot be opened or made.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-    while True:
-        if create:
-            made = [folder for folder in path.absolute().parents if not folder.exists()]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for folder in made:  # or a power cut may take all that comes to lie in it
-                sync_folder(folder.parent)
-            with suppress(FileExistsError):  # not exist_ok, which looks again: it may be gone by then
-                path.mkdir()
-        try:
-            descriptor = os.open(path, flags)
-        except FileNotFoundError:
-            if create:
-                continue  # the run that had it has just given it its name, or removed it
-            raise
-        except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise _not_ours(path) from error
-            raise
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_locked_by(descriptor, path):
-                return descriptor
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise OutputExistsError(
-                f"output: another run is writing {path}; wait for it, or choose another path"
-            ) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # before we locked it, another run renamed or removed what we opened
-
-
-def unlock_folder(descriptor: int) -> None:
-    """Give up the lock of `lock_folder`. Closing alone does not while a child of this process, forked meanwhile, has
-    the descriptor too."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
-
-
-def is_locked_by(descriptor: int, path: Path) -> bool:
-    """Whether the folder that a descriptor has locked is the one that stands at ``path``."""
-    return _stands_at(path, os.fstat(descriptor))
-
-
-def _stands_at(path: Path, found: os.stat_result) -> bool:
-    """Whether the folder that was found is still the one at ``path``."""
-    try:
-        return os.path.samestat(found, path.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def _not_ours(partial: Path) -> OutputExistsError:
-    return OutputExistsError(
-        f"output: {partial} is needed for the growing array and holds something else; move it away"
-    )
-
-
 def _is_ours(names: Sequence[str]) -> bool:
-    """Whether a folder with these entries is one that a run has begun."""
-    return not names or MARK_NAME in names
+    """Whether a folder with these entries is one that a run has begun. Somebody may have removed the mark."""
+    return not names or not {MARK_NAME, FILE_NAME, twin_of(Path(FILE_NAME)).name}.isdisjoint(names)
 
 
 def check_growing_place(final: Path) -> None:
@@ -356,7 +350,7 @@ def check_growing_place(final: Path) -> None:
             return
         except OSError:
             break
-    raise _not_ours(partial)
+    raise not_ours(partial)
 
 
 def _empty(partial: Path) -> None:
@@ -371,7 +365,7 @@ def _empty(partial: Path) -> None:
         What stands there is not ours.
     """
     if not _is_ours(os.listdir(partial)):
-        raise _not_ours(partial)
+        raise not_ours(partial)
     end_drafts(partial)  # first: from here on, what is removed does not come back
     entries = [entry for entry in partial.iterdir() if not DRAFTS_NAME.fullmatch(entry.name)]
 
@@ -463,12 +457,13 @@ def check_output_free(target: Source, *, overwrite: bool) -> None:
     if overwrite:
         return
     try:
-        zarr.open(os.fspath(target), mode="r")
+        found = zarr.open(os.fspath(target), mode="r")
     except (FileNotFoundError, BaseZarrError):
         return
     except Exception as error:  # a file system of fsspec's may raise anything
         raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
-    raise exists_error(name_of(target))
+    if not isinstance(found, zarr.Array) or not is_unfinished(objects_of(found)):
+        raise exists_error(name_of(target))
 
 
 def check_place_free(path: Path, *, overwrite: bool, replaces_files: bool = False) -> None:
@@ -509,7 +504,7 @@ def check_place_free(path: Path, *, overwrite: bool, replaces_files: bool = Fals
         of_ours = replaces_files or is_array_folder(path)
         raise exists_error(str(path), replaceable=of_ours and path.name not in ("", ".."))
     if not is_array_folder(path):
-        if not _stands_at(path, found):  # another run is just replacing it
+        if not stands_at(path, found):  # another run is just replacing it
             return check_place_free(path, overwrite=overwrite)
         raise OutputExistsError(
             f"output: {path} is not a Zarr array, so it is not replaced; choose another path"
@@ -567,7 +562,8 @@ def create_output(
     Raises
     ------
     OutputExistsError
-        Another run writes there, or has finished it meanwhile and replacing it was not asked for.
+        Another run writes there, also to an open array in a local folder; or it has finished meanwhile and replacing it
+        was not asked for.
     StoreError
         The place cannot be written, also that of an open array on a local path; or an open array's session cannot be
         forked for workers.
@@ -579,10 +575,7 @@ def create_output(
         if session_of(target) is not None:
             gathered = Gathered(target)
             return Output(gathered.empty, None, gathered=gathered)
-        array = anchored(target)
-        _check_takes_chunks(array)
-        _end_record(array)
-        return Output(array, None)
+        return _in_place(given_in_place(target))
     path = local_path(target)
     create = partial(
         zarr.create_array,
@@ -594,10 +587,7 @@ def create_output(
         dimension_names=dimension_names,
     )
     if path is None:
-        try:
-            return Output(create(os.fspath(target), overwrite=overwrite), None)
-        except Exception as error:
-            raise StoreError(f"output: cannot create {name_of(target)}: {error}") from error
+        return _in_place(create_at_url(os.fspath(target), create, overwrite))
     try:
         growing = partial_path(path)
         lock = lock_folder(growing, create=True)
@@ -607,7 +597,7 @@ def create_output(
             (growing / MARK_NAME).touch()
             array = ended(lambda: create(growing.absolute()))
             drafts = _begin_drafts(growing)
-            return Output(anchored(array, str(growing)), path, overwrite, lock, drafts)
+            return Output(anchored(array, str(growing)), path, overwrite, lock, drafts=drafts)
         except BaseException as error:
             with suppress(OSError):
                 # After Ctrl-C the mark stays: after two of them zarr-python may still write, and without the mark no
@@ -641,7 +631,7 @@ def growing_folder(final: Path, keeps: Callable[[Path], bool]) -> Iterator[Path]
         lock = lock_folder(growing, create=True)
         try:
             if not _is_ours(os.listdir(growing)):
-                raise _not_ours(growing)
+                raise not_ours(growing)
             if keeps(growing):
                 end_drafts(growing)
                 remove_drafts(growing)
@@ -702,12 +692,13 @@ def resume_output(path: Path, overwrite: bool) -> Output | None:
         array = open_growing(path, mode="r+")
         if array is not None:
             try:
+                (partial / MARK_NAME).touch()
                 end_drafts(partial)
                 drafts = _begin_drafts(partial)
             except OSError as error:
                 raise _cannot_go_on(partial, error) from error
             remove_drafts(partial)
-            return Output(array, path, overwrite, lock, drafts)
+            return Output(array, path, overwrite, lock, drafts=drafts)
     except BaseException:  # Ctrl-C too: this process may live on, and would keep the lock
         unlock_folder(lock)
         raise
@@ -729,6 +720,22 @@ def open_growing(path: Path, *, mode: Literal["r", "r+"]) -> zarr.Array[Any] | N
         raise _cannot_go_on(partial, error) from error
 
 
+def lacks_mark(final: Path) -> bool:
+    """Whether somebody has removed the mark of a growing array."""
+    partial = partial_path(final)
+    return partial.is_dir() and not (partial / MARK_NAME).exists()
+
+
+def holds_tiles(final: Path) -> bool:
+    """Whether there is anything in the folder of a growing array but what a run begins it with."""
+    own = {MARK_NAME, CHECKSUMS_NAME, *METADATA_NAMES.values()}
+    try:
+        names = os.listdir(partial_path(final))
+    except OSError:
+        return False
+    return any(name not in own and not DRAFTS_NAME.fullmatch(name) for name in names)
+
+
 def _cannot_go_on(partial: Path, error: OSError) -> StoreError:
     return StoreError(
         f"output: cannot go on at {partial}: {error}; its finished tiles are kept: let this process read and write"
@@ -736,11 +743,31 @@ def _cannot_go_on(partial: Path, error: OSError) -> StoreError:
     )
 
 
+def resume_output_in_place(target: Source) -> Output | None:
+    """The array of a stopped run that was written in place; None where it is gone. Raises as `create_output`."""
+    found = resume_in_place(target)
+    return None if found is None else _in_place(found)
+
+
+def _in_place(found: InPlace) -> Output:
+    """What is left of an older product there is no more to be read. Raises StoreError."""
+    output = Output(found.array, None, in_place=found)
+    try:
+        _end_record(found.array)
+    except BaseException:
+        output.release()
+        raise
+    return output
+
+
 def _end_record(array: zarr.Array[Any]) -> None:
     """Remove the checksums of a product whose open array is about to be written in place. Raises StoreError."""
-    if not isinstance(array.store, LocalStore):
+    folder = folder_of(array)
+    if folder is None:
+        if (objects := objects_of(array)) is not None:
+            objects.delete(CHECKSUMS_NAME)
         return
-    path = array.store.root / array.path / CHECKSUMS_NAME
+    path = folder / CHECKSUMS_NAME
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -763,21 +790,3 @@ def check_given_output(array: zarr.Array[Any], shape: tuple[int, ...], dtype: np
         raise OutputError(
             f"output: {name_of(array)} holds {array.dtype}; the result is {dtype}: give an array of {dtype}{hint}"
         )
-
-
-def _check_takes_chunks(array: zarr.Array[Any]) -> None:
-    """Raise StoreError where local chunks could not be written: a store that is open for writing may lie on a read-only
-    file system, or in folders that belong to somebody else."""
-    if not isinstance(array.store, LocalStore):
-        return
-    root = array.store.root / array.path
-    chunk = root / array.metadata.encode_chunk_key((0,) * array.ndim)
-    folder = next((folder for folder in chunk.parents if folder == root or folder.exists()), root)
-    probe = draft_of(folder / chunk.name)
-    try:
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise StoreError(
-            f"output: cannot write to {name_of(array)}: {error}; give C an array that this process may write to"
-        ) from error

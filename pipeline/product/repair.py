@@ -55,6 +55,7 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.product.request import Factors, Request, open_factors, plan_for
 from tilewright.pipeline.store.arrays import name_of, write_unit
+from tilewright.pipeline.store.journal import twin_of
 from tilewright.pipeline.store.objects import object_path
 from tilewright.pipeline.store.region import chunks_in
 from tilewright.pipeline.transfer.checksum import checksum_of_file
@@ -283,11 +284,8 @@ def _joined(past: Past, grid: TileGrid, there: Past, growing: Path) -> Past:
 
 def _others(c: zarr.Array[Any], path: Path) -> Iterator[Path]:
     """What lies in C's folder besides its stored objects: its metadata, and what users have put there."""
-    taken = {c.metadata.encode_chunk_key(place) for place in _places(c)} | {
-        FILE_NAME,
-        CHECKSUMS_NAME,
-        MARK_NAME,
-    }
+    ours = {FILE_NAME, twin_of(Path(FILE_NAME)).name, CHECKSUMS_NAME, MARK_NAME}
+    taken = ours | {c.metadata.encode_chunk_key(place) for place in _places(c)}
     for folder, _, names in os.walk(path):
         for name in names:
             below = (Path(folder) / name).relative_to(path)

@@ -24,7 +24,7 @@ from zarr.storage import LocalStore
 from tilewright.kernels.numbers import ceil_div
 from tilewright.pipeline.errors import RunEndedError, StoreError
 from tilewright.pipeline.plan.stored import NOTHING_CHECKSUM, StoredObject
-from tilewright.pipeline.store.arrays import check_in_sight, metadata_name, name_of, write_unit
+from tilewright.pipeline.store.arrays import check_in_sight, in_store, metadata_name, name_of, write_unit
 from tilewright.pipeline.store.chunks import (
     ChunkLayout,
     Zstd,
@@ -34,7 +34,7 @@ from tilewright.pipeline.store.chunks import (
     encode,
     layout_of,
 )
-from tilewright.pipeline.store.objects import object_path
+from tilewright.pipeline.store.objects import NotingStore, object_path, objects_of
 from tilewright.pipeline.store.region import SCRAP_NBYTES, ChunkPart, chunk_name, chunks_in
 from tilewright.pipeline.transfer.checksum import checksum_of_descriptor, checksum_of_file, new_checksum
 from tilewright.pipeline.transfer.files import with_remedy
@@ -282,9 +282,9 @@ def _write_through_zarr(
     # A shard is written as a whole, so its bands are gathered first.
     whole = np.empty([part.stop - part.start for part in place], array.dtype.newbyteorder("="))
     gather(whole, bands)
-    write_region(array, place, whole)
     if not isinstance(array.store, LocalStore):
-        return None
+        return _write_noted(array, place, piece, whole)
+    write_region(array, place, whole)
     path = object_path(array, piece.chunk)
     try:
         return StoredObject(piece.chunk, *checksum_of_file(path))
@@ -292,6 +292,19 @@ def _write_through_zarr(
         return StoredObject(piece.chunk, 0, NOTHING_CHECKSUM)
     except OSError as error:
         raise StoreError(f"cannot read back {path}, which was just written: {error}") from error
+
+
+def _write_noted(
+    array: zarr.Array[Any], place: Sequence[slice], piece: ChunkPart, data: np.ndarray
+) -> StoredObject | None:
+    """Write to a store other than a folder. Returns what is stored of it where such are kept account of."""
+    if objects_of(array) is None:
+        write_region(array, place, data)
+        return None
+    noting = NotingStore(array.store)
+    key = f"{array.path}/{array.metadata.encode_chunk_key(piece.chunk)}".lstrip("/")
+    write_region(in_store(array, noting), place, data)
+    return StoredObject(piece.chunk, *noting.noted[key])
 
 
 def encoders_nbytes(output: zarr.Array[Any] | None, piece_nbytes: int, threads: int) -> int:

@@ -14,11 +14,14 @@ within one tick of a clock as coarse as FAT's, and a link that is turned to anot
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import functools
 import os
 import stat
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """For reading at offsets. O_NONBLOCK means nothing for files. Without it opening a pipe blocks until somebody writes to
@@ -117,6 +120,35 @@ def sync_files(paths: Sequence[str | os.PathLike[str]], root: str | os.PathLike[
             waiting.append(above)
     for folder in folders:
         sync_folder(folder)
+
+
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+"""Of Linux's ``fcntl.h``."""
+
+
+def exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Let two files or folders of one file system swap their names in one step, so that neither name is ever without
+    one. Returns False, with nothing changed, where the system or the file system cannot: Linux can since 3.15, on ext4,
+    XFS, Btrfs, tmpfs, overlays and more, but not on NFS or SMB. Raises OSError for all else."""
+    renameat2 = _renameat2()
+    if renameat2 is None:
+        return False
+    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), os.fspath(one), None, os.fspath(other))
+
+
+@functools.cache
+def _renameat2() -> Any | None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+        function.restype = ctypes.c_int
+    return function
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

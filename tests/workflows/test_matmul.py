@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import errno
+import fcntl
 import functools
 import io
 import itertools
@@ -1744,7 +1745,7 @@ def test_a_worker_that_outlives_its_client_writes_nothing_into_the_next_run(
 
     def stopped(piece: region_write.RegionWrite, *args: Any) -> Any:
         monkeypatch.setattr(region_write.RegionWrite, "write", write)
-        outputs.fcntl.flock(locks[0], outputs.fcntl.LOCK_UN)  # as the client dies
+        fcntl.flock(locks[0], fcntl.LOCK_UN)  # as the client dies
         thread = threading.Thread(target=next_run)
         thread.start()
         thread.join()

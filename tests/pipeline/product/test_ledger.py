@@ -33,6 +33,7 @@ from tilewright.pipeline.product.ledger import (
 )
 from tilewright.pipeline.product.output import CHECKSUMS_NAME
 from tilewright.pipeline.store.appearance import Appearance
+from tilewright.pipeline.store.journal import FileJournal
 
 PRODUCT = "abc"
 
@@ -40,6 +41,12 @@ PRODUCT = "abc"
 def tile_of(nbytes: int, *, synced: bool = True) -> Stored:
     """A tile of one object."""
     return Stored((StoredObject((nbytes % 7, 3), nbytes, nbytes << 50),), synced=synced)
+
+
+@pytest.fixture(autouse=True)
+def no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested here is one file; when its copy is read, is in tests/workflows/test_lost_records.py."""
+    monkeypatch.setattr(FileJournal, "twin", lambda journal: None)
 
 
 @pytest.fixture

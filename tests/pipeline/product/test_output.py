@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pickle
 import re
@@ -11,6 +12,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from tilewright.pipeline.errors import OutputError, OutputExistsError, RunEndedE
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.store import groups
 from tilewright.pipeline.store.arrays import name_of
+from tilewright.pipeline.store.locks import is_locked_by
 from tilewright.pipeline.store.region_write import region_writes, write_region
 
 LATE_SECONDS = 0.5
@@ -181,9 +184,85 @@ def test_what_cannot_be_removed_is_told_and_goes_with_the_next(
     )
 
 
+@pytest.fixture
+def two_renames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that cannot exchange names."""
+    monkeypatch.setattr(outputs, "exchange", lambda one, other: False)
+
+
+KILLED_AT = {
+    "before the exchange": (outputs, "exchange", False),
+    "behind the exchange": (outputs, "exchange", True),
+    "behind the renaming of the old": (Path, "rename", True),
+    "while the old is removed": (shutil, "rmtree", False),
+    "behind all": (shutil, "rmtree", True),
+}
+"""The function around which the process ends, and whether behind it."""
+
+
+@pytest.mark.parametrize("killed_at", KILLED_AT)
+def test_a_product_that_is_replaced_stands_there_whole_at_every_moment(
+    killed_at: str, tmp_path: Path
+) -> None:
+    """A process is killed there, as a power cut would; what stands under the name is the old C or the new one, whole,
+    and the same command ends with the new one, and nothing beside it."""
+    final = tmp_path / "c.zarr"
+    replace_once_more(final, 1)
+    owner, name, behind = KILLED_AT[killed_at]
+    output = begin(final, 2, overwrite=True)
+    child = os.fork()
+    if child == 0:  # which ends without a word, and gives up no lock but by its end
+        real = getattr(owner, name)
+
+        def killed(*arguments: Any, **options: Any) -> None:
+            if behind:
+                real(*arguments, **options)
+            os._exit(7)
+
+        setattr(owner, name, killed)
+        with suppress(BaseException):
+            output.publish()
+        os._exit(8)
+    output.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    expected = 1 if killed_at == "before the exchange" else 2
+    assert (zarr.open_array(final)[...] == expected).all()
+    outputs.check_growing_place(final)
+    assert replace_once_more(final, 3) == []
+    assert (zarr.open_array(final)[...] == 3).all()
+    assert names(tmp_path) == ["c.zarr"]
+    assert names(final) == ["c", "zarr.json"]
+
+
+def test_there_is_no_moment_without_a_product_under_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks at it at any call that changes names finds it."""
+    final, looks = tmp_path / "c.zarr", 0
+    replace_once_more(final, 1)
+    output = begin(final, 2, overwrite=True)
+
+    def looked_at(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal looks
+            found = function(*arguments, **options)
+            assert zarr.open_array(final, mode="r").shape == (4, 4)
+            looks += 1
+            return found
+
+        return call
+
+    monkeypatch.setattr(outputs, "exchange", looked_at(outputs.exchange))
+    for name in ("rename", "unlink", "touch"):
+        monkeypatch.setattr(Path, name, looked_at(getattr(Path, name)))
+    output.publish()
+    output.release()
+    assert looks > 3
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_what_a_run_that_was_killed_between_renames_set_aside(
-    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_renames: None
 ) -> None:
     final = tmp_path / "c.zarr"
     replace_once_more(final, 1)
@@ -216,7 +295,7 @@ def test_what_a_run_that_was_killed_between_renames_set_aside(
 @pytest.mark.parametrize("at", ["set aside", "named"])
 @pytest.mark.parametrize("comes", ["before", "behind"])
 def test_ctrl_c_at_any_rename_leaves_a_product_under_the_name(
-    at: str, comes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: str, comes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_renames: None
 ) -> None:
     final = tmp_path / "c.zarr"
     replace_once_more(final, 1)
@@ -248,7 +327,7 @@ def test_ctrl_c_at_any_rename_leaves_a_product_under_the_name(
 
 @pytest.mark.parametrize("by", [OSError, KeyboardInterrupt])
 def test_a_product_that_cannot_be_put_back_is_not_lost_sight_of(
-    by: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_renames: None
 ) -> None:
     final = tmp_path / "c.zarr"
     replace_once_more(final, 1)
@@ -341,7 +420,7 @@ def test_a_folder_that_goes_away_before_it_is_locked(
             final, (4, 4), np.dtype("f4"), (2, 2), compressed=False, overwrite=False
         )  # fmt: skip
 
-    before(monkeypatch, outputs.fcntl, "flock", other)
+    before(monkeypatch, fcntl, "flock", other)
     if became == "written":
         with pytest.raises(OutputExistsError, match="another run is writing"):
             take()
@@ -360,7 +439,7 @@ def test_a_folder_that_goes_away_before_it_is_locked(
     assert output is not None
     assert output.lock is not None
     np.testing.assert_array_equal(output.array[...], np.full((4, 4), 2 if how == "resume" else 0))
-    assert outputs.is_locked_by(output.lock, outputs.partial_path(final))
+    assert is_locked_by(output.lock, outputs.partial_path(final))
     with pytest.raises(OutputExistsError, match="another run is writing"):
         begin(final)
     output.release()
@@ -599,7 +678,7 @@ def test_a_run_that_does_not_see_the_lock_of_another_ends_it(tmp_path: Path) -> 
     final = tmp_path / "c.zarr"
     first = begin(final, 1)
     assert first.lock is not None
-    outputs.fcntl.flock(first.lock, outputs.fcntl.LOCK_UN)
+    fcntl.flock(first.lock, fcntl.LOCK_UN)
     second = taken_over(final, "begun anew")
     with pytest.raises(OutputExistsError, match=r"another run has taken .*c\.zarr\.partial over"):
         first.publish()

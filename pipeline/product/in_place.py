@@ -1,0 +1,154 @@
+"""Arrays that a product is written to where they stand: open ones that the caller gives, and new ones at URLs.
+
+Readers may see such an array before it is whole. At a URL an object beside it says so until it is: an array with that
+mark was begun by a run, and the next one goes on with it, or replaces it. An open array has none, since it is the
+caller's, and nothing but its chunks is replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import zarr
+from zarr.storage import LocalStore
+
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.store.arrays import UNREADABLE, Source, anchored, name_of
+from tilewright.pipeline.store.chunks import METADATA_NAMES, draft_of
+from tilewright.pipeline.store.locks import Lease, lock_folder, take_lease, unlock_folder
+from tilewright.pipeline.store.objects import Objects, folder_of, objects_at, objects_of
+
+UNFINISHED_NAME = "tilewright-unfinished"
+"""The mark beside a growing array at a URL."""
+UNFINISHED = b"an unfinished product of Tilewright\n"
+"""What it holds; where the store removes nothing, the mark of a finished one is empty."""
+
+
+class InPlace(NamedTuple):
+    """An array that is written where it stands, from which other runs are kept out."""
+
+    array: zarr.Array[Any]
+    lock: int | None = None
+    """As in `Output`, where it is in a folder."""
+    lease: Lease | None = None
+    """Where it is in a store without folders."""
+
+    def release(self) -> None:
+        """Let other runs write here again."""
+        if self.lock is not None:
+            unlock_folder(self.lock)
+        if self.lease is not None:
+            self.lease.release()
+
+
+def given_in_place(target: zarr.Array[Any]) -> InPlace:
+    """An open array to write to.
+
+    Raises
+    ------
+    OutputExistsError
+        Another run writes there.
+    StoreError
+        It cannot be written, or locked.
+    """
+    array = anchored(target)
+    _check_takes_chunks(array)
+    folder, objects = folder_of(array), objects_of(array)
+    if folder is None:
+        return InPlace(array, lease=take_lease(objects) if objects is not None else None)
+    try:
+        return InPlace(
+            array, lock_folder(folder.resolve())
+        )  # a link is the caller's own: nothing here is renamed
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"output: cannot lock {name_of(array)}: {error}; give C an array that this process may read and write"
+        ) from error
+
+
+def create_at_url(url: str, create: Callable[..., zarr.Array[Any]], overwrite: bool) -> InPlace:
+    """A new array at a URL, with the mark that it grows. Raises as `given_in_place`."""
+    objects = objects_at(url)
+    lease = take_lease(objects)
+    try:
+        try:
+            if not overwrite and is_unfinished(objects):
+                overwrite = True
+                # Its metadata first: from here on there is no array of which nobody would know that it is ours.
+                for name in METADATA_NAMES.values():
+                    objects.drop(name)
+            if not overwrite:
+                objects.put(UNFINISHED_NAME, UNFINISHED)
+            array = create(url, overwrite=overwrite)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise StoreError(f"output: cannot create {url}: {error}") from error
+        if overwrite:  # that removes all that was there
+            lease.renew()
+            objects.put(UNFINISHED_NAME, UNFINISHED)
+    except BaseException:
+        lease.release()
+        raise
+    return InPlace(array, lease=lease)
+
+
+def resume_in_place(target: Source) -> InPlace | None:
+    """The array of a stopped run that was written in place, kept free of other runs; None where it is gone. Raises as
+    `create_output`."""
+    if isinstance(target, zarr.Array):
+        return given_in_place(target)
+    lease = take_lease(objects_at(os.fspath(target)))
+    try:
+        array = growing_in_place(target)
+    except BaseException:
+        lease.release()
+        raise
+    if array is None:
+        lease.release()
+        return None
+    return InPlace(array, lease=lease)
+
+
+def is_unfinished(objects: Objects | None) -> bool:
+    """Whether a run has begun an array at a URL, and not finished it. Raises StoreError."""
+    return objects is not None and objects.get(UNFINISHED_NAME) == UNFINISHED
+
+
+def growing_in_place(target: Source) -> zarr.Array[Any] | None:
+    """The array of an output that is written in place, if tiles of an earlier run may be in it. Raises StoreError where
+    that cannot be seen now."""
+    if isinstance(target, zarr.Array):
+        return anchored(target)
+    try:
+        if not is_unfinished(objects_at(os.fspath(target))):
+            return None
+        return zarr.open_array(os.fspath(target), mode="r+")
+    except (FileNotFoundError, *UNREADABLE):
+        return None
+    except StoreError:
+        raise
+    except Exception as error:  # a file system of fsspec's may raise anything
+        raise StoreError(f"output: cannot open {name_of(target)}: {error}") from error
+
+
+def _check_takes_chunks(array: zarr.Array[Any]) -> None:
+    """Raise StoreError where local chunks could not be written: a store that is open for writing may lie on a read-only
+    file system, or in folders that belong to somebody else."""
+    if not isinstance(array.store, LocalStore):
+        return
+    root = array.store.root / array.path
+    chunk = root / array.metadata.encode_chunk_key((0,) * array.ndim)
+    folder = next((folder for folder in chunk.parents if folder == root or folder.exists()), root)
+    probe = draft_of(folder / chunk.name)
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"output: cannot write to {name_of(array)}: {error}; give C an array that this process may write to"
+        ) from error

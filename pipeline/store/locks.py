@@ -1,0 +1,238 @@
+"""Who writes to an array: other runs are kept out by a lock where it lies in a folder, else by a lease.
+
+The lock keeps out runs of this host. A lease is an object beside the array that names its run's process, which writes
+it anew every `BEAT_SECONDS`. A run that finds one waits for the next beat: where it comes, the other lives; where it
+does not, the other is over. No clocks are compared, and of a process of this machine it is seen at once. Two runs that
+begin within the same moment may both get in; the one whose record is no longer the newest at its end is told so
+(`journal.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tilewright.pipeline.errors import OutputExistsError, StoreError
+from tilewright.pipeline.store.objects import Objects
+from tilewright.pipeline.transfer.files import sync_folder
+
+logger = logging.getLogger(__name__)
+
+LEASE_NAME = "tilewright-writer.json"
+
+BEAT_SECONDS = 10.0
+"""An object is written so often while a run goes on."""
+PATIENCE_BEATS = 2.5
+"""How many beats a run waits for, of which one may be late."""
+
+_held: set[str] = set()
+"""The leases of this process."""
+
+
+def lock_folder(path: Path, *, create: bool = False) -> int:
+    """Keep other runs of this host out of a growing output, until the returned descriptor goes to `unlock_folder`.
+
+    Runs of other hosts only where the file system shows them a lock on a folder, which NFS does not.
+
+    ``create`` makes the folder where there is none: it is locked before anything is in it, so that only one of several
+    runs that begin at once writes there.
+
+    Raises
+    ------
+    OutputExistsError
+        Another run writes there, or what stands there is no folder. A link to a folder is none: what it leads to would
+        stay where it is, and the link would get C's name.
+    OSError
+        There is nothing, or it cannot be opened or made.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        if create:
+            made = [folder for folder in path.absolute().parents if not folder.exists()]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in made:  # or a power cut may take all that comes to lie in it
+                sync_folder(folder.parent)
+            with suppress(FileExistsError):  # not exist_ok, which looks again: it may be gone by then
+                path.mkdir()
+        try:
+            descriptor = os.open(path, flags)
+        except FileNotFoundError:
+            if create:
+                continue  # the run that had it has just given it its name, or removed it
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise not_ours(path) from error
+            raise
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_locked_by(descriptor, path):
+                return descriptor
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise OutputExistsError(
+                f"output: another run is writing {path}; wait for it, or choose another path"
+            ) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # before we locked it, another run renamed or removed what we opened
+
+
+def unlock_folder(descriptor: int) -> None:
+    """Give up the lock of `lock_folder`. Closing alone does not while a child of this process, forked meanwhile, has
+    the descriptor too."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def is_locked_by(descriptor: int, path: Path) -> bool:
+    """Whether the folder that a descriptor has locked is the one that stands at ``path``."""
+    return stands_at(path, os.fstat(descriptor))
+
+
+def stands_at(path: Path, found: os.stat_result) -> bool:
+    """Whether the folder that was found is still the one at ``path``."""
+    try:
+        return os.path.samestat(found, path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def not_ours(partial: Path) -> OutputExistsError:
+    return OutputExistsError(
+        f"output: {partial} is needed for the growing array and holds something else; move it away"
+    )
+
+
+class Lease:
+    """The right to write to an array, until `release`."""
+
+    def __init__(self, objects: Objects, token: str) -> None:
+        self._objects, self._token = objects, token
+        self._beat = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tilewright-lease", daemon=True)
+
+    def renew(self) -> None:
+        """Write the object now. Raises StoreError."""
+        self._beat += 1
+        holder = {**_this_process(), "token": self._token, "beat": self._beat}
+        self._objects.put(LEASE_NAME, json.dumps(holder).encode())
+
+    def begin(self) -> None:
+        _held.add(self._token)
+        try:
+            self.renew()
+        except BaseException:
+            _held.discard(self._token)
+            raise
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            try:
+                self.renew()
+            except StoreError as error:  # if that lasts, tiles cannot be written either
+                logger.debug("%s", error)
+
+    def release(self) -> None:
+        """Let other runs write there."""
+        self._ended.set()
+        self._thread.join()
+        _held.discard(self._token)
+        try:
+            self._objects.drop(LEASE_NAME)
+        except StoreError as error:
+            logger.debug("the next run will wait to see that this one is over: %s", error)
+
+
+def take_lease(
+    objects: Objects,
+    say: Callable[[str], None] = logger.warning,
+    wait: Callable[[float], object] = time.sleep,
+) -> Lease:
+    """Wait, if need be, to see that no other run writes there.
+
+    say: is told what is waited for. wait: returns after so many seconds.
+
+    Raises
+    ------
+    OutputExistsError
+        Another run writes there.
+    StoreError
+        The store cannot be read or written.
+    """
+    found = _holder(objects)
+    if found is not None and _is_over(found) is None:
+        seconds = PATIENCE_BEATS * BEAT_SECONDS
+        say(f"waiting {seconds:.0f} s to see whether the run that wrote to {objects.name} is over")
+        wait(seconds)
+        if _holder(objects) not in (None, found):
+            raise _written_by(objects, found)
+    elif found is not None and not _is_over(found):
+        raise _written_by(objects, found)
+    lease = Lease(objects, uuid.uuid4().hex)
+    lease.begin()
+    return lease
+
+
+def _written_by(objects: Objects, holder: dict[str, Any]) -> OutputExistsError:
+    return OutputExistsError(
+        f"output: another run is writing {objects.name} (process {holder.get('pid')} on {holder.get('host')}); wait for"
+        " it, or choose another path"
+    )
+
+
+def _holder(objects: Objects) -> dict[str, Any] | None:
+    """What the object says; None where there is none, or it says nothing."""
+    data = objects.get(LEASE_NAME)
+    try:
+        found = json.loads(data) if data else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found else None
+
+
+def _this_process() -> dict[str, Any]:
+    process = psutil.Process()
+    return {
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "pid": process.pid,
+        "started": process.create_time(),
+    }
+
+
+def _machine() -> str:
+    """What tells apart machines, their starts, and containers whose processes have numbers of their own."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{boot.read_text().strip()} {os.readlink('/proc/self/ns/pid')}" if boot.exists() else ""
+
+
+def _is_over(holder: dict[str, Any]) -> bool | None:
+    """Whether the run that a lease names is over; None where that cannot be seen from here."""
+    machine = _machine()
+    if not machine or holder.get("machine") != machine:
+        return None
+    if holder.get("pid") == os.getpid():
+        return holder.get("token") not in _held
+    try:
+        return bool(psutil.Process(holder.get("pid")).create_time() != holder.get("started"))
+    except (psutil.Error, TypeError, ValueError):
+        return True
