@@ -60,7 +60,7 @@ def test_a_failure_of_storage_costs_no_finished_tile(name: str, outcomes: dict[s
     assert "run it again" in told
     stored = outcome["before"] + len(failed["done"])
     if case.calls == SYNC:
-        assert again["kept"] > 0
+        assert again["kept"] > 0 or not stored
     else:
         assert again["kept"] >= stored
     if count := re.search(r"(\d+) of 8 tiles are finished and kept", told):
