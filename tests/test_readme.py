@@ -59,7 +59,7 @@ def test_every_python_block_is_tried_here() -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("command", [each for each in COMMANDS if not NEEDS_GPUS.search(each)])
 def test_command(here: Path, command: str) -> None:
-    if command.startswith(("tilewright verify", "tilewright audit")):
+    if command.startswith(("tilewright verify", "tilewright audit", "tilewright repair")):
         tilewright.matmul("A.zarr", "B.zarr", "C.zarr", device="cpu")
     result = CliRunner().invoke(cli, shlex.split(command)[1:])
     assert result.exit_code == 0, result.stderr
