@@ -403,6 +403,10 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
     except BaseException:
         if not given_up and (not started.done() or started.exception() is None):
             _give_up(server, started, others)
+        elif not given_up and getattr(server, "status", Status.closed) != Status.closed:
+            # Dask ends a cluster whose worker does not start, but none whose worker cannot be made.
+            with suppress(Exception):
+                server.close(timeout=CLOSE_SECONDS)
         raise
     return server
 

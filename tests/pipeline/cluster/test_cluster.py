@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import re
@@ -497,6 +498,15 @@ def test_what_is_no_time_is_refused(kind: str, key: str, given: Any, tmp_path: P
     assert parse_timedelta("1 minute") == 60, "min is none"
     with pytest.raises(ClusterError, match=said), open_cluster("odd", odd):
         pass
+
+
+@pytest.mark.parametrize("kind", ["local", "cpu"])
+def test_a_cluster_whose_worker_cannot_be_made_is_ended(kind: str, tmp_path: Path) -> None:
+    """Dask would warn of it when it is freed, which is an error here."""
+    odd = profile_file(tmp_path, odd={"kind": kind, "n_workers": 1, "memory_limit": float("inf")})
+    with pytest.raises(ClusterError, match="infinity to integer"), open_cluster("odd", odd):
+        pass
+    gc.collect()
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
