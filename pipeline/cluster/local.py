@@ -403,12 +403,20 @@ def start(kind: type[LocalCluster], options: dict[str, Any]) -> LocalCluster:
     except BaseException:
         if not given_up and (not started.done() or started.exception() is None):
             _give_up(server, started, others)
-        elif not given_up and getattr(server, "status", Status.closed) != Status.closed:
-            # Dask ends a cluster whose worker does not start, but none whose worker cannot be made.
-            with suppress(Exception):
-                server.close(timeout=CLOSE_SECONDS)
+        elif not given_up:
+            _end_refused(server)
         raise
     return server
+
+
+def _end_refused(server: LocalCluster) -> None:
+    """End what an error of its options has left of a cluster. Dask ends one whose worker does not start, but none whose
+    worker cannot be made, and warns of one that never began."""
+    status = getattr(server, "status", Status.closed)
+    if status not in (None, Status.closed):
+        with suppress(Exception):
+            server.close(timeout=CLOSE_SECONDS)
+    server.status = Status.closed
 
 
 def root_of(error: BaseException) -> BaseException:

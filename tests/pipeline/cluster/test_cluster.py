@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import re
@@ -500,17 +499,20 @@ def test_what_is_no_time_is_refused(kind: str, key: str, given: Any, tmp_path: P
         pass
 
 
-@pytest.mark.parametrize("kind", ["local", "cpu"])
-def test_a_cluster_whose_worker_cannot_be_made_is_ended(kind: str, tmp_path: Path) -> None:
-    def open_ones() -> set[int]:
-        clusters = (one for one in gc.get_objects() if type(one) is LocalCluster)
-        return {id(one) for one in clusters if one.status != Status.closed}
-
-    before = open_ones()
-    odd = profile_file(tmp_path, odd={"kind": kind, "n_workers": 1, "memory_limit": float("inf")})
-    with pytest.raises(ClusterError, match="infinity to integer"), open_cluster("odd", odd):
-        pass
-    assert open_ones() <= before
+@pytest.mark.parametrize(("key", "given"), [("security", [1]), ("host", 5), ("worker_class", 5)])
+def test_a_cluster_that_refuses_its_options_is_not_called_unclosed(
+    key: str, given: Any, tmp_path: Path
+) -> None:
+    path = profile_file(tmp_path, odd={"kind": "local", key: given})
+    script = (
+        "import sys, tilewright as tw\n"
+        "try:\n    with tw.open_cluster('odd', sys.argv[1]): pass\n"
+        "except tw.ClusterError as error: print(error)\n"
+    )
+    command = [sys.executable, "-W", "always", "-c", script, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert f"the cluster refused its options {{'{key}'" in done.stdout
+    assert "unclosed" not in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
