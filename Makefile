@@ -4,6 +4,7 @@
 # make test-newest   most of those that need no GPU, with the newest release of each library; NEWEST_PYTHON says which Python
 # make gpu-test  the tests that need a GPU; fails where none ran
 # make campaign    3,000 seeded kills, 1,000 damages and 50 power cuts (as root), into campaign.json, an hour on two cores; make campaign CASES=300 DAMAGES=100 CUTS=5 SEED=7 runs fewer, and others
+# make slurm     batch jobs under a Slurm of two nodes, which it brings up on this host; as root, with Slurm's packages
 # make sanitize    every kernel under compute-sanitizer, which comes with CUDA's toolkit; needs a GPU
 # make lint    ruff, mypy, import direction
 .DEFAULT_GOAL := help
@@ -20,7 +21,7 @@ CUTS ?= 50
 SEED ?= 0
 TABLE ?= campaign.json
 
-.PHONY: help demo test test-slow test-newest gpu-test campaign sanitize lint clean
+.PHONY: help demo test test-slow test-newest gpu-test campaign slurm sanitize lint clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -54,6 +55,9 @@ gpu-test: $(INSTALLED)
 
 campaign: $(INSTALLED)
 	$(BIN)/python -m tests.campaign --kills $(CASES) --damages $(DAMAGES) --cuts $(CUTS) --seed $(SEED) --table $(TABLE) --logs $(TABLE).logs
+
+slurm: $(INSTALLED)
+	PYTHON=$(CURDIR)/$(BIN)/python tests/slurm/run
 
 sanitize: $(INSTALLED)
 	$(BIN)/python -m tests.kernels.gemm.sanitized

@@ -96,6 +96,9 @@ SETTINGS = (
     Setting("tilewright.cluster-file", None, "path",
             "a file of profiles beside the built-in ones; unset: cluster.yaml in the working directory, if any",
             argument="cluster_file"),
+    Setting("tilewright.jobs-folder", None, "path",
+            "where batch jobs keep their scripts, logs and addresses: a folder that their nodes see too; unset:"
+            " tilewright/jobs in $XDG_STATE_HOME, or in ~/.local/state"),
 )  # fmt: skip
 
 THREAD_COUNTS = {"read-threads": 12, "write-threads": 8}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 # Before anything imports numba: the simulator is a mode of a whole process, chosen by the environment.
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 # Before anything imports Dask, and for the processes of tests too: clusters that tests start themselves must not hang
-# either (see PROFILER_HANGS in tilewright/pipeline/cluster/local.py).
+# either (see PROFILER_HANGS in tilewright/pipeline/cluster/profiler.py).
 if (3, 11) <= sys.version_info < (3, 11, 9):
     os.environ["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"
 
@@ -77,6 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for marker, needed in NEEDS.items():
             if not asked and item.get_closest_marker(marker) and count < needed:
                 item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA GPU(s), found {count}"))
+        if item.get_closest_marker("slurm") and not os.environ.get("TILEWRIGHT_SLURM_RIG"):
+            item.add_marker(pytest.mark.skip(reason="needs Slurm: make slurm brings one up"))
         in_simulator = item.get_closest_marker("simulator") is not None
         if in_simulator and not SIMULATOR:
             item.add_marker(pytest.mark.skip(reason="runs under NUMBA_ENABLE_CUDASIM=1, in a run of its own"))

@@ -63,6 +63,44 @@ class Group(click.Group):
         return list(self.commands)
 
 
+class Placed(Command):
+    """A command that takes a profile. By one of kind slurm it is run as a batch job, and followed."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.params += [
+            click.Option(["--detach"], is_flag=True, expose_value=False, callback=_wished,
+                         help="With a profile of kind slurm: submit the job, print its number, and end."),
+            click.Option(["--dry-run"], is_flag=True, expose_value=False, callback=_wished,
+                         help="With a profile of kind slurm: print the job's script, and submit nothing."),
+        ]  # fmt: skip
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = [self.name, *args]
+        return super().parse_args(ctx, args)
+
+    def work(self, ctx: click.Context) -> Any:
+        from tilewright.pipeline.cluster.cluster import BatchProfileError
+        from tilewright.workflows.batch.place import Wish, run_as_job, settled
+
+        words = ctx.meta[_WORDS]
+        wish = Wish(*(ctx.meta.get(f"{_WORDS}.{name}", False) for name in Wish._fields))
+        if settled(ctx.params, words, wish):
+            return None
+        try:
+            return super().work(ctx)
+        except BatchProfileError as asked:
+            batch = asked
+        return run_as_job(batch, words, detach=wish.detach)
+
+
+_WORDS = "tilewright.words"
+
+
+def _wished(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    ctx.meta[f"{_WORDS}.{parameter.name}"] = value
+
+
 class Benches(Group):
     """Loads a benchmark's module when it is called, and lists those that are there.
 
@@ -104,7 +142,7 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
 
 cluster_options = options(
     click.option("--profile", "cluster", default="local", show_default=True, metavar="NAME",
-                 help="Where to run: a profile (local, cpu, cuda, existing), or a scheduler's address."),
+                 help="Where to run: a profile (local, cpu, cuda, existing, slurm), or a scheduler's address."),
     click.option("--cluster-file", metavar="FILE",
                  help="A file of profiles beside the built-in ones; default: ./cluster.yaml, if there."),
 )  # fmt: skip
@@ -143,7 +181,7 @@ def cli() -> None:
     """Multiply Zarr matrices larger than a GPU, and count text corpora, on one GPU or on many."""
 
 
-@cli.command()
+@cli.command(cls=Placed)
 @click.argument("a")
 @click.argument("b")
 @click.argument("c")
@@ -235,7 +273,7 @@ def plan(a: str, b: str, as_json: bool, **shared: Any) -> None:
     print_result(planned, as_json=as_json)
 
 
-@cli.command()
+@cli.command(cls=Placed)
 @click.argument("a")
 @click.argument("b")
 @click.argument("c")
@@ -255,7 +293,7 @@ def verify(a: str, b: str, c: str, as_json: bool, **shared: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-@cli.command()
+@cli.command(cls=Placed)
 @click.argument("c")
 @click.option("--a", metavar="A", help="Compare C with A times B, and not with its checksums.")
 @click.option("--b", metavar="B")
@@ -272,7 +310,7 @@ def audit(c: str, as_json: bool, **shared: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-@cli.command()
+@cli.command(cls=Placed)
 @click.argument("a")
 @click.argument("b")
 @click.argument("c")
@@ -304,7 +342,7 @@ def repair(
     print_result(outcome, as_json=as_json)
 
 
-@cli.command()
+@cli.command(cls=Placed)
 @click.argument("corpus", nargs=-1, required=True)
 @click.option(
     "--by",
@@ -413,7 +451,7 @@ def merge(counts: tuple[str, ...], out: str, overwrite: bool, as_json: bool) -> 
     print_result(workflow(counts, out, overwrite=overwrite), as_json=as_json)
 
 
-@cli.command()
+@cli.command(cls=Placed)
 @click.argument("x")
 @click.argument("y")
 @click.option("--state", metavar="FILE", help="Keep finished pieces in this file, and go on from there.")
@@ -438,6 +476,22 @@ def dot(x: str, y: str, state: str | None, no_resume: bool, as_json: bool, **sha
     with listening(quiet=is_quiet()) as told, pieces.listening(told) as listener:
         run = timed_dot(x, y, state=state, resume=not no_resume, listener=listener, **shared)
     print_result(run, as_json=as_json)
+
+
+@cli.command()
+@click.argument("job", required=False)
+@json_option
+def jobs(job: str | None, as_json: bool) -> None:
+    """List the batch jobs that profiles of kind slurm have made; or follow one, by its number."""
+    from tilewright.workflows.batch.listing import folder_of
+    from tilewright.workflows.batch.listing import jobs as all_jobs
+
+    if job is None:
+        print_result(all_jobs(), as_json=as_json)
+        return
+    from tilewright.workflows.batch.place import follow_job
+
+    follow_job(folder_of(job), job)
 
 
 @cli.command()
@@ -468,7 +522,7 @@ def settings(as_json: bool) -> None:
     print_result(settings_here(), as_json=as_json)
 
 
-@cli.command()
+@cli.command(cls=Placed)
 @click.option(
     "--output", metavar="FOLDER", default="demo-output", show_default=True, help="Where results go."
 )
@@ -489,10 +543,11 @@ def bench() -> None:
     """Measure this installation, and what others do, in the same run."""
 
 
-def main(prog_name: str | None = None) -> None:
-    """The ``tilewright`` command. Ctrl-C or SIGTERM after it has reported success is too late to change that."""
+def main(prog_name: str | None = None, words: list[str] | None = None) -> None:
+    """The ``tilewright`` command, with these arguments, or those that the process was given. Ctrl-C or SIGTERM after it
+    has reported success is too late to change that."""
     try:
-        cli(prog_name=prog_name)
+        cli(words, prog_name=prog_name)
     except SystemExit as ended:
         if not ended.code:
             # While Python shuts down, a signal would kill the process, or print a traceback though nothing failed.

@@ -119,13 +119,17 @@ class Command(click.Command):
                     logging.getLogger("tilewright").setLevel(logging.DEBUG)
                 else:
                     silence_libraries()
-                return super().invoke(ctx)
+                return self.work(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
             if debug or (isinstance(error, OSError) and error.errno == errno.EPIPE):
                 raise
             _fail(error)
+
+    def work(self, ctx: click.Context) -> Any:
+        """What the command does."""
+        return super().invoke(ctx)
 
 
 @contextmanager

@@ -10,14 +10,12 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import dask
 import distributed
-import yaml
 from dask.system import CPU_COUNT
 from dask.utils import parse_timedelta
 from distributed import Client, LocalCluster, Nanny, Worker, utils
@@ -29,7 +27,6 @@ from distributed.worker_memory import parse_memory_limit
 from tilewright.kernels.arguments import shown
 from tilewright.kernels.cpu.loops import start_compiler
 from tilewright.kernels.gpu.device_choice import cuda_available
-from tilewright.pipeline import config
 from tilewright.pipeline.cluster.local import (
     LOOPBACK,
     LoopbackWorker,
@@ -40,6 +37,7 @@ from tilewright.pipeline.cluster.local import (
     root_of,
     start,
 )
+from tilewright.pipeline.cluster.profiles import Profile, load_profiles, profiles_file
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, TilewrightError
 
 logger = logging.getLogger(__name__)
@@ -47,8 +45,6 @@ logger = logging.getLogger(__name__)
 Cluster: TypeAlias = "str | Client | DeployCluster"
 """A profile's name, a scheduler's address, a client, or a cluster that Dask or one of its libraries has started."""
 
-INSTALLED_PROFILES = Path(__file__).parents[1] / "cluster.yaml"
-KINDS = ("local", "cpu", "cuda", "existing")
 CONNECT_SECONDS = 30
 ANSWER_SECONDS = 5
 """How long a scheduler may take to answer before somebody is told that it is waited for."""
@@ -100,66 +96,6 @@ CLIENT_KEYS = _keys_of(Client) - {"loop", "asynchronous", "kwargs"}
 """What a profile may say of the way to a running scheduler."""
 
 
-@dataclass(frozen=True)
-class Profile:
-    """What a profile says, and where."""
-
-    options: dict[str, Any]
-    """Its keys, ``kind`` among them."""
-    file: Path
-
-    def called(self, name: str) -> str:
-        """What messages call it."""
-        built_in = self.file == INSTALLED_PROFILES
-        return f"built-in profile {name!r}" if built_in else f"profile {name!r} of {self.file}"
-
-
-def load_profiles(path: str | os.PathLike[str] | None = None) -> dict[str, Profile]:
-    """The profiles of a file, and the built-in ones that it does not define anew.
-
-    path: the file; unset: the configured one, else ./cluster.yaml where there is one.
-
-    Raises
-    ------
-    ClusterError
-        The file is missing, is no YAML, or does not hold a mapping of profiles with a known ``kind``.
-    OptionError
-        ``path`` is none.
-    """
-    own = _profiles_file(path)
-    return _read_profiles(INSTALLED_PROFILES) | (_read_profiles(own) if own is not None else {})
-
-
-def _profiles_file(path: str | os.PathLike[str] | None) -> Path | None:
-    """The file of the user's own profiles, if any."""
-    chosen = config.get("cluster-file", path)
-    if chosen is not None:
-        return Path(chosen)
-    here = Path("cluster.yaml")
-    return here if here.is_file() else None
-
-
-def _read_profiles(path: Path) -> dict[str, Profile]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ClusterError(f"cannot read the profiles file {path}: {error}") from error
-    except (
-        Exception
-    ) as error:  # text that is no UTF-8, and what YAML's types have to say, such as of a date without day
-        raise ClusterError(f"{path} is not valid YAML: {error}") from error
-    profiles = content.get("profiles") if isinstance(content, dict) else None
-    if not isinstance(profiles, dict) or not profiles:
-        raise ClusterError(f"{path} has no mapping 'profiles'; see {INSTALLED_PROFILES} for the form")
-    for name, profile in profiles.items():
-        kind = profile.get("kind") if isinstance(profile, dict) else None
-        if kind not in KINDS:
-            raise ClusterError(
-                f"profile {shown(name)} in {path} has kind {shown(kind)}; it may be {', '.join(KINDS)}"
-            )
-    return {str(name): Profile(profile, path) for name, profile in profiles.items()}
-
-
 def _no_profile(name: str, profiles: dict[str, Profile], own: Path | None) -> ClusterError:
     where = f"the built-in ones and those of {own}" if own is not None else "the built-in ones"
     return ClusterError(
@@ -167,6 +103,18 @@ def _no_profile(name: str, profiles: dict[str, Profile], own: Path | None) -> Cl
         f" it in {own if own is not None else 'cluster.yaml'} (a scheduler's address starts with tcp://, ucx:// or"
         " tls://)"
     )
+
+
+class BatchProfileError(ClusterError):
+    """A profile of kind ``slurm``, of which there is no cluster in this process. A command that meets it has found
+    nothing wrong with its arguments, and becomes a batch job."""
+
+    def __init__(self, called: str, options: dict[str, Any]) -> None:
+        super().__init__(
+            f"{called} is of kind slurm, by which a command becomes a batch job: tilewright matmul ... --profile; from"
+            " Python pass a cluster of Dask's, or a profile of kind existing with the address of a scheduler"
+        )
+        self.called, self.options = called, options
 
 
 @contextmanager
@@ -218,7 +166,7 @@ def open_cluster(
     else:
         profiles = load_profiles(config)
         if cluster not in profiles:
-            raise _no_profile(cluster, profiles, _profiles_file(config))
+            raise _no_profile(cluster, profiles, profiles_file(config))
         called, profile = profiles[cluster].called(cluster), dict(profiles[cluster].options)
     with _default_put_back, ExitStack() as stack:
         yield _start(stack, called, profile, loops)
@@ -319,6 +267,8 @@ def _start(stack: ExitStack, called: str, profile: dict[str, Any], loops: bool) 
     kind = profile.pop("kind")
     if kind == "existing":
         return _connect(stack, called, profile)
+    if kind == "slurm":
+        raise BatchProfileError(called, profile)
     for key in ("processes", "env", *COUNTS):
         if profile.get(key, True) is None:
             del profile[key]  # nothing said: each kind has its own

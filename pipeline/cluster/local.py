@@ -9,7 +9,6 @@ import os
 import re
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from distributed.core import Status
 from distributed.utils import LoopRunner, sync
 
 from tilewright.kernels.numbers import counted
+from tilewright.pipeline.cluster.profiler import PROFILER_HANGS
 from tilewright.pipeline.errors import ClusterError
 
 logger = logging.getLogger(__name__)
@@ -82,10 +82,6 @@ WORKER_PROCESS = "Dask Worker process"
 SETTLE_SECONDS = 0.02
 """Dask's connections wait up to 10 ms between two messages. Where the loop stops meanwhile Python tells, now and then,
 of a timeout that nobody took notice of."""
-PROFILER_HANGS = (3, 11) <= sys.version_info < (3, 11, 9)
-"""Whether this Python may hang for good under Dask's sampling profiler, which asks for the frames of all threads a
-hundred times a second: there a collection of garbage can begin under the lock that a new thread waits for while it
-holds the interpreter's (CPython's issue 106883). Dask leaves one of its two profilers out of 3.11 for that."""
 
 ENDING = (Status.closing_gracefully, Status.closing, Status.closed, Status.failed)
 """States of a worker, or of the nanny that restarts one, which nothing follows but its end."""

@@ -19,8 +19,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 INTERRUPTED = Path(__file__).with_name("interrupted.py")
 SRUN = """#!/bin/bash
 # One task, a worker without a GPU. What srun's manual says of signals: SIGTERM is forwarded as SIGKILL.
-[ "$1 $2 $3" = "dask cuda worker" ] || exit 2
-shift 3
+[ "$1 $2 $3 $4" = "--cpus-per-task=32 dask cuda worker" ] || exit 2
+shift 4
 setsid dask worker "$@" --no-dashboard & tasks=$!
 trap 'kill -9 -- -$tasks' TERM
 wait $tasks

@@ -78,7 +78,7 @@ SWITCHES = {
     "--json",
 }
 FACTORS: dict[str, Any] = {"--transpose-a": None, "--transpose-b": None, "--precision": precisions}
-PLACED: dict[str, Any] = {"--profile": profiles, "--cluster-file": files}
+PLACED: dict[str, Any] = {"--profile": profiles, "--cluster-file": files, "--detach": None, "--dry-run": None}
 COMMON: dict[str, Any] = {"--json": None, "--debug": None, "--nonsense": None, "--help": None}
 RIGHT = {
     "A": "A.zarr",

@@ -29,7 +29,8 @@ from distributed.utils import LoopRunner
 from tilewright.pipeline import config
 from tilewright.pipeline.cluster import cluster as cluster_module
 from tilewright.pipeline.cluster import local as local_cluster
-from tilewright.pipeline.cluster.cluster import INSTALLED_PROFILES, load_profiles, open_cluster
+from tilewright.pipeline.cluster.cluster import open_cluster
+from tilewright.pipeline.cluster.profiles import INSTALLED_PROFILES, load_profiles
 from tilewright.pipeline.errors import ClusterError, DeviceUnavailableError, OptionError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,7 +45,7 @@ def profile_file(folder: Path, **profiles: object) -> Path:
 def test_the_installed_profiles_are_the_repositorys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert INSTALLED_PROFILES.read_text() == (ROOT / "cluster.yaml").read_text()
     monkeypatch.chdir(tmp_path)
-    assert set(load_profiles()) == {"local", "cpu", "cuda", "existing"}
+    assert set(load_profiles()) == {"local", "cpu", "cuda", "existing", "slurm"}
 
 
 def test_profiles_of_a_file_add_to_the_built_in_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +53,7 @@ def test_profiles_of_a_file_add_to_the_built_in_ones(tmp_path: Path, monkeypatch
     built_in = load_profiles()
     Path("cluster.yaml").write_text("profiles: {site: {kind: existing}, cpu: {kind: cpu, n_workers: 2}}")
     profiles = load_profiles()
-    assert set(profiles) == {"local", "cpu", "cuda", "existing", "site"}
+    assert set(profiles) == {"local", "cpu", "cuda", "existing", "slurm", "site"}
     assert profiles["local"] == built_in["local"]
     assert profiles["cpu"].options == {"kind": "cpu", "n_workers": 2}, (
         "one of the same name is replaced whole"
@@ -60,14 +61,14 @@ def test_profiles_of_a_file_add_to_the_built_in_ones(tmp_path: Path, monkeypatch
     with open_cluster("local") as own:
         assert len(own.nthreads()) == 1
     other = profile_file(tmp_path, other={"kind": "local"})
-    assert set(load_profiles(other)) == {"local", "cpu", "cuda", "existing", "other"}
+    assert set(load_profiles(other)) == {"local", "cpu", "cuda", "existing", "slurm", "other"}
     with dask.config.set({"tilewright.cluster-file": str(other)}):
         assert load_profiles() == load_profiles(other)
 
 
 def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    known = "there is no profile 'gpu'; the profiles are cpu, cuda, existing, local"
+    known = "there is no profile 'gpu'; the profiles are cpu, cuda, existing, local, slurm"
     empty = "says neither address nor scheduler_file; set one in your cluster.yaml"
     for name, said in (
         ("gpu", f"{known}, the built-in ones: choose one, or define it in cluster.yaml ("),
@@ -85,7 +86,7 @@ def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.
     for name, said in (
         (
             "gpu",
-            "local, near, odd, pair, promised, site, slow, threads, the built-in ones and those of cluster.yaml: ",
+            "near, odd, pair, promised, site, slow, slurm, threads, the built-in ones and those of cluster.yaml: ",
         ),
         ("site", f"profile 'site' of cluster.yaml {empty}"),
         (
@@ -439,7 +440,9 @@ def test_an_address_or_a_scheduler_file_is_connected_to(tmp_path: Path) -> None:
 
 def test_wrong_profiles_are_named(tmp_path: Path) -> None:
     with (
-        pytest.raises(ClusterError, match=r"no profile 'gpu'; the profiles are cpu, cuda, existing, local"),
+        pytest.raises(
+            ClusterError, match=r"no profile 'gpu'; the profiles are cpu, cuda, existing, local, slurm"
+        ),
         open_cluster("gpu"),
     ):
         pass

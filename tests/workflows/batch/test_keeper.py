@@ -1,0 +1,288 @@
+"""What becomes of a job, by which of its processes ends first, and how; with shells in the place of Dask's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tilewright.pipeline.errors import ClusterError
+from tilewright.workflows.batch import keeper as keeper_module
+from tilewright.workflows.batch import slurm
+from tilewright.workflows.batch.folder import (
+    INSIDE,
+    INSIDE_PROFILE,
+    INSIDE_TRY,
+    JobFolder,
+    Progress,
+    Submitted,
+)
+from tilewright.workflows.batch.keeper import Keeper
+from tilewright.workflows.batch.profile import BatchProfile, read_profile
+from tilewright.workflows.batch.slurm import Look
+
+ROOT = Path(__file__).parents[3]
+SCHEDULER = "echo {} > $0; exec sleep 60"
+"""$0 is the scheduler's file."""
+DRAINS = "trap 'echo drained; exit 143' TERM; touch begun; while :; do sleep 0.05; done"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(keeper_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(keeper_module, "CLIENT_SECONDS", 0.2)
+    monkeypatch.setattr(keeper_module, "REQUEUED_SECONDS", 0)
+    monkeypatch.setattr(slurm, "look_at", lambda job: Look("RUNNING"))
+    (tmp_path / "job").mkdir()
+    return JobFolder(tmp_path / "job")
+
+
+class Shells(Keeper):
+    """Runs these, in place of its processes."""
+
+    shells: dict[str, str]
+
+    def _scheduler_command(self, address: Path) -> list[str]:
+        return ["sh", "-c", self.shells["scheduler"], str(address)]
+
+    def _workers_command(self) -> list[str]:
+        return ["sh", "-c", self.shells["workers"], str(self.folder.stop_file(self.attempt))]
+
+    def _client_command(self, address: Path) -> list[str]:
+        assert address.read_text() == "{}\n", "nothing begins before the scheduler"
+        return ["sh", "-c", self.shells["command"]]
+
+
+def keeper(
+    folder: JobFolder,
+    *,
+    scheduler: str = SCHEDULER,
+    workers: str = "exec sleep 60",
+    command: str = "exit 0",
+    attempt: int = 1,
+    tries: int = 3,
+) -> Shells:
+    submitted = Submitted(("matmul",), BatchProfile(tries=tries), "/", 0.0, "7")
+    found = Shells(folder, submitted, "7", attempt, {"PATH": "/usr/bin:/bin"})
+    found.shells = {"scheduler": scheduler, "workers": workers, "command": command}
+    return found
+
+
+@pytest.mark.parametrize(("command", "status"), [("exit 0", 0), ("exit 5", 5), ("kill -9 $$", 137)])
+def test_a_job_has_the_status_of_its_command(folder: JobFolder, command: str, status: int) -> None:
+    kept = keeper(folder, command=command)
+    assert kept.keep() == status
+    progress = folder.progress()
+    assert progress is not None
+    assert (progress.phase, progress.status, progress.attempt) == ("ended", status, 1)
+    assert all(process.poll() is not None for process in kept._started.values()), "all of them"
+
+
+@pytest.mark.parametrize(
+    ("who", "shell", "said"),
+    [
+        ("scheduler", "echo {} > $0; sleep 0.3; echo no memory >&2; kill -9 $$",
+         "its scheduler ended by signal 9: no memory (FOLDER/scheduler.log has more)"),
+        ("workers", "sleep 0.3; exit 3",
+         "srun, and with it all workers, ended with exit status 3, and has said nothing in FOLDER/workers.log"),
+        ("workers", "printf '1: ValueError: no GPU\n1: the workers of task 1 end\nsrun: error\n'; sleep 0.3; exit 1",
+         "srun, and with it all workers, ended with exit status 1: ValueError: no GPU (FOLDER/workers.log has more)"),
+        ("scheduler", "echo no port; exit 1", "its scheduler ended with exit status 1: no port"),
+    ],
+)  # fmt: skip
+def test_a_job_without_its_cluster_ends_with_the_reason(
+    folder: JobFolder, capfd: pytest.CaptureFixture[str], who: str, shell: str, said: str
+) -> None:
+    begun = time.monotonic()
+    assert keeper(folder, command="exec sleep 60", **{who: shell}).keep() == 1, "though it was killed"
+    assert time.monotonic() - begun < 20
+    errors = capfd.readouterr().err
+    assert f"error: job 7: {said.replace('FOLDER', str(folder.path))}" in errors
+    progress = folder.progress()
+    assert progress is not None
+    assert progress.reason in errors
+
+
+def test_what_the_command_says_of_a_lost_cluster_is_waited_for(
+    folder: JobFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept = keeper(
+        folder, scheduler="echo {} > $0; sleep 0.3", command="sleep 0.4; echo tiles are kept; exit 1"
+    )
+    assert kept.keep() == 1
+    assert "tiles are kept" in capfd.readouterr().out
+
+
+def test_a_command_that_ends_well_without_its_cluster_has_ended_well(
+    folder: JobFolder, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers outlive srun by some seconds."""
+    monkeypatch.setattr(keeper_module, "CLIENT_SECONDS", 20)
+    assert keeper(folder, workers="exit 1", command="sleep 0.5; exit 0").keep() == 0
+    assert "error" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "workers"])
+def test_a_job_that_is_asked_to_end_drains_and_is_queued_again(
+    folder: JobFolder, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    queued = []
+    monkeypatch.setattr(slurm, "requeue", queued.append)
+    workers = "exec sleep 60"
+    if how == "workers":
+        workers = "until [ -e begun ]; do sleep 0.05; done; touch $0; exec sleep 60"
+    kept = keeper(folder, command=DRAINS, workers=workers)
+    if how == "SIGTERM":
+        ask = kept._asked_to_end
+
+        def asked() -> bool:
+            if Path("begun").exists():
+                kept.stop("SIGTERM")
+            return ask()
+
+        monkeypatch.setattr(kept, "_asked_to_end", asked)
+    kept.keep()
+    assert queued == ["7"]
+    captured = capfd.readouterr()
+    assert captured.out == "drained\n"
+    assert "job 7 was asked to end (SIGTERM" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("attempt", "state", "command", "status"),
+    [
+        (3, "RUNNING", DRAINS, 143),
+        (1, "CANCELLED", DRAINS, 143),
+        (1, "COMPLETING", DRAINS, 143),
+        (1, "RUNNING", "trap 'exit 0' TERM; touch begun; while :; do sleep 0.05; done", 0),
+        (1, "RUNNING", "trap 'exit 1' TERM; touch begun; while :; do sleep 0.05; done", 1),
+    ],
+)
+def test_a_job_is_not_queued_again_without_need(
+    folder: JobFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    attempt: int,
+    state: str,
+    command: str,
+    status: int,
+) -> None:
+    """Its tries are over, it was cancelled, it has finished after all, or it has failed by itself."""
+    monkeypatch.setattr(slurm, "look_at", lambda job: Look(state))
+    monkeypatch.setattr(slurm, "requeue", lambda job: pytest.fail("queued again"))
+    workers = "until [ -e begun ]; do sleep 0.05; done; touch $0; exec sleep 60"
+    assert keeper(folder, command=command, workers=workers, attempt=attempt).keep() == status
+
+
+def test_a_job_that_slurm_does_not_queue_again_says_so(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(job: str) -> None:
+        raise ClusterError("scontrol could not queue the job again: disabled")
+
+    monkeypatch.setattr(slurm, "requeue", refuse)
+    workers = "until [ -e begun ]; do sleep 0.05; done; touch $0; exec sleep 60"
+    assert keeper(folder, command=DRAINS, workers=workers).keep() == 143
+    assert "is not queued again: scontrol could not queue the job again: disabled" in capfd.readouterr().err
+
+
+def test_a_job_without_tries_left_computes_nothing(
+    folder: JobFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm starts a job anew by itself when a node fails."""
+    assert keeper(folder, attempt=4, tries=3).keep() == 1
+    assert "it has been started 3 times, which is all its tries" in capfd.readouterr().err
+
+
+def test_a_job_that_has_finished_is_not_run_again(folder: JobFolder) -> None:
+    """Slurm queues a job again whose node fails in its last second."""
+    assert keeper(folder).keep() == 0
+    assert keeper(folder, attempt=2, command="exit 1").keep() == 0
+    progress = folder.progress()
+    assert progress is not None
+    assert (progress.attempt, progress.status) == (1, 0)
+
+    assert keeper(folder, attempt=3, tries=2).keep() == 0
+    folder.write_progress(Progress("ended", 1, "its scheduler ended by signal 9", 1))
+    assert keeper(folder, attempt=2, command="exit 5").keep() == 5
+
+
+def test_what_is_started_has_its_cores_its_address_and_its_settings(folder: JobFolder) -> None:
+    profile = read_profile("p", {"nodes": 3, "ntasks_per_node": 2, "cpus_per_task": 5, "interface": "ib0"})
+    kept = Keeper(folder, Submitted(("dot", "x", "y"), profile, "/", 0.0, "7"), "7", 2, {})
+    address = folder.scheduler_file(2)
+    assert address != folder.scheduler_file(1)
+    scheduler = " ".join(kept._scheduler_command(address))
+    assert f"--scheduler-file {address} --port 0 --interface ib0" in scheduler
+    srun = kept._workers_command()
+    assert srun[0] == "srun"
+    assert {"--nodes=3", "--ntasks=6", "--ntasks-per-node=2", "--cpus-per-task=5"} <= set(srun)
+    assert kept._cores() == {"OMP_NUM_THREADS": "5"}
+    assert kept._settings() == {
+        INSIDE: str(folder.profiles),
+        INSIDE_TRY: "2",
+        "DASK_TILEWRIGHT__WORKERS": "6",
+        "DASK_TILEWRIGHT__TILES": "48",
+    }
+    assert kept._client_command(address)[-1] == str(folder.path), "no words of the command"
+    written = yaml.safe_load(folder.profiles.read_text())
+    assert written == {"profiles": {INSIDE_PROFILE: {"kind": "existing", "scheduler_file": str(address)}}}
+
+    gpus = read_profile("p", {"nodes": 2, "gpus_per_node": "h100:4"})
+    kept = Keeper(folder, replace(kept.submitted, profile=gpus), "7", 1, {})
+    assert {"--nodes=2", "--ntasks=2", "--cpus-per-task=32", "--gpus-per-node=h100:4"} <= set(
+        kept._workers_command()
+    )
+    assert kept._cores() == {}
+    assert kept._settings()["DASK_TILEWRIGHT__WORKERS"] == "8"
+
+
+def test_a_launcher_notes_sigterm_and_its_workers_take_none(folder: JobFolder, tmp_path: Path) -> None:
+    """A task of srun's, with a script in the place of the workers."""
+    script = tmp_path / "workers.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open('ready', 'w').close()\n"
+        "while not os.path.exists('go'): time.sleep(0.02)\n"
+        "sys.exit(4)\n"
+    )
+    code = (
+        "import sys; from tilewright.workflows.batch import launcher; launcher.NANNIES = 'workers';"
+        f" sys.exit(launcher.main({str(folder.path)!r}, 2))"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}) as process:
+        try:
+            while not Path("ready").exists():
+                assert process.poll() is None
+                time.sleep(0.02)
+            process.send_signal(signal.SIGTERM)
+            while not folder.stop_file(2).exists():
+                assert process.poll() is None
+                time.sleep(0.02)
+            assert not folder.stop_file(1).exists()
+            Path("go").touch()
+            assert process.wait(20) == 4
+        finally:
+            process.kill()
+
+
+def test_what_was_submitted_is_read_as_it_was_written(folder: JobFolder) -> None:
+    profile = read_profile("p", {"gpus_per_node": "a100:2", "mem": "8G", "extra": ["--exclusive"]})
+    submitted = Submitted(("matmul", "s3://key:secret@host/a", "b", "c"), profile, "/here", 12.5)
+    folder.write_submitted(submitted)
+    assert folder.submitted() == submitted
+    folder.number("9")
+    assert folder.submitted() == replace(submitted, job="9")
+    (folder.path / "job.json").write_text(json.dumps({"version": 0}))
+    with pytest.raises(OSError, match="says of no job of ours: it is of another release"):
+        folder.submitted()

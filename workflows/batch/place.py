@@ -1,0 +1,126 @@
+"""A command whose profile is of kind ``slurm``: before its own work, and in place of it.
+
+Such a command does all that it does before it opens a cluster, so that wrong arguments are told at once and not by a
+job that has waited for hours. Then `BatchProfileError` comes out of it, and `run_as_job` takes over."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import Any, NamedTuple
+
+import click
+
+from tilewright.pipeline import config
+from tilewright.pipeline.cluster.cluster import BatchProfileError
+from tilewright.pipeline.cluster.profiles import load_profiles
+from tilewright.pipeline.errors import ClusterError
+from tilewright.workflows.batch import slurm
+from tilewright.workflows.batch.folder import (
+    INSIDE,
+    INSIDE_PROFILE,
+    INSIDE_TRY,
+    JobFolder,
+    Submitted,
+    jobs_folder,
+    make_folder,
+    name_of,
+)
+from tilewright.workflows.batch.follow import follow
+from tilewright.workflows.batch.profile import read_profile
+from tilewright.workflows.batch.script import job_script
+from tilewright.workflows.console import is_quiet, on_interrupt
+
+
+class Wish(NamedTuple):
+    """What the options of a command say of its job."""
+
+    detach: bool
+    dry_run: bool
+
+
+def settled(params: dict[str, Any], words: list[str], wish: Wish) -> bool:
+    """Whether all that was asked for is a job's script, which is then printed.
+
+    Of a command that runs inside a job, the profile becomes that of the job's own cluster, and what earlier tries of
+    the job have left is kept.
+
+    params: the command's. words: the command and its arguments, as they were given.
+
+    Raises
+    ------
+    ClusterError
+        The profile asks for what Slurm does not have.
+    click.UsageError
+        There is a wish, and the profile is not of kind slurm.
+    """
+    if inside := os.environ.get(INSIDE):
+        params |= {"cluster": INSIDE_PROFILE, "cluster_file": inside}
+        if "no_resume" in params and int(os.environ[INSIDE_TRY]) > 1:
+            params["no_resume"] = False
+        return False
+    if not any(wish):
+        return False
+    name = params["cluster"]
+    profile = None if "://" in name else load_profiles(params["cluster_file"]).get(name)
+    if profile is None or profile.options["kind"] != "slurm":
+        option = "--detach" if wish.detach else "--dry-run"
+        raise click.UsageError(f"{option} is about a batch job, and {name!r} is no profile of kind slurm")
+    if wish.dry_run:
+        found = read_profile(profile.called(name), profile.options)
+        folder = JobFolder(jobs_folder() / name_of(words[0], time.time()))
+        click.echo(job_script(found, folder, words[0], config.get("grace-seconds")), nl=False)
+    return wish.dry_run
+
+
+def run_as_job(asked: BatchProfileError, words: list[str], *, detach: bool) -> None:
+    """Submit a command as a batch job, and follow it unless it is to be left to itself.
+
+    Raises
+    ------
+    TilewrightError
+        The profile asks for what Slurm does not have, Slurm refuses the job or ends it, or no folder can be made.
+    click.exceptions.Exit
+        The job has ended, with another exit status than 0.
+    """
+    profile = read_profile(asked.called, asked.options)
+    if not slurm.available():
+        raise ClusterError(
+            f"{asked.called} is of kind slurm, and there is no sbatch here; log in to a host where Slurm's commands"
+            " are, or take another profile (--dry-run prints the job's script)"
+        )
+    begun = time.time()
+    folder = make_folder(words[0], begun)
+    try:
+        folder.write_submitted(Submitted(tuple(words), profile, os.getcwd(), begun))
+        folder.script.write_text(
+            job_script(profile, folder, words[0], config.get("grace-seconds")), encoding="utf-8"
+        )
+        job = slurm.submit(folder.script)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    folder.number(job)
+    tell(f"submitted as job {job}; its files are in {folder.path}")
+    if detach:
+        tell(f"tilewright jobs {job} shows it again, and scancel {job} ends it")
+        click.echo(job)
+        return
+    follow_job(folder, job)
+
+
+def tell(line: str) -> None:
+    if not is_quiet():
+        click.echo(line, err=True)
+
+
+def follow_job(folder: JobFolder, job: str) -> None:
+    """Follow a job to its end. Raises as `run_as_job`."""
+    on_interrupt(
+        lambda: (
+            f"job {job} goes on without this terminal; tilewright jobs {job} shows it again, and scancel {job} ends it"
+        )
+    )
+    if status := follow(folder, quiet=is_quiet()):
+        raise click.exceptions.Exit(status)

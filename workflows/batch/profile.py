@@ -1,0 +1,275 @@
+"""What a profile of kind ``slurm`` says, under Slurm's own names, and what follows for the workers of its job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from tilewright.kernels.arguments import as_count, shown
+from tilewright.pipeline.errors import ClusterError
+
+CPUS_A_GPU = 8
+"""Cores for each GPU where the profile does not say: a GPU's worker reads and decodes with a dozen threads. Slurm's own
+default is often one core for the whole node."""
+CPUS_A_TASK = 4
+GPU_THREADS, CPU_THREADS = 4, 2
+"""Threads of a worker, as in the profiles ``cuda`` and ``cpu``."""
+TRIES = 10
+OTHERS_MIB = 512
+"""What the job's scheduler and the command take on its first node; left free on all, so that workers are alike."""
+LEAST_WORKER_MIB = 512
+TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
+UNLIMITED = ("unlimited", "infinite")
+MEMORY = re.compile(r"(?P<number>\d+)(?P<unit>[KMGT]?)B?", re.IGNORECASE)
+MIB = {"": 1.0, "K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20}
+"""Slurm's units of memory; a number without is MiB."""
+GPUS = re.compile(r"(?:(?P<type>[\w.-]+):)?(?P<count>\d+)")
+OURS = {
+    "array": "one command is one job",
+    "error": "the job's files lie in its folder",
+    "no-requeue": "the job queues itself again; tries: 1 has it never do that",
+    "ntasks": "there is one task on a node, or ntasks_per_node of them",
+    "open-mode": "a job that is queued again goes on with its log",
+    "output": "the job's files lie in its folder",
+    "requeue": "the job queues itself again, up to tries",
+    "signal": "tilewright.grace-seconds says how long a stopped job may take",
+    "wrap": "the job's script is Tilewright's",
+}
+"""What ``extra`` may not say, and why."""
+SHORT = {"a": "array", "e": "error", "n": "ntasks", "o": "output"}
+
+
+@dataclass(frozen=True)
+class BatchProfile:
+    """What is asked of Slurm, for one job. Texts are as Slurm takes them."""
+
+    nodes: int = 1
+    gpus_per_node: str | None = None
+    """A number, or a type and a number: ``h100:4``."""
+    ntasks_per_node: int = 1
+    """Worker processes of a node that multiplies on its CPU. Beside GPUs there is one for each."""
+    cpus_per_gpu: int = CPUS_A_GPU
+    cpus_per_task: int = CPUS_A_TASK
+    """Cores of each worker without a GPU."""
+    mem: str | None = None
+    """Memory of a node."""
+    time: str | None = None
+    """How long one try may take."""
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    interface: str | None = None
+    """The network that scheduler and workers talk over, such as ``ib0``."""
+    threads_per_worker: int | None = None
+    activate: str | None = None
+    """The line of the script that makes ``python`` that of an environment with Tilewright; without it the script names
+    the interpreter that submits."""
+    tries: int = TRIES
+    """How often the job may start, the first time included."""
+    extra: tuple[str, ...] = ()
+    """Further options of sbatch, each with its dashes."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a node."""
+        found = GPUS.fullmatch(self.gpus_per_node) if self.gpus_per_node is not None else None
+        return int(found["count"]) if found is not None else 0
+
+    @property
+    def tasks(self) -> int:
+        """Tasks that ``srun`` starts on a node. Beside GPUs it is one, with a worker for each GPU: tasks that are bound
+        to a GPU each could not copy panels from each other's."""
+        return 1 if self.gpus else self.ntasks_per_node
+
+    @property
+    def cpus(self) -> int:
+        """Cores of such a task."""
+        return self.gpus * self.cpus_per_gpu if self.gpus else self.cpus_per_task
+
+    @property
+    def workers(self) -> int:
+        """Workers of the whole job."""
+        return self.nodes * (self.gpus or self.ntasks_per_node)
+
+    @property
+    def threads(self) -> int:
+        return self.threads_per_worker or (GPU_THREADS if self.gpus else CPU_THREADS)
+
+    def memory_limit(self) -> int | float:
+        """What each worker may hold: bytes, or where the profile says no ``mem`` a share of what its process sees.
+        That is the job's own memory where Slurm confines jobs."""
+        workers = self.gpus or self.ntasks_per_node
+        if self.mem is None or not (mib := memory_mib(self.mem)):
+            return 0.9 / workers
+        return int((mib - OTHERS_MIB) / workers * 2**20)
+
+
+def memory_mib(text: str) -> float:
+    """Slurm's ``--mem`` in MiB; 0, as for Slurm, is all that a node has. Raises ValueError for what is none."""
+    found = MEMORY.fullmatch(text)
+    if found is None:
+        raise ValueError(text)
+    return int(found["number"]) * MIB[found["unit"].upper()]
+
+
+def time_seconds(text: str) -> float | None:
+    """Slurm's ``--time`` in seconds: minutes, minutes:seconds, hours:minutes:seconds, or days-hours and smaller parts;
+    None for no limit. Raises ValueError for what is none."""
+    if text.lower() in UNLIMITED:
+        return None
+    found = TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(text)
+    parts = [int(part) for part in found["parts"].split(":")]
+    if found["days"] is not None:  # they begin with hours
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        hours += 24 * int(found["days"])
+    elif len(parts) < 3:  # they begin with minutes
+        hours, minutes, seconds = 0, *(*parts, 0)[:2]
+    else:
+        hours, minutes, seconds = parts
+    return 3600.0 * hours + 60 * minutes + seconds
+
+
+KEYS = tuple(field.name for field in fields(BatchProfile))
+COUNTS = ("nodes", "ntasks_per_node", "cpus_per_gpu", "cpus_per_task", "threads_per_worker", "tries")
+WORDS = ("partition", "account", "qos", "constraint", "interface")
+
+
+def read_profile(called: str, options: Mapping[str, Any]) -> BatchProfile:
+    """A profile of kind ``slurm``, checked.
+
+    called: what messages call it. options: its keys, with or without ``kind``; those that are null say nothing.
+
+    Raises
+    ------
+    ClusterError
+        A key is not known, or its value is none of its kind.
+    """
+    given = {str(key): value for key, value in options.items() if key != "kind" and value is not None}
+    for key in given:
+        if key not in KEYS:
+            near = get_close_matches(key.replace("-", "_"), KEYS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ClusterError(
+                f"{called}: a job of Slurm's has no key {key!r}{hint}; there are {', '.join(KEYS)}; other options of"
+                " sbatch go below extra"
+            )
+    for key in COUNTS:
+        count = as_count(given.get(key, 1))
+        if count is None or count < 1:
+            raise ClusterError(f"{called}: {key}: {shown(given[key])} is no whole number of 1 or more")
+    for key in WORDS:
+        _check_line(called, key, given, "a name")
+    _check_line(called, "activate", given, "a line of the shell, such as source ~/env/bin/activate")
+    found = {key: value for key, value in given.items() if key != "extra"}
+    found |= _gpus(called, given) | _memory(called, given) | _time(called, given)
+    profile = BatchProfile(**found, extra=_extra(called, given.get("extra", ())))
+    if profile.gpus and "ntasks_per_node" in given:
+        raise ClusterError(
+            f"{called}: ntasks_per_node: {profile.ntasks_per_node} beside gpus_per_node, which has a worker for each"
+            " GPU; leave one of them out"
+        )
+    unused = "cpus_per_task" if profile.gpus else "cpus_per_gpu"
+    if unused in given:
+        other = "cpus_per_gpu" if profile.gpus else "cpus_per_task"
+        raise ClusterError(
+            f"{called}: {unused}: {given[unused]} says nothing of workers {'with' if profile.gpus else 'without'} a"
+            f" GPU; say {other}"
+        )
+    _check_memory(called, profile)
+    return profile
+
+
+def _check_line(called: str, key: str, given: Mapping[str, Any], what: str) -> None:
+    value = given.get(key)
+    if value is not None and (
+        not isinstance(value, str) or not value.strip() or not value.isprintable() or value.startswith("-")
+    ):
+        raise ClusterError(f"{called}: {key}: {shown(value)} is not {what}; give it one, or leave it out")
+
+
+def _gpus(called: str, given: Mapping[str, Any]) -> dict[str, str | None]:
+    value = given.get("gpus_per_node", 0)
+    text = str(value)
+    found = GPUS.fullmatch(text) if isinstance(value, int | str) and not isinstance(value, bool) else None
+    if found is None:
+        raise ClusterError(
+            f"{called}: gpus_per_node: {shown(value)} is no number of GPUs, nor a type and a number, such as h100:4"
+        )
+    return {"gpus_per_node": text if int(found["count"]) else None}
+
+
+def _memory(called: str, given: Mapping[str, Any]) -> dict[str, str]:
+    if "mem" not in given:
+        return {}
+    value = given["mem"]
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError(value)
+        memory_mib(str(value))
+    except ValueError as error:
+        raise ClusterError(
+            f"{called}: mem: {shown(value)} is no memory as Slurm writes it: a whole number with K, M, G or T, such as"
+            " 64G, of a node"
+        ) from error
+    return {"mem": str(value).upper().removesuffix("B")}
+
+
+def _check_memory(called: str, profile: BatchProfile) -> None:
+    workers = profile.gpus or profile.ntasks_per_node
+    least = OTHERS_MIB + workers * LEAST_WORKER_MIB
+    if profile.mem is not None and 0 < memory_mib(profile.mem) < least:
+        raise ClusterError(
+            f"{called}: mem: {profile.mem} of a node is too little for {workers} worker{'s' * (workers > 1)}; give it"
+            f" {least}M or more (a number without a unit is MiB)"
+        )
+
+
+def _time(called: str, given: Mapping[str, Any]) -> dict[str, str]:
+    if "time" not in given:
+        return {}
+    value = given["time"]
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise ClusterError(
+            f"{called}: time: YAML reads a number, {value}, of what may be minutes, or hours and minutes; put it in"
+            ' quotes: time: "1:30:00"'
+        )
+    try:
+        seconds = time_seconds(value) if isinstance(value, str) else 0.0
+    except ValueError:
+        seconds = 0.0
+    if seconds is not None and seconds < 60:
+        raise ClusterError(
+            f"{called}: time: {shown(value)} is no time of a minute or more as Slurm writes it: minutes,"
+            " hours:minutes:seconds, or days-hours, in quotes"
+        )
+    return {"time": value}
+
+
+def _extra(called: str, value: Any) -> tuple[str, ...]:
+    """Options of sbatch's, in one text or several."""
+    texts = [value] if isinstance(value, str) else value
+    allowed = "a list of options of sbatch, such as [--exclusive, --reservation=night]"
+    if not isinstance(texts, list | tuple) or not all(
+        isinstance(text, str) and re.match(r"--?\w", text) and text.isprintable() for text in texts
+    ):
+        raise ClusterError(f"{called}: extra: {shown(value)} is not {allowed}")
+    for text in texts:
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise ClusterError(f"{called}: extra: {shown(text)}: {error}; it is not {allowed}") from error
+        name = words[0].partition("=")[0]
+        name = name[2:] if name.startswith("--") else SHORT.get(name[1], name[1:])
+        own = name.replace("-", "_")
+        if name in OURS:
+            raise ClusterError(f"{called}: extra: {text} cannot be chosen: {OURS[name]}; leave it out")
+        if own in KEYS:
+            raise ClusterError(f"{called}: extra: {text} has a key of its own; say {own} in the profile")
+    return tuple(texts)

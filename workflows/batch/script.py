@@ -1,0 +1,69 @@
+"""The script that sbatch gets: what is asked of Slurm, and one line that starts the job's `keeper`.
+
+Neither dask-jobqueue's ``SLURMCluster`` nor its ``SLURMRunner`` is used. The first submits a job for each worker and
+keeps the scheduler in the process that submits: its end is the run's, and nothing could queue a job again. Its script
+always asks for one task. The second takes two tasks, with their share of GPUs, for scheduler and client;
+there SIGTERM comes to the client and all workers at once, or not at all, and a job that is queued again looks for the
+scheduler of the try before, whose file has the same name. What is used is Dask's own scheduler and nannies.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from tilewright.workflows.batch.folder import JobFolder
+from tilewright.workflows.batch.profile import BatchProfile, time_seconds
+
+BEHIND_GRACE_SECONDS = 60
+"""Between the end of a command's grace and that of its job: it has to record, and the job to queue itself again. Slurm
+looks once in 30 seconds whose time is up."""
+KEEPER = "tilewright.workflows.batch.keeper"
+
+
+def job_script(profile: BatchProfile, folder: JobFolder, command: str, grace: float) -> str:
+    """The text of the script.
+
+    command: what is run, such as ``matmul``; its arguments, which may hold secrets, are not in the script. grace: how
+    many seconds before the end of its time the job needs to come to an end by itself.
+    """
+    options = {
+        "job-name": f"tilewright-{command}",
+        "nodes": profile.nodes,
+        "ntasks-per-node": profile.tasks,
+        # Not --cpus-per-gpu: srun refuses that beside the cores of a task, which it has to be told.
+        "cpus-per-task": profile.cpus,
+        "gpus-per-node": profile.gpus_per_node,
+        "mem": profile.mem,
+        "time": profile.time,
+        "partition": profile.partition,
+        "account": profile.account,
+        "qos": profile.qos,
+        "constraint": profile.constraint,
+        "signal": f"B:TERM@{signal_seconds(profile, grace)}",
+        "output": _pattern(folder.result),
+        "error": _pattern(folder.log),
+        "open-mode": "append",
+    }
+    lines = [f"--{name}={shlex.quote(str(value))}" for name, value in options.items() if value is not None]
+    lines += ["--requeue" if profile.tries > 1 else "--no-requeue", *profile.extra]
+    python = sys.executable
+    body = []
+    if profile.activate is not None:
+        python = "python"
+        body = [profile.activate]
+    body.append(f"exec {shlex.quote(python)} -m {KEEPER} {shlex.quote(str(folder.path))}")
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), *body, ""])
+
+
+def signal_seconds(profile: BatchProfile, grace: float) -> int:
+    """How long before its time is up a job gets SIGTERM: never before half of its time."""
+    wanted = grace + BEHIND_GRACE_SECONDS
+    allowed = time_seconds(profile.time) if profile.time is not None else None
+    return int(wanted if allowed is None else min(wanted, allowed / 2))
+
+
+def _pattern(path: Path) -> str:
+    """A file's name as one of Slurm's patterns of names."""
+    return str(path).replace("%", "%%")
