@@ -94,10 +94,10 @@ class Audit:
         if not self.conclusive:
             return f"audit could compare nothing: {how}"
         if self.repaired is not None:
-            proof = "hold the bytes that were written" if self.as_written else "were checked with all of C"
+            proof = "all bytes are those that were written" if self.as_written else "all of C was checked"
             return (
-                f"repaired {self.name}: {len(self.bad)} of {count} were bad;"
-                f" {counted(self.repaired, 'tile')} computed again, which {proof}, in {self.seconds:.2f} s"
+                f"repaired {self.name} in {self.seconds:.2f} s: {counted(self.repaired, 'tile')} computed again for"
+                f" {len(self.bad)} bad of {count}; {proof}"
             )
         lines = []
         if self.metadata:

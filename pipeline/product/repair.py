@@ -220,9 +220,8 @@ def _computed_again(
 ) -> Audit:
     """Compute all but the finished tiles again, and put the repaired C in the place of the damaged one."""
     tell = Teller(request.listener)
-    tell.warn(
-        f"{found}; {counted(grid.count - len(past.finished), 'tile')} of {grid.count} are computed again"
-    )
+    left = grid.count - len(past.finished)
+    tell.warn(f"{found}; computing {left} of {counted(grid.count, 'tile')} again")
     _begin(c, path, past, grid, durable=request.durability == "full")
     try:
         run = multiply(replace(request, out=path, overwrite=True, resume=True, verify=True), repair)

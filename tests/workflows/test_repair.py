@@ -346,5 +346,5 @@ def test_the_command(stored: tuple[Path, Path, Path], client: Client) -> None:
     )
     assert result.exit_code == 0, result.output
     assert "1 of" in result.output
-    assert "hold the bytes that were written" in result.output
+    assert "all bytes are those that were written" in result.output
     assert contents(c) == before
