@@ -32,9 +32,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-O1", "-o", shim, HERE / "failing_storage.c", "-ldl"], check=True
     )
-    (folder / "work").mkdir()
+    (folder / "scratch").mkdir()
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.workflows.failing_storage", folder / "work"],
+        [sys.executable, "-m", "tests.workflows.failing_storage", folder / "scratch"],
         env=os.environ | {"LD_PRELOAD": str(shim)},
         cwd=HERE.parents[1],
         capture_output=True,
@@ -56,7 +56,7 @@ def test_a_failure_of_storage_costs_no_finished_tile(name: str, outcomes: dict[s
     told = failed["told"]
     assert "\n" not in told
     assert os.strerror(case.error) in told
-    assert re.search(r"/work/\w", told)
+    assert re.search(r"/scratch/\w", told)
     assert "run it again" in told
     stored = outcome["before"] + len(failed["done"])
     if case.calls == SYNC:
