@@ -46,6 +46,17 @@ LOSSES: dict[str, tuple[list[str], Callable[[Path], None], bool, str]] = {
 """What is lost, how, whether all tiles are kept, and what is said."""
 
 
+def stopped(
+    client: Client, folder: Path, rng: np.random.Generator
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[Path, Path, Path], dict[str, Any]]:
+    """Two factors, their paths and that of a product of which `DONE` tiles are finished, and how it was asked for."""
+    a, b = numbers(rng, (96, 80), "f4"), numbers(rng, (80, 64), "f4")
+    paths = put(folder / "a", a), put(folder / "b", b), folder / "c.zarr"
+    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
+    stop_at(DONE, *paths, **options)
+    return (a, b), paths, options
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_what_is_lost_of_the_record_is_said_and_made_up_for(
     loss: str,
@@ -55,17 +66,14 @@ def test_what_is_lost_of_the_record_is_said_and_made_up_for(
     rng: np.random.Generator,
     events: list[Event],
 ) -> None:
-    a, b = numbers(rng, (96, 80), "f4"), numbers(rng, (80, 64), "f4")
-    a_path, b_path, out = put(tmp_path / "a", a), put(tmp_path / "b", b), tmp_path / "c.zarr"
-    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
-    stop_at(DONE, a_path, b_path, out, **options)
+    (a, b), (*factors, out), options = stopped(client, tmp_path, rng)
     growing = outputs.partial_path(out)
     record = growing / ledger.FILE_NAME
     files = {"record": record, "copy": twin_of(record), "mark": growing / outputs.MARK_NAME}
     which, act, kept, said = LOSSES[loss]
     for name in which:
         act(files[name])
-    run = tw.matmul(a_path, b_path, out, listener=events.append, **options)
+    run = tw.matmul(*factors, out, listener=events.append, **options)
     told = [event.message for event in events if isinstance(event, Notice)]
     assert run.resumed == (DONE if kept else 0)
     if said:
@@ -101,10 +109,7 @@ def test_metadata_of_a_growing_array_that_were_altered_are_noticed(
     events: list[Event],
 ) -> None:
     """By them the finished chunks would mean other numbers. What users add to an array means nothing for it."""
-    a, b = numbers(rng, (96, 80), "f4"), numbers(rng, (80, 64), "f4")
-    a_path, b_path, out = put(tmp_path / "a", a), put(tmp_path / "b", b), tmp_path / "c.zarr"
-    options: dict[str, Any] = {"cluster": client, "device": "cpu", "device_memory": TIGHT}
-    stop_at(DONE, a_path, b_path, out, **options)
+    (a, b), (*factors, out), options = stopped(client, tmp_path, rng)
     path = outputs.partial_path(out) / "zarr.json"
     metadata = json.loads(path.read_text())
     metadata[change] = {
@@ -116,7 +121,7 @@ def test_metadata_of_a_growing_array_that_were_altered_are_noticed(
         "dimension_names": ["x", "y"],
     }[change]
     path.write_text(json.dumps(metadata))
-    run = tw.matmul(a_path, b_path, out, listener=events.append, **options)
+    run = tw.matmul(*factors, out, listener=events.append, **options)
     users = change in ledger.METADATA_OF_USERS
     assert run.resumed == (DONE if users else 0)
     told = [event.message for event in events if isinstance(event, Notice)]
