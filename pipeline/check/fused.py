@@ -254,9 +254,7 @@ def fused_product(
         alpha = as_number(epilogue.alpha, number)
         down = np.asarray(alpha if rows is None else times(alpha, rows))
         scaled = epilogue.alpha != 1 or rows is not None
-        left: list[Any] = [
-            FusedSide(*_stored(sides[0]), fused.transforms[0], down if scaled else None)
-        ]
+        left: list[Any] = [FusedSide(*_stored(sides[0]), fused.transforms[0], down if scaled else None)]
         right: list[Any] = [FusedSide(*_stored(sides[1]), fused.transforms[1], None, columns)]
         across = np.ones(n, number) if columns is None else columns
         of_left, of_right = [], []
