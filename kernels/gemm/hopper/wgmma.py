@@ -118,8 +118,8 @@ def kernel_function(config: Config) -> Callable[..., Any]:
     says that the work is another kernel's. What lies outside A and B counts as zero, so ragged sides need no special
     case. ``paired``: two neighbours in a row of C (in a column, where ``config.c_by_columns``) can be written at once.
     ``map_c``: C's tensor map with boxes ``config.box_c``; 0: C is written from registers.
-    ``steps``: 0, or those of `lower_tiles`: then tiles whose elements all lie in columns beyond their row + ``diagonal``
-    are left out.
+    ``steps``: 0, or those of `lower_tiles`: then tiles are left out whose elements all lie in columns beyond their row
+    + ``diagonal``.
     ``workspace``: WORKSPACE_NBYTES a block for residues; m + n flags (bytes) where only flagged lines are written.
 
     Grid: a multiple of ``config.cluster`` blocks, one a multiprocessor. Block: ``config.threads``. Shared:
