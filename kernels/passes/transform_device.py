@@ -132,7 +132,7 @@ def transform_function(stored: np.dtype, dtype: np.dtype) -> Any:
     read once for a piece. No shared memory.
     """
     operations = _operations(dtype)
-    add, subtract, multiply = operations
+    _, subtract, multiply = operations
     product_real, product_imaginary = _complex_product(operations)
     complex_numbers, half = dtype.kind == "c", stored == np.float16
     real_of, imaginary_of = _parts(stored, dtype)

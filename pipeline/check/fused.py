@@ -2,7 +2,8 @@
 
 C = epilogue(T_a(op(A)) T_b(op(B))) is linear in what is multiplied, so it is the product of
 
-    [ alpha R T_a(op(A)) | -alpha w R p | o | 1 | beta before ]   by   [ T_b(op(B)) F ; q F ; 1 ; u + offset ; identity ]
+    [ alpha R T_a(op(A)) | -alpha w R p | o | 1 | beta before ]
+    by [ T_b(op(B)) F ; q F ; 1 ; u + offset ; identity ]
 
 with R and F the factors of C's rows and columns, p and q its pairs of weight w, o and u its offsets. Terms that there
 are not are left out.

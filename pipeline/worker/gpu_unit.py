@@ -353,9 +353,9 @@ class CudaUnit:
         self._cuda.current_context()
         self._upload_stream.synchronize()  # also waits for what was sent for other panels by now
 
-    def prepare(self, a: Placed, b: Placed, tile: Placed) -> None:
+    def prepare(self, a: Placed, b: Placed, tile: Placed, diagonal: bool = False) -> None:
         for accumulate in (False, True):
-            prepare_kernels(self._product, a, b, tile, accumulate, self._compute_stream)
+            prepare_kernels(self._product, a, b, tile, accumulate, self._compute_stream, diagonal)
         if self._gpu_fusion is not None:
             self._gpu_fusion.prepare()
         if self._looks is not None:
