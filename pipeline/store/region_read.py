@@ -118,6 +118,15 @@ def region_reads(
     return [read for piece in pieces for read in _coded_reads(layout, indexes, piece, in_loops)]
 
 
+def read_targets(array: zarr.Array[Any], region: Sequence[slice]) -> list[tuple[slice, ...]]:
+    """Where the parts of `region_reads` go in the region, by whatever way they are read."""
+    layout = layout_of(array, name_of(array))
+    pieces = chunks_in(region, read_unit(array))
+    if layout is not None and layout.plain:
+        return [part.target for piece in pieces for part in _split(piece, layout.dtype.itemsize)]
+    return [piece.target for piece in pieces]
+
+
 def reads_parts(array: zarr.Array[Any]) -> bool:
     """Whether a part of a chunk is read alone; if not, the whole chunk is read, and decoded, for any part of it."""
     if is_local(array):

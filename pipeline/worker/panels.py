@@ -105,7 +105,7 @@ class PanelBuffer:
     panel: Placed | None = None
     """That panel, from when loading it is begun."""
     content: PanelContent | None = None
-    """What it holds, once it is there; None where nobody hashed it as it was read."""
+    """What it holds, once it was hashed: as it was read, or else when it is multiplied."""
 
     @property
     def placed(self) -> Placed:

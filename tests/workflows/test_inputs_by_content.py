@@ -304,7 +304,7 @@ def test_tiles_of_which_nothing_is_recorded_are_computed_again_where_an_input_lo
     tmp_path: Path,
     events: list[Event],
 ) -> None:
-    """As those of a GPU."""
+    """As where the lines of the record that said so are damaged."""
     a, b, a_path, b_path = factors
     options, out = options_with(client), tmp_path / "c.zarr"
     stop_at(FINISHED, a_path, b_path, out, **options)
