@@ -261,6 +261,9 @@ def _split(piece: ChunkPart, itemsize: int) -> Iterator[ChunkPart]:
     for part in piece.inside[1:]:
         row_nbytes *= part.stop - part.start
     step = max(1, READ_NBYTES // row_nbytes)
+    if step >= inside.stop - inside.start:
+        yield piece
+        return
     for start in range(0, inside.stop - inside.start, step):
         stop = min(start + step, inside.stop - inside.start)
         yield ChunkPart(
