@@ -74,6 +74,10 @@ def _tile_results(
             lost=lost,
             drain=drain,
         )
+
+    def left(worker: str, place: int) -> None:
+        left_behind.setdefault(worker, set()).add(tiles[place].index)
+
     groups = [((product, tile), [(product, tile, part) for part in parts]) for tile in tiles]
     window = product.plan.sums_under_way
     return run_combined(
@@ -83,6 +87,7 @@ def _tile_results(
         groups,
         window=window,
         key=key,
+        left=left,
         waiting=waiting,
         lost=lost,
         drain=drain,

@@ -270,8 +270,13 @@ def test_what_a_stopped_worker_has_under_way_is_done_by_others(
         assert sorted(results) == [(number, number) for number in range(6)]
     else:
         groups = [((), [call, call]) for call in calls]
+        left: dict[str, set[int]] = {}
+        options["left"] = lambda worker, place: left.setdefault(worker, set()).add(place)
         results = run_combined(of_processes, stopping, total, groups, window=3, **options)
         assert sorted(results) == [(number, 2 * number) for number in range(6)]
+        (stopped,) = left
+        assert stopped in told[0]
+        assert 0 in left[stopped], "the group that it stopped with"
     assert "has not been heard from" in told[0]
     assert not any("is given up:" in text for text in told), "that comes long behind"
 
