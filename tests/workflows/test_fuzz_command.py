@@ -51,6 +51,7 @@ dtypes = (
     st.sampled_from(["f4", "int64", "nonsense", ">f8", "O", "S4", "i4,f4", "bfloat16", "(2,3)f8", "a5"])
     | names
 )
+scalars = st.sampled_from(["2", "-0.5", "1+2j", "nan", "inf", "1e400", "", "x", "9" * 400]) | names
 devices = st.sampled_from(["auto", "cpu", "cuda", "gpu", "CPU"]) | names
 precisions = st.sampled_from(["full", "split", "tf32", "FULL"]) | names
 profiles = st.sampled_from([SHARED, "nope", "", "://", "tcp://", "tcp://127.0.0.1:1", "mine"]) | names
@@ -100,7 +101,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--plan-only": None,
             "--no-verify": None,
         }
-        | {"--no-resume": None, "--overwrite": None},
+        | {"--no-resume": None, "--overwrite": None}
+        | {"--alpha": scalars, "--beta": scalars}
+        | dict.fromkeys(("--row-scale", "--column-scale", "--row-offset", "--column-offset"), arrays),
     ),
     "plan": (
         ("A", "B"),
