@@ -46,16 +46,14 @@ def gram(request: GramRequest) -> MatmulRun:
     request = request.checked()
     matrices = open_matrices(request)
     form = form_of(matrices)
-    plain = _plain(request, matrices)
-    factors = open_factors(plain)  # refuses a dtype or precision that is none
     dtype = result_dtype(matrices, form, request.dtype)
-    if dtype is not None:
-        factors = replace(factors, dtype=np.dtype(dtype))
-    # Before the numbers are read, which may take as long as the product.
-    check_output(plain.out, factors, overwrite=plain.overwrite)  # type: ignore[arg-type]
+    plain = _plain(request, matrices, dtype)
+    # All that can be refused before the numbers are read, which may take as long as the product.
+    out: Any = plain.out  # which the check of it refuses where it is None
+    check_output(out, open_factors(plain), overwrite=plain.overwrite)
     wanted = {role: want for role in matrices.arrays if (want := wanted_of(matrices, role, form))}
     if not wanted:
-        return multiply(_with(plain, _made(request, matrices, form, {}, dtype), dtype))
+        return multiply(_with(plain, _made(request, matrices, form, {}, dtype)))
     with (
         open_cluster(request.cluster, request.cluster_file) as client,
         workers_held(client, waiting=on_waiting(request.listener, STATISTICS, "ends it")),
@@ -76,17 +74,17 @@ def gram(request: GramRequest) -> MatmulRun:
                     )
                 )
             made = _made(request, matrices, form, found, dtype, client, arrays)
-        return multiply(_with(replace(plain, cluster=client, cluster_file=None), made, dtype))
+        return multiply(_with(replace(plain, cluster=client, cluster_file=None), made))
 
 
-def _plain(request: GramRequest, matrices: Matrices) -> Request:
+def _plain(request: GramRequest, matrices: Matrices, dtype: Any) -> Request:
     """The product alone."""
     columns = matrices.of == "columns"
-    return request.product(transpose_a=columns, transpose_b=not columns).checked()
+    return request.product(transpose_a=columns, transpose_b=not columns, dtype=dtype).checked()
 
 
-def _with(plain: Request, made: Made, dtype: Any) -> Request:
-    return replace(plain, dtype=dtype, transforms=made.transforms, epilogue=made.epilogue)
+def _with(plain: Request, made: Made) -> Request:
+    return replace(plain, transforms=made.transforms, epilogue=made.epilogue)
 
 
 def _made(
