@@ -78,7 +78,7 @@ from tilewright.pipeline.product.output import (
 )
 from tilewright.pipeline.product.request import Factors, Request, check_output, open_factors, plan_for
 from tilewright.pipeline.store import arrays as store
-from tilewright.pipeline.store.appearance import Appearance
+from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.attributes import masks_of, product_names
 from tilewright.pipeline.store.journal import FileJournal, Journal, journal_in
@@ -132,7 +132,7 @@ def multiply(request: Request, repair: Repair | None = None) -> MatmulRun:
     # On a CPU BLAS multiplies floats, and Numba, which the check needs, is started after the product, unless that is
     # over so soon that the check would wait for it.
     m, n = factors.shape
-    loops = factors.dtype.kind in "iu" or m * n * factors.k < SMALL_PRODUCTS
+    loops = factors.sums.kind in "iu" or bool(factors.fused) or m * n * factors.k < SMALL_PRODUCTS
     with (
         open_cluster(request.cluster, request.cluster_file, loops=loops) as client,
         workers_held(client, waiting=on_waiting(request.listener, "matmul", "ends it")),
@@ -266,6 +266,10 @@ def fingerprint_of(factors: Factors) -> Fingerprint:
         "names": product_names(factors.a, factors.b, *factors.transposed),
         "masks": [repr(masks_of(array)) for array in (factors.a, factors.b)],
     }
+    if factors.fused:
+        request |= {"fused": factors.fused.digests(), "sums": str(factors.sums)}
+    if factors.before is not None:  # no tile goes on that something else was added to
+        request["before"] = list(appearance_of(factors.before))
     return fingerprint(factors.a, factors.b, request)
 
 
@@ -476,6 +480,8 @@ def product_of(factors: Factors, facts: list[WorkerFacts], plan: MatmulPlan, out
         neighbours=most_neighbours(fact.address for fact in facts),
         sharing=_sharing(facts),
         look=sought_in(factors),
+        fused=factors.fused,
+        before=factors.before,
     )
 
 

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tilewright.pipeline.plan.told import Product
-from tilewright.pipeline.worker.panels import Placed
+from tilewright.pipeline.worker.panels import PanelBuffer, Placed
 from tilewright.pipeline.worker.tile_job import Clock, FirstPair, Loaded, PanelPair, TileJob
 from tilewright.pipeline.worker.units import DeviceUnit
 
@@ -45,6 +45,10 @@ class ComputeStage:
         self._slots = slots
         self._release = release
         self._lines = product.plan.layout.c()
+        self._hermitian = product.plan.hermitian
+        self._transforms = product.fused.transforms
+        self._transformed: list[tuple[PanelBuffer, tuple[slice, slice]] | None] = [None, None]
+        """What the scratch panels of A and of B hold."""
         self._running: _Running | None = None
         self._multiplied = 0.0
         """When the last panels were multiplied."""
@@ -83,11 +87,32 @@ class ComputeStage:
         """Get the kernels ready while the first panels are read: compiling takes seconds, loading tens of ms."""
         job, clock = pair.job, Clock()
         try:
-            self._unit.prepare(pair.a.placed, pair.b.placed, target)
+            a, b = (
+                self._unit.fusion.scratch(operand, buffer.placed)
+                for operand, buffer in enumerate((pair.a, pair.b))
+            )
+            self._unit.prepare(a, a if self._is_one(pair) else b, target)
         except BaseException as error:
             job.error = job.error or error
         job.count("compute", "compute", clock)
         self._multiplied = time.perf_counter()
+
+    def _is_one(self, pair: PanelPair) -> bool:
+        """Whether one panel is multiplied by itself, as it is or transformed once."""
+        return pair.a is pair.b and not self._hermitian
+
+    def _operand(self, operand: int, buffer: PanelBuffer) -> Placed:
+        """A panel as it is multiplied, transformed unless its scratch panel holds that from the product before."""
+        if self._transforms[operand] is None:
+            return buffer.placed
+        assert buffer.region is not None, "set by who loads it"
+        what = buffer, buffer.region
+        if self._transformed[operand] == what:
+            return self._unit.fusion.scratch(operand, buffer.placed)
+        self._transformed[operand] = None  # if this fails
+        place = self._unit.fusion.transform(operand, buffer.placed, buffer.region)
+        self._transformed[operand] = what
+        return place
 
     def _enqueue(self, pair: PanelPair, target: Placed) -> _Running:
         """Enqueue the product of a panel of A and one of B, unless the job has failed."""
@@ -97,7 +122,11 @@ class ComputeStage:
             try:
                 try:
                     a, b = pair.a.placed, pair.b.placed
-                    job.kernels |= self._unit.multiply(a, b, target, accumulate=job.panels > 0)
+                    left = self._operand(0, pair.a)
+                    right = left if self._is_one(pair) else self._operand(1, pair.b)
+                    job.kernels |= self._unit.multiply(
+                        left, right, target, accumulate=job.panels > 0, diagonal=pair.a is pair.b
+                    )
                     job.panels += 1
                     # Those of the panels that this tile looks at for all tiles.
                     for operand, looks in enumerate(self._plan.looks(job.tile)):

@@ -27,13 +27,13 @@ from tilewright.kernels.gpu.transfer import (
     upload_stream,
 )
 from tilewright.kernels.passes.contents import overflow_of
-from tilewright.pipeline.plan.inputs import accumulator_dtype
 from tilewright.pipeline.plan.told import NOTHING_FOUND, Found, Product
 from tilewright.pipeline.store.region_read import FilePart, RegionRead, region_reads, region_uploads
 from tilewright.pipeline.store.region_write import RegionWrite
 from tilewright.pipeline.transfer.file_rectangles import Rectangle, StoredChunk
 from tilewright.pipeline.transfer.lane import Lane, Spares, free_pinned
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES, move_nbytes
+from tilewright.pipeline.worker.fusion import Fusion, NoFusion
 from tilewright.pipeline.worker.panels import PanelPart, Placed, shaped
 from tilewright.pipeline.worker.units import (
     BLOCK_NBYTES,
@@ -133,7 +133,7 @@ class _Looks:
         self.panel_stream, self.tile_stream = stream, cuda.stream()
         plan, self.sought = product.plan, product.look
         result = np.dtype(plan.c_dtype)
-        self.dtypes = np.dtype(plan.a_dtype), np.dtype(plan.b_dtype), accumulator_dtype(result)
+        self.dtypes = np.dtype(plan.a_dtype), np.dtype(plan.b_dtype), plan.stored
         self.overflows = math.inf, math.inf, overflow_of(result)
         shape = plan.c_buffers, len(self.dtypes), contents_device.WORDS
         self._words, self._copies = cuda.device_array(shape, np.int64), cuda.pinned_array(shape, np.int64)
@@ -247,6 +247,9 @@ class CudaUnit:
             file_download.prepare()
         self._looks: _Looks | None = None
         self._slots: dict[int, int] = {}
+        self.fusion: Fusion = NoFusion()
+        if product.fused:
+            raise NotImplementedError("the GPU's transforms")
         self._lanes = pool_of(_lanes(product.plan.lanes))
 
     def attach(self) -> None:
@@ -352,8 +355,10 @@ class CudaUnit:
         if self._looks is not None:
             self._looks.prepare()
 
-    def multiply(self, a: Placed, b: Placed, tile: Placed, accumulate: bool) -> frozenset[str]:
-        return multiply(self._product, a, b, tile, accumulate, self._compute_stream)
+    def multiply(
+        self, a: Placed, b: Placed, tile: Placed, accumulate: bool, diagonal: bool = False
+    ) -> frozenset[str]:
+        return multiply(self._product, a, b, tile, accumulate, self._compute_stream, diagonal)
 
     def passed(self) -> Callable[[], None]:
         event = self._cuda.event(timing=False)

@@ -221,6 +221,7 @@ class LoadStage:
                 region, arrival = regions[place], buffer.arrival
                 missing.append(_Missing(source.cache, key, arrival, buffer, region))
                 panel = buffer.panel = Placed(buffer.flat, shape_of(region), source.lines)
+                buffer.region = region
                 own: PanelPart | None = (0, panel.shape[0], 0, panel.shape[1])
                 if self.sharing is not None:
                     own, others = self.sharing.split(key, region, source.unit, panel, arrival, sharers[place])
