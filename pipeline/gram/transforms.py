@@ -228,9 +228,13 @@ def made_exact(
             offset=alpha * corner,
         )
     factors = {role: _factors(matrices, role, found.get(role, {})).get(of) for role in roles}
-    return Made(
-        epilogue=replace(epilogue, row_factors=factors[left], column_factors=factors[right])
+    epilogue = replace(
+        epilogue,
+        row_factors=factors[left],
+        column_factors=factors[right],
+        diagonal=_diagonal(matrices, found),
     )
+    return Made(epilogue=epilogue)
 
 
 def made_transformed(
@@ -241,14 +245,16 @@ def made_transformed(
     conjugated: as in `options.GramRequest`.
     """
     divisor = matrices.divisor
-    epilogue = None if divisor is None or divisor == 1 else Epilogue(alpha=1 / divisor)
+    diagonal, epilogue = _diagonal(matrices, found), None
+    if diagonal is not None or divisor not in (None, 1):
+        epilogue = Epilogue(alpha=1 / (divisor or 1), diagonal=diagonal)
     formed = np.result_type(dtype, np.float32)
     each = {role: _transform(matrices, role, found.get(role, {}), formed) for role in matrices.arrays}
     roles = tuple(matrices.arrays)
     left, right = each[roles[0]], each[roles[-1]]
-    if formed.kind == "c":
+    if formed.kind == "c":  # C is known to be Hermitian where both are alike but for that
         left, right = (
-            replace(one or Transform(formed), conjugate=True) if side == conjugated else one
+            replace(one or Transform(formed), conjugate=side == conjugated)
             for one, side in ((left, "left"), (right, "right"))
         )
     return Made((left, right), epilogue)
@@ -301,6 +307,20 @@ def _factors(matrices: Matrices, role: str, found: Statistics) -> dict[str, np.n
         ratio = np.divide(degrees, moments.second, out=np.zeros(len(varying)), where=varying)
         factors[side] = np.sqrt(ratio)
     return factors
+
+
+def _diagonal(matrices: Matrices, found: Mapping[str, Statistics]) -> np.ndarray | None:
+    """What the diagonal of a correlation matrix holds, to the last bit: 1, but 0 for constant variables, and NaN for
+    those that hold it. None of any other matrix."""
+    treatment = matrices.treatments["X"]
+    of = matrices.of
+    if len(matrices.arrays) == 2 or treatment.scaled != of or treatment.centered != (of,) or treatment.factors:
+        return None
+    if not isinstance(matrices.divide, str):
+        return None
+    moments = found["X"][of]
+    known = np.where(moments.constant, 0.0, 1.0)
+    return np.where(np.isfinite(moments.second), known, np.nan)
 
 
 def means_of(moments: Moments) -> np.ndarray:
