@@ -21,6 +21,7 @@ from tilewright.kernels.gemm.workspace import Parent, workspace_nbytes
 from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
+from tilewright.pipeline.check.fused import FUSED_NBYTES, inner_terms
 from tilewright.pipeline.check.sides import check_nbytes
 from tilewright.pipeline.cluster.cluster import Cluster
 from tilewright.pipeline.errors import DTypeError, OutputError, PlanError, ShapeError
@@ -411,7 +412,19 @@ def _check_nbytes(facts: list[WorkerFacts], factors: Factors, out: Source | None
         threads = min(threads, max(fact.usable_cores for fact in facts))
     host = _least(fact.host_limit_nbytes for fact in facts)
     tasks = max(fact.threads for fact in facts)
-    return check_nbytes(a, b, c, config.get("verify-rounds"), threads, host, tasks)
+    fused = factors.fused
+    return check_nbytes(
+        a,
+        b,
+        c,
+        config.get("verify-rounds"),
+        threads,
+        host,
+        tasks,
+        inner_terms(fused, b.columns, a.columns),
+        FUSED_NBYTES if fused else 0,
+        2 * fused.nbytes,
+    )
 
 
 def _no_encoders(threads: int) -> int:
