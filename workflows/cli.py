@@ -326,11 +326,23 @@ def _run_gram(name: str, arrays: tuple[str, ...], as_json: bool, **shared: Any) 
 @cli.command(cls=Placed)
 @click.argument("arrays", nargs=-1, metavar="X [Y] OUT")
 @options(variables_options)
-@click.option("--center", is_flag=False, flag_value=_VARIABLES, metavar="[SIDE|ARRAY]", callback=_sides,
-              help="Subtract the mean of each variable; columns, rows or both: theirs; or a stored vector's numbers.")
-@click.option("--scale", is_flag=False, flag_value=_VARIABLES, metavar="[SIDE|ARRAY]", callback=_sides,
-              help="Divide by the deviation of each variable; columns or rows: theirs; or multiply by a stored"
-              " vector's numbers.")
+@click.option(
+    "--center",
+    is_flag=False,
+    flag_value=_VARIABLES,
+    metavar="[SIDE|ARRAY]",
+    callback=_sides,
+    help="Subtract the mean of each variable; columns, rows or both: theirs; or a stored vector's numbers.",
+)
+@click.option(
+    "--scale",
+    is_flag=False,
+    flag_value=_VARIABLES,
+    metavar="[SIDE|ARRAY]",
+    callback=_sides,
+    help="Divide by the deviation of each variable; columns or rows: theirs; or multiply by a stored"
+    " vector's numbers.",
+)
 @click.option("--divide", metavar="N", callback=_numbers, help=divide_help)
 @options(constant_option, gram_dtype_option, precision_option, cluster_options, device_option, memory_option)
 @options(outcome_options)

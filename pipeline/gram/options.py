@@ -315,7 +315,7 @@ def _checked_missing(value: Any) -> Missing:
         return None
     if isinstance(value, str) and value.lower() == "nan":
         return "nan"
-    if isinstance(value, str | os.PathLike | zarr.Array | np.ndarray | list | tuple) and np.ndim(value) != 0:
+    if isinstance(value, zarr.Array | list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
         raise OptionError(
             "missing: a mask array cannot be applied yet; give the number that stands for a missing one, or 'nan'"
         )
@@ -423,7 +423,9 @@ def _vector(
         place = int(np.flatnonzero(~np.isfinite(found))[0])
         raise OptionError(f"{name}: number {place} is {found[place]}; all must be finite")
     if found.dtype.kind == "c" and array.dtype.kind != "c":
-        raise OptionError(f"{name}: complex numbers are given for {name_of(array)}, which holds {array.dtype}")
+        raise OptionError(
+            f"{name}: complex numbers are given for {name_of(array)}, which holds {array.dtype}"
+        )
     return found
 
 
@@ -460,7 +462,9 @@ def _weights(value: Any, length: int, summed: str, array: zarr.Array[Any]) -> np
             f"weights: found {len(found)} numbers; {name_of(array)} needs {length}, one for each of the {summed}, which"
             " are summed over"
         )
-    bad = np.flatnonzero(~(np.isfinite(found) & (found >= 0))) if found.dtype.kind == "f" else np.zeros(1, int)
+    bad = (
+        np.flatnonzero(~(np.isfinite(found) & (found >= 0))) if found.dtype.kind == "f" else np.zeros(1, int)
+    )
     if len(bad):
         raise OptionError(
             f"weights: number {bad[0]} is {found[bad[0]]}; weights must be finite numbers of 0 or more"

@@ -265,7 +265,8 @@ def _transform(matrices: Matrices, role: str, found: Statistics, dtype: np.dtype
     treatment, of, summed = matrices.treatments[role], matrices.of, matrices.summed
     offsets = dict(treatment.offsets)
     for side in treatment.centered:
-        offsets[side] = means_of(found[side])
+        weighted = side == of and matrices.weights is not None
+        offsets[side] = means_of(found[side], weighted=weighted)
     if len(treatment.centered) == 2:
         # Each line of the summed side has its mean of all numbers taken once: with the variables' means it goes twice.
         moments = found[of]
@@ -278,7 +279,7 @@ def _transform(matrices: Matrices, role: str, found: Statistics, dtype: np.dtype
         factors[summed] = roots * factors[summed] if summed in factors else roots
     if not offsets and not factors and treatment.missing is None:
         return None
-    cast: dict[str, np.ndarray] = {}
+    cast: dict[str, Any] = {}
     for kind, vectors in (("offsets", offsets), ("factors", factors)):
         for side, vector in vectors.items():
             with np.errstate(over="ignore", under="ignore"):
@@ -314,7 +315,12 @@ def _diagonal(matrices: Matrices, found: Mapping[str, Statistics]) -> np.ndarray
     those that hold it. None of any other matrix."""
     treatment = matrices.treatments["X"]
     of = matrices.of
-    if len(matrices.arrays) == 2 or treatment.scaled != of or treatment.centered != (of,) or treatment.factors:
+    if (
+        len(matrices.arrays) == 2
+        or treatment.scaled != of
+        or treatment.centered != (of,)
+        or treatment.factors
+    ):
         return None
     if not isinstance(matrices.divide, str):
         return None
@@ -323,9 +329,9 @@ def _diagonal(matrices: Matrices, found: Mapping[str, Statistics]) -> np.ndarray
     return np.where(np.isfinite(moments.second), known, np.nan)
 
 
-def means_of(moments: Moments) -> np.ndarray:
-    """The mean of each line, of integers without weights from their exact sums; 0 of no elements."""
-    if moments.least.dtype.kind not in "iu" or (moments.weight != moments.count).any():
+def means_of(moments: Moments, *, weighted: bool = False) -> np.ndarray:
+    """The mean of each line, of integers from their exact sums unless their elements have weights; 0 of no elements."""
+    if weighted or moments.least.dtype.kind not in "iu":
         return moments.mean
     if moments.high.any():
         pairs = zip(moments.exact_sums, moments.count.tolist(), strict=True)
@@ -341,4 +347,3 @@ def _variables(matrices: Matrices, role: str) -> int:
 
 def _mean(values: np.ndarray) -> float:
     return math.fsum(values) / len(values) if len(values) else 0.0
-
