@@ -118,9 +118,7 @@ def tolerances(
     parts = ceil_div(widest, max(1, narrowest)) + 2
     depth = min(widest, BLOCK_COLUMNS) + widest / BLOCK_COLUMNS + 2 * parts
     own = DEVIATIONS * unit_roundoff(wide) * math.sqrt(depth / 3)
-    return Tolerances(
-        growth, rounding, own, precision, k, dtype, column_norms, group_norms, compute, gain
-    )
+    return Tolerances(growth, rounding, own, precision, k, dtype, column_norms, group_norms, compute, gain)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 C = epilogue(T_a(op(A)) T_b(op(B))) is linear in what is multiplied, so it is the product of
 
-    [ alpha R T_a(op(A)) | -alpha w R p | o | 1 | beta before ]   by   [ T_b(op(B)) F ; q F ; 1 ; u + offset ; identity ]
+    [ alpha R T_a(op(A)) | -alpha w R p | o | 1 | beta before ]
+    by [ T_b(op(B)) F ; q F ; 1 ; u + offset ; identity ]
 
 with R and F the factors of C's rows and columns, p and q its pairs of weight w, o and u its offsets. Terms that there
 are not are left out.
@@ -254,9 +255,7 @@ def fused_product(
         alpha = as_number(epilogue.alpha, number)
         down = np.asarray(alpha if rows is None else times(alpha, rows))
         scaled = epilogue.alpha != 1 or rows is not None
-        left: list[Any] = [
-            FusedSide(*_stored(sides[0]), fused.transforms[0], down if scaled else None)
-        ]
+        left: list[Any] = [FusedSide(*_stored(sides[0]), fused.transforms[0], down if scaled else None)]
         right: list[Any] = [FusedSide(*_stored(sides[1]), fused.transforms[1], None, columns)]
         across = np.ones(n, number) if columns is None else columns
         of_left, of_right = [], []

@@ -224,7 +224,11 @@ def check_nbytes(
     vectors = vector_count(rounds, dtype)
     groups = ceil_div(c.columns, group_width(c.columns, inner, dtype, rounds, c.unit[1]))
     line = line_nbytes(vectors, groups, wide)
-    shared = vectors_nbytes + inner * line + c.columns * (vectors * (1 if dtype.kind in "iu" else 4) + 2 * wide.itemsize)
+    shared = (
+        vectors_nbytes
+        + inner * line
+        + c.columns * (vectors * (1 if dtype.kind in "iu" else 4) + 2 * wide.itemsize)
+    )
     longest = max(a.rows, inner)
     rows = min(longest, max(task_rows(matrix, line, tasks) for matrix in (a, b, c)))
     tasks = min(tasks, max(1, ceil_div(longest, max(1, rows))))

@@ -541,7 +541,9 @@ def _compare(rows: slice, left: Side, result: Side, *values: Any) -> Outcome:
     return compare(left, result, rows, *values)
 
 
-def _wrong_columns(row: int, columns: slice, left: Side, right: Side, result: Side, probe: Probe) -> list[int]:
+def _wrong_columns(
+    row: int, columns: slice, left: Side, right: Side, result: Side, probe: Probe
+) -> list[int]:
     """`wrong_columns`, in the same way."""
     return wrong_columns(left, right, result, row, columns, probe)
 

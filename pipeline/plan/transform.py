@@ -1,6 +1,6 @@
 """What is made of a factor's elements before they are multiplied, and of the sums before they are stored.
 
-Both are values: the worker that multiplies, the check, and the record of finished tiles all follow from them. Nothing
+Both are values, which the worker that multiplies, the check, and the record of finished tiles are made from. Nothing
 transformed is ever stored. The NumPy functions here are the definition, which the kernels of a device are compared
 with. Each operation is rounded by itself; a product of complex numbers is formed of its parts, since NumPy's own
 depends on the processor's instructions.
@@ -144,10 +144,10 @@ class Epilogue:
         alpha * (row_factors[i] * column_factors[j]) * (sum - pair_weight * (row_pairs[i] * column_pairs[j]))
             + (row_offsets[i] + column_offsets[j]) + offset + beta * before[i, j]
 
-    formed in C's dtype, in float64 where C holds floats and the sums are integers, and else in float32 for float16, in
-    this order; what is None, or 0 for pairs, offset and beta, is left out. Of a symmetric product, whose vectors are
-    alike on both sides, the result is symmetric to the bit. The pairs correct the sums of numbers that should have been
-    centred.
+    formed in C's dtype, or in float64 where C holds floats and the sums are integers, in this order; what is None, or 0
+    for pairs, offset and beta, is left out. float16 is rounded from what float32 would be. Of a symmetric product,
+    whose vectors are alike on both sides, the result is symmetric to the bit. The pairs correct the sums of numbers
+    that should have been centred.
     """
 
     alpha: float | complex = 1.0
@@ -222,7 +222,10 @@ def finished(
     """
     with np.errstate(all="ignore"):
         wide = wide_dtype(dtype, sums.dtype)
-        return _finished(epilogue, sums, rows, columns, wide, before).astype(dtype, copy=False)
+        result = _finished(epilogue, sums, rows, columns, wide, before)
+        if dtype == np.float16:
+            result = result.astype(np.float32, copy=False)
+        return result.astype(dtype, copy=False)
 
 
 def _finished(

@@ -67,7 +67,9 @@ def _vector(vector: Any, length: int, dtype: np.dtype, name: str) -> np.ndarray:
     found = np.asarray(vector)
     if found.ndim != 1 or len(found) != length:
         shape = "one number" if found.ndim == 0 else " × ".join(map(str, found.shape))
-        raise ShapeError(f"{name} has {shape} elements; it needs one dimension of {length}, one for each line")
+        raise ShapeError(
+            f"{name} has {shape} elements; it needs one dimension of {length}, one for each line"
+        )
     if found.dtype.kind not in "iufc" or not np.can_cast(found.dtype, dtype, "same_kind"):
         raise DTypeError(f"{name} holds {found.dtype}, which does not cast to {dtype} within its kind")
     return np.ascontiguousarray(found, dtype)
@@ -122,7 +124,9 @@ def checked_epilogue(
 
 def _check_before(before: zarr.Array[Any] | None, shape: tuple[int, int], result: np.dtype) -> None:
     if before is None:
-        raise OptionError("beta is not 0, and there is no C to add to: leave beta out, or name one that exists")
+        raise OptionError(
+            "beta is not 0, and there is no C to add to: leave beta out, or name one that exists"
+        )
     if before.shape != shape:
         raise OutputError(
             f"output: {store.name_of(before)} has shape {before.shape}, and op(A) op(B), which is added to it, {shape}"
@@ -180,7 +184,9 @@ def mirrored(fused: Fused, *, complex_sums: bool) -> str:
         return ""
     hermitian = False
     if one is not None and other is not None:
-        alike = one is other or replace(one, conjugate=False).digest() == replace(other, conjugate=False).digest()
+        alike = (
+            one is other or replace(one, conjugate=False).digest() == replace(other, conjugate=False).digest()
+        )
         if not alike:
             return ""
         hermitian = complex_sums and one.conjugate != other.conjugate

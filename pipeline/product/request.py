@@ -209,9 +209,7 @@ def open_factors(request: Request) -> Factors:
         stored.dtype.newbyteorder("=") if transform is None else transform.dtype
         for stored, transform in ((left, of_a), (right, of_b))
     ]
-    dtypes = sums_of(
-        request.epilogue, (operands[0], operands[1]), request.dtype, names, inner_left, before
-    )
+    dtypes = sums_of(request.epilogue, (operands[0], operands[1]), request.dtype, names, inner_left, before)
     check.precision(request.precision, dtypes.sums if dtypes.sums.kind in "iu" else dtypes.result)
     shape = left.shape[int(transpose_a)], right.shape[int(not transpose_b)]
     fused = Fused((of_a, of_b), checked_epilogue(request.epilogue, shape, dtypes, before))
