@@ -29,7 +29,9 @@ def values(shape: tuple[int, int], dtype: str) -> np.ndarray:
     rng = np.random.default_rng(sum(shape))
     kind = np.dtype(dtype).kind
     if kind == "i":
-        return rng.integers(-9, 9, shape).astype(dtype)
+        limits = np.iinfo(dtype)  # of int32 all of it, for whose sums one byte is not enough
+        low, high = (limits.min, limits.max) if dtype == "i4" else (-9, 9)
+        return rng.integers(low, high, shape, dtype)
     found = rng.standard_normal(shape)
     return (found + 1j * rng.standard_normal(shape) if kind == "c" else found).astype(dtype)
 
