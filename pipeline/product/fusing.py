@@ -121,6 +121,10 @@ def checked_epilogue(
         if result.kind in "iu" and int(value) != value:
             raise OptionError(f"{name}={shown(value)} is a fraction, and C {result}; {INTEGERS_BY}")
         held[name] = int(value) if result.kind in "iu" else value.item() if hasattr(value, "item") else value
+    if epilogue.diagonal is not None:
+        if shape[0] != shape[1]:
+            raise ShapeError(f"diagonal is given for a C of {shape[0]} × {shape[1]}, which has none")
+        held["diagonal"] = _vector(epilogue.diagonal, shape[0], np.dtype(kind), "diagonal")
     if epilogue.beta:
         _check_before(before, shape, result)
     return replace(epilogue, **held)
@@ -173,7 +177,7 @@ def sums_of(
 def _is_integral(epilogue: Epilogue) -> bool:
     """Whether what becomes of integers are integers."""
     numbers = (getattr(epilogue, name) for name in NUMBERS)
-    vectors = (getattr(epilogue, name) for name in VECTORS)
+    vectors = (getattr(epilogue, name) for name in (*VECTORS, "diagonal"))
     return all(
         not isinstance(value, complex | np.complexfloating) and math.isfinite(value) and int(value) == value
         for value in numbers
@@ -217,7 +221,7 @@ def _same_vector(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 def _is_real(epilogue: Epilogue) -> bool:
     """Whether it makes real numbers of real ones."""
-    vectors = (getattr(epilogue, name) for name in VECTORS)
+    vectors = (getattr(epilogue, name) for name in (*VECTORS, "diagonal"))
     return all(np.imag(getattr(epilogue, name)) == 0 for name in NUMBERS) and all(
         not np.any(np.imag(vector)) for vector in vectors if vector is not None
     )
