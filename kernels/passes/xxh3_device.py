@@ -3,8 +3,8 @@
 The method is that of Yann Collet's specification (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, XXH3,
 large inputs, seed 0). It cuts its input into blocks of 1 KiB and keeps eight sums, its lanes. What a block adds to them
 is a sum over its words, each multiplied by a key of its place, so threads form it in any order. Only what is done
-between two blocks, to scramble the lanes, is one step after the other: some 16 ns a block. So most warps of a block of
-threads add up the next 64 KiB of a part, while one warp scrambles its way through those before.
+between two blocks, to scramble the lanes, is one step after the other, of six dependent instructions. So most warps of
+a block of threads add up the next 64 KiB of a part, while one warp scrambles its way through those before.
 
 Nothing waits, and no device memory is taken: where the parts lie is read from pinned host memory, and their hashes are
 written there. A panel is read once more, at the memory's speed, some sixty times that of the bus that brought it.
