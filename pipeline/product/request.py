@@ -43,6 +43,7 @@ from tilewright.pipeline.plan.transform import NOT_FUSED, Epilogue, Fused, Trans
 from tilewright.pipeline.product.fusing import (
     checked_epilogue,
     checked_transform,
+    epilogue_of,
     mirrored,
     opened_before,
     sums_of,
@@ -98,6 +99,14 @@ class Request:
     epilogue: Epilogue | None = None
     before: Source | None = None
     """What C held, for the epilogue's ``beta``."""
+
+    def with_epilogue(self, **asked: Any) -> Request:
+        """The same with the epilogue that a caller asks for by ``matmul``'s parameters ``alpha`` to ``column_offset``.
+        What C holds is replaced where it is added to. Raises as `fusing.epilogue_of`."""
+        epilogue = epilogue_of(self.out, **asked)
+        if epilogue is None or not epilogue.beta:
+            return replace(self, epilogue=epilogue)
+        return replace(self, epilogue=epilogue, before=self.out, overwrite=True)
 
     def checked(self) -> Request:
         """The same, once its options are found good, but for the cluster and what only `open_factors` can tell."""

@@ -332,6 +332,21 @@ outputs = st.one_of(
 
 LEFT, RIGHT, VECTOR = ("A.zarr", _opened("A.zarr")), ("B.zarr", Path("B.zarr")), ("x.zarr", _opened("x.zarr"))
 sources = st.one_of(OTHERS, junk)
+scalars = st.one_of(
+    st.sampled_from([2, 0.5, -1.5, 1j, np.nan, np.inf, 10**400, np.float32(2), np.int8(3), True, "1", None]),
+    junk,
+)
+vectors = st.one_of(
+    st.sampled_from([
+        "x.zarr", _opened("x.zarr"), "I.zarr", "A.zarr", Made("row", lambda: np.arange(6.0)), [1.0, 2.0],
+        Made("column", lambda: np.arange(4)), Made("square", lambda: np.ones((6, 6))),
+        Made("complex", lambda: np.ones(6, complex)), Made("texts", lambda: np.array(["a"] * 6)),
+        Made("nothing", lambda: np.zeros(0)), Made("objects", lambda: np.full(6, None, object)),
+        Made("masked", lambda: np.ma.masked_equal(np.arange(6.0), 3)),
+    ]),
+    junk,
+)  # fmt: skip
+"""Of alpha and beta, and of scales and offsets: C of A and B is 6 × 4."""
 TRANSPOSED = {"transpose_a": (False, flags | junk), "transpose_b": (False, flags | junk)}
 PLACED = {
     "cluster": (SHARED, clusters),
@@ -394,6 +409,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, st.SearchStr
         FACTORS
         | {"out": (NEW, outputs), "dtype": (None, dtypes)}
         | {"resume": (True, flags | junk), "verify": (True, flags | junk), "overwrite": (False, flags | junk)}
+        | {"alpha": (1, scalars), "beta": (0, scalars)}
+        | {f"{side}_{what}": (None, vectors) for side in ("row", "column") for what in ("scale", "offset")}
         | TRANSPOSED | PRECISION | MEMORY | DEVICE | PLACED,
     ),
     "plan_matmul": (

@@ -61,6 +61,7 @@ codes = (
 vectors = (
     st.sampled_from(["x.zarr", "columns", "both", "rows=x.zarr", "columns=", "=", "variables", ""]) | arrays
 )
+scalars = st.sampled_from(["2", "-0.5", "1+2j", "nan", "inf", "1e400", "", "x", "9" * 400]) | names
 devices = st.sampled_from(["auto", "cpu", "cuda", "gpu", "CPU"]) | names
 precisions = st.sampled_from(["full", "split", "tf32", "FULL"]) | names
 profiles = st.sampled_from([SHARED, "nope", "", "://", "tcp://", "tcp://127.0.0.1:1", "mine"]) | names
@@ -110,7 +111,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "--plan-only": None,
             "--no-verify": None,
         }
-        | {"--no-resume": None, "--overwrite": None},
+        | {"--no-resume": None, "--overwrite": None}
+        | {"--alpha": scalars, "--beta": scalars}
+        | dict.fromkeys(("--row-scale", "--column-scale", "--row-offset", "--column-offset"), arrays),
     ),
     **{
         name: (
