@@ -71,8 +71,9 @@ class Moments:
         total = self.weight + more.weight
         share = np.divide(more.weight, total, out=np.zeros_like(total), where=total > 0)
         with np.errstate(invalid="ignore", over="ignore"):  # infinities of the matrix, or far numbers
-            apart = more.mean - self.mean
-            self.second[:] += more.second + _squared(apart) * (self.weight * share)
+            apart, both = more.mean - self.mean, self.weight * share
+            self.second[:] += more.second
+            self.second[:] += np.multiply(_squared(apart), both, out=np.zeros_like(both), where=both > 0)
             self.mean[:] += apart * share
         self.weight[:] = total
         self.count[:] += more.count
@@ -235,7 +236,8 @@ def _columns(
         if weight[j] > 0:
             left[j] /= weight[j]
             mean[j] += left[j]
-            second[j] -= left[j] * left[j] * weight[j]
+            if second[j] < np.inf:
+                second[j] -= left[j] * left[j] * weight[j]
             if second[j] < 0:
                 second[j] = 0.0
 

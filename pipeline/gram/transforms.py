@@ -122,16 +122,15 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
     constant: as in `options.GramRequest`.
     """
     treatment, name = matrices.treatments[role], name_of(matrices.arrays[role])
-    for side in {*treatment.centered, *filter(None, [treatment.scaled])}:
+    for side in sorted({*treatment.centered, *filter(None, [treatment.scaled])}):
         if not (matrices.length if side == matrices.of else _variables(matrices, role)):
             continue
         empty = np.flatnonzero(found[side].count == 0)
         if len(empty):
-            why = f"missing={treatment.missing!r}" if treatment.missing is not None else "weights"
-            what = "have no element that is present" if treatment.missing is not None else "have no element"
-            what += " and has a weight" if matrices.weights is not None else ""
+            what = "present and has a weight" if matrices.weights is not None else "present"
             raise OptionError(
-                f"{why}: {_named(empty, side)} of {name} {what}, so that there is no mean of them; leave them out of"
+                f"missing={treatment.missing!r}: {_named(empty, side)} of {name}"
+                f" {'has' if len(empty) == 1 else 'have'} no element that is {what}, and so no mean; leave them out of"
                 f" {role}"
             )
     if treatment.scaled is None:
@@ -146,9 +145,9 @@ def check_lines(matrices: Matrices, role: str, found: Statistics, constant: str)
     alike = np.flatnonzero(moments.constant)
     if len(alike) and constant == "error":
         raise OptionError(
-            f"scale: {_named(alike, treatment.scaled)} of {name} {'is' if len(alike) == 1 else 'are'} constant, and"
-            f" cannot have unit variance; leave them out of {role}, or have them count as 0 with constant='zero'"
-            " (--constant zero)"
+            f"scale: {_named(alike, treatment.scaled)} of {name} {'is' if len(alike) == 1 else 'are'} constant, to"
+            f" double precision, and cannot have unit variance; leave them out of {role}, or have them count as 0 with"
+            " constant='zero' (--constant zero)"
         )
 
 

@@ -23,6 +23,7 @@ from tilewright.pipeline.product.ledger import FILE_NAME, read_journal
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.journal import FileJournal
+from tilewright.pipeline.store.region_read import read_region
 
 Vector: TypeAlias = "Source | np.ndarray"
 """An array of one dimension, or the path of a stored one."""
@@ -249,7 +250,7 @@ def epilogue_of(out: Any, *, alpha: Any = 1, beta: Any = 0, **vectors: Vector | 
         _check_finite(name, value)
     names = {told: name for name, told in VECTORS.items()}
     held: dict[str, Any] = {
-        names[told]: _read_vector(told, vector) for told, vector in vectors.items() if vector is not None
+        names[told]: read_vector(told, vector) for told, vector in vectors.items() if vector is not None
     }
     if alpha == 1 and beta == 0 and not held:
         return None
@@ -262,12 +263,14 @@ def epilogue_of(out: Any, *, alpha: Any = 1, beta: Any = 0, **vectors: Vector | 
     return Epilogue(alpha=alpha, beta=beta, **held)
 
 
-def _read_vector(name: str, vector: Any) -> np.ndarray:
-    """The numbers of an array, or of a Zarr array that is open or at a path."""
+def read_vector(name: str, vector: Any) -> np.ndarray:
+    """The numbers of an array, or of a Zarr array that is open or at a path. Raises OptionError, DTypeError,
+    ShapeError, or StoreError."""
     if isinstance(vector, np.ndarray):
         found = host_array(name, vector)
     elif isinstance(vector, str | os.PathLike | zarr.Array):
-        found = np.asarray(store.open_array(vector, ndim=1, role=name)[...])
+        stored = store.open_array(vector, ndim=1, role=name)
+        found = read_region(stored, (slice(0, stored.shape[0]),))
     else:
         raise OptionError(
             f"{name}={shown(vector)}: give an array of one dimension, or the path of a Zarr array of that"

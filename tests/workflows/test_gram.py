@@ -320,6 +320,7 @@ class TestCommands:
         naive.put(Path("v.zarr"), np.arange(12.0))
         return x
 
+    @pytest.mark.sample(5)
     @pytest.mark.parametrize(
         ("words", "expected"),
         [

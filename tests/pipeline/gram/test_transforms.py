@@ -253,6 +253,22 @@ def test_constant_lines_are_refused_or_count_as_0(tmp_path: Path, rng: np.random
         assert_close(found[np.ix_(kept, kept)].conj(), np.corrcoef(x[:, kept], rowvar=False))
 
 
+def test_deviations_beyond_double_precision_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((600, 3))
+    x[:, 1] *= 1e200
+    with pytest.raises(OptionError, match=r"scale: the squares of 1 column \(1\) of .*x.zarr exceed double"):
+        computed(tmp_path, x, center=True, scale=True)
+    x[:, 1] /= 1e200
+    x[3, 1] = np.inf  # which is not refused: what it makes of C, IEEE says
+    found = computed(tmp_path, x, center=True, scale=True, divide="n-1")
+    assert np.isnan(found[1]).all()
+    assert found[0, 0] == found[2, 2] == 1
+    with pytest.raises(
+        OptionError, match=r"scale: the factor of 3 columns \(0, 1, 2\) of .* exceeds float32"
+    ):
+        computed(tmp_path, x * 1e-60, center=True, scale={"columns": [1e60] * 3}, dtype="f4")
+
+
 def test_lines_without_a_number_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     x = numbers(rng, (8, 9), "f4")
     x[:, [0, 2, 3, 5, 6, 7]] = np.nan
