@@ -27,7 +27,7 @@ __all__ = ["client"]
 
 
 @pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def synced(forced_to_disk: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that are forced to disk, in order; those of records with the names of the tiles in them."""
     found: list[str] = []
     real = os.fsync
