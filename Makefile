@@ -48,7 +48,7 @@ test-newest:
 	$(NEWEST_PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager --editable '.[dev]'
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps dask distributed
-	$(NEWEST)/bin/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow' tests/test_*.py tests/kernels/cpu tests/kernels/gpu tests/pipeline tests/workflows/test_matmul.py tests/workflows/test_icechunk.py
+	$(NEWEST)/bin/python -m pytest -n auto --dist worksteal -m 'not gpu and not multigpu and not slow' tests/test_*.py tests/kernels/cpu tests/kernels/gpu tests/pipeline tests/workflows/matmul tests/workflows/test_icechunk.py
 
 gpu-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'gpu or multigpu'

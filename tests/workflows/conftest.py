@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from tests.pipeline.conftest import client, processes
+from tests.workflows.products import numbers, put
 from tilewright.pipeline.events import Event
 from tilewright.pipeline.plan import tiling
 
@@ -14,6 +18,12 @@ __all__ = ["client", "processes"]
 @pytest.fixture
 def events() -> list[Event]:
     return []
+
+
+@pytest.fixture
+def factors(tmp_path: Path, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Path, Path]:
+    a, b = numbers(rng, (96, 80), "f4"), numbers(rng, (80, 64), "f4")
+    return a, b, put(tmp_path / "a.zarr", a), put(tmp_path / "b.zarr", b)
 
 
 @pytest.fixture

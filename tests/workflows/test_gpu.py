@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster
 
 import tilewright as tw
 from tests.kernels import naive
-from tests.workflows.test_matmul import assert_product, numbers, put
+from tests.workflows.products import assert_product, numbers, put
 from tilewright.kernels.gpu.memory import peak_nbytes
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned

@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from zarr.storage import FsspecStore
 
 import tilewright as tw
-from tests.workflows.test_matmul import TIGHT, assert_product, intercept_writes, numbers, put, stop_at
+from tests.workflows.products import TIGHT, assert_product, intercept_writes, numbers, put, stop_at
 from tilewright.pipeline.errors import OutputExistsError, VerificationError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.product import in_place, job, ledger

@@ -16,14 +16,12 @@ import zarr
 from distributed import Client
 
 import tilewright as tw
-from tests.workflows.test_matmul import TIGHT, assert_product, factors, numbers, put, stop_at
+from tests.workflows.products import TIGHT, assert_product, numbers, put, stop_at
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product import output as outputs
-
-__all__ = ["factors"]
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 

@@ -20,11 +20,10 @@ from numba.cuda.cudadrv.driver import CudaAPIError
 import tilewright as tw
 from tests.peak_memory import grown_by, in_new_process
 from tests.pipeline.worker.test_leftovers import Buffers, uncollected
-from tests.workflows.test_matmul import (
+from tests.workflows.products import (
     TIGHT,
     Stopped,
     assert_product,
-    factors,
     intercept_writes,
     numbers,
     put,
@@ -44,7 +43,7 @@ from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.worker import engines, stream
 from tilewright.pipeline.worker.units import HostUnit
 
-__all__ = ["factors", "uncollected"]
+__all__ = ["uncollected"]
 
 Factors = tuple[np.ndarray, np.ndarray, Path, Path]
 

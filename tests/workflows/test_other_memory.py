@@ -13,7 +13,7 @@ import zarr
 from distributed import Client, LocalCluster
 
 import tilewright as tw
-from tests.workflows.test_matmul import (
+from tests.workflows.products import (
     TIGHT,
     assert_product,
     intercept_writes,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tests.pipeline.store.stored_arrays import as_remote
-from tests.workflows.test_matmul import (
+from tests.workflows.products import (
     DTYPES,
     numbers,
     order_by_sides,
