@@ -38,7 +38,7 @@ def test_the_stored_product_is_numpys(
     client: Client, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     draw = data.draw
-    m, n, k = (draw(st.integers(1, 60), label=name) for name in "mnk")
+    m, n, k = (draw(st.integers(1, 40), label=name) for name in "mnk")
     a_dtype, b_dtype = draw(
         st.sampled_from(
             [(d, d) for d in DTYPES] + [("i2", "i8"), ("u1", "i1"), ("u4", "u1"), ("u1", "f4"), ("f4", "c16")]
