@@ -753,16 +753,23 @@ def test_the_cpu_profile_prints_nothing_but_the_result(here: Path, rng: np.rando
 
 def test_cuda_without_a_gpu_is_an_error(here: Path, rng: np.random.Generator) -> None:
     store("a.zarr", rng.random((8, 8)))
+    script = (
+        "import json\nfrom click.testing import CliRunner\nfrom tilewright.workflows.cli import cli\n"
+        "for options in (['--device', 'cuda'], ['--profile', 'cuda']):\n"
+        "    done = CliRunner().invoke(cli, ['matmul', 'a.zarr', 'a.zarr', 'c.zarr', *options])\n"
+        "    print(json.dumps([done.exit_code, done.stdout, done.stderr]))\n"
+    )
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    for options in (["--device", "cuda"], ["--profile", "cuda"]):
-        result = subprocess.run(
-            [tool("tilewright"), "matmul", "a.zarr", "a.zarr", "c.zarr", *options],
-            capture_output=True, text=True, cwd=here, env=environment,
-        )  # fmt: skip
-        assert result.returncode == 1
-        assert "GPU" in result.stderr
-        assert result.stderr.count("\n") == 1
-        assert [path.name for path in here.iterdir()] == ["a.zarr"]
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=here, env=environment
+    )
+    outcomes = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(outcomes) == 2, result.stderr
+    for status, out, error in outcomes:
+        assert (status, out) == (1, "")
+        assert "GPU" in error
+        assert error.count("\n") == 1
+    assert [path.name for path in here.iterdir()] == ["a.zarr"]
 
 
 def test_devices_without_a_gpu_says_so_in_a_sentence(here: Path) -> None:

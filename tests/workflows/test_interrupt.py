@@ -46,8 +46,8 @@ def interrupted(*arguments: str, cwd: Path, **environment: str) -> subprocess.Co
 @pytest.mark.parametrize(
     ("profile", "by", "word"),
     [
-        ("cpu", "SIGINT", "interrupted"),  # which comes to the worker processes too, other than SIGTERM
         ("local", "SIGTERM", "terminated"),
+        ("cpu", "SIGINT", "interrupted"),  # which comes to the worker processes too, other than SIGTERM
     ],
 )
 def test_a_product_that_was_stopped_goes_on(
