@@ -21,6 +21,9 @@ CUTS ?= 50
 SEED ?= 0
 TABLE ?= campaign.json
 
+# Without bytecode each process of the tests compiles all modules of ours anew, and pytest's all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-slow test-newest gpu-test campaign slurm sanitize lint clean
 
 help:
