@@ -19,7 +19,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def processes() -> Iterator[Client]:
-    """A client whose two workers are processes, of a thread each. Who ends one waits until the next has taken its place."""
+    """A client whose two workers are processes, of a thread each. Who ends one waits for the next in its place."""
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         yield client

@@ -430,7 +430,7 @@ def test_counts_that_cannot_be_saved_are_printed(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
 @pytest.mark.parametrize("name", ["f.csv", "f.json", "f.zarr", "f.png"])
-def test_what_comes_to_stand_in_an_outputs_place_while_it_counts_is_replaced_only_on_request(
+def test_what_appears_at_an_output_while_it_counts_is_kept_unless_asked(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, name: str, overwrite: list[str]
 ) -> None:
     (here / "one.txt").write_bytes(b"aab")
@@ -830,7 +830,7 @@ def test_help_is_quick_because_little_is_imported(arguments: list[str], allowed:
     assert result.stdout == "[]\n", result.stderr
 
 
-def test_on_the_cpu_nothing_of_cuda_is_imported_nor_a_display_without_a_terminal(here: Path) -> None:
+def test_the_cpu_imports_no_cuda_and_no_display_without_a_terminal(here: Path) -> None:
     store("a.zarr", np.arange(30).reshape(5, 6))
     store("x.zarr", np.arange(30.0))
     (here / "text").write_bytes(b"abc")
@@ -1202,7 +1202,7 @@ def test_a_product_in_a_working_directory_that_was_removed_is_refused(
     assert sorted(path.name for path in here.iterdir()) == ["a.zarr"]
 
 
-def test_a_corpus_named_from_a_working_directory_that_was_removed_is_refused(
+def test_a_corpus_named_from_a_removed_working_directory_is_refused(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "one.txt").write_bytes(b"aab")

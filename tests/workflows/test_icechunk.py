@@ -281,7 +281,7 @@ def test_trying_a_session_leaves_nothing(cluster: Client, tmp_path: Path) -> Non
         assert not session.has_uncommitted_changes
 
 
-def test_what_does_not_come_back_from_a_worker_is_found_before_the_first_tile(
+def test_writes_that_a_worker_loses_are_found_before_the_first_tile(
     repository: icechunk.Repository, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, events = repository.writable_session("main"), list[Event]()

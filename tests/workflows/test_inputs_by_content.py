@@ -201,7 +201,7 @@ def change_a_number(path: Path, row: int, column: int) -> None:
 
 
 @pytest.mark.parametrize("touched", [False, True])
-def test_a_number_that_changed_with_its_time_kept_is_seen_where_it_is_read_again(
+def test_a_number_changed_under_its_old_time_is_seen_where_read_again(
     touched: bool,
     factors: Factors,
     client: Client,
@@ -245,7 +245,7 @@ def test_only_tiles_that_depend_on_a_changed_number_are_computed_again(
 
 
 @pytest.mark.parametrize("then", ["stays", "is put back"])
-def test_an_input_that_changed_during_a_run_keeps_the_tiles_that_do_not_depend_on_it(
+def test_an_input_changed_during_a_run_keeps_independent_tiles(
     then: str,
     factors: Factors,
     client: Client,
@@ -296,7 +296,7 @@ def test_a_sum_of_parts_of_k_is_known_by_what_all_parts_read(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
-def test_tiles_of_which_nothing_is_recorded_are_computed_again_where_an_input_looks_otherwise(
+def test_tiles_without_a_record_are_computed_again_where_an_input_changed(
     factors: Factors,
     client: Client,
     tmp_path: Path,

@@ -201,7 +201,7 @@ def test_workers_do_not_change_a_bit_where_k_is_in_parts(
     assert len(found) == 1
 
 
-def test_half_of_the_tiles_are_computed_and_each_panel_of_the_diagonal_is_read_once(
+def test_half_of_the_tiles_are_computed_and_diagonal_panels_read_once(
     client: Client, tmp_path: Path, small_chunks: None, rng: np.random.Generator
 ) -> None:
     x = numbers(rng, (96, 80), "f4")
@@ -356,7 +356,7 @@ def test_a_tile_that_lost_either_of_its_regions_is_computed_again(
     assert_symmetric_product(zarr.open_array(out)[...], x)
 
 
-def test_tiles_of_a_product_that_was_not_known_to_be_symmetric_are_not_kept(
+def test_tiles_of_a_product_not_known_to_be_symmetric_are_not_kept(
     client: Client,
     tmp_path: Path,
     small_chunks: None,

@@ -175,7 +175,7 @@ def times(number: int, factor: int) -> int:
 
 
 @pytest.mark.parametrize("error", [CommClosedError("it is gone"), TimeoutError("No valid workers found")])
-def test_what_workers_that_are_lost_meanwhile_do_not_take_is_sent_to_others(
+def test_what_workers_lost_meanwhile_do_not_take_is_sent_to_others(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -465,7 +465,7 @@ def test_a_cluster_without_workers_is_named() -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["matmul", "histogram"])
-def test_a_run_whose_workers_are_lost_before_its_first_task_waits_for_others(
+def test_a_run_that_loses_its_workers_before_its_first_task_waits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were asked for their memory before; until tasks are handed out, all input files are looked at."""

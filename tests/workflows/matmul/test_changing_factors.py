@@ -60,7 +60,7 @@ def test_an_input_with_a_url_that_changes_meanwhile_is_named(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("then", ["stays", "is put back"])
-def test_an_input_that_changes_meanwhile_is_named_and_nothing_is_published(
+def test_an_input_that_changes_meanwhile_is_named_and_no_c_published(
     then: str,
     verify: bool,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],

@@ -117,7 +117,7 @@ def test_a_finished_tile_whose_chunk_is_lost_is_computed_again(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
-def test_a_changed_bit_of_a_finished_tile_that_no_check_would_notice_is_put_right(
+def test_a_changed_bit_that_no_check_would_notice_is_put_right(
     factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
 ) -> None:
     """The least one of a float: an error far below what rounding may add up to."""
@@ -170,7 +170,7 @@ def test_finished_tiles_that_cannot_be_read_are_computed_again(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("vectors", ["along", "sent"])
 @pytest.mark.parametrize("role", "ab")
-def test_a_factor_that_the_check_cannot_read_is_named_and_the_product_goes_on(
+def test_a_factor_the_check_cannot_read_is_named_and_tiles_are_kept(
     role: str,
     vectors: str,
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
@@ -203,7 +203,7 @@ def test_a_factor_that_the_check_cannot_read_is_named_and_the_product_goes_on(
     assert_product(zarr.open_array(out)[...], a, b)
 
 
-def test_a_chunk_that_is_restored_while_others_are_looked_for_is_told_of_by_the_error_that_it_was(
+def test_a_chunk_restored_during_the_search_is_told_by_its_first_error(
     factors: tuple[np.ndarray, np.ndarray, Path, Path], client: Client, tmp_path: Path, small_chunks: None
 ) -> None:
     a, b, a_path, b_path = factors

@@ -92,7 +92,7 @@ def test_a_growing_array_of_another_dtype_is_not_gone_on_with(
     assert any("no more what it was; it starts anew" in e.message for e in events if isinstance(e, Notice))
 
 
-def test_a_record_of_tiles_that_the_plan_does_not_have_is_not_gone_on_with(
+def test_a_record_of_tiles_outside_the_plan_is_not_gone_on_with(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
     tmp_path: Path,

@@ -225,7 +225,7 @@ def test_nothing_is_left_on_the_workers(
     assert not [name for name in names if name.startswith(stages)]
 
 
-def test_a_worker_that_outlives_its_client_writes_nothing_into_the_next_run(
+def test_a_worker_that_outlives_its_client_spoils_no_later_run(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     tmp_path: Path,
     small_chunks: None,

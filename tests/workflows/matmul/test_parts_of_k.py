@@ -128,7 +128,7 @@ def cut_along_k(
 
 
 @pytest.mark.parametrize("failing", ["part", "sum"])
-def test_a_failing_part_of_k_or_sum_of_parts_is_tried_again_with_the_same_bits(
+def test_a_failing_part_or_sum_of_parts_is_tried_again_to_the_same_bits(
     failing: str,
     cut_along_k: tuple[np.ndarray, Path, dict[str, Any]],
     client: Client,

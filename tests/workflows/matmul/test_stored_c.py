@@ -140,7 +140,7 @@ def test_c_gets_the_names_of_dimensions_and_keeps_them_when_a_run_goes_on(
     assert zarr.open_array(out).metadata.dimension_names == ("x", "x_2")
 
 
-def test_a_disk_with_less_room_than_c_may_take_is_told_of_before_the_first_tile(
+def test_a_disk_without_room_for_c_is_told_of_before_the_first_tile(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
     tmp_path: Path,
@@ -225,7 +225,7 @@ def test_an_old_product_that_cannot_be_removed_is_a_notice(
     assert any(isinstance(event, Notice) and "is left at" in event.message for event in events)
 
 
-def test_what_a_run_that_was_killed_behind_its_rename_leaves_in_c_does_no_harm(
+def test_what_a_run_killed_after_its_rename_leaves_in_c_does_no_harm(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
     client: Client,
     tmp_path: Path,

@@ -149,7 +149,7 @@ def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_done(
         ({"filters": [Delta(dtype="f4")], "compressors": Zstd(), "zarr_format": 2}, "cut", "RuntimeError"),
     ],
 )
-def test_a_damaged_chunk_is_read_once_and_ends_the_run_that_keeps_what_was_done(
+def test_a_damaged_chunk_is_read_once_and_ends_the_run_keeping_tiles(
     options: dict[str, Any],
     damage: str,
     found: str,
