@@ -32,3 +32,10 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "LEAST_CHUNK_NBYTES", 1)
     monkeypatch.setattr(tiling, "SMALL_CHUNK_NBYTES", 1)
     monkeypatch.setattr(tiling, "MOST_CHUNK_NBYTES", 1024)
+
+
+@pytest.fixture
+def split_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A C of a few KiB is summed over parts of k, as one too small for its workers is."""
+    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
+    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)

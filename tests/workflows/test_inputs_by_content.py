@@ -19,7 +19,6 @@ import tilewright as tw
 from tests.workflows.products import TIGHT, assert_product, numbers, put, stop_at
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Event, Notice, UnitDone
-from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product import output as outputs
 
@@ -277,10 +276,8 @@ def test_a_sum_of_parts_of_k_is_known_by_what_all_parts_read(
     tmp_path: Path,
     rng: np.random.Generator,
     events: list[Event],
-    monkeypatch: pytest.MonkeyPatch,
+    split_k: None,
 ) -> None:
-    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     a, b = numbers(rng, (16, 640), "f4"), numbers(rng, (640, 16), "f4")
     a_path, b_path = put(tmp_path / "a.zarr", a), put(tmp_path / "b.zarr", b)
     options, out = options_with(client), tmp_path / "c.zarr"

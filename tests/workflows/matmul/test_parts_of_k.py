@@ -27,7 +27,6 @@ from tilewright.pipeline.errors import (
     StoreError,
 )
 from tilewright.pipeline.events import Event, UnitDone
-from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.plan.told import Product
 from tilewright.pipeline.worker import engines, stream, tasks
 
@@ -35,11 +34,14 @@ from tilewright.pipeline.worker import engines, stream, tasks
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f4", "i8", "f2", "c16"])
 def test_a_small_c_is_summed_over_parts_of_k_in_order(
-    dtype: str, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, events: list[Event]
+    dtype: str,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    split_k: None,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[Event],
 ) -> None:
     """In whatever order the parts come: the first first, the last first, and as it happens."""
-    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     a, b = numbers(rng, (20, 3000), dtype), numbers(rng, (3000, 30), dtype)
     paths = put(tmp_path / "a", a, (20, 50)), put(tmp_path / "b", b, (50, 30))
     plan = tw.plan_matmul(*paths, device="cpu", device_memory=400_000)
@@ -97,11 +99,9 @@ def test_a_failing_part_of_k_ends_the_run(
     client: Client,
     tmp_path: Path,
     rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
+    split_k: None,
     worker_log: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     a = numbers(rng, (20, 3000), "f4")
     path = put(tmp_path / "a", a, (20, 50), compressors=None)
     victim = tmp_path / "a" / "c" / "0" / "40"
@@ -117,11 +117,9 @@ def test_a_failing_part_of_k_ends_the_run(
 
 @pytest.fixture
 def cut_along_k(
-    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rng: np.random.Generator, split_k: None
 ) -> tuple[np.ndarray, Path, dict[str, Any]]:
     """A, its path and the options of a product A Aᵀ whose only tile is summed over many parts of k."""
-    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     a = numbers(rng, (20, 3000), "f4")
     path = put(tmp_path / "a", a, (20, 50), compressors=None)
     return a, path, {"transpose_b": True, "device": "cpu", "device_memory": 400_000}
@@ -190,11 +188,9 @@ def test_parts_of_k_keep_the_spans_of_who_computed_them(
     client: Client,
     tmp_path: Path,
     rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
+    split_k: None,
     events: list[Event],
 ) -> None:
-    monkeypatch.setattr(tiling, "SPLIT_NBYTES", 1000)
-    monkeypatch.setattr(tiling, "TILE_OPERATIONS", 1000)
     a = numbers(rng, (20, 3000), "f4")
     path = put(tmp_path / "a", a, (20, 50))
     run = tw.matmul(
