@@ -148,31 +148,31 @@ def test_a_run_whose_scheduler_is_lost_says_what_is_kept(
 
 def test_a_run_says_that_it_has_lost_a_worker(
     factors: tuple[np.ndarray, np.ndarray, Path, Path],
+    processes: Client,
     tmp_path: Path,
     small_chunks: None,
 ) -> None:
     a, b, *paths = factors
     told: list[str] = []
     tiles = itertools.count(1)
-    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
-    with cluster, Client(cluster) as own:
+    killed: list[str] = []
 
-        def listener(event: Event) -> None:
-            if isinstance(event, Caution):
-                told.append(event.message)
-            if isinstance(event, UnitDone) and next(tiles) == 3:
-                (process,) = own.run(os.getpid, workers=[event.worker]).values()
-                os.kill(process, signal.SIGKILL)
-                killed.append(event.worker)
-                until = time.monotonic() + 30
-                while event.worker in own.nthreads():
-                    assert time.monotonic() < until
-                    time.sleep(0.01)
+    def listener(event: Event) -> None:
+        if isinstance(event, Caution):
+            told.append(event.message)
+        if isinstance(event, UnitDone) and next(tiles) == 3:
+            (process,) = processes.run(os.getpid, workers=[event.worker]).values()
+            os.kill(process, signal.SIGKILL)
+            killed.append(event.worker)
+            until = time.monotonic() + 30
+            while event.worker in processes.nthreads():
+                assert time.monotonic() < until
+                time.sleep(0.01)
 
-        killed: list[str] = []
-        run = tw.matmul(
-            *paths, tmp_path / "c.zarr", cluster=own, device="cpu", device_memory=TIGHT, listener=listener
-        )
+    run = tw.matmul(
+        *paths, tmp_path / "c.zarr", cluster=processes, device="cpu", device_memory=TIGHT, listener=listener
+    )
+    processes.wait_for_workers(2)  # which others are to find there
     (text,) = told
     what = r"(, with no tile under way there|; \d tiles? that it had under way (is|are) computed again)"
     assert re.fullmatch(f"matmul: worker {killed[0]} was lost{what}", text)
