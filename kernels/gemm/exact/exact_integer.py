@@ -258,10 +258,12 @@ def _planes(target: int, matrix: Lines, line_nbytes: int, count: int, kind: str)
     return Planes(target, matrix.depth, matrix.lines, count, line_nbytes, matrix.lines * line_nbytes, kind)
 
 
-def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, engine: Engine = WGMMA) -> None:
+def launch(
+    a: Any, b: Any, c: Any, accumulate: bool, stream: Any, engine: Engine = WGMMA, *, lower: bool = False
+) -> None:
     """See ``GemmKernel.launch``. Integers of any width and layout; C wraps modulo 2**bits."""
     itemsize = c.dtype.itemsize
-    output = output_of(c, _C_TYPES[itemsize])
+    output = output_of(c, _C_TYPES[itemsize], lower=lower)
     left, right = _lines(a, 0, itemsize), _lines(b, 1, itemsize)
     if output.transposed:  # column-major C: its transpose is B's transpose times A's
         left, right = right, left
@@ -301,8 +303,11 @@ def _bytes(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, en
         targets = scratch + where.planes_a, scratch + where.planes_b
         for first in range(0, a.depth, depth):
             length = min(depth, a.depth - first)
-            loaded = []
+            loaded: list[Planes] = []
             for side, matrix in enumerate((a, b)):
+                if side == 1 and b == a:  # a matrix by its own transpose
+                    loaded.append(loaded[0])
+                    continue
                 panel = matrix.panel(first, length)
                 planes = panel.bytes_in_place(kinds[side])
                 if planes is None:
@@ -351,12 +356,14 @@ def _wide(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, eng
             add = accumulate or first > 0
             residue_depth = min(where.residue_depth, length)
             _reset().launch(1, stream, scratch)
-            for side, panel in enumerate(panels):
-                _make_planes(panel, targets[side], where.single_depth, scratch, side, stream, residues=False)
+            one = a == b  # a matrix by its own transpose: the lines of both are the same
+            for side, panel in ((byte_planes.BOTH, panels[0]),) if one else enumerate(panels):
+                target = targets[0 if one else side]
+                _make_planes(panel, target, where.single_depth, scratch, side, stream, residues=False)
             _decide().launch(1, stream, scratch, residue_depth)
             for kind, names in enumerate(SINGLE_KINDS):
                 single = [
-                    _planes(targets[side], panels[side], where.single_depth, 1, names[side])
+                    _planes(targets[0 if one else side], panels[side], where.single_depth, 1, names[side])
                     for side in range(2)
                 ]
                 config = engine.config(names[0], names[1], output.c_type, plan_kind=kind)
@@ -481,6 +488,7 @@ EXACT_INTEGER = GemmKernel(
     summary="int8 tensor cores; wider integers by their lowest byte or by residues, as their range asks",
     supports=supports,
     launch=launch,
+    halves=True,
     variants=variants,
 )
 EXACT_INTEGER_MMA = GemmKernel(
