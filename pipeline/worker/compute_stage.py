@@ -90,11 +90,9 @@ class ComputeStage:
         """Get the kernels ready while the first panels are read: compiling takes seconds, loading tens of ms."""
         job, clock = pair.job, Clock()
         try:
-            a, b = (
-                self._unit.fusion.scratch(operand, buffer.placed)
-                for operand, buffer in enumerate((pair.a, pair.b))
-            )
-            self._unit.prepare(a, a if self._is_one(pair) else b, target, diagonal=pair.a is pair.b)
+            a = self._unit.fusion.scratch(0, pair.a.placed)
+            b = a if self._is_one(pair) else self._unit.fusion.scratch(1, pair.b.placed)
+            self._unit.prepare(a, b, target, diagonal=pair.a is pair.b)
             for panel in pair.read:
                 if panel.parts:
                     self._unit.prepare_hashes(panel.buffer.placed, panel.parts)

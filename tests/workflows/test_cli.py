@@ -29,6 +29,7 @@ from tilewright.kernels.gpu.device_choice import DEVICES
 from tilewright.kernels.histograms.tokens import KINDS
 from tilewright.pipeline import config
 from tilewright.pipeline.events import UnitDone
+from tilewright.pipeline.gram import options as gram_options
 from tilewright.pipeline.plan import tiling
 from tilewright.pipeline.text import saved_counts
 from tilewright.pipeline.text.histogram import Histogram
@@ -880,6 +881,8 @@ def test_choices_are_those_of_the_layers_below() -> None:
     assert set(cli.BARS) == set(plots.BARS)
     assert set(cli.OUT_ENDINGS) == set(saved_counts.WRITERS)
     assert cli.MOST_ROUNDS == config.MOST_ROUNDS
+    of_gram = (gram_options.SIDES, gram_options.MISSING_AS, gram_options.CONSTANTS)
+    assert of_gram == (cli.SIDES, cli.MISSING_AS, cli.CONSTANTS)
 
 
 # What the process was started with ----------------------------------------------------------------------
