@@ -519,6 +519,49 @@ def finish(
     enqueue(finish_kernel(*dtypes), grid, THREADS, stream, 0, *arguments)
 
 
+def diagonal_function(stored: np.dtype) -> Any:
+    """The plain function of the kernel that writes a diagonal: see `put_diagonal`. A thread writes one element; blocks
+    of `THREADS`."""
+    u64 = numba.uint64
+
+    def diagonal_kernel(target: Any, diagonal: Any, down: Any, across: Any) -> None:
+        i = u64(cuda.blockIdx.x) * u64(THREADS) + u64(cuda.threadIdx.x)
+        if i < u64(diagonal.shape[0]):
+            target[u64(down) + i, u64(across) + i] = diagonal[i]
+
+    return diagonal_kernel
+
+
+@functools.cache
+def diagonal_signature(stored: np.dtype) -> Any:
+    element = numba_type(stored)
+    matrix, vector = (numba.types.Array(element, dimensions, "A") for dimensions in (2, 1))
+    return numba.void(matrix, vector, numba.int32, numba.int32)
+
+
+@functools.cache
+def diagonal_kernel(stored: np.dtype) -> Any:
+    return compile_kernel(diagonal_function(stored), diagonal_signature(stored))
+
+
+def prepare_diagonal(stored: np.dtype) -> None:
+    """Compile and load the kernel for tiles of this dtype on the current GPU; nothing is launched."""
+    if not SIMULATOR:
+        diagonal_kernel(stored).function(current_device())
+
+
+def put_diagonal(target: Any, diagonal: Any, down: int, across: int, stream: Any) -> None:
+    """Enqueue ``target[down + i, across + i] = diagonal[i]``.
+
+    target: device memory, rows × columns of any strides, written. diagonal: of its dtype, no longer than what is below
+    and to the right of that place. An empty one does nothing.
+    """
+    length = diagonal.shape[0]
+    if length:
+        kernel = diagonal_kernel(np.dtype(target.dtype))
+        enqueue(kernel, ceil_div(length, THREADS), THREADS, stream, 0, target, diagonal, down, across)
+
+
 def variants() -> Iterable[Variant]:
     """What tests compile to machine code."""
     for dtype in TRANSFORMED:
@@ -534,3 +577,5 @@ def variants() -> Iterable[Variant]:
             dtypes = sums, wide, stored, before
             name = f"finish {sums} as {stored} in {wide}, to {before}"
             yield Variant(name, finish_function(*dtypes), finish_signature(*dtypes))
+    for stored in (*TRANSFORMED, *INTEGERS):
+        yield Variant(f"diagonal of {stored}", diagonal_function(stored), diagonal_signature(stored))

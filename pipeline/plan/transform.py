@@ -163,6 +163,9 @@ class Epilogue:
     offset: float | complex = 0.0
     beta: float | complex = 0.0
     """What C held before, which the request's ``before`` names, is multiplied by this and added."""
+    diagonal: np.ndarray | None = None
+    """Of a square C, float64 or complex128: what its diagonal holds, whatever the sums there. It is for numbers that
+    are known, and that the sums come close to: the ones of a correlation matrix."""
 
     def digest(self) -> str:
         """Hexadecimal, equal for epilogues that do the same."""
@@ -264,7 +267,22 @@ def _finished(
         result += as_number(epilogue.offset, number).astype(wide)
     if epilogue.beta and before is not None:
         result += times(as_number(epilogue.beta, number).astype(wide), before.astype(wide))
+    if epilogue.diagonal is not None:
+        put_diagonal(result, epilogue.diagonal, rows.start or 0, columns.start or 0)
     return np.asarray(result)
+
+
+def put_diagonal(block: np.ndarray, diagonal: np.ndarray, top: int, left: int) -> None:
+    """Write what of a square matrix's diagonal lies in a block whose first element is at ``top`` and ``left``.
+
+    >>> block = np.zeros((2, 3))
+    >>> put_diagonal(block, np.array([5.0, 6.0, 7.0]), 1, 0)
+    >>> block.tolist()
+    [[0.0, 6.0, 0.0], [0.0, 0.0, 7.0]]
+    """
+    height, width = block.shape
+    places = np.arange(max(top, left), min(top + height, left + width))
+    block[places - top, places - left] = diagonal[places]
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from tilewright.pipeline.product.ledger import FILE_NAME, read_journal
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.arrays import Source
 from tilewright.pipeline.store.journal import FileJournal
+from tilewright.pipeline.store.region_read import read_region
 
 Vector: TypeAlias = "Source | np.ndarray"
 """An array of one dimension, or the path of a stored one."""
@@ -121,6 +122,10 @@ def checked_epilogue(
         if result.kind in "iu" and int(value) != value:
             raise OptionError(f"{name}={shown(value)} is a fraction, and C {result}; {INTEGERS_BY}")
         held[name] = int(value) if result.kind in "iu" else value.item() if hasattr(value, "item") else value
+    if epilogue.diagonal is not None:
+        if shape[0] != shape[1]:
+            raise ShapeError(f"diagonal is given for a C of {shape[0]} × {shape[1]}, which has none")
+        held["diagonal"] = _vector(epilogue.diagonal, shape[0], np.dtype(kind), "diagonal")
     if epilogue.beta:
         _check_before(before, shape, result)
     return replace(epilogue, **held)
@@ -173,7 +178,7 @@ def sums_of(
 def _is_integral(epilogue: Epilogue) -> bool:
     """Whether what becomes of integers are integers."""
     numbers = (getattr(epilogue, name) for name in NUMBERS)
-    vectors = (getattr(epilogue, name) for name in VECTORS)
+    vectors = (getattr(epilogue, name) for name in (*VECTORS, "diagonal"))
     return all(
         not isinstance(value, complex | np.complexfloating) and math.isfinite(value) and int(value) == value
         for value in numbers
@@ -217,7 +222,7 @@ def _same_vector(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 def _is_real(epilogue: Epilogue) -> bool:
     """Whether it makes real numbers of real ones."""
-    vectors = (getattr(epilogue, name) for name in VECTORS)
+    vectors = (getattr(epilogue, name) for name in (*VECTORS, "diagonal"))
     return all(np.imag(getattr(epilogue, name)) == 0 for name in NUMBERS) and all(
         not np.any(np.imag(vector)) for vector in vectors if vector is not None
     )
@@ -245,7 +250,7 @@ def epilogue_of(out: Any, *, alpha: Any = 1, beta: Any = 0, **vectors: Vector | 
         _check_finite(name, value)
     names = {told: name for name, told in VECTORS.items()}
     held: dict[str, Any] = {
-        names[told]: _read_vector(told, vector) for told, vector in vectors.items() if vector is not None
+        names[told]: read_vector(told, vector) for told, vector in vectors.items() if vector is not None
     }
     if alpha == 1 and beta == 0 and not held:
         return None
@@ -258,12 +263,14 @@ def epilogue_of(out: Any, *, alpha: Any = 1, beta: Any = 0, **vectors: Vector | 
     return Epilogue(alpha=alpha, beta=beta, **held)
 
 
-def _read_vector(name: str, vector: Any) -> np.ndarray:
-    """The numbers of an array, or of a Zarr array that is open or at a path."""
+def read_vector(name: str, vector: Any) -> np.ndarray:
+    """The numbers of an array, or of a Zarr array that is open or at a path. Raises OptionError, DTypeError,
+    ShapeError, or StoreError."""
     if isinstance(vector, np.ndarray):
         found = host_array(name, vector)
     elif isinstance(vector, str | os.PathLike | zarr.Array):
-        found = np.asarray(store.open_array(vector, ndim=1, role=name)[...])
+        stored = store.open_array(vector, ndim=1, role=name)
+        found = read_region(stored, (slice(0, stored.shape[0]),))
     else:
         raise OptionError(
             f"{name}={shown(vector)}: give an array of one dimension, or the path of a Zarr array of that"

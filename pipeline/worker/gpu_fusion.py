@@ -88,6 +88,8 @@ class _Epilogue:
             for vector, _ in vectors
         ]
         numbers = epilogue.alpha, epilogue.pair_weight, epilogue.offset, epilogue.beta
+        # As `transform.put_diagonal` rounds it.
+        self.diagonal = None if epilogue.diagonal is None else _uploaded(epilogue.diagonal.astype(stored))
         self.numbers = _uploaded(np.array([as_number(value, number) for value in numbers], number))
         self.flags = 0
         for is_so, flag in (
@@ -102,6 +104,13 @@ class _Epilogue:
         parts = [_part(vector, region[place % 2]) for place, vector in enumerate(self.vectors)]
         vectors = parts[0], parts[1], parts[2], parts[3], parts[4], parts[5]
         kernels.finish(sums, target, before, vectors, self.numbers, self.wide, self.flags, stream)
+        if self.diagonal is not None:
+            rows, columns = region
+            top = max(rows.start, columns.start)
+            bottom = max(top, min(rows.stop, columns.stop))
+            kernels.put_diagonal(
+                target, self.diagonal[top:bottom], top - rows.start, top - columns.start, stream
+            )
 
 
 class GpuFusion:
@@ -131,6 +140,8 @@ class GpuFusion:
                 kernels.prepare_transform(*transform.dtypes)
         if self._epilogue is not None:
             kernels.prepare_finish(*self._epilogue.dtypes)
+            if self._epilogue.diagonal is not None:
+                kernels.prepare_diagonal(self._epilogue.dtypes[2])
 
     def scratch(self, operand: int, panel: Placed) -> Placed:
         return self._buffers.operand(operand, panel) if self._transforms[operand] is not None else panel

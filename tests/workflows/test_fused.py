@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tests.workflows.test_matmul import numbers, put, stop_after, stop_at
+from tests.workflows.products import numbers, put, stop_after, stop_at
 from tilewright.pipeline.errors import DTypeError, OptionError, OutputError, PlanError, ShapeError, StoreError
 from tilewright.pipeline.events import Event, UnitDone
 from tilewright.pipeline.plan import tiling

@@ -25,6 +25,7 @@ from tilewright.pipeline.plan.transform import (
     finished,
     missing_element,
     number_dtype,
+    put_diagonal,
     transformed,
     wide_dtype,
 )
@@ -262,6 +263,36 @@ def test_the_kernel_finishes_sums(
             )
         wanted = finished(epilogue, found, WHOLE, WHOLE, stored, before)
         np.testing.assert_array_equal(bits(target.copy_to_host()), bits(wanted))
+
+
+@simulated_as_numpy_warns
+@on_gpu
+@pytest.mark.parametrize("stored", [*TRANSFORMED, np.dtype("i8")], ids=str)
+def test_the_kernel_writes_a_diagonal(stored: np.dtype, rng: np.random.Generator) -> None:
+    for shape, top, left in (((37, 50), 0, 0), ((5, 40), 20, 3), ((9, 4), 2, 7), ((3, 3), 10, 0)):
+        block, diagonal = numbers(rng, shape, stored), numbers(rng, (60,), stored)
+        expected = block.copy()
+        put_diagonal(expected, diagonal, top, left)
+        first = max(top, left)
+        last = max(first, min(top + shape[0], left + shape[1]))
+        target = on_device(block, lines_apart=2)
+        part = cuda.to_device(diagonal)[first:last]
+        transform_device.put_diagonal(target, part, first - top, first - left, 0)
+        np.testing.assert_array_equal(bits(target.copy_to_host()), bits(expected))
+
+
+@pytest.mark.parametrize(("sums", "stored"), SUMS, ids=str)
+def test_a_diagonal_is_what_is_said_whatever_the_sums(
+    sums: np.dtype, stored: np.dtype, rng: np.random.Generator
+) -> None:
+    whole, diagonal = numbers(rng, (11, 11), sums), numbers(rng, (11,), stored)
+    plain, given_one = Epilogue(alpha=3), Epilogue(alpha=3, diagonal=diagonal)
+    without = finished(plain, whole, WHOLE, WHOLE, stored)
+    for rows, columns in ((WHOLE, WHOLE), (slice(2, 9), slice(0, 5)), (slice(6, 11), slice(0, 4))):
+        found = finished(given_one, whole[rows, columns], rows, columns, stored)
+        expected = without.copy()
+        np.fill_diagonal(expected, diagonal)
+        np.testing.assert_array_equal(bits(found), bits(expected[rows, columns]))
 
 
 def compiled_variants() -> list[Any]:
